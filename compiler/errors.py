@@ -1,0 +1,89 @@
+"""Errors that users read: where, what, the numbers, and what to do."""
+
+from __future__ import annotations
+
+import linecache
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Source:
+    """A place in the user's program.
+
+    Lines count from 1 and columns from 1, as editors do; column 0 means that only the line is known.
+    """
+
+    file: str
+    line: int
+    column: int = 0
+    end_column: int = 0
+
+    def __str__(self) -> str:
+        name = self.file.rsplit("/", 1)[-1]
+        return f"{name}:{self.line}:{self.column}" if self.column else f"{name}:{self.line}"
+
+    def excerpt(self) -> str:
+        """The source line with a caret under the expression, or "" where the file cannot be read."""
+        text = linecache.getline(self.file, self.line).rstrip("\n")
+        if not text.strip():
+            return ""
+        lead = len(text) - len(text.lstrip())
+        lines = ["      " + text.strip()]
+        if self.column > lead:
+            width = max(1, min(self.end_column, len(text) + 1) - self.column) if self.end_column else 1
+            lines.append("      " + " " * (self.column - 1 - lead) + "^" * width)
+        return "\n".join(lines)
+
+
+class MonarchError(Exception):
+    """An error in a user's program, input or machine.
+
+    `message` says what is wrong, with the numbers; `hint` what to do about it; `source` is the user's line.
+    Survives pickling, for errors cross processes.
+    """
+
+    def __init__(self, message: str, *, hint: str = "", source: Source | None = None) -> None:
+        super().__init__(message, hint, source)
+        self.message = message
+        self.hint = hint
+        self.source = source
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild, (type(self), self.message, self.hint, self.source)
+
+    def __str__(self) -> str:
+        where = f"{self.source}: error: " if self.source else ""
+        parts = [where + self.message]
+        if self.source and (excerpt := self.source.excerpt()):
+            parts.append(excerpt)
+        if self.hint:
+            parts.append("\n".join("  " + line for line in self.hint.splitlines()))
+        return "\n".join(parts)
+
+
+def _rebuild(cls: type[MonarchError], message: str, hint: str, source: Source | None) -> MonarchError:
+    return cls(message, hint=hint, source=source)
+
+
+class LayoutError(MonarchError):
+    """A layout that cannot be: an unknown mesh dim, a size that does not divide, a tensor dim out of range."""
+
+
+class RuleError(MonarchError):
+    """An op that has no sharding rule, or a rule that does not fit the op."""
+
+
+class ProgramError(MonarchError):
+    """A Python construct that a `@monarch.program` cannot contain, or a baked-in value that changed."""
+
+
+class GraphError(MonarchError):
+    """A graph, or a graph's text, that is not well formed."""
+
+
+class PlanError(MonarchError):
+    """A plan file that cannot be loaded: truncated, edited, of another version."""
+
+
+class DeviceMeshError(MonarchError):
+    """A worker or a step failed: who, where and why. Every handle that depends on it raises this."""

@@ -1,0 +1,116 @@
+"""The graph IR: a `torch.fx.Graph` in which every value has a tensor type.
+
+What a node carries, in `node.meta`:
+
+    "type"      TensorType, or a tuple of them (None for a missing output) for an op with several outputs.
+                Always the *global* type: in a partitioned graph what a worker holds is `type.local_shape(mesh)`.
+    "source"    the user's line (errors.Source), or None
+    "kind"      placeholders only: "input", "state", "constant", "scalar" or "seed"
+    "label"     placeholders only: an input's position, a state's or scalar's name
+    "backward"  True for an op that autograd ran
+    "why"       text: why the value has its layout, or why the collective is there
+
+A graph's text form (`str(graph)`) parses back exactly (`monarch.compiler.text`):
+
+    graph @train_step on mesh<data=4, model=2> {
+      %x = input 0            : f32[64@data, 1024]
+      %w = state "fc.weight"  : f32[1024, 4096@model]
+      %h = aten.mm(%x, %w)    : f32[64@data, 4096@model]      # train.py:12
+      return %h
+    }
+
+In a partitioned graph (`partitioned` names the mesh dims done so far, in nesting order) ops compute on local shapes;
+where a value's local shape differs from its global one, both stand there: `f32[16, 2048] of f32[64@data, 4096@model]`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+from monarch.compiler.errors import Source
+from monarch.compiler.types import MeshSpec, TensorType
+
+Types = TensorType | tuple[TensorType | None, ...] | None
+
+KINDS = ("input", "state", "constant", "scalar", "seed")
+
+
+@dataclass
+class Graph:
+    """A program's dataflow: inputs and state in, results and new state out.
+
+    `returns`    the nodes (or None) that the program returns, in order
+    `updates`    for each state that changes or is made, the node that holds its value after the step
+    `constants`  the tensors that placeholders of kind "constant" stand for, by label
+    """
+
+    name: str
+    mesh: MeshSpec
+    fx: fx.Graph = field(default_factory=fx.Graph)
+    partitioned: tuple[str, ...] = ()
+    constants: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    # -- building ------------------------------------------------------------------------------------------------
+
+    def placeholder(self, kind: str, label: str | int, type: TensorType, name: str | None = None) -> fx.Node:
+        node = self.fx.placeholder(name or _identifier(kind, label))
+        node.meta.update(kind=kind, label=label, type=type, source=None)
+        return node
+
+    def call(
+        self, op: Any, *args: Any, type: Types, source: Source | None = None, name: str | None = None, **kwargs: Any
+    ) -> fx.Node:
+        """Append an op. `op` is an OpOverload, `operator.getitem`, or one of `monarch.compiler.ops`."""
+        node = self.fx.create_node("call_function", op, args, kwargs, name)
+        node.meta.update(type=type, source=source)
+        return node
+
+    def output(self, returns: list[fx.Node | None], updates: dict[str, fx.Node]) -> fx.Node:
+        return self.fx.output((tuple(returns), dict(updates)))
+
+    # -- reading -------------------------------------------------------------------------------------------------
+
+    @property
+    def placeholders(self) -> list[fx.Node]:
+        return [node for node in self.fx.nodes if node.op == "placeholder"]
+
+    @property
+    def calls(self) -> Iterator[fx.Node]:
+        return (node for node in self.fx.nodes if node.op == "call_function")
+
+    @property
+    def returns(self) -> list[fx.Node | None]:
+        return list(self.fx.output_node().args[0][0])  # type: ignore[index]
+
+    @property
+    def updates(self) -> dict[str, fx.Node]:
+        return dict(self.fx.output_node().args[0][1])  # type: ignore[index]
+
+    def set_output(self, returns: list[fx.Node | None], updates: dict[str, fx.Node]) -> None:
+        self.fx.output_node().args = ((tuple(returns), dict(updates)),)
+
+    def empty_like(self) -> Graph:
+        """A graph with the same name, mesh and constants and no nodes: what a pass fills."""
+        return Graph(self.name, self.mesh, fx.Graph(), self.partitioned, dict(self.constants))
+
+    def __str__(self) -> str:
+        from monarch.compiler.text import print_graph
+
+        return print_graph(self)
+
+
+def tensor_type(node: fx.Node) -> TensorType:
+    """The type of a node that holds one tensor."""
+    type_ = node.meta["type"]
+    assert isinstance(type_, TensorType), f"{node} holds {type_}, not one tensor"
+    return type_
+
+
+def _identifier(kind: str, label: str | int) -> str:
+    text = f"{kind}_{label}" if isinstance(label, int) else str(label)
+    return "".join(c if c.isalnum() else "_" for c in text) or kind

@@ -1,0 +1,24 @@
+"""Every switch that the environment sets, read here and nowhere else.
+
+`MONARCH_LOG=passes,plan,commands`  what to print to standard error
+`MONARCH_DUMP=dir`                  write the graph before and after each pass, with a diff
+`MONARCH_VERIFY=1`                  run the verifier between passes (on in tests)
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def log_topics() -> frozenset[str]:
+    return frozenset(topic.strip() for topic in os.environ.get("MONARCH_LOG", "").split(",") if topic.strip())
+
+
+def dump_folder() -> Path | None:
+    folder = os.environ.get("MONARCH_DUMP", "")
+    return Path(folder) if folder else None
+
+
+def verify() -> bool:
+    return os.environ.get("MONARCH_VERIFY", "") not in ("", "0")

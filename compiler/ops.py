@@ -1,0 +1,111 @@
+"""The ops of a partitioned graph that ATen does not have: collectives, local slices, and what sharded indexing needs.
+
+They stand in a graph as these callables; the reference executor and the runtime give each its meaning (calling one
+directly is an error). Mesh dims are given by name, tensor dims as ints, and shapes are those of one worker.
+
+Collectives take a *list* of tensors and give a list (several small ones travel as one); `mesh_dims` is a list too: a
+collective over several dims at once runs over the product of the groups, first dim slowest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+
+@dataclass(frozen=True)
+class MonarchOp:
+    """A named op of ours. `results` says whether it gives one tensor or a list of them."""
+
+    name: str
+    signature: str
+    collective: bool = False
+
+    @property
+    def __name__(self) -> str:  # what fx prints
+        return self.name
+
+    @property
+    def __module__(self) -> str:  # type: ignore[override]
+        return __name__
+
+    def __str__(self) -> str:
+        return self.name
+
+    def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise TypeError(f"{self.name}{self.signature} runs only inside a partitioned graph")
+
+
+OPS: dict[str, MonarchOp] = {}
+
+
+def _op(name: str, signature: str, *, collective: bool = False) -> MonarchOp:
+    OPS[name] = MonarchOp(name, signature, collective)
+    return OPS[name]
+
+
+# -- collectives: a list of tensors in, a list of tensors out --------------------------------------------------------
+
+all_reduce = _op("all_reduce", "(tensors, mesh_dims, reduction)", collective=True)
+"""Every worker gets the reduction over the group; the same bits on every worker, from run to run."""
+
+all_gather = _op("all_gather", "(tensors, mesh_dims, dims)", collective=True)
+"""Every worker gets the group's blocks concatenated along `dims[i]` for tensor i."""
+
+reduce_scatter = _op("reduce_scatter", "(tensors, mesh_dims, dims, reduction)", collective=True)
+"""Worker j of the group gets block j, along `dims[i]` for tensor i, of the reduction over the group."""
+
+all_to_all = _op("all_to_all", "(tensors, mesh_dims, source_dims, target_dims)", collective=True)
+"""From sharded along `source_dims[i]` to sharded along `target_dims[i]`: each worker sends block j of its target dim to
+worker j, and concatenates what it receives along the source dim."""
+
+broadcast = _op("broadcast", "(tensors, mesh_dims, root)", collective=True)
+"""Every worker gets the tensors of the group's worker number `root`."""
+
+permute = _op("permute", "(tensors, mesh_dims, pairs)", collective=True)
+"""For each (source, target) of `pairs` (positions in the group) the target gets the source's tensors; others get zeros."""
+
+# -- local ops that depend on where a worker is ------------------------------------------------------------------------
+
+shard = _op("shard", "(tensor, mesh_dim, dim)")
+"""The worker's own block of a replicated tensor: no communication."""
+
+first_only = _op("first_only", "(tensor, mesh_dim)")
+"""The tensor on the first worker along `mesh_dim`, zeros on the others: a replicated value as a partial sum."""
+
+axis_index = _op("axis_index", "(mesh_dim)")
+"""The worker's position along `mesh_dim`, as an i64[] tensor."""
+
+embedding_shard = _op("embedding_shard", "(weight, indices, mesh_dim)")
+"""Rows of a weight whose dim 0 is sharded over `mesh_dim`: zeros where the row is another worker's (a partial sum)."""
+
+embedding_backward_shard = _op("embedding_backward_shard", "(grad, indices, rows, padding_idx, mesh_dim)")
+"""The gradient of the worker's own block of `rows` rows of an embedding sharded over `mesh_dim`."""
+
+gather_shard = _op("gather_shard", "(tensor, dim, index, mesh_dim)")
+"""`aten.gather` along a dim sharded over `mesh_dim`: zeros where the element is another worker's (a partial sum)."""
+
+scatter_shard = _op("scatter_shard", "(tensor, dim, index, value, mesh_dim)")
+"""`aten.scatter` along a dim sharded over `mesh_dim`: each worker writes the elements that are its own."""
+
+arange_shard = _op("arange_shard", "(start, step, length, dtype, mesh_dims)")
+"""Elements `start + step * i` of the worker's own block of `length` along the nested `mesh_dims`."""
+
+random = _op("random", "(distribution, shape, dtype, seed, stream, global_shape, offsets)")
+"""Counter-based random numbers: element i of the *global* tensor depends on (seed, stream, i) alone.
+
+`distribution` is "uniform" (0 <= x < 1), "normal" (mean 0, deviation 1) or "bits" (i64, 0 <= x < 2**62); `shape` is what
+this worker makes, a block of `global_shape` whose start along tensor dim d is the worker's position along the nested
+mesh dims `offsets[d]` (a list of names) times `shape[d]`. `seed` is an i64[] tensor or int, `stream` an int that sets
+the random ops of one program apart."""
+
+commit = _op("commit", "()", collective=True)
+"""Where a step becomes certain: every worker waits here until all have come; only after it is state overwritten."""
+
+
+def by_name(name: str) -> MonarchOp | None:
+    return OPS.get(name)
+
+
+Implementation = Callable[..., Any]

@@ -1,0 +1,1 @@
+"""The compiler's passes, each a small class `Graph -> Graph`."""

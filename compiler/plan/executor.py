@@ -1,0 +1,65 @@
+"""The Protocol between who writes programs (`language`) and who runs them (`runtime`), which never import each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol, runtime_checkable
+
+import torch
+
+from monarch.compiler.plan.plan import Plan
+from monarch.compiler.types import MeshSpec, TensorType
+
+
+class Handle(Protocol):
+    """A tensor that lives (or will live) on a mesh's workers. Dropping the last reference frees it there."""
+
+    @property
+    def type(self) -> TensorType: ...
+
+
+@runtime_checkable
+class Executor(Protocol):
+    """What runs plans for one mesh. All calls but `shards` and `wait` return at once; a failure of the work behind them
+    raises DeviceMeshError where a handle that depends on it is waited for."""
+
+    @property
+    def mesh(self) -> MeshSpec: ...
+
+    def put(self, tensor: torch.Tensor, type: TensorType) -> Handle:
+        """Place a tensor of the controller's on the mesh: each worker gets the block that `type` gives it."""
+        ...
+
+    def run(self, plan: Plan, arguments: Sequence[Handle | torch.Tensor | float | int]) -> list[Handle]:
+        """Run one step. `arguments` are in the order of `plan.inputs`: a handle of exactly the type that the plan
+        names, a plain tensor of the global shape (inputs only; split as `put` does), or a number for a scalar or a
+        seed. Gives a handle for each of `plan.outputs`. Donated handles must not be used afterwards."""
+        ...
+
+    def shards(self, handle: Handle, workers: Sequence[int] | None = None) -> list[torch.Tensor]:
+        """Wait for what each worker (all of them, or those listed by rank) holds of the value, and fetch it."""
+        ...
+
+    def wait(self, handle: Handle) -> None:
+        """Wait until every worker has finished the step that makes the value; raise what went wrong there."""
+        ...
+
+    def close(self) -> None:
+        """Stop the workers and give back everything they held. Idempotent."""
+        ...
+
+
+_factory: Callable[[MeshSpec], Executor] | None = None
+
+
+def set_executor_factory(factory: Callable[[MeshSpec], Executor]) -> None:
+    """Say how workers are started; `monarch` itself does so on import."""
+    global _factory
+    _factory = factory
+
+
+def executor_for(mesh: MeshSpec) -> Executor:
+    """Start workers for `mesh`."""
+    if _factory is None:
+        raise RuntimeError("no runtime: import monarch first")
+    return _factory(mesh)

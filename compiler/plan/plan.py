@@ -1,0 +1,90 @@
+"""The plan: one program, lowered for every worker of a mesh, as data.
+
+All workers run the same instructions; those that depend on where a worker is name mesh dims, never ranks, so a plan is as
+long for 4,096 workers as for two.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+
+from monarch.compiler.errors import Source
+from monarch.compiler.types import MeshSpec, TensorType
+
+
+class Slot(NamedTuple):
+    """A reference, among an instruction's arguments, to the value in a slot of the worker's frame."""
+
+    index: int
+
+
+@dataclass(frozen=True)
+class ValueSpec:
+    """An input or output of a plan. `kind` is "input", "state", "constant", "scalar" or "seed" for inputs, "return" or
+    "state" for outputs; `label` an input's position or a state's name; `slot` where it lies in the worker's frame."""
+
+    kind: str
+    label: str | int
+    type: TensorType
+    slot: int
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """One call: `outs = op(*args, **kwargs)`, then the slots in `free` are cleared.
+
+    `op` is an ATen overload ("aten.mm.default"), "getitem", or an op of `monarch.compiler.ops` by name. Arguments are Slots,
+    numbers, bools, strings, None, dtypes, and (nested) lists of these. `outs` has one slot; a multi-output op leaves a
+    tuple or list there, which "getitem" takes apart. `source` is an index into `Plan.sources`, or -1.
+    """
+
+    op: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    out: int
+    free: tuple[int, ...] = ()
+    source: int = -1
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A compiled program.
+
+    `inputs`   in the order in which `Executor.run` takes them: inputs, states, scalars and seeds (not constants)
+    `outputs`  the program's returns in order, then every state that the step changes or makes
+    `donated`  for each input, whether the step may overwrite or free its buffer (a state that it replaces). A worker
+               overwrites donated buffers only after a "commit" instruction.
+    `graph`    the partitioned graph's text, for people
+    `costs`    what the compiler reckoned: collectives and bytes by mesh dim, peak bytes, seconds by pass
+    `hash`     of everything that a worker runs, hex; workers hold plans by it
+    """
+
+    name: str
+    mesh: MeshSpec
+    inputs: tuple[ValueSpec, ...]
+    outputs: tuple[ValueSpec, ...]
+    instructions: tuple[Instruction, ...]
+    slots: int
+    donated: tuple[bool, ...]
+    constants: dict[str, torch.Tensor] = field(default_factory=dict)
+    constant_slots: dict[str, int] = field(default_factory=dict)
+    sources: tuple[Source, ...] = ()
+    graph: str = ""
+    costs: dict[str, Any] = field(default_factory=dict)
+    hash: str = ""
+
+    def save(self, path: str) -> None:
+        """Write this plan as one `.mplan` file."""
+        from monarch.compiler.plan.file import save_plan
+
+        save_plan(self, path)
+
+    @staticmethod
+    def load(path: str) -> Plan:
+        """Read a `.mplan` file. Raises PlanError where it is truncated, edited, of another version, or no plan at all."""
+        from monarch.compiler.plan.file import load_plan
+
+        return load_plan(path)

@@ -1,0 +1,1 @@
+"""How each op partitions: one line over factors an op."""

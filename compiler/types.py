@@ -1,0 +1,250 @@
+"""Meshes and tensor types as values: what a tensor is, and how it lies on a mesh.
+
+A *placement* is how a value lies on one mesh dim:
+
+    None          replicated: every worker along the dim holds the whole value
+    int d         sharded: the k workers along the dim hold the k equal blocks of tensor dim d, in order
+    "sum" | ...   partial: every worker holds a summand (or "max", "min", "prod"); the value is their reduction
+    "varying"     each worker holds a value of its own, with no global meaning
+
+A `Layout` has one placement for each mesh dim; a `TensorType` is dtype, global shape and layout.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import product
+
+import torch
+
+from monarch.compiler.errors import LayoutError
+
+Placement = int | str | None
+
+REDUCTIONS = ("sum", "max", "min", "prod")
+VARYING = "varying"
+
+DTYPES: dict[str, torch.dtype] = {
+    "f64": torch.float64,
+    "f32": torch.float32,
+    "f16": torch.float16,
+    "bf16": torch.bfloat16,
+    "i64": torch.int64,
+    "i32": torch.int32,
+    "i16": torch.int16,
+    "i8": torch.int8,
+    "u8": torch.uint8,
+    "bool": torch.bool,
+}
+DTYPE_NAMES: dict[torch.dtype, str] = {dtype: name for name, dtype in DTYPES.items()}
+
+
+def is_partial(placement: Placement) -> bool:
+    return isinstance(placement, str) and placement != VARYING
+
+
+@dataclass(frozen=True)
+class MeshSpec:
+    """A mesh's named dims and sizes: all that the compiler knows of it. Prints as `mesh<data=4, model=2>`.
+
+    Workers are numbered row-major: the last dim varies fastest.
+    """
+
+    dims: tuple[tuple[str, int], ...]
+
+    @staticmethod
+    def of(**sizes: int) -> MeshSpec:
+        return MeshSpec(tuple(sizes.items()))
+
+    @cached_property
+    def sizes(self) -> Mapping[str, int]:
+        return dict(self.dims)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(name for name, _ in self.dims)
+
+    @property
+    def workers(self) -> int:
+        return math.prod(size for _, size in self.dims)
+
+    def coordinates(self) -> Iterator[dict[str, int]]:
+        """The coordinates of worker 0, 1, 2, …"""
+        for point in product(*(range(size) for _, size in self.dims)):
+            yield dict(zip(self.names, point, strict=True))
+
+    def rank(self, coordinates: Mapping[str, int]) -> int:
+        rank = 0
+        for name, size in self.dims:
+            rank = rank * size + coordinates[name]
+        return rank
+
+    def group(self, rank: int, dims: Sequence[str]) -> tuple[int, ...]:
+        """The ranks that share a collective over `dims` with `rank`, first of `dims` slowest."""
+        here = dict(zip(self.names, self.point(rank), strict=True))
+        return tuple(
+            self.rank({**here, **dict(zip(dims, point, strict=True))})
+            for point in product(*(range(self.sizes[dim]) for dim in dims))
+        )
+
+    def point(self, rank: int) -> tuple[int, ...]:
+        point: list[int] = []
+        for _, size in reversed(self.dims):
+            rank, at = divmod(rank, size)
+            point.append(at)
+        return tuple(reversed(point))
+
+    def __str__(self) -> str:
+        return f"mesh<{', '.join(f'{name}={size}' for name, size in self.dims)}>"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a tensor lies on a mesh; mesh dims that are not named replicate it.
+
+    `shards`   for each tensor dim, the mesh dims that shard it, major first
+    `partial`  (mesh dim, reduction) pairs: the value is the reduction of what the workers along it hold
+    `varying`  mesh dims along which each worker holds a value of its own
+    """
+
+    shards: tuple[tuple[str, ...], ...]
+    partial: tuple[tuple[str, str], ...] = ()
+    varying: tuple[str, ...] = ()
+
+    @staticmethod
+    def replicated(ndim: int) -> Layout:
+        return Layout(((),) * ndim)
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shards)
+
+    def placement(self, mesh_dim: str) -> Placement:
+        for dim, names in enumerate(self.shards):
+            if mesh_dim in names:
+                return dim
+        for name, reduction in self.partial:
+            if name == mesh_dim:
+                return reduction
+        return VARYING if mesh_dim in self.varying else None
+
+    def place(self, mesh_dim: str, placement: Placement) -> Layout:
+        """This layout with `mesh_dim` placed anew; as a shard it is nested inside (minor to) those already there."""
+        shards = [tuple(name for name in names if name != mesh_dim) for names in self.shards]
+        partial = tuple(entry for entry in self.partial if entry[0] != mesh_dim)
+        varying = tuple(name for name in self.varying if name != mesh_dim)
+        if placement == VARYING:
+            varying += (mesh_dim,)
+        elif isinstance(placement, str):
+            partial += ((mesh_dim, placement),)
+        elif placement is not None:
+            shards[placement] += (mesh_dim,)
+        return Layout(tuple(shards), partial, varying)
+
+    @property
+    def is_replicated(self) -> bool:
+        return not (any(self.shards) or self.partial or self.varying)
+
+    @property
+    def mesh_dims(self) -> tuple[str, ...]:
+        """Every mesh dim that this layout names."""
+        sharding = tuple(name for names in self.shards for name in names)
+        return sharding + tuple(name for name, _ in self.partial) + self.varying
+
+    def dims_text(self, heads: Sequence[object]) -> str:
+        parts = []
+        for head, names in zip(heads, self.shards, strict=True):
+            where = "" if not names else f"@{names[0]}" if len(names) == 1 else f"@({','.join(names)})"
+            parts.append(f"{head}{where}")
+        return f"[{', '.join(parts)}]"
+
+    def tail_text(self) -> str:
+        """` partial<sum: model> varying<data>`, or "" where there is neither."""
+        text = ""
+        for reduction in dict.fromkeys(op for _, op in self.partial):
+            names = ",".join(name for name, op in self.partial if op == reduction)
+            text += f" partial<{reduction}: {names}>"
+        if self.varying:
+            text += f" varying<{','.join(self.varying)}>"
+        return text
+
+    def __str__(self) -> str:
+        heads = ["" if names else "-" for names in self.shards]
+        return self.dims_text(heads) + self.tail_text()
+
+
+@dataclass(frozen=True)
+class TensorType:
+    """A tensor's dtype, *global* shape and layout. Prints as `f32[64@data, 1024]`."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    layout: Layout = field(default=None)  # type: ignore[assignment]
+
+    def __post_init__(self) -> None:
+        if self.layout is None:
+            object.__setattr__(self, "layout", Layout.replicated(len(self.shape)))
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def numel(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        return self.numel * self.dtype.itemsize
+
+    def local_shape(self, mesh: MeshSpec) -> tuple[int, ...]:
+        """The shape of what one worker holds. Shapes divide: `check` refuses those that do not."""
+        return tuple(
+            size // math.prod(mesh.sizes[name] for name in names)
+            for size, names in zip(self.shape, self.layout.shards, strict=True)
+        )
+
+    def with_layout(self, layout: Layout) -> TensorType:
+        return TensorType(self.dtype, self.shape, layout)
+
+    def place(self, mesh_dim: str, placement: Placement) -> TensorType:
+        return self.with_layout(self.layout.place(mesh_dim, placement))
+
+    def check(self, mesh: MeshSpec, name: str = "the tensor") -> None:
+        """Raise LayoutError unless this type can lie on `mesh`."""
+        if self.layout.ndim != self.ndim:
+            raise LayoutError(
+                f"the layout of {name} has {self.layout.ndim} dims, and {name} has {self.ndim}",
+                hint=f"{name} is {DTYPE_NAMES[self.dtype]}{list(self.shape)}: give one entry for each of its dims.",
+            )
+        seen: set[str] = set()
+        for mesh_dim in self.layout.mesh_dims:
+            if mesh_dim not in mesh.sizes:
+                raise LayoutError(
+                    f"unknown mesh dim '{mesh_dim}' in the layout of {name}",
+                    hint=f"the mesh is {mesh}: its dims are {', '.join(mesh.names) or 'none'}.",
+                )
+            if mesh_dim in seen:
+                raise LayoutError(
+                    f"mesh dim '{mesh_dim}' stands twice in the layout {self.layout} of {name}",
+                    hint="a mesh dim can shard one tensor dim, or hold partial values, but not two things at once.",
+                )
+            seen.add(mesh_dim)
+        for dim, (size, names) in enumerate(zip(self.shape, self.layout.shards, strict=True)):
+            parts = math.prod(mesh.sizes[mesh_dim] for mesh_dim in names)
+            if size % parts:
+                over = names[0] if len(names) == 1 else f"({','.join(names)})"
+                up = (size + parts - 1) // parts * parts
+                raise LayoutError(
+                    f"cannot shard dim {dim} of {name} over mesh dim '{over}'",
+                    hint=(
+                        f"{name} is {DTYPE_NAMES[self.dtype]}{list(self.shape)} and '{over}' has size {parts}, "
+                        f"which does not divide {size}.\nPad the dim to {up}, or leave it whole on '{over}'."
+                    ),
+                )
+
+    def __str__(self) -> str:
+        return DTYPE_NAMES[self.dtype] + self.layout.dims_text(self.shape) + self.layout.tail_text()
