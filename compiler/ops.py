@@ -9,28 +9,21 @@ collective over several dims at once runs over the product of the groups, first 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, NoReturn
 
 
-@dataclass(frozen=True)
 class MonarchOp:
-    """A named op of ours. `results` says whether it gives one tensor or a list of them."""
+    """A named op of ours; there is one object a name, also after copying or pickling."""
 
-    name: str
-    signature: str
-    collective: bool = False
+    def __init__(self, name: str, signature: str, collective: bool) -> None:
+        self.name = self.__name__ = name
+        self.signature = signature
+        self.collective = collective
 
-    @property
-    def __name__(self) -> str:  # what fx prints
-        return self.name
+    def __reduce__(self) -> tuple[object, ...]:
+        return by_name, (self.name,)
 
-    @property
-    def __module__(self) -> str:  # type: ignore[override]
-        return __name__
-
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return self.name
 
     def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
@@ -107,5 +100,3 @@ commit = _op("commit", "()", collective=True)
 def by_name(name: str) -> MonarchOp | None:
     return OPS.get(name)
 
-
-Implementation = Callable[..., Any]
