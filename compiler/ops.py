@@ -93,6 +93,9 @@ this worker makes, a block of `global_shape` whose start along tensor dim d is t
 mesh dims `offsets[d]` (a list of names) times `shape[d]`. `seed` is an i64[] tensor or int, `stream` an int that sets
 the random ops of one program apart."""
 
+constrain = _op("constrain", "(tensor, layout)")
+"""The tensor, laid out as the user says (`layout` is a Layout's text). Stands only before partitioning, which makes it so."""
+
 commit = _op("commit", "()", collective=True)
 """Where a step becomes certain: every worker waits here until all have come; only after it is state overwritten."""
 

@@ -1,0 +1,153 @@
+"""What the local ops of `monarch.compiler.ops` compute: shared by the reference executor and the workers.
+
+Each takes the op's arguments, and `position` and `sizes`: the worker's coordinate, and the mesh's size, by mesh dim.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+
+Where = Mapping[str, int]
+
+
+def nested_index(mesh_dims: Sequence[str], position: Where, sizes: Where) -> int:
+    """A worker's block number along nested mesh dims, major first."""
+    index = 0
+    for name in mesh_dims:
+        index = index * sizes[name] + position[name]
+    return index
+
+
+def shard(position: Where, sizes: Where, tensor: torch.Tensor, mesh_dim: str, dim: int) -> torch.Tensor:
+    block = tensor.shape[dim] // sizes[mesh_dim]
+    return tensor.narrow(dim, position[mesh_dim] * block, block).contiguous()
+
+
+def first_only(position: Where, sizes: Where, tensor: torch.Tensor, mesh_dim: str) -> torch.Tensor:
+    return tensor if position[mesh_dim] == 0 else torch.zeros_like(tensor)
+
+
+def axis_index(position: Where, sizes: Where, mesh_dim: str) -> torch.Tensor:
+    return torch.tensor(position[mesh_dim])
+
+
+def _own(index: torch.Tensor, length: int, at: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Global indices as indices into the worker's own block (0 where they are not), and where they are."""
+    local = index - at * length
+    own = (local >= 0) & (local < length)
+    return torch.where(own, local, 0), own
+
+
+def embedding_shard(
+    position: Where, sizes: Where, weight: torch.Tensor, indices: torch.Tensor, mesh_dim: str
+) -> torch.Tensor:
+    local, own = _own(indices, weight.shape[0], position[mesh_dim])
+    return torch.nn.functional.embedding(local, weight) * own.unsqueeze(-1)
+
+
+def embedding_backward_shard(
+    position: Where, sizes: Where, grad: torch.Tensor, indices: torch.Tensor, rows: int, padding_idx: int, mesh_dim: str
+) -> torch.Tensor:
+    local, own = _own(indices, rows, position[mesh_dim])
+    if padding_idx >= 0:
+        own = own & (indices != padding_idx)
+    return torch.ops.aten.embedding_dense_backward(grad * own.unsqueeze(-1), local, rows, -1, False)
+
+
+def gather_shard(
+    position: Where, sizes: Where, tensor: torch.Tensor, dim: int, index: torch.Tensor, mesh_dim: str
+) -> torch.Tensor:
+    local, own = _own(index, tensor.shape[dim], position[mesh_dim])
+    return torch.where(own, tensor.gather(dim, local), 0)
+
+
+def scatter_shard(
+    position: Where,
+    sizes: Where,
+    tensor: torch.Tensor,
+    dim: int,
+    index: torch.Tensor,
+    value: torch.Tensor | float,
+    mesh_dim: str,
+) -> torch.Tensor:
+    local, own = _own(index, tensor.shape[dim], position[mesh_dim])
+    # Elements of other workers are written to one extra place past the block, which is then cut off.
+    length = tensor.shape[dim]
+    padded = torch.cat([tensor, tensor.narrow(dim, 0, 1)], dim)
+    local = torch.where(own, local, length)
+    return padded.scatter(dim, local, value).narrow(dim, 0, length).contiguous()
+
+
+def arange_shard(
+    position: Where,
+    sizes: Where,
+    start: float,
+    step: float,
+    length: int,
+    dtype: torch.dtype,
+    mesh_dims: Sequence[str],
+) -> torch.Tensor:
+    first = nested_index(mesh_dims, position, sizes) * length
+    return torch.arange(first, first + length).mul(step).add(start).to(dtype)
+
+
+_MIX1, _MIX2, _GOLDEN = -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15, -0x61C8864680B583EB
+
+
+def _shift(x: torch.Tensor, bits: int) -> torch.Tensor:
+    """An unsigned right shift: int64 shifts bring in the sign."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _mix(x: torch.Tensor) -> torch.Tensor:
+    """SplitMix64's finalizer (Steele, Lea and Flood, OOPSLA 2014) on int64, which wraps as unsigned does."""
+    x = (x ^ _shift(x, 30)) * _MIX1
+    x = (x ^ _shift(x, 27)) * _MIX2
+    return x ^ _shift(x, 31)
+
+
+def random(
+    position: Where,
+    sizes: Where,
+    distribution: str,
+    shape: Sequence[int],
+    dtype: torch.dtype,
+    seed: torch.Tensor | int,
+    stream: int,
+    global_shape: Sequence[int],
+    offsets: Sequence[Sequence[str]],
+) -> torch.Tensor:
+    index = torch.zeros([1] * len(shape), dtype=torch.int64)
+    for dim, length in enumerate(shape):
+        first = nested_index(offsets[dim], position, sizes) * length
+        stride = math.prod(global_shape[dim + 1 :])
+        along = torch.arange(first, first + length).mul(stride)
+        index = index + along.view([-1 if d == dim else 1 for d in range(len(shape))])
+    key = _mix(_mix(torch.as_tensor(seed, dtype=torch.int64) + _GOLDEN) + stream * 2 + 1)
+    bits = _mix(index * _GOLDEN + key)
+    if distribution == "bits":
+        return _shift(bits, 2)
+    uniform = _shift(bits, 40).to(torch.float64) * 2.0**-24  # 24 bits: exact in float32, never 1
+    if distribution == "uniform":
+        return uniform.to(dtype)
+    if distribution != "normal":
+        raise ValueError(f"no such distribution: {distribution!r}")
+    # Box and Muller (1958): a second, independent stream of bits gives the angle; 1 - u keeps the logarithm finite.
+    angle = _shift(_mix(bits ^ _GOLDEN), 40).to(torch.float64) * (2.0**-24 * 2 * math.pi)
+    return (torch.sqrt(-2 * torch.log1p(-uniform)) * torch.cos(angle)).to(dtype)
+
+
+LOCAL_OPS: dict[str, Callable[..., torch.Tensor]] = {
+    "shard": shard,
+    "first_only": first_only,
+    "axis_index": axis_index,
+    "embedding_shard": embedding_shard,
+    "embedding_backward_shard": embedding_backward_shard,
+    "gather_shard": gather_shard,
+    "scatter_shard": scatter_shard,
+    "arange_shard": arange_shard,
+    "random": random,
+}
