@@ -1,0 +1,57 @@
+# make setup | demo | test | check | bench     Everything runs in .venv, which each target makes first if need be.
+
+SHELL := bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: help setup demo test check lint format format-check types imports bench clean
+
+help:
+	@echo "make setup    a virtual environment in $(VENV), with torch and this package, editable"
+	@echo "make demo     train a small GPT over four local workers, and compare it with plain PyTorch"
+	@echo "make test     run all tests; ARGS='-k name' passes arguments on to pytest"
+	@echo "make check    lint, formatting, types and import rules; make format mends what can be mended"
+	@echo "make bench    measure, and write benchmarks/results/<date>.md"
+
+setup: $(READY)
+
+# The stamp holds what the environment was made from; it is made anew when that has changed.
+$(READY): pyproject.toml .ci/setup
+	@bash .ci/setup "$(PYTHON)" "$(VENV)" "$(TORCH)"
+	@touch $@
+
+demo: setup
+	$(BIN)/python examples/train_gpt.py $(ARGS)
+
+test: setup
+	$(BIN)/python -m pytest $(ARGS)
+
+check: lint format-check types imports
+
+lint: setup
+	$(BIN)/ruff check .
+
+format-check: setup
+	$(BIN)/ruff format --check .
+
+format: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+types: setup
+	$(BIN)/mypy
+
+imports: setup
+	$(BIN)/lint-imports
+
+bench: setup
+	$(BIN)/python -m benchmarks $(ARGS)
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist out

@@ -1,0 +1,1 @@
+"""The library written in the language: models, layouts for them, and data."""

@@ -1,0 +1,22 @@
+"""What all tests share: the verifier between passes, and Hypothesis that tries the same examples in every run."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+from hypothesis import HealthCheck, settings
+
+os.environ["MONARCH_VERIFY"] = "1"
+
+settings.register_profile(
+    "monarch",
+    derandomize=True,
+    deadline=None,  # the first example of a test may well start workers or import half of torch
+    max_examples=20,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("monarch")
+
+torch.set_num_threads(1)  # the workers share the machine with the dense run that they are compared with
