@@ -25,6 +25,7 @@ where a value's local shape differs from its global one, both stand there: `f32[
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -93,6 +94,13 @@ class Graph:
 
     def set_output(self, returns: list[fx.Node | None], updates: dict[str, fx.Node]) -> None:
         self.fx.output_node().args = ((tuple(returns), dict(updates)),)
+
+    def local_shape(self, type: TensorType) -> tuple[int, ...]:
+        """The shape that ops of this graph see: divided over the mesh dims partitioned so far, whole over the others."""
+        return tuple(
+            size // math.prod(self.mesh.sizes[name] for name in names if name in self.partitioned)
+            for size, names in zip(type.shape, type.layout.shards, strict=True)
+        )
 
     def empty_like(self) -> Graph:
         """A graph with the same name, mesh and constants and no nodes: what a pass fills."""
