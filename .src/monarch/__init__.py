@@ -1,5 +1,113 @@
-"""Monarch: write one Python program for the whole cluster."""
+"""Monarch: write one Python program for the whole cluster.
+
+    import torch, monarch
+    from monarch.distributed import Mesh
+
+    mesh = Mesh(data=4, model=2)
+    x = monarch.distribute(torch.randn(1024, 1024), mesh, "[@data, -]")
+    print((x @ x.T).full_tensor().shape)
+
+Names are loaded when they are first used, and workers start when a mesh first needs them.
+"""
 
 from __future__ import annotations
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from monarch.compiler.plan import Executor, set_executor_factory
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import Partial, Replicate, Shard
+
+    from monarch.compiler.errors import (
+        DeviceMeshError,
+        GraphError,
+        LayoutError,
+        MonarchError,
+        PlanError,
+        ProgramError,
+        RuleError,
+    )
+    from monarch.compiler.plan import Plan
+    from monarch.compiler.types import Layout, MeshSpec, TensorType
+    from monarch.language import (
+        DistributedTensor,
+        Mesh,
+        distribute,
+        layout,
+        manual_seed,
+        module_to_mesh,
+        program,
+    )
+
 __version__ = "0.1.0"
+
+_HOMES = {
+    "monarch.compiler.errors": (
+        "DeviceMeshError",
+        "GraphError",
+        "LayoutError",
+        "MonarchError",
+        "PlanError",
+        "ProgramError",
+        "RuleError",
+    ),
+    "monarch.compiler.plan": ("Plan",),
+    "monarch.compiler.types": ("Layout", "MeshSpec", "TensorType"),
+    "monarch.language": (
+        "DistributedTensor",
+        "Mesh",
+        "distribute",
+        "layout",
+        "manual_seed",
+        "module_to_mesh",
+        "program",
+    ),
+    "torch.distributed.tensor": ("Partial", "Replicate", "Shard"),
+}
+_HOME = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "DeviceMeshError",
+    "DistributedTensor",
+    "GraphError",
+    "Layout",
+    "LayoutError",
+    "Mesh",
+    "MeshSpec",
+    "MonarchError",
+    "Partial",
+    "Plan",
+    "PlanError",
+    "ProgramError",
+    "Replicate",
+    "RuleError",
+    "Shard",
+    "TensorType",
+    "distribute",
+    "layout",
+    "manual_seed",
+    "module_to_mesh",
+    "program",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'monarch' has no attribute {name!r}")
+    value = globals()[name] = getattr(importlib.import_module(_HOME[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+def _start_local(mesh: MeshSpec) -> Executor:
+    """Start workers on this host. `language` asks for them through the Protocol, and knows no runtime."""
+    executor: Executor = importlib.import_module("monarch.runtime").start_local(mesh)
+    return executor
+
+
+set_executor_factory(_start_local)

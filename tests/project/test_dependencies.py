@@ -1,0 +1,95 @@
+"""Who may import what (docs/architecture.md), and that the rules would notice."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def lint_imports(folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run import-linter on the checkout in `folder`, with its own `.src` first on the path."""
+    program = (
+        f"import sys; sys.path.insert(0, {str(folder / '.src')!r})\n"
+        "from importlinter.cli import lint_imports\n"
+        f"sys.exit(lint_imports(config_filename={str(folder / 'pyproject.toml')!r}, no_cache=True))"
+    )
+    return subprocess.run([sys.executable, "-c", program], cwd=folder, capture_output=True, text=True, timeout=120)
+
+
+def test_the_import_rules_are_kept() -> None:
+    result = lint_imports(ROOT)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "0 broken" in result.stdout
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A small project with the real rules, for breaking them."""
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    package = tmp_path / ".src" / "monarch"
+    for module in ["compiler/plan", "compiler/cli", "compiler/passes", "language", "runtime", "stdlib"]:
+        (package / module).mkdir(parents=True)
+    for folder in [package, *package.rglob("*")]:
+        (folder / "__init__.py").touch()
+    (package / "compiler" / "types.py").touch()
+    return tmp_path
+
+
+ALLOWED = [
+    ("language", "monarch.compiler.types"),
+    ("runtime", "monarch.compiler.plan"),
+    ("stdlib", "monarch.language"),
+    ("stdlib", "monarch.runtime"),
+    ("compiler/cli", "monarch.language"),
+    ("compiler/plan", "monarch.compiler.types"),
+]
+FORBIDDEN = [
+    ("language", "monarch.runtime"),
+    ("language", "monarch.stdlib"),
+    ("runtime", "monarch.language"),
+    ("runtime", "monarch.compiler.types"),
+    ("runtime", "monarch.compiler.passes"),
+    ("compiler/plan", "monarch.runtime"),
+    ("compiler/passes", "monarch.language"),
+    ("compiler/passes", "monarch.compiler.cli"),
+]
+
+
+@pytest.mark.parametrize(("module", "imported"), ALLOWED)
+def test_an_allowed_import_passes(checkout: Path, module: str, imported: str) -> None:
+    (checkout / ".src" / "monarch" / module / "__init__.py").write_text(f"import {imported}\n")
+    result = lint_imports(checkout)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+@pytest.mark.parametrize(("module", "imported"), FORBIDDEN)
+def test_a_forbidden_import_is_noticed(checkout: Path, module: str, imported: str) -> None:
+    (checkout / ".src" / "monarch" / module / "__init__.py").write_text(f"import {imported}\n")
+    result = lint_imports(checkout)
+    assert result.returncode == 1, result.stdout + result.stderr
+    assert "BROKEN" in result.stdout and imported in result.stdout
+
+
+@pytest.mark.parametrize("name", ["compiler", "language", "runtime", "stdlib"])
+def test_importing_a_folder_by_its_top_level_name_is_banned(name: str) -> None:
+    ruff = [
+        sys.executable,
+        "-m",
+        "ruff",
+        "check",
+        "--no-cache",
+        "--stdin-filename",
+        str(ROOT / "language" / "x.py"),
+        "-",
+    ]
+    result = subprocess.run(
+        ruff, input=f"import {name}\n\nprint({name})\n", cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert result.returncode == 1
+    assert f"`{name}` is banned: import monarch.{name}" in result.stdout

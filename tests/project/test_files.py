@@ -1,0 +1,83 @@
+"""What holds for every file of the project."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+# A path that exists only on somebody's machine; /dev, /proc, /usr, /bin and /tmp/… made at run time are another matter.
+MACHINE_PATH = re.compile(r"(?<![\w./<{$-])/(?:home|root|work|Users|mnt|opt|srv|data)/[\w.-]+")
+
+
+def tracked() -> list[Path]:
+    """The project's files: what git knows, or would take."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
+    listing = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    paths = [ROOT / name for name in listing.stdout.split("\0") if name]
+    return [path for path in paths if path.is_file() and not path.is_symlink()]
+
+
+def text_of(path: Path) -> str:
+    try:
+        return path.read_text()
+    except UnicodeDecodeError:
+        return ""
+
+
+def python_files(*folders: str) -> list[Path]:
+    return [path for path in tracked() if path.suffix == ".py" and path.relative_to(ROOT).parts[0] in folders]
+
+
+@pytest.mark.parametrize("line", ["see /home/ann/notes.txt", "open('/root/x')", "in /work/main", "/data/corpus.txt"])
+def test_a_machine_path_is_recognised(line: str) -> None:
+    assert MACHINE_PATH.search(line)
+
+
+@pytest.mark.parametrize("line", ["https://x.org/home/page", "tests/data/x.txt", "$TMP/work/x", "/dev/shm/monarch-1"])
+def test_what_is_no_machine_path_is_not(line: str) -> None:
+    assert not MACHINE_PATH.search(line)
+
+
+def test_no_file_names_a_path_of_one_machine() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
+        for path in tracked()
+        if path != Path(__file__)
+        for number, line in enumerate(text_of(path).splitlines(), start=1)
+        if MACHINE_PATH.search(line)
+    ]
+    assert found == []
+
+
+def test_the_environment_is_read_in_one_place() -> None:
+    """Every switch is in compiler/knobs.py; elsewhere the environment may be handed on, but not read."""
+    found = []
+    for path in python_files("compiler", "language", "runtime", "stdlib"):
+        if path == ROOT / "compiler" / "knobs.py":
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            text = ast.unparse(node) if isinstance(node, ast.Call | ast.Subscript) else ""
+            loads = not (isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store))
+            if loads and text.startswith(("os.getenv(", "os.environ.get(", "os.environ[", "getenv(", "environ.get(")):
+                found.append(f"{path.relative_to(ROOT)}:{node.lineno}: {text}")
+    assert found == []
+
+
+def test_python_files_are_of_readable_length() -> None:
+    long = {
+        str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in tracked() if path.suffix == ".py"
+    }
+    assert {name: lines for name, lines in long.items() if lines > 700} == {}
+
+
+def test_the_folders_are_linked_into_the_package() -> None:
+    for folder in ("compiler", "language", "runtime", "stdlib"):
+        link = ROOT / ".src" / "monarch" / folder
+        assert link.is_symlink() and not link.readlink().is_absolute()
+        assert link.resolve() == ROOT / folder
