@@ -1,6 +1,35 @@
-"""Plans: everything that a worker needs to run a program, and the Protocol by which programs are run."""
+"""Plans: everything that a worker needs to run a program, and the Protocol by which programs are run.
 
+The runtime may import this package and nothing else of the compiler, so what it needs of types and errors is here too.
+"""
+
+from monarch.compiler.errors import DeviceMeshError, LayoutError, MonarchError, PlanError, Source
+from monarch.compiler.knobs import log_topics
+from monarch.compiler.ops import OPS
 from monarch.compiler.plan.executor import Executor, Handle, executor_for, set_executor_factory
 from monarch.compiler.plan.plan import Instruction, Plan, Slot, ValueSpec
+from monarch.compiler.types import DTYPE_NAMES, DTYPES, REDUCTIONS, Layout, MeshSpec, TensorType
 
-__all__ = ["Executor", "Handle", "Instruction", "Plan", "Slot", "ValueSpec", "executor_for", "set_executor_factory"]
+__all__ = [
+    "DTYPES",
+    "DTYPE_NAMES",
+    "OPS",
+    "REDUCTIONS",
+    "DeviceMeshError",
+    "Executor",
+    "Handle",
+    "Instruction",
+    "Layout",
+    "LayoutError",
+    "MeshSpec",
+    "MonarchError",
+    "Plan",
+    "PlanError",
+    "Slot",
+    "Source",
+    "TensorType",
+    "ValueSpec",
+    "executor_for",
+    "log_topics",
+    "set_executor_factory",
+]
