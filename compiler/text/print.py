@@ -1,0 +1,128 @@
+"""Graphs to text. What is printed parses back, and prints the same again."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import torch
+from torch import fx
+
+from monarch.compiler.errors import GraphError
+from monarch.compiler.graph import Graph
+from monarch.compiler.text.comment import print_comment
+from monarch.compiler.text.names import CONSTANT_NAMES, op_name
+from monarch.compiler.types import DTYPE_NAMES, TensorType
+
+_NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+CALL_COLUMN, TYPE_COLUMN = 64, 56
+"""The widest call and type that others are padded to; longer ones stand out of line."""
+
+
+def print_graph(graph: Graph, *, paths: bool = False, why: bool = True) -> str:
+    """A graph's text, a line for each value, without a newline at the end.
+
+    `paths` prints source files with their folders, which otherwise are left out; `why` the reasons for layouts and
+    collectives. Raises GraphError for an argument that has no text.
+    """
+    rows = [_columns(node, graph) + (print_comment(node.meta, paths=paths, why=why),) for node in _values(graph)]
+    call_width = max((len(call) for call, _, _ in rows if len(call) <= CALL_COLUMN), default=0)
+    type_width = max((len(type_) for _, type_, comment in rows if len(type_) <= TYPE_COLUMN and comment), default=0)
+    lines = [_header(graph)]
+    for call, type_, comment in rows:
+        line = f"  {call:{call_width}} : {type_}"
+        lines.append(f"{line:{call_width + type_width + 5}}  {comment}" if comment else line)
+    output = next((node for node in graph.fx.nodes if node.op == "output"), None)
+    if output is not None:
+        for state, node in graph.updates.items():
+            lines.append(f"  update {_string(state)} = %{node.name}")
+        returns = ", ".join("none" if node is None else f"%{node.name}" for node in graph.returns)
+        lines.append(f"  return {returns}".rstrip())
+    return "\n".join([*lines, "}"])
+
+
+def print_node(node: fx.Node, graph: Graph | None = None) -> str:
+    """One value's line, as in its graph's text; without `graph`, local shapes are left out."""
+    call, type_ = _columns(node, graph)
+    comment = print_comment(node.meta, paths=False, why=True)
+    return f"{call} : {type_}" + (f"  {comment}" if comment else "")
+
+
+def print_type(type_: object, graph: Graph | None = None) -> str:
+    """A value's type; `local of global` where its shape in `graph` is not the global one."""
+    if type_ is None:
+        return "none"
+    if isinstance(type_, tuple):
+        return f"({', '.join(print_type(entry, graph) for entry in type_)})"
+    if not isinstance(type_, TensorType):
+        return "?"
+    if graph is None or not all(name in graph.mesh.sizes for name in type_.layout.mesh_dims):
+        return str(type_)
+    local = graph.local_shape(type_)
+    return str(type_) if local == type_.shape else f"{TensorType(type_.dtype, local)} of {type_}"
+
+
+def _header(graph: Graph) -> str:
+    name = graph.name if _NAME.fullmatch(graph.name) else _string(graph.name)
+    partitioned = f" partitioned<{', '.join(graph.partitioned)}>" if graph.partitioned else ""
+    return f"graph @{name} on {graph.mesh}{partitioned} {{"
+
+
+def _values(graph: Graph) -> list[fx.Node]:
+    return [node for node in graph.fx.nodes if node.op != "output"]
+
+
+def _columns(node: fx.Node, graph: Graph | None) -> tuple[str, str]:
+    if node.op == "placeholder":
+        label = node.meta.get("label", node.name)
+        text = f"{node.meta.get('kind', 'input')} {label if isinstance(label, int) else _string(str(label))}"
+    elif node.op == "call_function":
+        text = _call(node)
+    else:
+        raise GraphError(f"%{node.name} is a '{node.op}' node: a graph has placeholders, calls of ops and an output")
+    return f"%{node.name} = {text}", print_type(node.meta.get("type", "?"), graph)
+
+
+def _call(node: fx.Node) -> str:
+    name = op_name(node.target)
+    if name is None:
+        raise GraphError(
+            f"%{node.name} calls {node.target}, which has no text",
+            hint="a graph calls OpOverloads (torch.ops.aten.mm.default), getitem and the ops of monarch.compiler.ops.",
+        )
+    arguments = [_argument(argument, node) for argument in node.args]
+    arguments += [f"{key}={_argument(argument, node)}" for key, argument in node.kwargs.items()]
+    return f"{name}({', '.join(arguments)})"
+
+
+def _argument(value: Any, node: fx.Node) -> str:
+    match value:
+        case fx.Node():
+            return f"%{value.name}"
+        case list() | tuple():
+            return f"[{', '.join(_argument(entry, node) for entry in value)}]"
+        case None:
+            return "none"
+        case bool():
+            return "true" if value else "false"
+        case int():
+            return str(value)
+        case float():
+            return repr(value)
+        case str():
+            return _string(value)
+        case torch.dtype() if value in DTYPE_NAMES:
+            return DTYPE_NAMES[value]
+        case torch.dtype() | torch.memory_format() | torch.layout() if value in CONSTANT_NAMES:
+            return CONSTANT_NAMES[value]
+        case torch.device():
+            return f"device({_string(str(value))})"
+    raise GraphError(
+        f"an argument of %{node.name} = {op_name(node.target)} has no text: {value!r} ({type(value).__name__})",
+        source=node.meta.get("source"),
+    )
+
+
+def _string(text: str) -> str:
+    return json.dumps(text, ensure_ascii=not text.isprintable())
