@@ -83,9 +83,9 @@ Parsed = Any
 
 
 @cache
-def _lark() -> Lark:
-    starts = ["graph", "type", "layout", "mesh"]
-    return Lark(GRAMMAR, start=starts, parser="lalr", lexer="contextual", maybe_placeholders=True)
+def _lark(start: str) -> Lark:
+    """A parser of graphs takes ten times as long to build as one of what stands in them, so there is one for each."""
+    return Lark(GRAMMAR, start=start, parser="lalr", lexer="contextual", maybe_placeholders=True)
 
 
 class Text:
@@ -100,12 +100,12 @@ class Text:
     def tree(self, start: str) -> Parsed:
         """Parse, or raise this text's error at the first character that does not fit."""
         try:
-            return _lark().parse(self.text, start=start)
+            return _lark(start).parse(self.text)
         except UnexpectedCharacters as error:
             found = repr(error.char) if error.char != '"' else "a string without its closing '\"'"
-            reached = _lark().parse_interactive(self.text[: error.pos_in_stream], start=start)
+            reached = _lark(start).parse_interactive(self.text[: error.pos_in_stream])
             reached.exhaust_lexer()
-            self._unexpected(error.line, error.column, reached.accepts(), found)
+            self._unexpected(start, error.line, error.column, reached.accepts(), found)
         except UnexpectedToken as error:
             line, column, found = error.line, error.column, f"'{error.token}'"
             if error.token.type == "$END":
@@ -113,10 +113,10 @@ class Text:
                 found = "the end of the text"
             elif error.token.type == "_NL":
                 found = "the end of the line"
-            self._unexpected(line, column, error.accepts or error.expected, found)
+            self._unexpected(start, line, column, error.accepts or error.expected, found)
 
-    def _unexpected(self, line: int, column: int, expected: Iterable[str], found: str) -> NoReturn:
-        words = sorted({_word(name) for name in expected if name != "COMMENT"}, key=_order)
+    def _unexpected(self, start: str, line: int, column: int, expected: Iterable[str], found: str) -> NoReturn:
+        words = sorted({_word(name, start) for name in expected if name != "COMMENT"}, key=_order)
         message = words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
         self.fail_at(line, column, f"expected {message}, not {found}")
 
@@ -132,10 +132,10 @@ class Text:
         raise self.error(f"{self.what}, {where}: {message}", hint="\n".join(part for part in (excerpt, hint) if part))
 
 
-def _word(terminal: str) -> str:
+def _word(terminal: str, start: str) -> str:
     if terminal in WORDS:
         return WORDS[terminal]
-    for definition in _lark().terminals:
+    for definition in _lark(start).terminals:
         if definition.name == terminal:
             return f"'{definition.pattern.value}'"
     return terminal
