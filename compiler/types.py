@@ -55,6 +55,19 @@ class MeshSpec:
 
     dims: tuple[tuple[str, int], ...]
 
+    def __post_init__(self) -> None:
+        names = [name for name, _ in self.dims]
+        for at, (name, size) in enumerate(self.dims):
+            if not (name.isidentifier() and name.isascii()):
+                raise LayoutError(
+                    f"a mesh dim cannot be named {name!r}",
+                    hint="its name has to be an identifier: a letter or _, then more.",
+                )
+            if name in names[:at]:
+                raise LayoutError(f"mesh dim '{name}' stands twice", hint=f"the mesh's dims are {', '.join(names)}.")
+            if size < 1:
+                raise LayoutError(f"mesh dim '{name}' has size {size}", hint="a mesh dim has at least one worker.")
+
     @staticmethod
     def of(**sizes: int) -> MeshSpec:
         return MeshSpec(tuple(sizes.items()))
@@ -108,11 +121,19 @@ class Layout:
     `shards`   for each tensor dim, the mesh dims that shard it, major first
     `partial`  (mesh dim, reduction) pairs: the value is the reduction of what the workers along it hold
     `varying`  mesh dims along which each worker holds a value of its own
+
+    The order of `partial` and of `varying` means nothing, so both are kept sorted: equal layouts compare equal.
     """
 
     shards: tuple[tuple[str, ...], ...]
     partial: tuple[tuple[str, str], ...] = ()
     varying: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if len(self.partial) > 1:
+            object.__setattr__(self, "partial", tuple(sorted(self.partial)))
+        if len(self.varying) > 1:
+            object.__setattr__(self, "varying", tuple(sorted(self.varying)))
 
     @staticmethod
     def replicated(ndim: int) -> Layout:
@@ -132,15 +153,25 @@ class Layout:
         return VARYING if mesh_dim in self.varying else None
 
     def place(self, mesh_dim: str, placement: Placement) -> Layout:
-        """This layout with `mesh_dim` placed anew; as a shard it is nested inside (minor to) those already there."""
+        """This layout with `mesh_dim` placed anew; as a shard it is nested inside (minor to) those already there.
+
+        Raises LayoutError for a tensor dim out of range and for an unknown reduction.
+        """
         shards = [tuple(name for name in names if name != mesh_dim) for names in self.shards]
         partial = tuple(entry for entry in self.partial if entry[0] != mesh_dim)
         varying = tuple(name for name in self.varying if name != mesh_dim)
         if placement == VARYING:
             varying += (mesh_dim,)
         elif isinstance(placement, str):
+            if placement not in REDUCTIONS:
+                raise LayoutError(f"unknown reduction '{placement}'", hint=f"it is one of {', '.join(REDUCTIONS)}.")
             partial += ((mesh_dim, placement),)
         elif placement is not None:
+            if not 0 <= placement < self.ndim:
+                raise LayoutError(
+                    f"cannot shard dim {placement} over mesh dim '{mesh_dim}': the layout {self} has {self.ndim} dims",
+                    hint=f"dims count from 0 to {self.ndim - 1}." if self.ndim else "a scalar cannot be sharded.",
+                )
             shards[placement] += (mesh_dim,)
         return Layout(tuple(shards), partial, varying)
 
@@ -187,6 +218,10 @@ class TensorType:
     def __post_init__(self) -> None:
         if self.layout is None:
             object.__setattr__(self, "layout", Layout.replicated(len(self.shape)))
+        if self.dtype not in DTYPE_NAMES:
+            raise LayoutError(
+                f"tensors of {self.dtype} cannot lie on a mesh yet", hint=f"dtypes are {', '.join(DTYPES)}."
+            )
 
     @property
     def ndim(self) -> int:
@@ -233,6 +268,17 @@ class TensorType:
                     hint="a mesh dim can shard one tensor dim, or hold partial values, but not two things at once.",
                 )
             seen.add(mesh_dim)
+        reductions = sorted({reduction for _, reduction in self.layout.partial})
+        if unknown := [reduction for reduction in reductions if reduction not in REDUCTIONS]:
+            raise LayoutError(
+                f"unknown reduction '{unknown[0]}' in the layout of {name}",
+                hint=f"it is one of {', '.join(REDUCTIONS)}.",
+            )
+        if len(reductions) > 1:
+            raise LayoutError(
+                f"{name} waits for a {reductions[0]} and for a {reductions[1]}: {self.layout}",
+                hint="which comes first would matter, so all partial placements of a value have one reduction.",
+            )
         for dim, (size, names) in enumerate(zip(self.shape, self.layout.shards, strict=True)):
             parts = math.prod(mesh.sizes[mesh_dim] for mesh_dim in names)
             if size % parts:

@@ -47,7 +47,7 @@ def find_op(name: str) -> Any:
             return operator.getitem
         if namespace in OPS:
             return OPS[namespace]
-        close = difflib.get_close_matches(namespace, ["getitem", *OPS], n=3)
+        close = difflib.get_close_matches(namespace, ["getitem", *OPS], n=1)
         raise UnknownOp(f"unknown op '{name}'", _did_you_mean(close) or f"the ops without a dot are {', '.join(OPS)}.")
     overload = ".".join(rest[1:])
     overload = "" if overload == "default" else overload
@@ -70,13 +70,13 @@ def _unknown(text: str, namespace: str, name: str, overload: str) -> UnknownOp:
     if overloads:
         wanted = f"overload '{overload}'" if overload else "default overload"
         return UnknownOp(f"{namespace}.{name} has no {wanted}", f"its overloads are {', '.join(overloads)}.")
-    close = difflib.get_close_matches(name, {entry.partition(".")[0] for entry in here}, n=3)
+    close = difflib.get_close_matches(name, {entry.partition(".")[0] for entry in here}, n=1)
     hint = _did_you_mean([f"{namespace}.{entry}" for entry in close])
     return UnknownOp(f"unknown op '{text}'", hint or f"torch has no op '{name}' in the namespace '{namespace}'.")
 
 
 def _did_you_mean(close: list[str]) -> str:
-    return f"did you mean {' or '.join(close)}?" if close else ""
+    return f"did you mean {close[0]}?" if close else ""
 
 
 def _constants() -> dict[str, Any]:

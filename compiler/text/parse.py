@@ -284,8 +284,8 @@ class _GraphReader(_Reader):
             self.text.fail(
                 item,
                 f"unknown argument '{item}'",
-                'write %name for a value, "text" for a string; the constants are none, true, false, inf, nan, dtypes '
-                "such as f32, memory formats and layouts.",
+                'write %name for a value, "text" for a string; constants are none, true, false, inf, nan, f32 and the '
+                "other dtypes, memory formats, layouts.",
             )
         return CONSTANTS[item]
 
