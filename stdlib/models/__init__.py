@@ -1,0 +1,1 @@
+"""Models: ordinary `torch.nn` modules, written so that they shard well."""
