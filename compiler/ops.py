@@ -82,6 +82,10 @@ gather_shard = _op("gather_shard", "(tensor, dim, index, mesh_dim)")
 scatter_shard = _op("scatter_shard", "(tensor, dim, index, value, mesh_dim)")
 """`aten.scatter` along a dim sharded over `mesh_dim`: each worker writes the elements that are its own."""
 
+mean_shard = _op("mean_shard", "(tensor, dims, keepdim, count, dtype)")
+"""What a worker's block adds to a mean over `dims`, sharded along one of them: the sum over `dims` divided by `count`, the
+number of elements of the global mean (a partial sum). `dtype` is `aten.mean`'s."""
+
 arange_shard = _op("arange_shard", "(start, step, length, dtype, mesh_dims)")
 """Elements `start + step * i` of the worker's own block of `length` along the nested `mesh_dims`."""
 

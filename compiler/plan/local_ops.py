@@ -81,6 +81,20 @@ def scatter_shard(
     return padded.scatter(dim, local, value).narrow(dim, 0, length).contiguous()
 
 
+def mean_shard(
+    position: Where,
+    sizes: Where,
+    tensor: torch.Tensor,
+    dims: Sequence[int],
+    keepdim: bool,
+    count: int,
+    dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    # Scaling the block's own mean, not dividing its sum, keeps half-precision sums from overflowing.
+    own = math.prod(tensor.shape[dim] for dim in dims)
+    return tensor.mean(list(dims), keepdim, dtype=dtype) * (own / count)
+
+
 def arange_shard(
     position: Where,
     sizes: Where,
@@ -148,6 +162,7 @@ LOCAL_OPS: dict[str, Callable[..., torch.Tensor]] = {
     "embedding_backward_shard": embedding_backward_shard,
     "gather_shard": gather_shard,
     "scatter_shard": scatter_shard,
+    "mean_shard": mean_shard,
     "arange_shard": arange_shard,
     "random": random,
 }

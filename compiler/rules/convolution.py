@@ -1,0 +1,84 @@
+"""Convolution, pooling and upsampling: batch and channels shard, spatial dims stay whole."""
+
+from __future__ import annotations
+
+from monarch.compiler.rules.call import Call
+from monarch.compiler.rules.line import Line, line
+from monarch.compiler.rules.localize import LocalCall, Localized, localizer
+from monarch.compiler.rules.register import sharding_rule
+
+
+def _convolution_dims(call: Call) -> tuple[str, str, str, str, dict[str, int]]:
+    """The texts of a convolution's input, weight, bias and output, and the number of groups.
+
+    `i` and `o` are the input and output channels of one group. With one group they are the tensors' own channels,
+    and shard; with more, whole groups do.
+    """
+    groups = call["groups"]
+    shape = call.shape("input")
+    assert shape is not None
+    # Without a batch dim the input is [channels, …].
+    kernel = call.shape("weight")
+    assert kernel is not None
+    space = " ".join(["_"] * (len(kernel) - 2))
+    batch = "n " if len(shape) == len(kernel) else ""
+    into, out = ("i", "o") if groups == 1 else ("(g i)", "(g o)")
+    weight = f"{into} o {space}" if call["transposed"] else f"{out} i {space}"
+    return f"{batch}{into} {space}", weight, out, f"{batch}{out} {space}", {"g": groups} if groups != 1 else {}
+
+
+@sharding_rule("aten.convolution")
+def _convolution(call: Call) -> Line:
+    x, weight, bias, y, sizes = _convolution_dims(call)
+    return line(f"{x}, {weight}, {bias} -> {y}", linear=({0, 2}, {1, 2}), addends={2}, sizes=sizes)
+
+
+@sharding_rule("aten.convolution_backward")
+def _convolution_backward(call: Call) -> Line:
+    # The bias's gradient sums the incoming gradient over batch and space: input channels do not enter.
+    x, weight, bias, y, sizes = _convolution_dims(call)
+    return line(f"{y}, {x}, {weight} -> {x}, {weight}, {bias}", linear=[{0}], kept=[("i", 2)], sizes=sizes)
+
+
+@localizer("aten.convolution", "aten.convolution_backward")
+def _local_convolution(call: LocalCall) -> Localized:
+    changes = {}
+    if call.strategy.factor == "g":
+        changes["groups"] = call["groups"] // call.k
+    if call.get("bias_sizes") is not None and call.strategy.factor in ("g", "o"):
+        changes["bias_sizes"] = [size // call.k for size in call["bias_sizes"]]
+    return call.replace(**changes)
+
+
+def _spatial(ops: str, dims: int, operands: int, results: int = 1, linear: bool = False) -> None:
+    """Ops that work on each plane by itself: all dims but the last `dims` shard."""
+    tensor = "... " + " ".join(["_"] * dims)
+    text = f"{', '.join([tensor] * operands)} -> {', '.join([tensor] * results)}"
+    for name in ops.split():
+        sharding_rule(f"aten.{name}", text, linear=[{0}] if linear else [])
+
+
+for _n in (1, 2, 3):
+    _spatial(f"adaptive_avg_pool{_n}d avg_pool{_n}d _adaptive_avg_pool{_n}d", _n, 1, linear=True)
+    _spatial(f"adaptive_max_pool{_n}d max_pool{_n}d_with_indices", _n, 1, results=2)
+    _spatial(f"max_pool{_n}d_with_indices_backward adaptive_max_pool{_n}d_backward", _n, 3, linear=True)
+    _spatial(f"avg_pool{_n}d_backward _adaptive_avg_pool{_n}d_backward", _n, 2, linear=True)
+    _spatial(f"upsample_nearest{_n}d upsample_nearest{_n}d_backward", _n, 1, linear=True)
+    _spatial(f"_upsample_nearest_exact{_n}d _upsample_nearest_exact{_n}d_backward", _n, 1, linear=True)
+    _spatial(f"reflection_pad{_n}d replication_pad{_n}d", _n, 1, linear=True)
+    _spatial(f"reflection_pad{_n}d_backward replication_pad{_n}d_backward", _n, 2, linear=True)
+for _name in ("upsample_linear1d", "upsample_bilinear2d", "upsample_bicubic2d", "upsample_trilinear3d"):
+    _spatial(f"{_name} {_name}_backward", int(_name[-2]), 1, linear=True)
+_spatial("pixel_shuffle pixel_unshuffle", 3, 1, linear=True)
+
+
+@localizer(
+    *(f"aten.upsample_nearest{_n}d_backward" for _n in (1, 2, 3)),
+    *(f"aten._upsample_nearest_exact{_n}d_backward" for _n in (1, 2, 3)),
+    "aten.upsample_linear1d_backward",
+    "aten.upsample_bilinear2d_backward",
+    "aten.upsample_bicubic2d_backward",
+    "aten.upsample_trilinear3d_backward",
+)
+def _local_upsample_backward(call: LocalCall) -> Localized:
+    return call.replace(input_size=list(call.result))

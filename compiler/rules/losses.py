@@ -1,0 +1,104 @@
+"""Losses that ATen computes in one op, and dropout.
+
+Where a loss is averaged, a worker would divide by its own count, so its batch stays whole: decomposed into pointwise ops
+and sums, it shards.
+"""
+
+from __future__ import annotations
+
+from monarch.compiler.errors import RuleError
+from monarch.compiler.rules.call import Call
+from monarch.compiler.rules.line import Line, factor_names, line
+from monarch.compiler.rules.register import sharding_rule
+from monarch.compiler.rules.views import tensor_text
+
+NONE, MEAN, SUM = 0, 1, 2
+"""torch's numbers for `reduction`."""
+
+
+def _nll_dims(call: Call) -> tuple[str, str, list[str]]:
+    """The texts of a log-likelihood's scores and targets, and the factors that they share."""
+    ndim = len(call.shape("self") or ())
+    if ndim == 1:
+        return "_", "[]", []
+    names = factor_names(ndim - 1)
+    return tensor_text([names[0], "_", *names[1:]]), tensor_text(names), names
+
+
+@sharding_rule("aten.nll_loss_forward", "aten.nll_loss2d_forward")
+def _nll_loss_forward(call: Call) -> Line:
+    scores, target, batch = _nll_dims(call)
+    reduction = call["reduction"]
+    if reduction == NONE:
+        # The total weight is not computed then.
+        return line(f"{scores}, {target}, _ -> {target}, []", kept=[(name, 1) for name in batch])
+    return line(f"{scores}, {target}, _ -> [], []", whole=" ".join(batch) if reduction == MEAN else "")
+
+
+@sharding_rule("aten.nll_loss_backward", "aten.nll_loss2d_backward")
+def _nll_loss_backward(call: Call) -> Line:
+    # The total weight that a mean divides by is an operand, and so the whole batch's.
+    scores, target, _ = _nll_dims(call)
+    grad = target if call["reduction"] == NONE else "[]"
+    return line(f"{grad}, {scores}, {target}, _, [] -> {scores}", linear=[{0}])
+
+
+def _elementwise_loss(call: Call, tensors: int) -> Line:
+    reduction = call["reduction"]
+    operands = ", ".join(["..."] * tensors)
+    if reduction == NONE:
+        return line(f"{operands} -> ...")
+    return line(f"{operands} -> []", whole="..." if reduction == MEAN else "")
+
+
+@sharding_rule("aten.mse_loss", "aten.l1_loss", "aten.smooth_l1_loss", "aten.huber_loss", "aten.soft_margin_loss")
+def _loss(call: Call) -> Line:
+    return _elementwise_loss(call, 2)
+
+
+@sharding_rule("aten.binary_cross_entropy")
+def _binary_cross_entropy(call: Call) -> Line:
+    return _elementwise_loss(call, 3)
+
+
+@sharding_rule("aten.binary_cross_entropy_with_logits")
+def _binary_cross_entropy_with_logits(call: Call) -> Line:
+    return _elementwise_loss(call, 4)
+
+
+def _elementwise_loss_backward(call: Call, tensors: int) -> Line:
+    whole = "..." if call["reduction"] == MEAN else ""
+    return line(f"{', '.join(['...'] * tensors)} -> ...", whole=whole, linear=[{0}])
+
+
+@sharding_rule(
+    "aten.mse_loss_backward",
+    "aten.smooth_l1_loss_backward",
+    "aten.huber_loss_backward",
+    "aten.soft_margin_loss_backward",
+)
+def _loss_backward(call: Call) -> Line:
+    return _elementwise_loss_backward(call, 3)
+
+
+@sharding_rule("aten.binary_cross_entropy_backward")
+def _binary_cross_entropy_backward(call: Call) -> Line:
+    return _elementwise_loss_backward(call, 4)
+
+
+@sharding_rule("aten.native_dropout")
+def _native_dropout(call: Call) -> Line:
+    if call["train"] in (True, None) and 0 < call["p"] < 1:
+        raise draws_numbers(call)
+    return line("... -> ..., ...")
+
+
+def draws_numbers(call: Call) -> RuleError:
+    return RuleError(
+        f"{call.name} draws random numbers of its own, which would differ from worker to worker",
+        hint=(
+            "Random numbers that are the same on any mesh come from the op `random`, which tracing puts in place of "
+            "torch's:\ndecompose this op into it, or turn its dropout off."
+        ),
+        source=call.node.meta.get("source"),
+    )

@@ -1,0 +1,78 @@
+"""Matrix products: sharding the contracted factor gives partial sums."""
+
+from __future__ import annotations
+
+from monarch.compiler.rules.call import Call
+from monarch.compiler.rules.line import Line, factor_names, line
+from monarch.compiler.rules.register import sharding_rule
+
+BILINEAR = ({0}, {1})
+# A product added to operand 0, which must be partial too wherever the product is.
+ADDED = ({0, 1}, {0, 2})
+
+sharding_rule("aten.mm", "m k, k n -> m n", linear=BILINEAR)
+sharding_rule("aten.bmm", "b m k, b k n -> b m n", linear=BILINEAR)
+sharding_rule("aten.dot", "k, k -> []", linear=BILINEAR)
+sharding_rule("aten.vdot", "k, k -> []", linear=BILINEAR)
+sharding_rule("aten.mv", "m k, k -> m", linear=BILINEAR)
+sharding_rule("aten.ger", "m, n -> m n", linear=BILINEAR)
+sharding_rule("aten.outer", "m, n -> m n", linear=BILINEAR)
+
+
+def _broadcast(names: str, ndim: int) -> str:
+    """The last `ndim` of the names: how a tensor of that many dims broadcasts against them."""
+    return " ".join(names.split()[-ndim:]) if ndim else "[]"
+
+
+def _added(call: Call, product: str, result: str) -> Line:
+    bias = _broadcast(result, len(call.shape("self") or ()))
+    return line(f"{bias}, {product} -> {result}", linear=ADDED, addends={0})
+
+
+@sharding_rule("aten.addmm")
+def _addmm(call: Call) -> Line:
+    return _added(call, "m k, k n", "m n")
+
+
+@sharding_rule("aten.baddbmm")
+def _baddbmm(call: Call) -> Line:
+    return _added(call, "b m k, b k n", "b m n")
+
+
+@sharding_rule("aten.addbmm")
+def _addbmm(call: Call) -> Line:
+    return _added(call, "b m k, b k n", "m n")
+
+
+@sharding_rule("aten.addmv")
+def _addmv(call: Call) -> Line:
+    return _added(call, "m k, k", "m")
+
+
+@sharding_rule("aten.addr")
+def _addr(call: Call) -> Line:
+    return _added(call, "m, n", "m n")
+
+
+@sharding_rule("aten._addmm_activation")
+def _addmm_activation(call: Call) -> Line:
+    # The activation follows the whole sum.
+    return line(_added(call, "m k, k n", "m n").text, whole="k")
+
+
+@sharding_rule("aten.linear")
+def _linear(call: Call) -> Line:
+    batch = " ".join(name + "_" for name in factor_names(len(call.shapes[0]) - 1))
+    text = f"{batch} k, n k, n -> {batch} n"
+    return line(text, linear=({0, 2}, {1, 2}), addends={2})
+
+
+@sharding_rule("aten.matmul")
+def _matmul(call: Call) -> Line:
+    left, right = (len(shape) for shape in call.shapes)
+    depth = max(left, right, 2) - 2
+    batch = [f"b{index}" for index in range(depth)]
+    a = "k" if left == 1 else " ".join([*batch[depth - (left - 2) :], "m", "k"])
+    b = "k" if right == 1 else " ".join([*batch[depth - (right - 2) :], "k", "n"])
+    out = " ".join([*batch, *(["m"] if left > 1 else []), *(["n"] if right > 1 else [])])
+    return line(f"{a}, {b} -> {out or '[]'}", linear=BILINEAR)

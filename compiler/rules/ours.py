@@ -1,0 +1,80 @@
+"""Ops of ours: collectives and local ops over a mesh dim that is done already, met again while another one is partitioned.
+
+What they do along their own mesh dim touches some tensor dims, which stay whole; all else passes through.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from monarch.compiler.rules.call import Call, dim_of
+from monarch.compiler.rules.line import Line, factor_names, line
+from monarch.compiler.rules.register import sharding_rule
+from monarch.compiler.rules.views import tensor_text
+
+
+def _each(call: Call, touched: Mapping[int, Sequence[int]], linear: bool = True) -> Line:
+    """Every tensor keeps its dims but those `touched`, by its position in the list. Tensors of one list are independent."""
+    tensors = []
+    taken = 0
+    for index, shape in enumerate(call.shapes):
+        names = factor_names(taken + len(shape))[taken:]
+        taken += len(shape)
+        tensors.append(tensor_text(["_" if dim in touched.get(index, ()) else name for dim, name in enumerate(names)]))
+    text = ", ".join(tensors)
+    # Where one tensor is sharded, the others of its list are replicated, before and after.
+    kept = [
+        (name, other)
+        for index, tensor in enumerate(tensors)
+        for name in tensor.split()
+        if name not in ("_", "[]")
+        for other in range(len(tensors))
+        if other != index
+    ]
+    return line(f"{text} -> {text}", linear=[range(len(tensors))] if linear else [], kept=kept)
+
+
+def _dims(call: Call, *arguments: str) -> dict[int, list[int]]:
+    """For each tensor of the list, the dims that `arguments` name."""
+    return {
+        index: [dim_of(call[argument][index], len(shape)) for argument in arguments]
+        for index, shape in enumerate(call.shapes)
+    }
+
+
+@sharding_rule("all_reduce")
+def _all_reduce(call: Call) -> Line:
+    return _each(call, {}, linear=call["reduction"] == "sum")
+
+
+@sharding_rule("all_gather")
+def _all_gather(call: Call) -> Line:
+    return _each(call, _dims(call, "dims"))
+
+
+@sharding_rule("reduce_scatter")
+def _reduce_scatter(call: Call) -> Line:
+    return _each(call, _dims(call, "dims"), linear=call["reduction"] == "sum")
+
+
+@sharding_rule("all_to_all")
+def _all_to_all(call: Call) -> Line:
+    return _each(call, _dims(call, "source_dims", "target_dims"))
+
+
+@sharding_rule("broadcast", "permute", "first_only")
+def _unchanged(call: Call) -> Line:
+    return _each(call, {})
+
+
+@sharding_rule("shard")
+def _shard(call: Call) -> Line:
+    return _each(call, {0: [dim_of(call["dim"], len(call.shapes[0]))]})
+
+
+sharding_rule("axis_index", "-> []")
+
+
+@sharding_rule("commit")
+def _commit(call: Call) -> Line:
+    return line("->")
