@@ -1,0 +1,154 @@
+"""Choose among the alternatives: build the costs between ops, and solve for the whole graph at once."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from torch import fx
+
+from monarch.compiler import ops
+from monarch.compiler.partition.cost import FORBIDDEN, STATE_GATHER, compute_cost, reshard_cost
+from monarch.compiler.partition.options import Alternative, Options, Shape
+from monarch.compiler.partition.solve import CostNetwork
+from monarch.compiler.rules import PARTIAL, Strategy
+from monarch.compiler.types import Placement, TensorType, is_partial
+
+PENDING_STATE = 1.0
+"""New state prefers to be whole: a pending sum would have to be reduced by every later reader."""
+
+
+@dataclass
+class Choice:
+    """What was chosen for one mesh dim: an alternative for every op, and the cost that the solver saw."""
+
+    alternatives: dict[fx.Node, Alternative]
+    exact: bool
+
+
+def choose(options: Options) -> Choice:
+    """The cheapest combination of alternatives. See Options for which there are, `cost` for what they cost."""
+    graph, k = options.graph, options.size
+    network = CostNetwork()
+    variables: dict[fx.Node, int] = {}
+    alternatives: dict[fx.Node, list[Alternative]] = {}
+    for node in graph.calls:
+        alternatives[node] = _alternatives(options, node)
+        own = _own_costs(options, node, alternatives[node])
+        for label, value in graph.updates.items():
+            if value is node:
+                own = _with_update(options, label, node, alternatives[node], own)
+        variables[node] = network.variable(own)
+    for node in graph.calls:
+        for producer in dict.fromkeys(options.operands[node]):
+            at = [i for i, operand in enumerate(options.operands[node]) if operand is producer]
+            wants = [tuple(dict.fromkeys(a.strategy.operands[i] for i in at)) for a in alternatives[node]]
+            if producer.op == "placeholder":
+                continue  # its placement is the user's: `_own_costs` has counted it
+            costs = _edge(options, node, producer, alternatives[producer], wants)
+            network.pair(variables[producer], variables[node], costs)
+    picked = network.solve()
+    chosen = {node: alternatives[node][picked[variable]] for node, variable in variables.items()}
+    assert k > 1
+    return Choice(chosen, network.exact)
+
+
+def _alternatives(options: Options, node: fx.Node) -> list[Alternative]:
+    result = []
+    for strategy in options.strategies[node]:
+        gives = strategy.results[0] if strategy.results else None
+        result.append(Alternative(strategy, gives))
+        if not isinstance(node.meta["type"], TensorType):
+            continue
+        for after in sorted(options.after.get(node, ()), key=repr):
+            useful = is_partial(gives) or (isinstance(gives, int) and after is None)
+            if useful and after != gives and not (isinstance(after, int) and gives != "sum"):
+                result.append(Alternative(strategy, after))
+    return result
+
+
+def _shapes(options: Options, node: fx.Node) -> Sequence[Shape]:
+    shape = options.shape_of(node)
+    return shape if isinstance(node.meta["type"], tuple) else [shape]  # type: ignore[list-item,return-value]
+
+
+def _own_costs(options: Options, node: fx.Node, alternatives: list[Alternative]) -> list[float]:
+    whole = 0.0
+    if node.target not in (operator.getitem, ops.constrain) and options.operands[node]:
+        whole = compute_cost(
+            node, [_shapes(options, o)[0] for o in options.operands[node]], _shapes(options, node)
+        )
+    costs = []
+    for alternative in alternatives:
+        divided = alternative.strategy.factor not in ("", PARTIAL)
+        cost = whole / options.size if divided else whole
+        if alternative.after != (alternative.gives if alternative.strategy.results else None):
+            cost += reshard_cost(alternative.gives, alternative.after, options.nbytes(node), options.size)
+        for operand in dict.fromkeys(options.operands[node]):
+            if operand.op == "placeholder":
+                cost += _from_placeholder(options, node, operand, alternative.strategy)
+        costs.append(cost)
+    return costs
+
+
+def _from_placeholder(options: Options, node: fx.Node, placeholder: fx.Node, strategy: Strategy) -> float:
+    (source,) = options.reach[placeholder][0]
+    cost = 0.0
+    at = [i for i, operand in enumerate(options.operands[node]) if operand is placeholder]
+    for target in {strategy.operands[i] for i in at}:
+        reshard = reshard_cost(source, target, options.nbytes(placeholder), options.size)
+        if isinstance(source, int) and target is None and placeholder.meta["kind"] == "state":
+            reshard *= STATE_GATHER
+        cost += reshard
+    return cost
+
+
+def _with_update(
+    options: Options, label: str, node: fx.Node, alternatives: list[Alternative], own: list[float]
+) -> list[float]:
+    """Costs with what it takes to leave the value where the state that it replaces lies."""
+    state = next(
+        (p for p in options.graph.placeholders if p.meta["kind"] == "state" and p.meta["label"] == label), None
+    )
+    if state is None:
+        return [c + (PENDING_STATE if is_partial(a.after) else 0.0) for c, a in zip(own, alternatives, strict=True)]
+    target = state.meta["type"].layout.placement(options.mesh_dim)
+    return [
+        cost + _delivered(a, target, options.nbytes(node), options.size)
+        for cost, a in zip(own, alternatives, strict=True)
+    ]
+
+
+def _delivered(alternative: Alternative, target: Placement, nbytes: float, k: int) -> float:
+    """The cheaper of the two placements in which a value is at hand, brought to `target`."""
+    return min(reshard_cost(source, target, nbytes, k) for source in (alternative.after, alternative.gives))
+
+
+def _edge(
+    options: Options,
+    node: fx.Node,
+    producer: fx.Node,
+    sources: list[Alternative],
+    wants: list[tuple[Placement, ...]],
+) -> np.ndarray:
+    costs = np.empty((len(sources), len(wants)))
+    if node.target is operator.getitem:
+        index = node.args[1]
+        for i, source in enumerate(sources):
+            for j, want in enumerate(wants):
+                costs[i, j] = 0.0 if source.strategy.results[index] == want[0] else FORBIDDEN  # type: ignore[index]
+        return costs
+    nbytes = options.nbytes(producer)
+    memo: dict[tuple[Placement, Placement, Placement], float] = {}
+    for i, source in enumerate(sources):
+        for j, want in enumerate(wants):
+            total = 0.0
+            for target in want:
+                key = (source.gives, source.after, target)
+                if key not in memo:
+                    memo[key] = _delivered(source, target, nbytes, options.size)
+                total += memo[key]
+            costs[i, j] = total
+    return costs

@@ -1,0 +1,151 @@
+"""Which placements the user's layouts lead to: the alternatives among which the partitioner then chooses.
+
+Sharding comes from the user: from the layouts of inputs, state and `layout()`. An op may shard a factor only if at least
+one operand that has it already lies so; what is replicated is not cut to save work that nobody asked to divide. This keeps
+programs predictable (a replicated input stays one), and the choice small.
+"""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass, field
+
+from torch import fx
+
+from monarch.compiler import ops
+from monarch.compiler.graph import Graph
+from monarch.compiler.rules import Rule, Strategy, rule_for, tensor_operands
+from monarch.compiler.text import parse_layout
+from monarch.compiler.types import Placement, TensorType, is_partial
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """One way to run an op: a strategy, and where its (single) result goes right behind it, if it is resharded there."""
+
+    strategy: Strategy
+    after: Placement
+
+    @property
+    def gives(self) -> Placement:
+        return self.strategy.results[0]
+
+
+@dataclass
+class Options:
+    """The alternatives of one graph over one mesh dim.
+
+    `reach`       for each value, the placements it can have without being gathered or reduced, and whether that came
+                  from an input or `layout()` (True), or only from state (False). By result for ops with several.
+    `strategies`  the allowed strategies of each op
+    `after`       for each value, the placements that it may be brought to once, for all of its users
+    """
+
+    graph: Graph
+    mesh_dim: str
+    size: int
+    operands: dict[fx.Node, list[fx.Node]] = field(default_factory=dict)
+    rules: dict[fx.Node, Rule] = field(default_factory=dict)
+    strategies: dict[fx.Node, list[Strategy]] = field(default_factory=dict)
+    reach: dict[fx.Node, list[dict[Placement, bool]]] = field(default_factory=dict)
+    after: dict[fx.Node, set[Placement]] = field(default_factory=dict)
+
+    def shape_of(self, node: fx.Node) -> Shape | tuple[Shape, ...]:
+        """Local shapes over the mesh dims partitioned before this one."""
+        type_ = node.meta["type"]
+        if isinstance(type_, TensorType):
+            return self.graph.local_shape(type_)
+        return tuple(self.graph.local_shape(t) if t is not None else () for t in type_)
+
+    def nbytes(self, node: fx.Node) -> float:
+        type_: TensorType = node.meta["type"]
+        size = type_.dtype.itemsize
+        for length in self.graph.local_shape(type_):
+            size *= length
+        return float(size)
+
+
+def find_options(graph: Graph, mesh_dim: str) -> Options:
+    """Every alternative that the user's layouts lead to on `mesh_dim`."""
+    options = Options(graph, mesh_dim, graph.mesh.sizes[mesh_dim])
+    wanted: dict[fx.Node, set[int]] = {}  # dims on which some user of a pending sum has its other operands sharded
+    for node in graph.calls:
+        options.operands[node] = tensor_operands(node)
+    while True:
+        before = sum(map(len, wanted.values()))
+        for node in graph.fx.nodes:
+            if node.op == "placeholder":
+                placement = node.meta["type"].layout.placement(mesh_dim)
+                options.reach[node] = [{placement: node.meta["kind"] == "input"}]
+            elif node.op == "call_function":
+                _reach_call(options, node, wanted)
+        for label, node in graph.updates.items():
+            state = next((p for p in graph.placeholders if p.meta["kind"] == "state" and p.meta["label"] == label), None)
+            if state is not None:
+                _want(options, node, state.meta["type"].layout.placement(mesh_dim), wanted)
+        if sum(map(len, wanted.values())) == before:
+            return options
+
+
+def _reach_call(options: Options, node: fx.Node, wanted: dict[fx.Node, set[int]]) -> None:
+    operands = options.operands[node]
+    if node.target is operator.getitem:
+        producer, index = node.args
+        reach = dict(options.reach[producer][index])
+        options.strategies[node] = [Strategy((p,), (p,), "") for p in {None: False, **reach}]
+    elif node.target is ops.constrain:
+        placement = parse_layout(node.args[1]).placement(options.mesh_dim)
+        _want(options, operands[0], placement, wanted)
+        options.strategies[node] = [Strategy((placement,), (placement,), "")]
+        reach = {placement: True}
+    else:
+        if node not in options.rules:
+            options.rules[node] = rule_for(node, options.shape_of)
+        allowed: list[Strategy] = []
+        results: list[dict[Placement, bool]] = []
+        for strategy in options.rules[node].strategies(options.size):
+            support = _support(options, operands, strategy)
+            if support is None:
+                continue
+            allowed.append(strategy)
+            while len(results) < len(strategy.results):
+                results.append({})
+            for reached, placement in zip(results, strategy.results, strict=True):
+                if placement is not None:
+                    reached[placement] = reached.get(placement, False) or support
+            if strategy.factor:
+                for operand, placement in zip(operands, strategy.operands, strict=True):
+                    _want(options, operand, placement, wanted)
+        options.strategies[node] = allowed
+        if not isinstance(node.meta["type"], TensorType):
+            options.reach[node] = results
+            return
+        reach = results[0]
+    after: set[Placement] = set()
+    if any(is_partial(p) for p in reach):
+        after |= {None, *wanted.get(node, ())}
+        for dim in wanted.get(node, ()):
+            reach[dim] = any(reach.values())
+    if len(node.users) > 1 and any(isinstance(p, int) for p in reach):
+        after.add(None)
+    options.after[node] = after
+    options.reach[node] = [reach]
+
+
+def _support(options: Options, operands: list[fx.Node], strategy: Strategy) -> bool | None:
+    """Whether an operand already lies as `strategy` wants: None if none does, else whether an input is behind it."""
+    if not strategy.factor:
+        return False
+    found: bool | None = None
+    for operand, placement in zip(operands, strategy.operands, strict=True):
+        if placement is not None and placement in options.reach[operand][0]:
+            found = bool(found) or options.reach[operand][0][placement]
+    return found
+
+
+def _want(options: Options, operand: fx.Node, placement: Placement, wanted: dict[fx.Node, set[int]]) -> None:
+    reach = options.reach[operand][0]
+    if isinstance(placement, int) and placement not in reach and "sum" in reach:
+        wanted.setdefault(operand, set()).add(placement)

@@ -1,0 +1,114 @@
+"""The pass that partitions a graph over one mesh dim, and the order in which the dims are taken."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import fx
+
+from monarch.compiler import ops
+from monarch.compiler.errors import LayoutError
+from monarch.compiler.graph import Graph
+from monarch.compiler.partition.choose import choose
+from monarch.compiler.partition.options import find_options
+from monarch.compiler.partition.rewrite import rewrite
+from monarch.compiler.passes.base import Pass
+from monarch.compiler.text import parse_layout
+from monarch.compiler.types import Layout
+
+
+class PartitionByMesh(Pass):
+    """Lay every value out over one mesh dim, and make what moves along it explicit.
+
+        %x = input 0           : f32[64@data, 1024]
+        %w = state "w"         : f32[1024, 1024@data]
+        %y = aten.mm(%x, %w)   : f32[64, 1024]
+        -->
+        %x = input 0           : f32[32, 1024] of f32[64@data, 1024]
+        %w = state "w"         : f32[1024, 512] of f32[1024, 1024@data]
+        %g = all_gather([%w], ["data"], [1])  : (f32[1024, 1024])
+        %v = getitem(%g, 0)    : f32[1024, 1024]
+        %y = aten.mm(%x, %v)   : f32[32, 1024] of f32[64@data, 1024]
+    """
+
+    def __init__(self, mesh_dim: str) -> None:
+        self.mesh_dim = mesh_dim
+        self.name = f"partition-by-{mesh_dim}"
+
+    def run(self, graph: Graph) -> Graph:
+        split_state_views(graph)
+        if graph.mesh.sizes[self.mesh_dim] == 1:
+            graph.partitioned = (*graph.partitioned, self.mesh_dim)
+            return graph
+        options = find_options(graph, self.mesh_dim)
+        return rewrite(options, choose(options))
+
+
+def split_state_views(graph: Graph) -> None:
+    """Give the backward pass its own copies of views of state, so that what is gathered forward is not kept for it."""
+    for node in reversed(list(graph.calls)):
+        if node.meta.get("backward") or not _views_state(node):
+            continue
+        later = [user for user in node.users if user.meta.get("backward")]
+        if not later or len(later) == len(node.users):
+            continue
+        with graph.fx.inserting_before(min(later, key=_order(graph).__getitem__)):
+            copy = graph.fx.node_copy(node)
+        copy.meta["backward"] = True
+        for user in later:
+            user.replace_input_with(node, copy)
+
+
+def _order(graph: Graph) -> dict[fx.Node, int]:
+    return {node: i for i, node in enumerate(graph.fx.nodes)}
+
+
+def _views_state(node: fx.Node) -> bool:
+    from monarch.compiler.partition.cost import VIEWS
+
+    while node.op == "call_function" and getattr(node.target, "overloadpacket", None) in VIEWS:
+        node = node.args[0]  # type: ignore[assignment]
+    return node.op == "placeholder" and node.meta["kind"] == "state"
+
+
+def nesting_order(graph: Graph) -> tuple[str, ...]:
+    """The order in which to partition the mesh dims: where two shard one tensor dim, the major one first.
+
+    Raises LayoutError where two of the user's layouts nest the same mesh dims in opposite orders.
+    """
+    after: dict[str, dict[str, tuple[str, Layout]]] = {name: {} for name in graph.mesh.names}
+    for name, layout in _user_layouts(graph):
+        for names in layout.shards:
+            for i, major in enumerate(names):
+                for minor in names[i + 1 :]:
+                    after[minor].setdefault(major, (name, layout))
+    order: list[str] = []
+    waiting = list(graph.mesh.names)
+    while waiting:
+        ready = next((dim for dim in waiting if not set(after[dim]) & set(waiting)), None)
+        if ready is None:
+            raise _cycle(after, waiting)
+        order.append(ready)
+        waiting.remove(ready)
+    return tuple(order)
+
+
+def _user_layouts(graph: Graph) -> Iterator[tuple[str, Layout]]:
+    for node in graph.placeholders:
+        yield f"{node.meta['kind']} {node.meta['label']!r}", node.meta["type"].layout
+    for node in graph.calls:
+        if node.target is ops.constrain:
+            yield f"layout() at {node.meta['source']}", parse_layout(node.args[1])
+
+
+def _cycle(after: dict[str, dict[str, tuple[str, Layout]]], waiting: list[str]) -> LayoutError:
+    minor = waiting[0]
+    major, (name, layout) = next((m, at) for m, at in after[minor].items() if m in waiting)
+    other, against = next(iter(after[major].values()), (name, layout))
+    return LayoutError(
+        f"two layouts nest the mesh dims '{major}' and '{minor}' in opposite orders",
+        hint=(
+            f"{name} is {layout}, and {other} is {against}.\n"
+            "In one program a mesh dim nests inside another the same way everywhere: write both alike."
+        ),
+    )

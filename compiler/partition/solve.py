@@ -1,0 +1,118 @@
+"""Choose one alternative for every variable so that the sum of costs between them is least.
+
+Variable elimination (Bertele and Brioschi 1972; "bucket elimination", Dechter 1999): a variable leaves by minimising over
+it a table of the variables that it shares costs with. Training graphs are ladders (the backward pass mirrors the forward
+one), so with the variable of the smallest table first the tables stay small and the result is the exact optimum. Where a
+table would grow past `limit` entries, one variable is fixed at its locally best alternative instead: then, and only then,
+the result is a heuristic one (`exact` says which).
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+Table = npt.NDArray[np.float64]
+
+
+@dataclass
+class _Factor:
+    scope: tuple[int, ...]  # ascending
+    table: Table  # one axis a variable of the scope
+
+
+@dataclass
+class CostNetwork:
+    """Variables with costs of their own and costs between pairs of them."""
+
+    limit: int = 300_000
+    exact: bool = True
+    _sizes: list[int] = field(default_factory=list)
+    _factors: list[_Factor] = field(default_factory=list)
+
+    def variable(self, costs: list[float]) -> int:
+        """A new variable with the given cost for each of its alternatives."""
+        self._sizes.append(len(costs))
+        number = len(self._sizes) - 1
+        self._factors.append(_Factor((number,), np.asarray(costs, dtype=np.float64)))
+        return number
+
+    def pair(self, a: int, b: int, costs: Table) -> None:
+        """Add costs[i, j] where variable `a` takes alternative i and `b` takes j."""
+        if a > b:
+            a, b, costs = b, a, costs.T
+        self._factors.append(_Factor((a, b), costs))
+
+    def solve(self) -> list[int]:
+        """The alternative that each variable takes."""
+        touching: list[list[_Factor]] = [[] for _ in self._sizes]
+        for factor in self._factors:
+            for v in factor.scope:
+                touching[v].append(factor)
+        alive = set(range(len(self._sizes)))
+        choice = [0] * len(self._sizes)
+        undo: list[tuple[int, tuple[int, ...], npt.NDArray[np.intp]]] = []
+
+        def scope_of(v: int) -> tuple[int, ...]:
+            return tuple(sorted({u for factor in touching[v] for u in factor.scope} - {v}))
+
+        def size_of(v: int) -> int:
+            return self._sizes[v] * math.prod(self._sizes[u] for u in scope_of(v))
+
+        def replace(old: list[_Factor], new: _Factor | None) -> None:
+            for factor in old:
+                for u in factor.scope:
+                    touching[u] = [other for other in touching[u] if other is not factor]
+            if new is not None:
+                for u in new.scope:
+                    touching[u].append(new)
+
+        heap = [(size_of(v), v) for v in alive]
+        heapq.heapify(heap)
+        while alive:
+            size, v = heapq.heappop(heap)
+            if v not in alive:
+                continue
+            now = size_of(v)
+            if now != size:
+                heapq.heappush(heap, (now, v))
+                continue
+            if size > self.limit:
+                self.exact = False
+                v = max(alive, key=lambda u: (len(scope_of(u)), -u))
+                neighbours = scope_of(v)
+                choice[v] = self._locally_best(v, touching[v])
+                for factor in list(touching[v]):
+                    rest = tuple(u for u in factor.scope if u != v)
+                    table = np.take(factor.table, choice[v], axis=factor.scope.index(v))
+                    replace([factor], _Factor(rest, table) if rest else None)
+            else:
+                neighbours = scope_of(v)
+                total = self._sum(touching[v], (*neighbours, v))
+                undo.append((v, neighbours, total.argmin(axis=-1)))
+                replace(list(touching[v]), _Factor(neighbours, total.min(axis=-1)) if neighbours else None)
+            alive.discard(v)
+            for u in neighbours:
+                heapq.heappush(heap, (size_of(u), u))
+        for v, scope, best in reversed(undo):
+            choice[v] = int(best[tuple(choice[u] for u in scope)])
+        return choice
+
+    def _sum(self, factors: list[_Factor], axes: tuple[int, ...]) -> Table:
+        total = np.zeros([self._sizes[v] for v in axes])
+        for factor in factors:
+            order = sorted(factor.scope, key=axes.index)
+            table = factor.table.transpose([factor.scope.index(v) for v in order])
+            total = total + table.reshape([self._sizes[v] if v in order else 1 for v in axes])
+        return total
+
+    def _locally_best(self, v: int, factors: list[_Factor]) -> int:
+        costs = np.zeros(self._sizes[v])
+        for factor in factors:
+            axis = factor.scope.index(v)
+            costs += factor.table.min(axis=tuple(a for a in range(factor.table.ndim) if a != axis))
+        return int(costs.argmin())

@@ -1,0 +1,235 @@
+"""Make the collectives that the partitioner left fewer and larger."""
+
+from __future__ import annotations
+
+import heapq
+import operator
+import re
+from dataclasses import dataclass, field
+
+from torch import fx
+
+from monarch.compiler import ops
+from monarch.compiler.graph import Graph, tensor_type
+from monarch.compiler.passes.base import Pass
+
+BUCKET_BYTES = 32 * 2**20
+"""Past this size joining saves nothing: one collective's fixed cost is then far below what its bytes take."""
+
+
+class SimplifyReductions(Pass):
+    """Reduce no more than is used, and over all mesh dims at once.
+
+        %r = getitem(all_reduce([%p], ["data"], "sum"), 0)
+        %s = shard(%r, "data", 0)                              # the only use of %r
+        -->
+        %s = getitem(reduce_scatter([%p], ["data"], [0], "sum"), 0)
+
+        %r = getitem(all_reduce([%p], ["model"], "sum"), 0)
+        %s = getitem(all_reduce([%r], ["data"], "sum"), 0)     # the only use of %r
+        -->
+        %s = getitem(all_reduce([%p], ["model", "data"], "sum"), 0)
+    """
+
+    name = "simplify-reductions"
+
+    def run(self, graph: Graph) -> Graph:
+        for node in list(graph.calls):
+            if node.target is ops.shard and (reduce := _sole_all_reduce(node.args[0], node)):
+                (tensor,), dims, reduction = reduce.args
+                if list(dims) == [node.args[1]]:
+                    _replace_collective(graph, node, ops.reduce_scatter, [tensor], dims, [node.args[2]], reduction)
+            elif node.target is ops.all_reduce and len(node.args[0]) == 1:  # type: ignore[arg-type]
+                inner = _sole_all_reduce(node.args[0][0], node)  # type: ignore[index]
+                if inner is not None and inner.args[2] == node.args[2]:
+                    node.args = (inner.args[0], [*inner.args[1], *node.args[1]], node.args[2])  # type: ignore[misc]
+        _erase_dead_collectives(graph)
+        return graph
+
+
+def _sole_all_reduce(value: object, user: fx.Node) -> fx.Node | None:
+    """The single-tensor all_reduce that makes `value`, if only `user` reads it."""
+    if not isinstance(value, fx.Node) or value.target is not operator.getitem or set(value.users) != {user}:
+        return None
+    producer = value.args[0]
+    if isinstance(producer, fx.Node) and producer.target is ops.all_reduce and len(producer.args[0]) == 1:  # type: ignore[arg-type]
+        return producer if not _returned(value) else None
+    return None
+
+
+def _returned(value: fx.Node) -> bool:
+    return any(user.op == "output" for user in value.users)
+
+
+def _replace_collective(graph: Graph, node: fx.Node, op: ops.MonarchOp, *args: object) -> None:
+    type_ = node.meta["type"]
+    with graph.fx.inserting_before(node):
+        several = graph.call(op, *args, type=(type_,), source=node.meta.get("source"))
+        one = graph.call(operator.getitem, several, 0, type=type_, source=node.meta.get("source"))
+    for each in (several, one):
+        each.meta.update({key: node.meta[key] for key in ("why", "backward") if key in node.meta})
+    node.replace_all_uses_with(one)
+    graph.fx.erase_node(node)
+
+
+def _erase_dead_collectives(graph: Graph) -> None:
+    for node in reversed(list(graph.calls)):
+        if not node.users and node.target is not ops.commit:
+            graph.fx.erase_node(node)
+
+
+class JoinCollectives(Pass):
+    """Let small collectives travel together: gradients in buckets, and a layer's parameters at once.
+
+        %a = getitem(all_reduce([%g], ["data"], "sum"), 0)
+        %b = getitem(all_reduce([%h], ["data"], "sum"), 0)
+        -->
+        %r = all_reduce([%g, %h], ["data"], "sum")
+        %a = getitem(%r, 0)
+        %b = getitem(%r, 1)
+
+    Collectives of one kind can be joined if some point of the program comes after all of their inputs and before all of
+    their uses. Parameters are gathered layer by layer, as late as they can be, and their gradients scattered layer by layer,
+    as early, so that no more than a layer is ever whole; everything else is joined up to BUCKET_BYTES.
+    """
+
+    name = "join-collectives"
+
+    def run(self, graph: Graph) -> Graph:
+        at: dict[fx.Node, float] = {node: i for i, node in enumerate(graph.fx.nodes)}
+        first_call = next((i for node, i in at.items() if node.op != "placeholder"), 0)
+        labels = _update_labels(graph)
+        buckets: dict[object, list[_Bucket]] = {}
+        for node in list(graph.calls):
+            if isinstance(node.target, ops.MonarchOp) and node.target.collective and node.target is not ops.commit:
+                bucket = _bucket_of(node, at, first_call, labels)
+                open_ = buckets.setdefault(bucket.key, [])
+                if not (open_ and open_[-1].join(bucket)):
+                    open_.append(bucket)
+        for several in buckets.values():
+            for bucket in several:
+                if len(bucket.members) > 1 or bucket.late:
+                    _emit(graph, bucket, at)
+        _reorder(graph, at)
+        return graph
+
+
+@dataclass
+class _Bucket:
+    """Collectives to be joined: they can run anywhere after position `earliest` and before `latest`."""
+
+    key: object
+    members: list[fx.Node]
+    earliest: float
+    latest: float
+    nbytes: int
+    late: bool = field(default=False)
+
+    def join(self, other: _Bucket) -> bool:
+        earliest, latest = max(self.earliest, other.earliest), min(self.latest, other.latest)
+        if earliest >= latest or self.nbytes + other.nbytes > BUCKET_BYTES:
+            return False
+        self.members += other.members
+        self.earliest, self.latest, self.nbytes = earliest, latest, self.nbytes + other.nbytes
+        return True
+
+
+def _bucket_of(node: fx.Node, at: dict[fx.Node, float], first_call: float, labels: dict[fx.Node, str]) -> _Bucket:
+    tensors, dims, *rest = node.args
+    results = [user for user in node.users if user.target is operator.getitem]
+    latest = min((at[user] for result in results for user in result.users), default=len(at))
+    inputs = [at[t] for t in tensors]  # type: ignore[union-attr]
+    chained = any(_is_collective_result(t) for t in tensors)  # type: ignore[union-attr]
+    earliest = at[node] if chained else max(*inputs, first_call - 1)
+    group = ""
+    state = all(t.op == "placeholder" and t.meta["kind"] == "state" for t in tensors)  # type: ignore[union-attr]
+    if state:
+        phase = "backward" if node.meta.get("backward") else "forward"
+        group = f"{phase} {layer_of(str(tensors[0].meta['label']))}"  # type: ignore[index,union-attr]
+    elif node.target is ops.reduce_scatter:
+        group = layer_of(next((labels[r] for r in results if r in labels), ""))
+    reduction = next((r for r in rest if isinstance(r, (str, int))), "")
+    key = (node.target.name, tuple(dims), str(reduction), group)  # type: ignore[union-attr,arg-type]
+    nbytes = sum(tensor_type(t).nbytes for t in tensors)  # type: ignore[union-attr,arg-type]
+    if node.target is ops.permute:
+        key = (*key, str(rest))  # type: ignore[assignment]
+    return _Bucket(key, [node], earliest, latest, nbytes, late=state)
+
+
+def _is_collective_result(value: fx.Node) -> bool:
+    producer = value.args[0] if value.target is operator.getitem else None
+    return isinstance(producer, fx.Node) and isinstance(producer.target, ops.MonarchOp) and producer.target.collective
+
+
+def layer_of(label: str) -> str:
+    """The layer that a parameter (or optimizer state "adamw.exp_avg[name]") belongs to: the name up to its last number.
+
+    "blocks.0.attn.q.weight" -> "blocks.0"; names without a number go by their first part.
+    """
+    if inner := re.search(r"\[(.*)\]", label):
+        label = inner.group(1)
+    parts = label.split(".")
+    numbers = [i for i, part in enumerate(parts) if part.isdigit()]
+    return ".".join(parts[: numbers[-1] + 1] if numbers else parts[:1])
+
+
+def _update_labels(graph: Graph) -> dict[fx.Node, str]:
+    """For each value, a state that it flows into: whose gradient it is, if it is one."""
+    labels: dict[fx.Node, str] = {}
+    for label, node in graph.updates.items():
+        labels.setdefault(node, label)
+    for node in reversed(list(graph.calls)):
+        if node in labels:
+            for operand in node.all_input_nodes:
+                labels.setdefault(operand, labels[node])
+    return labels
+
+
+def _emit(graph: Graph, bucket: _Bucket, at: dict[fx.Node, float]) -> None:
+    """Write one collective for all members, and let their results read from it; `at` says where it belongs."""
+    tensors: list[fx.Node] = []
+    types = []
+    rest: list[object] = []
+    for i, member in enumerate(bucket.members):
+        tensors += member.args[0]  # type: ignore[arg-type]
+        types += member.meta["type"]
+        for j, argument in enumerate(member.args[2:]):
+            if i == 0:
+                rest.append(list(argument) if isinstance(argument, (list, tuple)) else argument)
+            elif isinstance(argument, (list, tuple)) and member.target is not ops.permute:
+                rest[j] += argument  # type: ignore[operator]
+    first = bucket.members[0]
+    position = bucket.latest - 0.5 if bucket.late else bucket.earliest + 0.5
+    with graph.fx.inserting_before(graph.fx.output_node()):
+        joined = graph.call(
+            first.target, tensors, first.args[1], *rest, type=tuple(types), source=first.meta.get("source"), name=first.name
+        )
+        joined.meta.update({key: first.meta[key] for key in ("why", "backward") if key in first.meta})
+        at[joined] = position
+        offset = 0
+        for member in bucket.members:
+            for result in list(member.users):
+                index = offset + result.args[1]  # type: ignore[operator]
+                copy = graph.call(operator.getitem, joined, index, type=result.meta["type"], name=result.name)
+                copy.meta.update(result.meta)
+                at[copy] = position
+                result.replace_all_uses_with(copy)
+                graph.fx.erase_node(result)
+            offset += len(member.args[0])  # type: ignore[arg-type]
+            graph.fx.erase_node(member)
+
+
+def _reorder(graph: Graph, at: dict[fx.Node, float]) -> None:
+    """Put the nodes in the order of their positions, as far as what they read allows."""
+    number = {node: i for i, node in enumerate(graph.fx.nodes)}
+    waiting = {node: len(node.all_input_nodes) for node in number}
+    heap = [(at[node], number[node], node) for node, count in waiting.items() if count == 0 and node.op != "output"]
+    heapq.heapify(heap)
+    output = graph.fx.output_node()
+    while heap:
+        _, _, node = heapq.heappop(heap)
+        output.prepend(node)
+        for user in node.users:
+            waiting[user] -= 1
+            if waiting[user] == 0 and user.op != "output":
+                heapq.heappush(heap, (at[user], number[user], user))

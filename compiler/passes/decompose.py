@@ -1,0 +1,203 @@
+"""Take apart the composite ops that some mesh dim would split; the others stay whole for their ATen kernels."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+from torch._decomp import get_decompositions
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils import _pytree as pytree
+
+from monarch.compiler.graph import Graph
+from monarch.compiler.partition.choose import choose
+from monarch.compiler.partition.options import Options, find_options
+from monarch.compiler.passes.base import Pass
+from monarch.compiler.types import TensorType
+
+aten = torch.ops.aten
+
+Decompositions = dict[Any, Callable[..., Any]]
+
+
+class DecomposeSplit(Pass):
+    """Replace a composite op by pointwise ops and reductions where a layout shards a dim that it needs whole.
+
+        %l = input 0                          : f32[64, 256@model]
+        %s = aten._softmax(%l, 1, false)      : f32[64, 256]
+        -->
+        %l = input 0                          : f32[64, 256@model]
+        %m = aten.amax(%l, [1], true)         : f32[64, 1]
+        %d = aten.sub.Tensor(%l, %m)          : f32[64, 256]
+        ...
+    """
+
+    name = "decompose"
+
+    def run(self, graph: Graph) -> Graph:
+        for mesh_dim, size in graph.mesh.dims:
+            while size > 1 and (split := _split_composites(graph, mesh_dim)):
+                for node in split:
+                    _inline(graph, node)
+        return graph
+
+
+@functools.cache
+def composites() -> Decompositions:
+    """The ops that can be taken apart, and how."""
+    table = get_decompositions(
+        [
+            aten._softmax,
+            aten._log_softmax,
+            aten._softmax_backward_data,
+            aten._log_softmax_backward_data,
+            aten.nll_loss_forward,
+            aten.nll_loss_backward,
+            aten.nll_loss2d_forward,
+            aten.nll_loss2d_backward,
+            aten.native_layer_norm,
+            aten.native_layer_norm_backward,
+            aten._fused_rms_norm,
+            aten._fused_rms_norm_backward,
+            aten.native_group_norm,
+            aten.native_group_norm_backward,
+            aten.native_batch_norm,
+            aten.native_batch_norm_backward,
+            aten._native_batch_norm_legit,
+            aten._native_batch_norm_legit_functional,
+            aten._native_batch_norm_legit_no_training,
+            aten.logsumexp,
+            aten.std,
+            aten.var,
+        ]
+    )
+    return {**table, aten.var_mean.correction: _var_mean}
+
+
+def _var_mean(
+    x: torch.Tensor, dim: list[int] | None = None, *, correction: float | None = None, keepdim: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Variance by its definition, so that both sums can be partial."""
+    dims = list(range(x.ndim)) if dim is None else [d % x.ndim for d in dim]
+    count = 1
+    for d in dims:
+        count *= x.shape[d]
+    mean = x.sum(dims, keepdim=True) / count
+    off = x - mean
+    var = (off * off).sum(dims, keepdim=keepdim) / (count - (1 if correction is None else correction))
+    return var, mean if keepdim else mean.view(var.shape)
+
+
+def _split_composites(graph: Graph, mesh_dim: str) -> list[fx.Node]:
+    """The composite ops that this mesh dim would split.
+
+    An activation that an input's layout shards decides at once; where only parameters are sharded, they could also be
+    gathered, so the partitioner is asked: it splits the op if it would rather gather an activation than leave it.
+    """
+    options = find_options(graph, mesh_dim)
+    candidates = [node for node in graph.calls if _is_composite(node) and _hits_whole(options, node)]
+    split = [node for node in candidates if any(from_input for _, from_input in _hits_whole(options, node))]
+    if split or not candidates:
+        return split
+    chosen = choose(options).alternatives
+    return [
+        node
+        for node in candidates
+        if any(
+            operand.op == "call_function" and isinstance(chosen[operand].gives, int) and chosen[node].strategy.factor == ""
+            for operand, _ in _hits_whole(options, node)
+        )
+    ]
+
+
+def _is_composite(node: fx.Node) -> bool:
+    return node.target in composites()
+
+
+def _hits_whole(options: Options, node: fx.Node) -> list[tuple[fx.Node, bool]]:
+    """The operands that can lie sharded where the op needs them whole, each with whether an input is behind that."""
+    hits = []
+    rule = options.rules[node]
+    supported = {
+        (i, placement)
+        for strategy in rule.strategies(options.size)
+        for i, placement in enumerate(strategy.operands)
+        if isinstance(placement, int)
+    }
+    for i, operand in enumerate(options.operands[node]):
+        if operand.op == "placeholder" and operand.meta["kind"] == "state":
+            continue  # a norm's own weight is small: gathering it leaves the op whole
+        for placement, from_input in options.reach[operand][0].items():
+            if isinstance(placement, int) and (i, placement) not in supported:
+                hits.append((operand, from_input))
+    return hits
+
+
+def _inline(graph: Graph, node: fx.Node) -> None:
+    """Replace one composite op by the ops that it consists of."""
+    leaves, spec = pytree.tree_flatten((node.args, node.kwargs))
+    at = [i for i, leaf in enumerate(leaves) if isinstance(leaf, fx.Node)]
+    decomposition = composites()[node.target]
+
+    def call(*tensors: torch.Tensor) -> Any:
+        filled = list(leaves)
+        for i, tensor in zip(at, tensors, strict=True):
+            filled[i] = tensor
+        args, kwargs = pytree.tree_unflatten(filled, spec)
+        return decomposition(*args, **kwargs)
+
+    with FakeTensorMode():
+        fakes = [torch.empty(leaves[i].meta["type"].shape, dtype=leaves[i].meta["type"].dtype) for i in at]
+    traced = make_fx(call, decomposition_table=composites(), tracing_mode="fake")(*fakes)
+    traced.graph.eliminate_dead_code()
+    env: dict[fx.Node, Any] = {}
+    inputs = iter(leaves[i] for i in at)
+    with graph.fx.inserting_before(node):
+        for inner in traced.graph.nodes:
+            if inner.op == "placeholder":
+                env[inner] = next(inputs)
+            elif inner.op == "get_attr":
+                env[inner] = _constant(graph, getattr(traced, inner.target))
+            elif inner.op == "call_function":
+                env[inner] = _copy(graph, inner, env, node)
+    results = fx.node.map_arg(traced.graph.output_node().args[0], lambda n: env[n])
+    if isinstance(node.meta["type"], TensorType):
+        node.replace_all_uses_with(results)  # type: ignore[arg-type]
+    else:
+        for user in list(node.users):
+            assert user.target is operator.getitem
+            user.replace_all_uses_with(results[user.args[1]])  # type: ignore[index,call-overload]
+            graph.fx.erase_node(user)
+    graph.fx.erase_node(node)
+
+
+_DROPPED = ("device", "layout", "pin_memory", "memory_format")
+
+
+def _copy(graph: Graph, inner: fx.Node, env: dict[fx.Node, Any], node: fx.Node) -> Any:
+    if inner.target in (aten.detach.default, aten.alias.default, aten.lift_fresh_copy.default):
+        return env[inner.args[0]]  # type: ignore[index]
+    args = fx.node.map_arg(inner.args, lambda n: env[n])
+    kwargs = {k: v for k, v in fx.node.map_arg(inner.kwargs, lambda n: env[n]).items() if k not in _DROPPED}
+    copy = graph.fx.create_node("call_function", inner.target, args, kwargs)
+    copy.meta.update({k: v for k, v in node.meta.items() if k != "type"})
+    copy.meta["type"] = pytree.tree_map(
+        lambda value: TensorType(value.dtype, tuple(value.shape)) if isinstance(value, torch.Tensor) else None,
+        inner.meta["val"],
+    )
+    if isinstance(copy.meta["type"], list):
+        copy.meta["type"] = tuple(copy.meta["type"])
+    return copy
+
+
+def _constant(graph: Graph, value: torch.Tensor) -> fx.Node:
+    label = f"c{len(graph.constants)}"
+    graph.constants[label] = value.detach().clone()
+    first = next(iter(graph.fx.nodes))
+    with graph.fx.inserting_before(first):
+        return graph.placeholder("constant", label, TensorType(value.dtype, tuple(value.shape)))

@@ -1,0 +1,215 @@
+"""The last step: from a partitioned graph to the plan that workers run."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from monarch.compiler import ops
+from monarch.compiler.costs import graph_costs
+from monarch.compiler.errors import Source
+from monarch.compiler.graph import Graph, tensor_type
+from monarch.compiler.plan.file import hash_of
+from monarch.compiler.plan.plan import Instruction, Plan, Slot, ValueSpec
+from monarch.compiler.types import TensorType
+
+aten = torch.ops.aten
+
+IN_PLACE = (
+    "add sub mul div addcmul addcdiv lerp sqrt rsqrt exp log log1p neg abs reciprocal clamp clamp_min clamp_max relu "
+    "sigmoid tanh silu gelu pow erf sin cos floor round masked_fill bitwise_and bitwise_or logical_not sign square"
+).split()
+"""Pointwise ops whose in-place form computes the same bits."""
+
+ROW_MAJOR = {aten.view.default: "aten.reshape.default", aten._unsafe_view.default: "aten.reshape.default"}
+"""A collective's result is contiguous where the traced value may not have been, so views must be able to copy."""
+
+MAY_ALIAS = {ops.shard, ops.first_only, aten.reshape.default, aten.contiguous.default}
+
+
+def emit_plan(graph: Graph) -> Plan:
+    """Lower a partitioned graph: slots, lifetimes, writes in place, and the commit point."""
+    return _Emitter(graph).run()
+
+
+@dataclass
+class _Emitter:
+    graph: Graph
+    slots: dict[fx.Node, int] = field(default_factory=dict)
+    roots: dict[fx.Node, fx.Node] = field(default_factory=dict)
+    """The node whose buffer a value shares: views share the buffer of what they view."""
+    members: dict[fx.Node, list[fx.Node]] = field(default_factory=dict)
+    overlapping: set[fx.Node] = field(default_factory=set)
+    """Values whose elements share memory (expand): never written in place."""
+    sources: dict[Source, int] = field(default_factory=dict)
+
+    def run(self) -> Plan:
+        graph = self.graph
+        self.find_roots()
+        self.copy_shared_results()
+        for value, root in self.roots.items():
+            self.members.setdefault(root, []).append(value)
+        calls = list(graph.calls)
+        for i, node in enumerate((*graph.placeholders, *calls)):
+            self.slots[node] = i
+        last = self.last_uses(calls)
+        states = {p.meta["label"] for p in graph.placeholders if p.meta["kind"] == "state"}
+        replaced = states & set(graph.updates)
+        instructions: list[Instruction] = []
+        committed = False
+        for i, node in enumerate(calls):
+            in_place = self.in_place(node, i, last, replaced)
+            if in_place and not committed and self.roots[node.args[0]].op == "placeholder":  # type: ignore[index]
+                instructions.append(Instruction("commit", (), {}, -1))
+                committed = True
+            free = tuple(sorted(self.slots[value] for value, at in last.items() if at == i))
+            instructions.append(self.instruction(node, in_place, free))
+        inputs = [p for p in graph.placeholders if p.meta["kind"] != "constant"]
+        plan = Plan(
+            name=graph.name,
+            mesh=graph.mesh,
+            inputs=tuple(self.spec(p) for p in inputs),
+            outputs=tuple(self.outputs()),
+            instructions=tuple(instructions),
+            slots=len(self.slots),
+            donated=tuple(p.meta["kind"] == "state" and p.meta["label"] in replaced for p in inputs),
+            constants=dict(graph.constants),
+            constant_slots={p.meta["label"]: self.slots[p] for p in graph.placeholders if p.meta["kind"] == "constant"},
+            sources=tuple(self.sources),
+            graph=str(graph),
+            costs=graph_costs(graph),
+        )
+        return replace(plan, hash=hash_of(plan))
+
+    # -- buffers ---------------------------------------------------------------------------------------------------
+
+    def find_roots(self) -> None:
+        for node in self.graph.fx.nodes:
+            self.roots[node] = self.roots[viewed] if (viewed := _viewed(node)) is not None else node
+            packet = getattr(node.target, "overloadpacket", None)
+            if packet is aten.expand or (viewed is not None and viewed in self.overlapping):
+                self.overlapping.add(node)
+
+    def copy_shared_results(self) -> None:
+        """Give every result a buffer of its own: a returned view of state would change when the next step writes it."""
+        graph = self.graph
+        states = {p.meta["label"]: p for p in graph.placeholders if p.meta["kind"] == "state"}
+        taken: dict[fx.Node, str] = {}
+        updates = graph.updates
+        returns = graph.returns
+
+        def own(node: fx.Node, label: str) -> fx.Node:
+            root = self.roots[node]
+            borrowed = root.op == "placeholder" and root is not states.get(label)
+            if borrowed or root in taken or node in self.overlapping:
+                with graph.fx.inserting_before(graph.fx.output_node()):
+                    copy = graph.call(aten.clone.default, node, type=node.meta["type"], source=node.meta.get("source"))
+                self.roots[copy] = copy
+                return copy
+            taken[root] = label
+            return node
+
+        updates = {label: own(node, label) for label, node in updates.items()}
+        returns = [node and own(node, "") for node in returns]
+        graph.set_output(returns, updates)
+
+    def last_uses(self, calls: list[fx.Node]) -> dict[fx.Node, int]:
+        """For each value that is no result, the position of the call after which nobody reads it."""
+        last: dict[fx.Node, int] = {p: -1 for p in self.graph.placeholders}
+        for i, node in enumerate(calls):
+            last[node] = i
+            for operand in node.all_input_nodes:
+                last[operand] = i
+        for node in (*self.graph.returns, *self.graph.updates.values()):
+            if node is not None:
+                last.pop(node, None)
+        return last
+
+    def in_place(self, node: fx.Node, i: int, last: dict[fx.Node, int], replaced: set[str]) -> bool:
+        """Whether the op may write its result over its first operand: the same type, and nobody reads that again."""
+        packet = getattr(node.target, "overloadpacket", None)
+        if packet is None or packet.__name__ not in IN_PLACE or _inplace_overload(node.target) is None:
+            return False
+        target = node.args[0]
+        if not isinstance(target, fx.Node) or target in self.overlapping:
+            return False
+        a, b = tensor_type(target), tensor_type(node)
+        if a.dtype != b.dtype or self.graph.local_shape(a) != self.graph.local_shape(b):
+            return False
+        root = self.roots[target]
+        if root.op == "placeholder" and not (root.meta["kind"] == "state" and root.meta["label"] in replaced):
+            return False
+        sharing = self.members[root]
+        if any(value not in last or last[value] > i for value in sharing):
+            return False
+        if any(operand is not target and self.roots[operand] is root for operand in node.all_input_nodes):
+            return False
+        for value in sharing:
+            self.roots[value] = node  # from here on the buffer is this op's result
+        self.members[node] += self.members.pop(root)
+        return True
+
+    # -- writing it down --------------------------------------------------------------------------------------------
+
+    def instruction(self, node: fx.Node, in_place: bool, free: tuple[int, ...]) -> Instruction:
+        op = _inplace_overload(node.target) if in_place else _op_name(node.target)
+        assert op is not None
+        args = tuple(self.argument(argument) for argument in node.args)
+        kwargs = {key: self.argument(value) for key, value in node.kwargs.items()}
+        source = node.meta.get("source")
+        index = -1 if source is None else self.sources.setdefault(source, len(self.sources))
+        return Instruction(op, args, kwargs, self.slots[node], free, index)
+
+    def argument(self, argument: Any) -> Any:
+        if isinstance(argument, fx.Node):
+            return Slot(self.slots[argument])
+        if isinstance(argument, (list, tuple)):
+            return [self.argument(each) for each in argument]
+        return argument
+
+    def spec(self, node: fx.Node) -> ValueSpec:
+        return ValueSpec(node.meta["kind"], node.meta["label"], tensor_type(node), self.slots[node])
+
+    def outputs(self) -> Iterator[ValueSpec]:
+        states = {p.meta["label"]: p.meta["type"] for p in self.graph.placeholders if p.meta["kind"] == "state"}
+        for i, node in enumerate(node for node in self.graph.returns if node is not None):
+            yield ValueSpec("return", i, tensor_type(node), self.slots[node])
+        for label, node in self.graph.updates.items():
+            type_: TensorType = states.get(label, tensor_type(node))
+            yield ValueSpec("state", label, type_, self.slots[node])
+
+
+def _viewed(node: fx.Node) -> fx.Node | None:
+    """The operand whose memory the node's result shares, or may share."""
+    if node.op != "call_function":
+        return None
+    if node.target is operator.getitem:
+        producer = node.args[0]
+        return _viewed(producer)  # type: ignore[arg-type]  # split and unbind give views; other ops buffers of their own
+    if node.target in MAY_ALIAS:
+        return node.args[0]  # type: ignore[return-value]
+    schema = getattr(node.target, "_schema", None)
+    if schema is None:
+        return None
+    if any(result.alias_info is not None for result in schema.returns):
+        return node.args[0]  # type: ignore[return-value]
+    return node.args[0] if node.target in ROW_MAJOR else None  # type: ignore[return-value]
+
+
+def _op_name(target: Any) -> str:
+    if target is operator.getitem:
+        return "getitem"
+    return ROW_MAJOR.get(target, str(target))
+
+
+def _inplace_overload(target: Any) -> str | None:
+    packet = getattr(aten, f"{target.overloadpacket.__name__}_", None)
+    overload = target._overloadname
+    if packet is None or overload not in packet.overloads():
+        return None
+    return f"aten.{packet.__name__}.{overload}"

@@ -1,0 +1,136 @@
+"""The reference executor: a partitioned graph run for all workers in lockstep, in one process.
+
+One op at a time, every worker's copy of it before the next op, collectives as plain operations on the list of all workers'
+tensors. It is slow and simple, and the ground truth for everything that is fast.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from monarch.compiler import ops
+from monarch.compiler.errors import GraphError
+from monarch.compiler.graph import Graph, tensor_type
+from monarch.compiler.plan.blocks import block_of, reduce_in_order, whole_of
+from monarch.compiler.plan.local_ops import LOCAL_OPS
+from monarch.compiler.types import MeshSpec
+
+Value = torch.Tensor | float | int
+PerWorker = list[Any]
+
+
+def run_reference(graph: Graph, inputs: Mapping[str | int, Value]) -> tuple[list[Any], dict[str, Any]]:
+    """Run a graph on global values and give back global values: (returns, updated states by label).
+
+    `inputs` holds a tensor of the global shape (or a number, for scalars and seeds) for each placeholder's label. Raises
+    GraphError where replicas of one value differ between workers: they would have diverged on a real mesh.
+    """
+    mesh = graph.mesh if graph.partitioned else MeshSpec(())
+    workers = mesh.workers
+    env: dict[fx.Node, PerWorker] = {}
+    positions = list(mesh.coordinates())
+    for node in graph.fx.nodes:
+        if node.op == "placeholder":
+            env[node] = _place(graph, node, inputs, mesh)
+        elif node.op == "call_function":
+            if isinstance(node.target, ops.MonarchOp) and node.target.collective:
+                env[node] = _collective(node, env, mesh)
+            else:
+                env[node] = [_local(node, env, worker, positions[worker], mesh) for worker in range(workers)]
+
+    def fetch(node: fx.Node | None) -> Any:
+        if node is None:
+            return None
+        type_ = tensor_type(node)
+        _check_replicas(node, env[node], mesh)
+        return whole_of(env[node], type_, mesh) if graph.partitioned else env[node][0]
+
+    return [fetch(node) for node in graph.returns], {label: fetch(node) for label, node in graph.updates.items()}
+
+
+def _place(graph: Graph, node: fx.Node, inputs: Mapping[str | int, Value], mesh: MeshSpec) -> PerWorker:
+    label = node.meta["label"]
+    value = graph.constants[label] if node.meta["kind"] == "constant" else inputs[label]
+    if not isinstance(value, torch.Tensor):
+        return [value] * mesh.workers
+    if not graph.partitioned:
+        return [value]
+    return [block_of(value, tensor_type(node), mesh, rank).contiguous() for rank in range(mesh.workers)]
+
+
+def _local(node: fx.Node, env: Mapping[fx.Node, PerWorker], worker: int, position: dict[str, int], mesh: MeshSpec) -> Any:
+    args = fx.node.map_arg(node.args, lambda n: env[n][worker])
+    kwargs = fx.node.map_arg(node.kwargs, lambda n: env[n][worker])
+    if node.target is operator.getitem:
+        return args[0][args[1]]
+    if node.target is ops.constrain:
+        return args[0]
+    if isinstance(node.target, ops.MonarchOp):
+        return LOCAL_OPS[node.target.name](position, mesh.sizes, *args, **kwargs)
+    return node.target(*args, **kwargs)  # type: ignore[operator]
+
+
+def _check_replicas(node: fx.Node, values: PerWorker, mesh: MeshSpec) -> None:
+    layout = tensor_type(node).layout
+    for rank, position in enumerate(mesh.coordinates()):
+        first = mesh.rank({name: at if name in layout.mesh_dims else 0 for name, at in position.items()})
+        if not torch.equal(torch.nan_to_num(values[rank]), torch.nan_to_num(values[first])):
+            raise GraphError(f"%{node.name} differs between worker {first} and worker {rank}, which hold replicas of it")
+
+
+def _collective(node: fx.Node, env: Mapping[fx.Node, PerWorker], mesh: MeshSpec) -> PerWorker:
+    results: PerWorker = [None] * mesh.workers
+    if node.target is ops.commit:
+        return results
+    tensors, dims, *rest = node.args
+    for rank in range(mesh.workers):
+        group = mesh.group(rank, dims)  # type: ignore[arg-type]
+        results[rank] = [
+            COLLECTIVES[node.target.name](  # type: ignore[union-attr]
+                [env[tensor][peer] for peer in group],
+                group.index(rank),
+                *(argument[i] if isinstance(argument, (list, tuple)) and node.target is not ops.permute else argument for argument in rest),
+            )
+            for i, tensor in enumerate(tensors)  # type: ignore[arg-type]
+        ]
+    return results
+
+
+def _all_reduce(parts: Sequence[torch.Tensor], me: int, reduction: str) -> torch.Tensor:
+    return reduce_in_order(parts, reduction)
+
+
+def _all_gather(parts: Sequence[torch.Tensor], me: int, dim: int) -> torch.Tensor:
+    return torch.cat(list(parts), dim)
+
+
+def _reduce_scatter(parts: Sequence[torch.Tensor], me: int, dim: int, reduction: str) -> torch.Tensor:
+    return reduce_in_order([part.chunk(len(parts), dim)[me] for part in parts], reduction)
+
+
+def _all_to_all(parts: Sequence[torch.Tensor], me: int, source_dim: int, target_dim: int) -> torch.Tensor:
+    return torch.cat([part.chunk(len(parts), target_dim)[me] for part in parts], source_dim)
+
+
+def _broadcast(parts: Sequence[torch.Tensor], me: int, root: int) -> torch.Tensor:
+    return parts[root]
+
+
+def _permute(parts: Sequence[torch.Tensor], me: int, pairs: Sequence[Sequence[int]]) -> torch.Tensor:
+    source = next((source for source, target in pairs if target == me), None)
+    return torch.zeros_like(parts[me]) if source is None else parts[source]
+
+
+COLLECTIVES: dict[str, Callable[..., torch.Tensor]] = {
+    "all_reduce": _all_reduce,
+    "all_gather": _all_gather,
+    "reduce_scatter": _reduce_scatter,
+    "all_to_all": _all_to_all,
+    "broadcast": _broadcast,
+    "permute": _permute,
+}
