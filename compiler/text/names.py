@@ -92,7 +92,7 @@ def _constants() -> dict[str, Any]:
 
 
 CONSTANTS: dict[str, Any] = _constants()
-CONSTANT_NAMES: dict[Any, str] = {
+CONSTANT_NAMES: dict[torch.dtype | torch.memory_format | torch.layout, str] = {
     value: name
     for name, value in CONSTANTS.items()
     if isinstance(value, torch.dtype | torch.memory_format | torch.layout)

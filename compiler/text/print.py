@@ -13,7 +13,7 @@ from monarch.compiler.errors import GraphError
 from monarch.compiler.graph import Graph
 from monarch.compiler.text.comment import print_comment
 from monarch.compiler.text.names import CONSTANT_NAMES, op_name
-from monarch.compiler.types import DTYPE_NAMES, TensorType
+from monarch.compiler.types import TensorType
 
 _NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 CALL_COLUMN, TYPE_COLUMN = 64, 56
@@ -112,8 +112,6 @@ def _argument(value: Any, node: fx.Node) -> str:
             return repr(value)
         case str():
             return _string(value)
-        case torch.dtype() if value in DTYPE_NAMES:
-            return DTYPE_NAMES[value]
         case torch.dtype() | torch.memory_format() | torch.layout() if value in CONSTANT_NAMES:
             return CONSTANT_NAMES[value]
         case torch.device():

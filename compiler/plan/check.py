@@ -1,0 +1,87 @@
+"""Whether a plan can run: ops that are allowed, slots that hold something when they are read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn
+
+from monarch.compiler.plan.allowed import PARAMETERS, RefusedOp, allow
+from monarch.compiler.plan.plan import Instruction, Plan, Slot
+
+
+def check_plan(plan: Plan, fail: Callable[[str], NoReturn]) -> None:
+    """Call `fail` with what is wrong, if anything is."""
+    frame = len(plan.inputs) + len(plan.constant_slots) + len(plan.instructions)
+    if plan.slots > frame:
+        fail(f"it has {plan.slots} slots for {frame} values")
+    if len(plan.donated) != len(plan.inputs):
+        fail(f"'donated' has {len(plan.donated)} entries for {len(plan.inputs)} inputs")
+    if set(plan.constants) != set(plan.constant_slots):
+        fail("its constants are not those that it names slots for")
+    held = [False] * plan.slots
+    for slot in [*(spec.slot for spec in plan.inputs), *plan.constant_slots.values()]:
+        if held[slot]:
+            fail(f"two inputs share slot {slot}")
+        held[slot] = True
+    for position, instruction in enumerate(plan.instructions):
+        try:
+            _check_instruction(instruction, plan, held)
+        except _Wrong as wrong:
+            fail(f"instruction {position}, {instruction.op[:100]!a}: {wrong}")
+    for spec in plan.outputs:
+        if not held[spec.slot]:
+            fail(f"output {spec.label!a} lies in slot {spec.slot}, which is empty at the end")
+
+
+class _Wrong(Exception):
+    pass
+
+
+def _check_instruction(instruction: Instruction, plan: Plan, held: list[bool]) -> None:
+    try:
+        allow(instruction.op)
+    except RefusedOp as refused:
+        raise _Wrong(str(refused)) from None
+    if instruction.op in PARAMETERS:
+        _check_own_op(instruction, plan)
+    for argument in (*instruction.args, *instruction.kwargs.values()):
+        for slot in _slots(argument):
+            if not 0 <= slot < plan.slots:
+                raise _Wrong(f"there is no slot {slot}, only 0 to {plan.slots - 1}")
+            if not held[slot]:
+                raise _Wrong(f"it reads slot {slot}, which is empty there")
+    if type(instruction.out) is not int or not -1 <= instruction.out < plan.slots:
+        raise _Wrong(f"there is no slot {instruction.out!a} for its result")
+    if instruction.out >= 0:
+        held[instruction.out] = True
+    for slot in instruction.free:
+        if type(slot) is not int or not 0 <= slot < plan.slots:
+            raise _Wrong(f"there is no slot {slot!a} to free")
+        held[slot] = False
+    if type(instruction.source) is not int or not -1 <= instruction.source < len(plan.sources):
+        raise _Wrong(f"there is no source line {instruction.source!a}")
+
+
+def _check_own_op(instruction: Instruction, plan: Plan) -> None:
+    """The arguments of an op of ours: as many as it takes, and mesh dims that the mesh has."""
+    names = PARAMETERS[instruction.op]
+    given = dict(zip(names, instruction.args, strict=False))
+    if len(instruction.args) > len(names) or set(instruction.kwargs) != set(names[len(instruction.args) :]):
+        raise _Wrong(f"it takes {', '.join(names) or 'nothing'}")
+    given.update(instruction.kwargs)
+    dims: list[Any] = [given["mesh_dim"]] if "mesh_dim" in given else []
+    if "mesh_dims" in given:
+        if not isinstance(given["mesh_dims"], list):
+            raise _Wrong("its mesh dims are not a list")
+        dims = given["mesh_dims"]
+    for dim in dims:
+        if not isinstance(dim, str) or dim not in plan.mesh.sizes or dims.count(dim) > 1:
+            raise _Wrong(f"{dim!a} is not a dim of {plan.mesh}, or stands twice")
+
+
+def _slots(argument: Any) -> Iterator[int]:
+    if isinstance(argument, Slot):
+        yield argument.index
+    elif isinstance(argument, list | tuple):
+        for entry in argument:
+            yield from _slots(entry)

@@ -1,0 +1,241 @@
+"""Plans as JSON values, and back, with everything that a file says checked on the way.
+
+Instruction arguments: a Slot is `{"$": index}`, a dtype `{"dtype": "f32"}`, an infinity or nan `{"float": "inf"}`; a
+memory format, layout or device is `{"memory_format": …}`, `{"layout": …}`, `{"device": …}`. The rest stand for
+themselves; ints and floats stay apart, for JSON writes 1 and 1.0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import torch
+
+from monarch.compiler.errors import LayoutError, PlanError, Source
+from monarch.compiler.plan.plan import Instruction, Plan, Slot, ValueSpec
+from monarch.compiler.text.names import CONSTANT_NAMES, CONSTANTS
+from monarch.compiler.types import DTYPE_NAMES, DTYPES, Layout, MeshSpec, TensorType
+
+MAX_DEPTH = 32
+"""Of lists among an instruction's arguments."""
+
+UNTRUSTED = "plan.save() does not write this: do not use the file, and compile the program again."
+
+
+# -- to JSON ---------------------------------------------------------------------------------------------------------
+
+
+def encode_head(plan: Plan) -> dict[str, Any]:
+    """Everything of a plan that a worker needs but its instructions and constants."""
+    return {
+        "name": plan.name,
+        "mesh": [list(dim) for dim in plan.mesh.dims],
+        "inputs": [_encode_value(spec) for spec in plan.inputs],
+        "outputs": [_encode_value(spec) for spec in plan.outputs],
+        "slots": plan.slots,
+        "donated": list(plan.donated),
+        "constant_slots": dict(plan.constant_slots),
+        "sources": [[source.file, source.line, source.column, source.end_column] for source in plan.sources],
+    }
+
+
+def _encode_value(spec: ValueSpec) -> list[Any]:
+    type_ = spec.type
+    layout = type_.layout
+    partial = [list(entry) for entry in layout.partial]
+    shards = [list(names) for names in layout.shards]
+    return [
+        spec.kind,
+        spec.label,
+        [DTYPE_NAMES[type_.dtype], list(type_.shape), shards, partial, list(layout.varying)],
+        spec.slot,
+    ]
+
+
+def encode_instruction(instruction: Instruction) -> list[Any]:
+    """`[op, args, kwargs, out, free, source]`. Raises PlanError for an argument that a plan cannot hold."""
+    return [
+        instruction.op,
+        [_encode(argument, instruction) for argument in instruction.args],
+        {key: _encode(value, instruction) for key, value in instruction.kwargs.items()},
+        instruction.out,
+        list(instruction.free),
+        instruction.source,
+    ]
+
+
+def _encode(value: Any, instruction: Instruction) -> Any:
+    if isinstance(value, Slot):
+        return {"$": value.index}
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else {"float": repr(value)}
+    if isinstance(value, list | tuple):
+        return [_encode(entry, instruction) for entry in value]
+    if isinstance(value, torch.device):
+        return {"device": str(value)}
+    for kind, type_ in _KINDS.items():
+        if isinstance(value, type_) and value in CONSTANT_NAMES:
+            return {kind: CONSTANT_NAMES[value]}
+    raise PlanError(
+        f"an argument of {instruction.op} cannot stand in a plan: {value!r} ({type(value).__name__})",
+        hint="arguments are slots, numbers, bools, strings, None, dtypes, and lists of these.",
+    )
+
+
+_KINDS: dict[str, type] = {"dtype": torch.dtype, "memory_format": torch.memory_format, "layout": torch.layout}
+_FLOATS = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
+
+
+# -- from JSON -------------------------------------------------------------------------------------------------------
+
+
+class Decoder:
+    """Reads what `encode_head` and `encode_instruction` gave. Raises PlanError with the file's name and the part."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def fail(self, message: str) -> NoReturn:
+        raise PlanError(f"{self.name} is not a plan that can be run: {message}", hint=UNTRUSTED)
+
+    def integer(self, value: Any, what: str, low: int = 0, high: int = 2**63) -> int:
+        """An int with low <= it < high."""
+        if type(value) is not int or not low <= value < high:
+            self.fail(f"{what} is {short(value)}, not a whole number from {low} to {high - 1}")
+        return value
+
+    def string(self, value: Any, what: str) -> str:
+        if type(value) is not str:
+            self.fail(f"{what} is {short(value)}, not a string")
+        return value
+
+    def items(self, value: Any, what: str, length: int | None = None) -> list[Any]:
+        if type(value) is not list or (length is not None and len(value) != length):
+            count = "" if length is None else f" of {length}"
+            self.fail(f"{what} is {short(value)}, not a list{count}")
+        return value
+
+    def mapping(self, value: Any, what: str, keys: Sequence[str] | None = None) -> dict[str, Any]:
+        if type(value) is not dict or (keys is not None and set(value) != set(keys)):
+            named = "" if keys is None else f" with the keys {', '.join(keys)}"
+            self.fail(f"{what} is {short(value)}, not an object{named}")
+        return value
+
+    def strings(self, value: Any, what: str) -> tuple[str, ...]:
+        return tuple(self.string(entry, what) for entry in self.items(value, what))
+
+    def mesh(self, value: Any) -> MeshSpec:
+        dims = []
+        for entry in self.items(value, "the mesh"):
+            name, size = self.items(entry, "a mesh dim", 2)
+            dims.append((self.string(name, "a mesh dim's name"), self.integer(size, "a mesh dim's size", 1, 2**31)))
+        try:
+            return MeshSpec(tuple(dims))
+        except LayoutError as error:
+            self.fail(error.message)
+
+    def type(self, value: Any, mesh: MeshSpec, what: str) -> TensorType:
+        dtype, shape, shards, partial, varying = self.items(value, f"the type of {what}", 5)
+        if not isinstance(dtype, str) or dtype not in DTYPES:
+            self.fail(f"the dtype of {what} is {short(dtype)}")
+        sizes = tuple(self.integer(size, f"a size of {what}") for size in self.items(shape, f"the shape of {what}"))
+        layout = Layout(
+            tuple(
+                self.strings(names, f"the layout of {what}") for names in self.items(shards, f"the layout of {what}")
+            ),
+            tuple(
+                (pair[0], pair[1])
+                for entry in self.items(partial, f"the layout of {what}")
+                if (pair := self.strings(self.items(entry, f"the layout of {what}", 2), f"the layout of {what}"))
+            ),
+            self.strings(varying, f"the layout of {what}"),
+        )
+        type_ = TensorType(DTYPES[dtype], sizes, layout)
+        try:
+            type_.check(mesh, what)
+        except LayoutError as error:
+            self.fail(error.message)
+        return type_
+
+    def values(self, value: Any, mesh: MeshSpec, slots: int, kinds: Sequence[str]) -> tuple[ValueSpec, ...]:
+        """Inputs or outputs: each of one of `kinds`, in a slot below `slots`."""
+        specs = []
+        for entry in self.items(value, "the list of inputs or outputs"):
+            kind, label, type_, slot = self.items(entry, "an input or output", 4)
+            if kind not in kinds:
+                self.fail(f"an input or output is {short(kind)}, not one of {', '.join(kinds)}")
+            if type(label) not in (int, str):
+                self.fail(f"the label of an input or output is {short(label)}")
+            what = f"{kind} {short(label)}"
+            specs.append(
+                ValueSpec(
+                    kind, label, self.type(type_, mesh, what), self.integer(slot, f"the slot of {what}", 0, slots)
+                )
+            )
+        return tuple(specs)
+
+    def sources(self, value: Any) -> tuple[Source, ...]:
+        sources = []
+        for entry in self.items(value, "the list of source lines"):
+            file, *numbers = self.items(entry, "a source line", 4)
+            line, column, end = (self.integer(number, "a source line's number") for number in numbers)
+            sources.append(Source(self.string(file, "a source line's file"), line, column, end))
+        return tuple(sources)
+
+    def instruction(self, value: Any) -> Instruction:
+        op, args, kwargs, out, free, source = self.items(value, "an instruction", 6)
+        self.string(op, "an instruction's op")
+        return Instruction(
+            op,
+            tuple([self.argument(entry) for entry in self.items(args, f"the arguments of {short(op)}")]),
+            {key: self.argument(entry) for key, entry in self.mapping(kwargs, f"the arguments of {short(op)}").items()},
+            out,
+            tuple(self.items(free, f"the freed slots of {short(op)}")),
+            source,
+        )
+
+    def argument(self, value: Any, depth: int = 0) -> Any:
+        kind = type(value)
+        if kind is dict and len(value) == 1:
+            return self.tagged(*next(iter(value.items())))
+        if kind is list:
+            if depth >= MAX_DEPTH:
+                self.fail(f"lists are nested more than {MAX_DEPTH} deep")
+            return [self.argument(entry, depth + 1) for entry in value]
+        if kind is int and not -(2**63) <= value < 2**64:
+            self.fail(f"the number {short(value)} is too large")
+        if kind is float and not math.isfinite(value):
+            self.fail("a number is too large")
+        if value is None or kind in (int, float, bool, str):
+            return value
+        self.fail(f"an argument is {short(value)}, which no instruction takes")
+
+    def tagged(self, tag: str, value: Any) -> Any:
+        if tag == "$" and type(value) is int:
+            return Slot(value)
+        if isinstance(value, str):
+            if tag == "float" and value in _FLOATS:
+                return _FLOATS[value]
+            if tag in _KINDS and isinstance(CONSTANTS.get(value), _KINDS[tag]):
+                return CONSTANTS[value]
+            if tag == "device":
+                try:
+                    return torch.device(value)
+                except (RuntimeError, UnicodeError):
+                    self.fail(f"{short(value)} is no device")
+        self.fail(f"an argument is {short({tag: value})}, which no instruction takes")
+
+
+def short(value: Any) -> str:
+    """A value from a file for an error message: one line of some 60 characters."""
+    kind = type(value)
+    if kind is list or kind is dict:
+        return f"a {'list' if kind is list else 'JSON object'} of {len(value)}"
+    if kind is int and abs(value) >= 10**20:
+        return "a number of more than 20 digits"
+    text = ascii(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,188 @@
+"""The `.mplan` file: a plan as bytes, ahead of time or on the way to the workers.
+
+A file holds (see `container` for the bytes):
+
+    manifest               JSON: name, mesh, inputs, outputs, slots, source lines, costs, the plan's hash
+    program.jsonl          one instruction a line, a JSON array each (see `encode`)
+    graph.txt              the partitioned graph, for people
+    constants.safetensors  the constants' tensors
+
+No pickle, nothing compressed. Loading reads and checks; it runs nothing and imports nothing. The bytes are the same for
+the same plan.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
+
+from monarch.compiler.errors import PlanError
+from monarch.compiler.plan.check import check_plan
+from monarch.compiler.plan.container import AGAIN, dump_json, load_json, seal, unseal
+from monarch.compiler.plan.encode import Decoder, encode_head, encode_instruction
+from monarch.compiler.plan.plan import Plan
+from monarch.compiler.types import DTYPE_NAMES
+
+PROGRAM, GRAPH, CONSTANTS = "program.jsonl", "graph.txt", "constants.safetensors"
+INPUT_KINDS = ("input", "state", "scalar", "seed")
+OUTPUT_KINDS = ("return", "state")
+
+
+def save_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
+    """Write a plan as one `.mplan` file: all of it or, on an error, nothing. Raises PlanError."""
+    data = plan_bytes(plan)
+    target = Path(path)
+    try:
+        with tempfile.NamedTemporaryFile(dir=target.parent, prefix=f".{target.name}.", delete=False) as file:
+            try:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+                os.chmod(file.name, 0o644)
+                os.replace(file.name, target)
+            except BaseException:
+                os.unlink(file.name)
+                raise
+    except OSError as error:
+        raise PlanError(
+            f"cannot write {target}: {error.strerror or error}", hint="give a path that can be written."
+        ) from None
+
+
+def load_plan(path: str | os.PathLike[str]) -> Plan:
+    """Read a `.mplan` file. Raises PlanError where it is truncated, edited, of another version, or no plan."""
+    source = Path(path)
+    try:
+        with open(source, "rb", opener=_open_at_once) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise PlanError(f"{source} is not a regular file", hint="give a file that plan.save() wrote.")
+            data = file.read()
+    except (OSError, ValueError) as error:  # ValueError: a path with a null character
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise PlanError(f"cannot read {source}: {reason}", hint="give a file that plan.save() wrote.") from None
+    return plan_from_bytes(data, name=source.name)
+
+
+def plan_bytes(plan: Plan) -> bytes:
+    """A plan as the bytes of its file, the same for the same plan. Raises PlanError for one that could not be run."""
+    head, program, constants = _parts(plan)
+    check_plan(plan, Decoder(f"plan '{plan.name}'").fail)
+    try:
+        manifest = {"plan": head, "hash": _hash(head, program, constants), "costs": plan.costs}
+        return seal(manifest, {PROGRAM: program, GRAPH: plan.graph.encode(), CONSTANTS: constants})
+    except (TypeError, ValueError) as error:
+        raise PlanError(
+            f"the costs of plan '{plan.name}' are not JSON: {error}",
+            hint="they hold numbers, strings, lists and dicts.",
+        ) from None
+
+
+def plan_from_bytes(data: bytes, name: str = "the plan") -> Plan:
+    """The plan that `plan_bytes` wrote; `name` is what errors call it. Raises PlanError."""
+    manifest, members = unseal(data, name, (PROGRAM, GRAPH, CONSTANTS))
+    decoder = Decoder(name)
+    decoder.mapping(manifest, "the manifest", ("plan", "hash", "costs"))
+    head = decoder.mapping(
+        manifest["plan"],
+        "the plan",
+        ("name", "mesh", "inputs", "outputs", "slots", "donated", "constant_slots", "sources"),
+    )
+    if manifest["hash"] != _hash(head, members[PROGRAM], members[CONSTANTS]):
+        decoder.fail("its hash is not that of what it holds")
+    mesh = decoder.mesh(head["mesh"])
+    slots = decoder.integer(head["slots"], "the number of slots", 0, 2**31)
+    constant_slots = {
+        label: decoder.integer(slot, f"the slot of constant {label!a}", 0, slots)
+        for label, slot in decoder.mapping(head["constant_slots"], "'constant_slots'").items()
+    }
+    donated = decoder.items(head["donated"], "'donated'")
+    if any(type(entry) is not bool for entry in donated):
+        decoder.fail("'donated' holds something else than true and false")
+    constants = _load_constants(members[CONSTANTS], decoder)
+    if set(constants) != set(constant_slots):
+        decoder.fail("its constants are not those that it names slots for")
+    plan = Plan(
+        name=decoder.string(head["name"], "its name"),
+        mesh=mesh,
+        inputs=decoder.values(head["inputs"], mesh, slots, INPUT_KINDS),
+        outputs=decoder.values(head["outputs"], mesh, slots, OUTPUT_KINDS),
+        instructions=tuple([decoder.instruction(entry) for entry in _load_program(members[PROGRAM], decoder)]),
+        slots=slots,
+        donated=tuple(donated),
+        constants={label: constants[label] for label in constant_slots},
+        constant_slots=constant_slots,
+        sources=decoder.sources(head["sources"]),
+        graph=_load_text(members[GRAPH], decoder),
+        costs=decoder.mapping(manifest["costs"], "'costs'"),
+        hash=manifest["hash"],
+    )
+    check_plan(plan, decoder.fail)
+    return plan
+
+
+def hash_of(plan: Plan) -> str:
+    """The SHA-256, in hex, of what a worker runs or reports of a plan: all but its graph's text and its costs."""
+    return _hash(*_parts(plan))
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """A named pipe would otherwise be waited for."""
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
+def _parts(plan: Plan) -> tuple[dict[str, Any], bytes, bytes]:
+    program = "\n".join(dump_json(encode_instruction(instruction)) for instruction in plan.instructions)
+    return encode_head(plan), program.encode("ascii"), _save_constants(plan)
+
+
+def _hash(head: dict[str, Any], program: bytes, constants: bytes) -> str:
+    digest = hashlib.sha256(dump_json(head).encode("ascii"))
+    for part in (program, constants):
+        digest.update(hashlib.sha256(part).digest())
+    return digest.hexdigest()
+
+
+def _load_program(data: bytes, decoder: Decoder) -> list[Any]:
+    # One array of all lines is read several times faster than line after line.
+    lines = data.replace(b"\n", b",\n")
+    return decoder.items(load_json(b"[" + lines + b"]", f"{PROGRAM} of {decoder.name}"), PROGRAM)
+
+
+def _load_text(data: bytes, decoder: Decoder) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        decoder.fail(f"its {GRAPH} is not text in UTF-8")
+
+
+def _save_constants(plan: Plan) -> bytes:
+    tensors: dict[str, torch.Tensor] = {}
+    storages: set[int] = set()
+    for label, tensor in plan.constants.items():
+        if tensor.dtype not in DTYPE_NAMES:
+            raise PlanError(f"constant '{label}' is of {tensor.dtype}, which a plan cannot hold")
+        whole = tensor.detach().cpu().contiguous()
+        storage = whole.untyped_storage().data_ptr()
+        tensors[label] = whole.clone() if storage in storages else whole  # the format has no shared memory
+        storages.add(storage)
+    return save_tensors(tensors)
+
+
+def _load_constants(data: bytes, decoder: Decoder) -> dict[str, torch.Tensor]:
+    try:
+        tensors = load_tensors(data)
+    except (SafetensorError, KeyError, ValueError, RuntimeError) as error:
+        raise PlanError(f"the constants of {decoder.name} cannot be read: {error}", hint=AGAIN) from None
+    for label, tensor in tensors.items():
+        if tensor.dtype not in DTYPE_NAMES:
+            decoder.fail(f"constant {label!a} is of {tensor.dtype}")
+    return tensors
