@@ -1,0 +1,52 @@
+"""What an instruction's op name stands for: the cheapest callable with the op's meaning.
+
+An ATen overload can be called in several ways. `torch.ops` parses its arguments by schema, which takes about half a
+microsecond longer than the functions and methods that Python users call; for the ops in `_DIRECT` those take the same
+positional arguments and mean the same (tested op by op against `torch.ops`).
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from monarch.compiler.plan import PlanError
+
+_FUNCTIONS = """
+    abs.default add.Tensor addmm.default bmm.default cat.default clone.default cos.default detach.default div.Tensor
+    embedding.default eq.Scalar eq.Tensor erf.default exp.default ge.Scalar ge.Tensor gt.Scalar gt.Tensor le.Scalar
+    le.Tensor log.default logical_and.default logical_not.default lt.Scalar lt.Tensor maximum.default minimum.default
+    mm.default mul.Tensor ne.Scalar ne.Tensor neg.default permute.default pow.Tensor_Scalar reciprocal.default
+    relu.default rsqrt.default select.int sigmoid.default sin.default sqrt.default squeeze.dim sub.Tensor
+    t.default tanh.default transpose.int unsqueeze.default where.self
+""".split()
+_METHODS = "expand.default view.default copy_.default add_.Tensor mul_.Tensor addcmul_.default addcdiv_.default".split()
+
+_DIRECT: dict[str, Callable[..., Any]] = {
+    **{f"aten.{name}": getattr(torch._C._VariableFunctions, name.split(".")[0]) for name in _FUNCTIONS},
+    **{f"aten.{name}": getattr(torch._C.TensorBase, name.split(".")[0]) for name in _METHODS},
+}
+
+
+def resolve(op: str, direct: bool = True) -> Callable[..., Any]:
+    """The callable for "getitem" or an ATen (or other registered) overload, as in "aten.mm.default". Raises PlanError."""
+    if op == "getitem":
+        return operator.getitem
+    if direct and op in _DIRECT:
+        return _DIRECT[op]
+    parts = op.split(".")
+    if len(parts) == 3 and all(part.isidentifier() for part in parts):
+        namespace, name, overload = parts
+        try:
+            found = getattr(getattr(getattr(torch.ops, namespace), name), overload)
+        except (AttributeError, RuntimeError):
+            found = None
+        if isinstance(found, torch._ops.OpOverload):
+            return found
+    raise PlanError(
+        f"the plan calls {op!r}, which the workers do not know",
+        hint="An op of your own has to be registered (torch.library) before the mesh is made: workers are forked then.",
+    )

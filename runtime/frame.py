@@ -1,0 +1,190 @@
+"""A plan as one straight Python function, a line an instruction, so that running it costs little more than its ops.
+
+    def step(arguments):
+        s0, s1 = arguments; arguments.clear()
+        s2 = f0(s0, s1)
+        s1 = None
+        s3 = f1([s2])
+        return (s3,)
+
+Names are made here, from slot numbers; ops and constants are bound as globals; only ints, bools, None and finite floats are
+written out. So nothing that a plan says becomes code. When an op fails, the line number of the traceback gives the
+instruction, at no cost to the steps that do not fail.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import CodeType, TracebackType
+from typing import Any
+
+import torch
+
+from monarch.compiler.plan import DTYPE_NAMES, OPS, Instruction, Plan, PlanError, Slot
+from monarch.compiler.plan.local_ops import LOCAL_OPS
+from monarch.runtime.bindings import resolve
+
+_LITERALS = (str, torch.dtype, torch.device, torch.layout, torch.memory_format)
+
+_PARAMETERS = {
+    name: tuple(part.strip() for part in op.signature.strip("()").split(",") if part.strip())
+    for name, op in OPS.items()
+    if op.collective
+}
+
+
+def check(plan: Plan) -> None:
+    """Raise PlanError unless every op of the plan is known and every slot that is read has been written."""
+    written = {spec.slot for spec in plan.inputs} | set(plan.constant_slots.values())
+    for number, instruction in enumerate(plan.instructions):
+        if instruction.op not in LOCAL_OPS and instruction.op not in _PARAMETERS:
+            resolve(instruction.op)
+        for slot in _slots((instruction.args, tuple(instruction.kwargs.values()))):
+            if slot not in written:
+                raise PlanError(f"instruction {number} of plan '{plan.name}' ({instruction.op}) reads empty slot {slot}")
+        written.add(instruction.out)
+        written.difference_update(instruction.free)
+    for spec in plan.outputs:
+        if spec.slot not in written:
+            raise PlanError(f"output {spec.label!r} of plan '{plan.name}' is empty slot {spec.slot}")
+    if len(plan.donated) != len(plan.inputs):
+        raise PlanError(f"plan '{plan.name}' has {len(plan.inputs)} inputs and says of {len(plan.donated)} if donated")
+
+
+def _slots(value: Any) -> list[int]:
+    if isinstance(value, Slot):
+        return [value.index]
+    if isinstance(value, (list, tuple)):
+        return [slot for item in value for slot in _slots(item)]
+    return []
+
+
+@dataclass
+class Place:
+    """Where in a plan an exception came from."""
+
+    number: int
+    instruction: Instruction
+    operands: list[str]
+
+
+class Frame:
+    """A plan, ready to run. `run(arguments)` takes the inputs' values in order (and empties the list), and gives the
+    outputs' in order. `bind(name, *args)` gives the callable for a local op or a collective of `compiler.ops`."""
+
+    def __init__(self, plan: Plan, bind: Callable[..., Callable[..., Any]]) -> None:
+        self.plan = plan
+        self._bind = bind
+        self._globals: dict[str, Any] = {"__builtins__": {}}
+        self._names: dict[int, str] = {}
+        self._kept: list[Any] = []
+        self._line_of: dict[int, int] = {}
+        self.source = self._write()
+        self.code: CodeType = compile(self.source, f"<plan {plan.name}>", "exec")
+        exec(self.code, self._globals)
+        self.run: Callable[[list[Any]], tuple[Any, ...]] = self._globals["step"]
+
+    def _write(self) -> str:
+        plan = self.plan
+        lines = ["def step(arguments):"]
+        heads = [f"s{_number(spec.slot)}" for spec in plan.inputs]
+        if heads:
+            lines.append(f"    {', '.join(heads)}, = arguments")
+        lines.append("    arguments.clear()")
+        for label, slot in plan.constant_slots.items():
+            lines.append(f"    s{_number(slot)} = {self._name(plan.constants[label])}")
+        for number, instruction in enumerate(plan.instructions):
+            lines.append(f"    s{_number(instruction.out)} = {self._call(instruction)}")
+            self._line_of[len(lines)] = number
+            if instruction.free:
+                lines.append("    " + " = ".join(f"s{_number(slot)}" for slot in instruction.free) + " = None")
+        lines.append(f"    return ({''.join(f's{_number(spec.slot)}, ' for spec in plan.outputs)})")
+        return "\n".join(lines) + "\n"
+
+    def _call(self, instruction: Instruction) -> str:
+        op, args, kwargs = instruction.op, instruction.args, instruction.kwargs
+        if op == "getitem" and isinstance(args[1], int):
+            return f"{self._text(args[0])}[{args[1]:d}]"
+        if op in _PARAMETERS:
+            return self._collective(op, args, kwargs)
+        function = self._bind(op) if op in LOCAL_OPS else resolve(op)
+        parts = [self._text(arg) for arg in args]
+        for name, value in kwargs.items():
+            if not name.isidentifier():
+                raise PlanError(f"{op} has an argument called {name!r}")
+            parts.append(f"{name}={self._text(value)}")
+        return f"{self._name(function)}({', '.join(parts)})"
+
+    def _collective(self, op: str, args: Sequence[Any], kwargs: dict[str, Any]) -> str:
+        """Everything but the tensors is known now: the group, the blocks, the reduction."""
+        parameters = _PARAMETERS[op]
+        given = dict(zip(parameters, args, strict=False)) | kwargs
+        if set(given) != set(parameters) or len(args) > len(parameters):
+            raise PlanError(f"{op} takes ({', '.join(parameters)}), and the plan gives ({', '.join(given)})")
+        if not parameters:
+            return f"{self._name(self._bind(op))}()"
+        tensors = given.pop("tensors")
+        return f"{self._name(self._bind(op, *given.values()))}({self._text(tensors)})"
+
+    def _text(self, value: Any) -> str:
+        if isinstance(value, Slot):
+            return f"s{_number(value.index)}"
+        if value is None or type(value) in (bool, int) or (type(value) is float and math.isfinite(value)):
+            return f"({value!r})" if isinstance(value, (int, float)) and value < 0 else repr(value)
+        if isinstance(value, (list, tuple)):
+            if _slots(value):
+                return f"[{', '.join(self._text(item) for item in value)}]"
+            return self._name(_frozen(value))
+        if isinstance(value, (float, *_LITERALS)):
+            return self._name(value)
+        raise PlanError(f"a plan cannot hold a {type(value).__name__} as an argument: {value!r}")
+
+    def _name(self, value: Any) -> str:
+        """A global that stands for the value."""
+        name = self._names.get(id(value))
+        if name is None:
+            name = self._names[id(value)] = f"g{len(self._kept)}"
+            self._kept.append(value)  # an id names a value only as long as it lives
+            self._globals[name] = value
+        return name
+
+    # -- errors ----------------------------------------------------------------------------------------------------
+
+    def place(self, traceback: TracebackType | None) -> Place | None:
+        """The instruction from which an exception came."""
+        code = self.run.__code__
+        while traceback is not None:
+            if traceback.tb_frame.f_code is code:
+                number = self._line_of.get(traceback.tb_lineno)
+                if number is None:
+                    return None
+                instruction = self.plan.instructions[number]
+                values = traceback.tb_frame.f_locals
+                slots = _slots((instruction.args, tuple(instruction.kwargs.values())))
+                return Place(number, instruction, [_describe(values.get(f"s{slot}")) for slot in slots])
+            traceback = traceback.tb_next
+        return None
+
+
+def _number(slot: int) -> int:
+    if type(slot) is not int or slot < 0:
+        raise PlanError(f"a slot has to be a number from 0, not {slot!r}")
+    return slot
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(_frozen(item) for item in value) if isinstance(value, (list, tuple)) else _checked(value)
+
+
+def _checked(value: Any) -> Any:
+    if value is None or isinstance(value, (bool, int, float, *_LITERALS)):
+        return value
+    raise PlanError(f"a plan cannot hold a {type(value).__name__} as an argument: {value!r}")
+
+
+def _describe(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"{DTYPE_NAMES.get(value.dtype, value.dtype)}{list(value.shape)}"
+    return type(value).__name__

@@ -1,0 +1,180 @@
+"""The controller's side of the warm parent: one for the whole process, started when the first mesh is made."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import select
+import socket
+import subprocess
+import sys
+import threading
+import warnings
+from collections import deque
+from contextlib import suppress
+from typing import Any
+
+import torch
+
+from monarch.compiler.plan import MeshSpec, MonarchError
+from monarch.runtime.warm import FILES_A_PACKET, PACKET_BYTES, main
+
+_END_SECONDS = 10.0
+
+Packet = dict[str, Any]
+
+
+class WarmParent:
+    """A process that forks workers on request. `alive` turns false when it has gone."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.alive = True
+        self.ops = registered_ops()
+        self._inboxes: dict[int, deque[Packet]] = {}
+        self._next = 0
+        self._fresh: subprocess.Popen[bytes] | None = None
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        controller = os.getpid()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        if can_fork():
+            with warnings.catch_warnings():
+                # Other threads are no danger: the child runs no code but ours, and replaces no lock that they may hold.
+                warnings.simplefilter("ignore", DeprecationWarning)
+                self.pid = os.fork()
+            if self.pid == 0:
+                main(theirs.fileno(), controller)
+        else:
+            self._fresh = _spawn(theirs.fileno(), controller)
+            self.pid = self._fresh.pid
+        theirs.close()
+
+    def start(self, mesh: MeshSpec, memory: int, sockets: list[socket.socket], threads: int) -> int:
+        """Fork the workers of a mesh; gives the mesh's number. Each worker gets one of `sockets`."""
+        with self.lock:
+            number = self._next
+            self._next += 1
+            self._inboxes[number] = deque()
+            batch = FILES_A_PACKET - 1
+            for first in range(0, len(sockets), batch):
+                part = sockets[first : first + batch]
+                request = {
+                    "do": "start",
+                    "mesh": number,
+                    "dims": mesh.dims,
+                    "ranks": list(range(first, first + len(part))),
+                    "threads": threads,
+                }
+                files = [memory, *(end.fileno() for end in part)]
+                socket.send_fds(self._socket, [json.dumps(request).encode()], files)
+            return number
+
+    def messages(self, mesh: int, seconds: float = 0.0) -> list[Packet]:
+        """What has been said about the mesh since the last call. Waits up to `seconds` for the first of it."""
+        with self.lock:
+            inbox = self._inboxes[mesh]
+            while self.alive and self._readable(0.0 if inbox else seconds):
+                try:
+                    packet = self._socket.recv(PACKET_BYTES)
+                except ConnectionError:
+                    packet = b""
+                if not packet:
+                    self.alive = False
+                    break
+                message = json.loads(packet)
+                if message["mesh"] in self._inboxes:
+                    self._inboxes[message["mesh"]].append(message)
+            taken = list(inbox)
+            inbox.clear()
+            return taken
+
+    def _readable(self, seconds: float) -> bool:
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        return bool(poll.poll(seconds * 1000))
+
+    def stop(self, mesh: int) -> None:
+        """Kill the mesh's workers, and wait until they are gone."""
+        with self.lock:
+            with suppress(OSError):
+                self._socket.send(json.dumps({"do": "stop", "mesh": mesh}).encode())
+            while self.alive:
+                messages = self.messages(mesh, _END_SECONDS)
+                if not messages or any(message["is"] == "stopped" for message in messages):
+                    break
+            self._inboxes.pop(mesh, None)
+
+    def close(self) -> None:
+        """End the process, and with it all workers that it still has."""
+        with self.lock:
+            self.alive = False
+            self._socket.close()
+            if self._fresh is not None:
+                self._fresh.wait()
+                return
+            with suppress(ChildProcessError):
+                os.waitpid(self.pid, 0)
+
+    @property
+    def idle(self) -> bool:
+        return not self._inboxes
+
+
+def registered_ops() -> int:
+    """How many ops torch knows: workers forked before one was registered do not have it."""
+    return len(torch._C._dispatch_get_all_op_names())
+
+
+def can_fork() -> bool:
+    """Not with CUDA in use, whose state does not survive a fork."""
+    return hasattr(os, "fork") and not torch.cuda.is_initialized()
+
+
+def _spawn(control: int, controller: int) -> subprocess.Popen[bytes]:
+    """A fresh interpreter as the warm parent: slower, for torch is loaded anew."""
+    code = (
+        "import sys; sys.path[:] = sys.argv[3:]; from monarch.runtime.warm import main; "
+        "main(int(sys.argv[1]), int(sys.argv[2]))"
+    )
+    arguments = [sys.executable, "-c", code, str(control), str(controller), *sys.path]
+    return subprocess.Popen(arguments, pass_fds=[control], stdin=subprocess.DEVNULL)
+
+
+_lock = threading.Lock()
+_all: list[WarmParent] = []  # the newest last
+_owner = 0
+
+
+def warm_parent() -> WarmParent:
+    """The warm parent of this process; a new one where there is none, it has died, or ops have been registered since."""
+    global _owner
+    with _lock:
+        if _owner != os.getpid():  # the first here, or a fork of a process that had one: that one's is not ours
+            _owner = os.getpid()
+            _all.clear()
+            atexit.register(_end)
+        if _all and _all[-1].alive and _all[-1].ops == registered_ops():
+            return _all[-1]
+        for old in [old for old in _all if old.idle]:
+            old.close()
+            _all.remove(old)
+        try:
+            _all.append(WarmParent())
+        except OSError as error:
+            raise MonarchError(
+                f"cannot start a process for the workers: {error}",
+                hint="A limit is reached: on processes (ulimit -u), open files (ulimit -n) or memory.",
+            ) from error
+        return _all[-1]
+
+
+def _end() -> None:
+    """At exit. A forked child of this process has inherited the list, and leaves the processes alone."""
+    if os.getpid() == _owner:
+        for warm in _all:
+            warm.close()
+
+
+__all__ = ["WarmParent", "can_fork", "registered_ops", "warm_parent"]

@@ -1,0 +1,117 @@
+"""Commands and messages as bytes.
+
+Down, from the controller to all workers at once (a record of the ring each; numbers are 8 bytes):
+
+    RUN     plan, first output's handle, number of outputs, then for each input a handle, an integer or a float
+    PUT     handle, dtype, dims, block's bytes, offset in the staging area or -1 for inline, piece's start and end;
+            shape; the block of each worker; the piece of every block, if inline
+    LOAD    plan, size, offset or -1, piece's start and end; the piece, if inline: a pickled Plan, made and read by
+            processes of one program
+    UNLOAD  plan
+    FREE    handles
+    FETCH   handle, then the ranks that are to send it
+    COUNT   nothing: every worker sends how many values it holds
+
+Up, over a worker's own socket, a packet each: a kind, the command's number, and JSON or a tensor's bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from monarch.compiler.plan import DTYPES
+
+RUN, PUT, LOAD, UNLOAD, FREE, FETCH, COUNT = range(1, 8)
+
+INLINE = -1
+INLINE_BYTES = 64 << 10
+
+DTYPE_LIST = tuple(DTYPES.values())
+DTYPE_CODES = {dtype: code for code, dtype in enumerate(DTYPE_LIST)}
+
+PUT_HEAD = struct.Struct("=9q")
+LOAD_HEAD = struct.Struct("=6q")
+PAIR = struct.Struct("=2q")
+KIND = struct.Struct("=q")
+
+
+def run_struct(dtypes: Sequence[torch.dtype | None]) -> struct.Struct:
+    """The record of a RUN: for each input None where it is a handle, or its number's dtype."""
+    letters = ["q" if dtype is None or not dtype.is_floating_point else "d" for dtype in dtypes]
+    return struct.Struct("=4q" + "".join(letters))
+
+
+def numbers(kind: int, *values: int) -> bytes:
+    return struct.pack(f"={1 + len(values)}q", kind, *values)
+
+
+def unpack_numbers(body: bytes | bytearray) -> tuple[int, ...]:
+    return struct.unpack(f"={len(body) // 8}q", body)
+
+
+# -- up --------------------------------------------------------------------------------------------------------------
+
+REPORT, VALUE, VALUE_FILE, COUNTED = range(1, 5)
+UP_HEAD = struct.Struct("=2q")
+PACKET_BYTES = 128 << 10
+TEXT_LIMIT = 12_000
+
+
+@dataclass
+class Report:
+    """How a command failed on one worker.
+
+    `kind`       "failed": here; "dependent": a value that it needs is that of command `root`, which failed; "aborted": a
+                 peer failed, or died
+    `committed`  whether the step had passed its commit, so that the state before it is gone
+    """
+
+    kind: str
+    rank: int
+    step: int
+    error: str = ""
+    traceback: str = ""
+    op: str = ""
+    source: tuple[str, int, int, int] | None = None
+    operands: tuple[str, ...] = ()
+    root: int = -1
+    committed: bool = False
+
+    def encode(self) -> bytes:
+        fields = asdict(self)
+        for name in ("error", "traceback"):
+            text = fields[name]
+            if len(text) > TEXT_LIMIT:
+                fields[name] = text[: TEXT_LIMIT // 2] + "\n... (cut) ...\n" + text[-TEXT_LIMIT // 2 :]
+        return UP_HEAD.pack(REPORT, self.step) + json.dumps(fields, ensure_ascii=False).encode("utf-8", "replace")
+
+    @staticmethod
+    def decode(body: bytes) -> Report:
+        fields: dict[str, Any] = json.loads(body)
+        fields["operands"] = tuple(fields["operands"])
+        fields["source"] = tuple(fields["source"]) if fields["source"] else None
+        return Report(**fields)
+
+
+def value_head(kind: int, sequence: int, tensor: torch.Tensor) -> bytes:
+    return UP_HEAD.pack(kind, sequence) + struct.pack(
+        f"={2 + tensor.ndim}q", DTYPE_CODES[tensor.dtype], tensor.ndim, *tensor.shape
+    )
+
+
+def read_value_head(body: bytes) -> tuple[torch.dtype, tuple[int, ...], int]:
+    """dtype, shape, and where the bytes start."""
+    code, ndim = PAIR.unpack_from(body)
+    shape = struct.unpack_from(f"={ndim}q", body, PAIR.size)
+    return DTYPE_LIST[code], shape, PAIR.size + 8 * ndim
+
+
+def raw(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor's elements as one row of bytes (a copy where it is not contiguous)."""
+    return tensor.contiguous().reshape(-1).view(torch.uint8)

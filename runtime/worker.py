@@ -1,0 +1,116 @@
+"""A worker process: reads commands, carries them out, says how far it is."""
+
+from __future__ import annotations
+
+import gc
+import os
+import socket
+import threading
+import traceback
+from array import array
+
+import torch
+
+from monarch.compiler.plan import MeshSpec
+from monarch.runtime import signals, wire
+from monarch.runtime.collectives import Collectives
+from monarch.runtime.ring import RingReader
+from monarch.runtime.window import RING_BYTES, Window
+from monarch.runtime.wire import Report
+from monarch.runtime.worker_state import Count, Message, Value, WorkerState
+
+
+def serve(mesh: MeshSpec, rank: int, window: Window, up: socket.socket, threads: int) -> None:
+    """Work until killed: a worker has nothing that it would have to put away. Does not return.
+
+    The work is done in a thread of its own. OpenMP keeps its pool of threads for each thread that starts parallel work;
+    the one that this process inherited by fork is the parent's, whose other threads do not exist here, and using it would
+    wait for them for ever.
+    """
+    gc.freeze()  # what the parent made is never garbage, and looking at it would copy its pages
+
+    def run() -> None:
+        status = 1
+        try:
+            _loop(mesh, rank, window, up, threads)
+        except _ControllerGone:
+            status = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(status)
+
+    threading.Thread(target=run, name=f"worker {rank}", daemon=True).start()
+    threading.Event().wait()
+
+
+class _ControllerGone(Exception):
+    pass
+
+
+def _loop(mesh: MeshSpec, rank: int, window: Window, up: socket.socket, threads: int) -> None:
+    torch.set_num_threads(threads)
+    geometry = window.geometry
+    collectives = Collectives(mesh, rank, window)
+    marks = collectives.signals
+    ring = RingReader(window.bytes[geometry.ring : geometry.ring + RING_BYTES], marks)
+    staging = window.view(geometry.staging, (geometry.windows - geometry.staging,), torch.uint8)
+    state = WorkerState(mesh, rank, collectives, lambda offset, size: staging[offset : offset + size])
+    line = signals.line_of(rank)
+    parent = os.getppid()
+    reports = 0
+
+    def idle(seen: int) -> None:
+        if os.getppid() != parent:
+            raise _ControllerGone
+
+    step = 0
+    with torch.inference_mode():
+        while True:
+            body = ring.read(idle)
+            for message in state.handle(step, body):
+                if isinstance(_send(up, rank, message), Report):
+                    reports += 1
+                    window.words[line + signals.REPORTS] = reports
+                    if wire.KIND.unpack_from(body)[0] == wire.RUN:
+                        collectives.fail(step)
+            step += 1
+            marks.store(line + signals.DONE, step)
+
+
+def _send(up: socket.socket, rank: int, message: Message) -> Message:
+    """Send the message, or a report of why it cannot be; gives what was sent."""
+    try:
+        if isinstance(message, Value):
+            try:
+                _send_value(up, message)
+            except OSError as error:
+                if isinstance(error, ConnectionError):
+                    raise
+                message = Report("failed", rank, message.step, f"sending a value to the controller: {error}")
+        if isinstance(message, Report):
+            up.send(message.encode())
+        elif isinstance(message, Count):
+            up.send(wire.UP_HEAD.pack(wire.COUNTED, message.step) + wire.KIND.pack(message.values))
+    except ConnectionError:
+        raise _ControllerGone from None
+    return message
+
+
+def _send_value(up: socket.socket, value: Value) -> None:
+    """A small tensor goes through the socket. A large one is written to an anonymous file, which the controller then maps
+    as the tensor that it hands out: one copy, whatever the size."""
+    row = wire.raw(value.tensor)
+    if row.numel() <= wire.INLINE_BYTES:
+        up.send(wire.value_head(wire.VALUE, value.step, value.tensor) + row.numpy().tobytes())
+        return
+    fd = os.memfd_create("monarch-value", os.MFD_CLOEXEC)
+    try:
+        os.posix_fallocate(fd, 0, row.numel())
+        data = memoryview(row.numpy())
+        while data:
+            data = data[os.write(fd, data) :]
+        head = wire.value_head(wire.VALUE_FILE, value.step, value.tensor)
+        up.sendmsg([head], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [fd]))])
+    finally:
+        os.close(fd)

@@ -1,0 +1,262 @@
+"""What a worker holds, and what each command does to it: no sockets, no clock, no waiting but in the plan's collectives."""
+
+from __future__ import annotations
+
+import pickle
+import struct
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+
+from monarch.compiler.plan import DTYPE_NAMES, MeshSpec, Plan
+from monarch.compiler.plan.local_ops import LOCAL_OPS
+from monarch.runtime import wire
+from monarch.runtime.frame import Frame
+from monarch.runtime.signals import Aborted
+from monarch.runtime.wire import Report
+
+_OPERANDS = 16
+_RUN_HEAD = struct.Struct("=4q")
+
+
+class Steps(Protocol):
+    """What of `collectives.Collectives` the state machine needs."""
+
+    def begin(self, step: int) -> None: ...
+
+    def commit(self) -> Callable[[], None]: ...
+
+
+@dataclass(frozen=True)
+class Missing:
+    """Stands where a value would be, had command `root` not failed."""
+
+    root: int
+    committed: bool = False
+
+
+@dataclass(frozen=True)
+class Value:
+    """A tensor on its way to the controller, for the FETCH command `step`."""
+
+    step: int
+    tensor: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Count:
+    """How many values this worker holds, for the COUNT command `step`."""
+
+    step: int
+    values: int
+
+
+Message = Report | Value | Count
+
+
+class LoadedPlan:
+    """A plan as this worker runs it: the frame, and how to read its arguments."""
+
+    def __init__(self, plan: Plan, frame: Frame) -> None:
+        self.frame = frame
+        self.name = plan.name
+        self.sources = plan.sources
+        # A number arrives as one, and is to the plan a tensor without dims.
+        self.dtypes = [spec.type.dtype if spec.kind in ("scalar", "seed") else None for spec in plan.inputs]
+        self.struct = wire.run_struct(self.dtypes)
+        self.commits = any(instruction.op == "commit" for instruction in plan.instructions)
+        self.donated = [at for at, donated in enumerate(plan.donated) if donated and self.dtypes[at] is None]
+
+
+class WorkerState:
+    """`handle(step, body)` carries out command number `step` and gives what is to be sent to the controller.
+
+    A report among the messages says that the command failed here. The values that it would have made are then missing,
+    those that it would have replaced are kept (unless the step had committed), and commands that do not need them work.
+    """
+
+    def __init__(
+        self, mesh: MeshSpec, rank: int, collectives: Steps, staging: Callable[[int, int], torch.Tensor]
+    ) -> None:
+        self.rank = rank
+        self.values: dict[int, torch.Tensor | Missing] = {}
+        self.plans: dict[int, LoadedPlan | Report] = {}
+        self._position = dict(zip(mesh.names, mesh.point(rank), strict=True))
+        self._sizes = dict(mesh.sizes)
+        self._collectives = collectives
+        self._staging = staging
+        self._blob = bytearray()
+        self._donated: list[int] = []
+        self._committed = False
+        self._handlers: dict[int, Callable[[int, bytearray], list[Message]]] = {
+            wire.RUN: self._run,
+            wire.PUT: self._put,
+            wire.LOAD: self._load,
+            wire.UNLOAD: self._unload,
+            wire.FREE: self._free,
+            wire.FETCH: self._fetch,
+            wire.COUNT: self._count,
+        }
+
+    def handle(self, step: int, body: bytearray) -> list[Message]:
+        (kind,) = wire.KIND.unpack_from(body)
+        return self._handlers[kind](step, body)
+
+    # -- steps -----------------------------------------------------------------------------------------------------
+
+    def _run(self, step: int, body: bytearray) -> list[Message]:
+        _, number, base, outputs = _RUN_HEAD.unpack_from(body)
+        plan = self.plans[number]
+        if isinstance(plan, Report):
+            return [self._miss(step, base, outputs, replace(plan, step=step))]
+        arguments: list[Any] = list(plan.struct.unpack_from(body)[4:])
+        self._donated = [arguments[at] for at in plan.donated]
+        # Without a commit, a worker that is done has replaced its state, whatever becomes of the others.
+        self._committed = bool(self._donated) and not plan.commits
+        values = self.values
+        for at, dtype in enumerate(plan.dtypes):
+            if dtype is not None:
+                arguments[at] = torch.scalar_tensor(arguments[at], dtype=dtype)
+                continue
+            value = arguments[at] = values[arguments[at]]
+            if isinstance(value, Missing):
+                report = Report("dependent", self.rank, step, root=value.root)
+                return [self._miss(step, base, outputs, report)]
+        self._collectives.begin(step)
+        try:
+            results = plan.frame.run(arguments)
+        except Aborted as aborted:
+            report = Report("aborted", self.rank, step, error=str(aborted), committed=self._committed)
+            return [self._miss(step, base, outputs, report)]
+        except Exception as error:  # whatever an op raises is the step's failure, and is told with all that is known
+            report = self._explain(step, plan, error)
+            error.__traceback__ = None  # it holds the step's values
+            return [self._miss(step, base, outputs, report)]
+        for handle in self._donated:
+            values.pop(handle, None)
+        for at, result in enumerate(results):
+            values[base + at] = result
+        return []
+
+    def _miss(self, step: int, base: int, outputs: int, report: Report) -> Report:
+        root = report.root if report.kind == "dependent" else step
+        for at in range(outputs):
+            self.values[base + at] = Missing(root, report.committed)
+        return report
+
+    def _explain(self, step: int, plan: LoadedPlan, error: Exception) -> Report:
+        place = plan.frame.place(error.__traceback__)
+        report = Report(
+            "failed",
+            self.rank,
+            step,
+            error=_describe(error),
+            traceback="".join(traceback.format_exception(error)),
+            committed=self._committed,
+        )
+        if place is not None:
+            report.op = place.instruction.op
+            report.operands = tuple(place.operands[:_OPERANDS])
+            if 0 <= place.instruction.source < len(plan.sources):
+                source = plan.sources[place.instruction.source]
+                report.source = (source.file, source.line, source.column, source.end_column)
+        return report
+
+    def _commit(self) -> Callable[[], None]:
+        meet = self._collectives.commit()
+
+        def commit() -> None:
+            meet()
+            self._committed = True
+            for handle in self._donated:  # so that the plan's frees do free
+                self.values.pop(handle, None)
+
+        return commit
+
+    def _bind(self, name: str, *arguments: Any) -> Callable[..., Any]:
+        if name == "commit":
+            return self._commit()
+        if name in LOCAL_OPS:
+            return partial(LOCAL_OPS[name], self._position, self._sizes)
+        bound: Callable[..., Any] = getattr(self._collectives, name)(*arguments)
+        return bound
+
+    # -- plans -----------------------------------------------------------------------------------------------------
+
+    def _load(self, step: int, body: bytearray) -> list[Message]:
+        _, number, size, offset, start, end = wire.LOAD_HEAD.unpack_from(body)
+        if offset == wire.INLINE:
+            self._blob += body[wire.LOAD_HEAD.size :][: end - start]
+        else:
+            self._blob += self._staging(offset, end - start).numpy().tobytes()
+        if end < size:
+            return []
+        blob, self._blob = bytes(self._blob), bytearray()
+        try:
+            plan: Plan = pickle.loads(blob)  # made by the process of which this one is a fork
+            self.plans[number] = LoadedPlan(plan, Frame(plan, self._bind))
+        except Exception as error:  # told at each step that would run the plan
+            self.plans[number] = report = Report(
+                "failed", self.rank, step, _describe(error), "".join(traceback.format_exception(error))
+            )
+            return [report]
+        return []
+
+    def _unload(self, step: int, body: bytearray) -> list[Message]:
+        for number in wire.unpack_numbers(body)[1:]:
+            self.plans.pop(number, None)
+        return []
+
+    # -- values ----------------------------------------------------------------------------------------------------
+
+    def _put(self, step: int, body: bytearray) -> list[Message]:
+        head = wire.PUT_HEAD
+        _, handle, code, ndim, size, offset, start, end, workers = head.unpack_from(body)
+        shape = struct.unpack_from(f"={ndim}q", body, head.size)
+        at = head.size + 8 * ndim
+        (block,) = struct.unpack_from("=q", body, at + 8 * self.rank)
+        at += 8 * workers
+        length = end - start
+        try:
+            value = self.values.get(handle)
+            if start == 0:
+                value = self.values[handle] = torch.empty(shape, dtype=wire.DTYPE_LIST[code])
+            if isinstance(value, torch.Tensor) and length:
+                row = value.reshape(-1).view(torch.uint8)
+                if offset == wire.INLINE:
+                    piece = torch.frombuffer(body, dtype=torch.uint8, count=length, offset=at + block * length)
+                else:
+                    piece = self._staging(offset + block * length, length)
+                row[start:end] = piece
+        except RuntimeError as error:  # no memory left
+            what = f"{DTYPE_NAMES[wire.DTYPE_LIST[code]]}{list(shape)}"
+            self.values[handle] = Missing(step)
+            return [Report("failed", self.rank, step, f"placing {what} ({size} bytes): {_describe(error)}")]
+        return []
+
+    def _free(self, step: int, body: bytearray) -> list[Message]:
+        for handle in wire.unpack_numbers(body)[1:]:
+            self.values.pop(handle, None)
+        return []
+
+    def _fetch(self, step: int, body: bytearray) -> list[Message]:
+        _, handle, *ranks = wire.unpack_numbers(body)
+        if self.rank not in ranks:
+            return []
+        value = self.values[handle]
+        if isinstance(value, Missing):
+            return [Report("dependent", self.rank, step, root=value.root)]
+        if not isinstance(value, torch.Tensor):
+            return [Report("failed", self.rank, step, f"the value is a {type(value).__name__}, not one tensor")]
+        return [Value(step, value)]
+
+    def _count(self, step: int, body: bytearray) -> list[Message]:
+        return [Count(step, len(self.values))]
+
+
+def _describe(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
