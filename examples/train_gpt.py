@@ -1,0 +1,219 @@
+"""`make demo`: one Python program trains a GPT over a mesh of four local workers, and plain PyTorch checks its numbers.
+
+The text is the source of Python's standard library on this machine. The mesh is data=2, model=2: the batch is cut in
+two, and so is every attention and MLP layer. Nothing below says what to send where: the compiler derives it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+import monarch
+from monarch.distributed import Mesh
+from monarch.stdlib.data import batches, corpus, decode, encode
+from monarch.stdlib.models.gpt import GPT, Block
+from monarch.stdlib.parallel import tensor_parallel
+
+BATCH, SEQUENCE, RATE, WARMUP = 16, 128, 1e-3, 20
+SPARKS = "▁▂▃▄▅▆▇█"
+
+console = Console()
+
+
+def make_model(options: argparse.Namespace) -> GPT:
+    torch.manual_seed(options.seed)
+    return GPT(width=options.width, layers=options.layers, sequence=SEQUENCE)
+
+
+def make_optimizer(
+    model: torch.nn.Module, steps: int
+) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
+    """AdamW, with a rate that rises for a while and then falls as a cosine to a tenth."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, betas=(0.9, 0.95), weight_decay=0.1)
+
+    def share(step: int) -> float:
+        warm = min(1.0, (step + 1) / WARMUP)
+        return warm * (0.1 + 0.45 * (1 + math.cos(math.pi * min(1.0, step / steps))))
+
+    return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, share)
+
+
+def train_on_mesh(options: argparse.Namespace, text: torch.Tensor) -> tuple[list[float], GPT, Path]:
+    """Train on the mesh: the loss of each step, a plain copy of the trained model, and where the plan lies."""
+    with Mesh(data=2, model=2) as mesh:
+        console.print(f"[bold]Training on {mesh}[/]")
+        model = make_model(options)
+        layouts = tensor_parallel(model, mesh, "model")
+        model = monarch.module_to_mesh(model, mesh, layouts=layouts)
+        optimizer, scheduler = make_optimizer(model, options.steps)
+
+        @monarch.program
+        def train_step(tokens: "i64[16@data, 128]", targets: "i64[16@data, 128]"):
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        losses, running = [], []
+        with progress(options.steps) as show:
+            for tokens, targets in data(options, text):
+                running.append(train_step(tokens, targets))  # returns at once
+                scheduler.step()
+                if len(running) > 2:  # let the program run two steps ahead of what is shown
+                    losses.append(running.pop(0).item())
+                    show(losses)
+            for loss in running:
+                losses.append(loss.item())
+                show(losses)
+
+        options.plan.parent.mkdir(parents=True, exist_ok=True)
+        train_step.compile(tokens, targets).save(str(options.plan))
+
+        trained = make_model(options)
+        trained.load_state_dict({name: value.full_tensor() for name, value in model.state_dict().items()})
+    return losses, trained, options.plan
+
+
+def train_plainly(options: argparse.Namespace, text: torch.Tensor) -> list[float]:
+    """The same training in this process by plain PyTorch: the loss of each step."""
+    console.print("[bold]The same by plain PyTorch in one process[/]")
+    model = make_model(options)
+    optimizer, scheduler = make_optimizer(model, options.steps)
+    losses: list[float] = []
+    with progress(options.steps) as show:
+        for tokens, targets in data(options, text):
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
+            loss.backward()
+            optimizer.step()
+            scheduler.step()
+            losses.append(loss.item())
+            show(losses)
+    return losses
+
+
+def data(options: argparse.Namespace, text: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    return batches(text, batch=BATCH, sequence=SEQUENCE, steps=options.steps, seed=options.seed)
+
+
+def layer_graphs(width: int) -> tuple[str, str]:
+    """One layer of the model, forward, before and after partitioning: for this no worker is needed."""
+    mesh = Mesh.abstract(data=2, model=2)
+    block = Block(width, heads=4)
+    block = monarch.module_to_mesh(block, mesh, layouts=tensor_parallel(block, mesh, "model"))
+
+    @monarch.program
+    def layer(x):  # type: ignore[no-untyped-def]
+        return block(monarch.layout(x, "[@data, -, -]"))
+
+    with torch.no_grad():
+        traced = layer.trace(torch.zeros(BATCH, SEQUENCE, width))
+    return str(traced.graph), str(traced.partition().graph)
+
+
+# -- what is shown --------------------------------------------------------------------------------------------------
+
+
+def spark(losses: list[float], width: int = 30) -> str:
+    """The losses so far as a line of bars."""
+    groups = [losses[i * len(losses) // width : (i + 1) * len(losses) // width] for i in range(width)]
+    means = [sum(group) / len(group) for group in groups if group]
+    low, high = min(means), max(means)
+    return "".join(SPARKS[round((mean - low) / (high - low or 1) * (len(SPARKS) - 1))] for mean in means)
+
+
+@contextmanager
+def progress(steps: int) -> Iterator[Callable[[list[float]], None]]:
+    """Gives what shows the losses so far: live on a terminal, ten lines elsewhere."""
+    start = time.perf_counter()
+    first = 0.0
+
+    def rate(done: int) -> str:
+        # The first step, which traces and compiles, is left out of the rate.
+        nonlocal first
+        now = time.perf_counter()
+        if done == 1:
+            first = now
+            return f"first step after {now - start:.1f} s"
+        return f"{(done - 1) * BATCH * SEQUENCE / (now - first):,.0f} tokens/s"
+
+    if not console.is_terminal:
+
+        def line(losses: list[float]) -> None:
+            done = len(losses)
+            text = rate(done)
+            if done in (1, steps) or done % max(1, steps // 10) == 0:
+                console.print(f"  step {done:4}/{steps}  loss {losses[-1]:.4f}  {text}")
+
+        yield line
+        return
+
+    columns = [MofNCompleteColumn(), BarColumn(20), TextColumn("{task.description}"), TimeElapsedColumn()]
+    with Progress(*columns, console=console) as bar:
+        task = bar.add_task("starting", total=steps)
+
+        def live(losses: list[float]) -> None:
+            description = f"loss [bold]{losses[-1]:.4f}[/] [cyan]{spark(losses)}[/] {rate(len(losses))}"
+            bar.update(task, completed=len(losses), description=description)
+
+        yield live
+
+
+def comparison(ours: list[float], plain: list[float]) -> Table:
+    table = Table("step", "monarch", "plain PyTorch", "difference", title="The same losses", title_justify="left")
+    for column in table.columns:
+        column.justify = "right"
+    rows = sorted({*range(0, len(ours), max(1, len(ours) // 10)), len(ours) - 1})
+    for step in rows:
+        table.add_row(str(step), f"{ours[step]:.6f}", f"{plain[step]:.6f}", f"{ours[step] - plain[step]:+.1e}")
+    return table
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--width", type=int, default=256)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--sample", type=int, default=400, help="how many bytes of text to generate")
+    parser.add_argument("--plan", type=Path, default=Path("out/train_step.mplan"), help="where to save the plan")
+    options = parser.parse_args()
+
+    text = corpus()
+    ours, trained, plan = train_on_mesh(options, text)
+    plain = train_plainly(options, text)
+
+    before, after = layer_graphs(options.width)
+    for title, graph in (("One layer as traced: global types", before), ("Partitioned: what each worker runs", after)):
+        console.rule(title, align="left")
+        console.print(graph, markup=False, highlight=False, soft_wrap=True)
+
+    console.rule("What the trained model writes", align="left")
+    generator = torch.Generator().manual_seed(options.seed)
+    prompt = encode("def ").unsqueeze(0)
+    console.print(
+        decode(trained.generate(prompt, options.sample, temperature=0.7, generator=generator)[0]),
+        markup=False,
+        highlight=False,
+    )
+    console.rule("Does it compute the same?", align="left")
+    console.print(comparison(ours, plain))
+    worst = max(abs(a - b) for a, b in zip(ours, plain, strict=True))
+    console.print(f"largest difference over {len(ours)} steps: {worst:.1e}")
+    console.print(f"The plan of the training step lies in {plan}; see it with: .venv/bin/monarchc inspect {plan}")
+
+
+if __name__ == "__main__":
+    main()

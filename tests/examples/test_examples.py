@@ -1,0 +1,97 @@
+"""Each example runs as a user would run it, with short settings, and prints what it promises."""
+
+from __future__ import annotations
+
+import math
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from monarch.compiler.plan import Plan
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
+
+
+def run(example: str, *arguments: str, cwd: Path) -> str:
+    command = [sys.executable, str(EXAMPLES / example), *arguments]
+    result = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=150)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert result.stderr == ""
+    return result.stdout
+
+
+def test_every_example_has_a_test() -> None:
+    tested = set(re.findall(r"run\(\s*\"(\w+\.py)\"", Path(__file__).read_text()))
+    assert {path.name for path in EXAMPLES.glob("*.py")} == tested
+
+
+def test_mesh_basics(tmp_path: Path) -> None:
+    lines = run("mesh_basics.py", cwd=tmp_path).splitlines()
+    assert lines == ["8", "torch.Size([1024, 1024]) torch.Size([1024, 1024])"]
+
+
+def test_eager_training_lowers_the_loss(tmp_path: Path) -> None:
+    losses = [float(text) for text in re.findall(r"loss (\S+)", run("eager_training.py", cwd=tmp_path))]
+    assert len(losses) == 5
+    assert losses[0] == pytest.approx(math.log(4), abs=0.5)
+    assert losses[-1] < losses[0] / 2
+
+
+def test_compiled_training_lowers_the_loss(tmp_path: Path) -> None:
+    output = run("compiled_training.py", cwd=tmp_path)
+    first, last = map(float, re.findall(r"(\d+\.\d+)", output))
+    assert first == pytest.approx(math.log(256), abs=0.2)
+    assert last < first - 1
+
+
+def test_print_graphs(tmp_path: Path) -> None:
+    output = run("print_graphs.py", "step.mplan", cwd=tmp_path)
+    before, after = output.split("graph @train_step on mesh<data=2, model=2>")[1:]
+    assert 'state "0.up.weight"' in before and "f32[128@model, 32]" in before
+    assert "all_reduce" not in before and "all_reduce" in after
+    plan = Plan.load(str(tmp_path / "step.mplan"))
+    assert (plan.name, str(plan.mesh)) == ("train_step", "mesh<data=2, model=2>")
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    folder = tmp_path_factory.mktemp("demo")
+    options = ["--steps", "6", "--layers", "1", "--width", "32", "--sample", "20"]
+    return run("train_gpt.py", *options, cwd=folder), folder
+
+
+def test_the_demos_losses_are_plain_pytorchs(demo: tuple[str, Path]) -> None:
+    rows = re.findall(r"│ +(\d+) │ +(\S+) │ +(\S+) │ +(\S+) │", demo[0])
+    assert [int(step) for step, *_ in rows] == list(range(6))
+    for _, ours, plain, difference in rows:
+        assert float(ours) == pytest.approx(float(plain), abs=5e-6)
+        assert abs(float(difference)) <= 5e-6
+    assert float(rows[-1][1]) < float(rows[0][1])
+
+
+def test_the_demo_shows_its_progress_without_a_terminal(demo: tuple[str, Path]) -> None:
+    steps = re.findall(r"step +(\d+)/6  loss (\d+\.\d+)", demo[0])
+    assert [int(step) for step, _ in steps] == [1, 2, 3, 4, 5, 6] * 2  # ours, then plain PyTorch's
+    assert "tokens/s" in demo[0]
+
+
+def test_the_demo_prints_one_layers_graphs(demo: tuple[str, Path]) -> None:
+    before, after = demo[0].split("graph @layer on mesh<data=2, model=2>")[1:]
+    assert "all_reduce" not in before
+    # Megatron's two a block: after attention's output layer, and after the MLP's.
+    assert after.count("= all_reduce(") == 2
+
+
+def test_the_demo_saves_its_plan(demo: tuple[str, Path]) -> None:
+    output, folder = demo
+    assert "out/train_step.mplan" in output
+    plan = Plan.load(str(folder / "out" / "train_step.mplan"))
+    assert str(plan.mesh) == "mesh<data=2, model=2>"
+
+
+def test_the_demo_generates_text(demo: tuple[str, Path]) -> None:
+    assert re.search(r"What the trained model writes.*\ndef ", demo[0])
