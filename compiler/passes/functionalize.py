@@ -1,0 +1,523 @@
+"""From a tape, with views and in-place updates, to a pure Graph on a small op set.
+
+    %0 = input "w" : f32[4, 4]
+    %1 = aten.select(%0, 0, 1)              %row = aten.select.int(%w, 0, 1)
+    aten.mul_(%1, 2)                 -->    %new = aten.mul.Tensor(%row, 2)
+                                            %w2  = aten.select_scatter(%w, %new, 0, 1)       # the new w
+
+A storage (a value that views nothing) has a node that holds it now; a write replaces that node, and views are read
+anew after one. Composite ATen ops with kernels of their own (softmax, norms, attention, convolution) stay whole. What
+copies without computing (`clone`, `detach`, a cast to the same dtype) goes, and so does what nothing depends on.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from monarch.compiler import ops
+from monarch.compiler.errors import ProgramError, Source
+from monarch.compiler.graph import Graph, Types, tensor_type
+from monarch.compiler.passes.capture import Expr, Number, Op, Tape, Value
+from monarch.compiler.passes.numbers import with_tensors
+from monarch.compiler.passes.views import read_view, write_view
+from monarch.compiler.types import MeshSpec, TensorType
+
+aten = torch.ops.aten
+
+SEED = "seed"
+"""The label of the placeholder that holds a call's seed."""
+
+_DROPPED = ("device", "layout", "pin_memory", "memory_format", "non_blocking")
+
+
+class Emitter:
+    """Appends nodes to a graph: small shape ops, 0-dim arithmetic, and calls with a tape's arguments."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.source: Source | None = None
+        self.backward = False
+        self._small: dict[Any, fx.Node] = {}
+        self._seed: fx.Node | None = None
+        self._scalars: dict[str, fx.Node] = {}
+        self._exprs: dict[Expr, fx.Node] = {}
+
+    # -- nodes ---------------------------------------------------------------------------------------------------
+
+    def call(self, func: Any, *args: Any, type: Types, **kwargs: Any) -> fx.Node:
+        """Append an op. Of equal pure ops on 0-dim values only one is made: an optimizer's bias corrections are the same
+        for every parameter."""
+        key = None
+        if isinstance(type, TensorType) and type.ndim == 0 and func is not ops.random:
+            key = _small_key(func, args, kwargs)
+            if key is not None and (known := self._small.get(key)) is not None:
+                return known
+        node = self.graph.call(func, *args, type=type, source=self.source, **kwargs)
+        if self.backward:
+            node.meta["backward"] = True
+        if key is not None:
+            self._small[key] = node
+        return node
+
+    def item(self, node: fx.Node, index: int, type: Types) -> fx.Node:
+        return self.call(operator.getitem, node, index, type=type)
+
+    def reshape(self, node: fx.Node, shape: Sequence[int]) -> fx.Node:
+        type_ = tensor_type(node)
+        if type_.shape == tuple(shape):
+            return node
+        return self.call(aten.view.default, node, list(shape), type=TensorType(type_.dtype, tuple(shape)))
+
+    def permute(self, node: fx.Node, order: list[int]) -> fx.Node:
+        if order == sorted(order):
+            return node
+        type_ = tensor_type(node)
+        shape = tuple(type_.shape[dim] for dim in order)
+        return self.call(aten.permute.default, node, order, type=TensorType(type_.dtype, shape))
+
+    def expand(self, node: fx.Node, shape: Sequence[int]) -> fx.Node:
+        type_ = tensor_type(node)
+        if type_.shape == tuple(shape):
+            return node
+        return self.call(aten.expand.default, node, list(shape), type=TensorType(type_.dtype, tuple(shape)))
+
+    def cast(self, node: fx.Node, dtype: torch.dtype) -> fx.Node:
+        type_ = tensor_type(node)
+        if type_.dtype == dtype:
+            return node
+        return self.call(aten._to_copy.default, node, type=TensorType(dtype, type_.shape), dtype=dtype)
+
+    def full(self, type: TensorType, value: Any) -> fx.Node:
+        if isinstance(value, Expr):
+            return self.expand(self.cast(self.number(value), type.dtype), type.shape)
+        return self.call(aten.full.default, list(type.shape), value, type=type, dtype=type.dtype)
+
+    # -- numbers -------------------------------------------------------------------------------------------------
+
+    def seed(self) -> fx.Node:
+        if self._seed is None:
+            self._seed = self.first(lambda: self.graph.placeholder("seed", SEED, TensorType(torch.int64, ())))
+        return self._seed
+
+    def scalar(self, label: str, dtype: torch.dtype) -> fx.Node:
+        if label not in self._scalars:
+            self._scalars[label] = self.first(lambda: self.graph.placeholder("scalar", label, TensorType(dtype, ())))
+        return self._scalars[label]
+
+    def first(self, make: Any) -> fx.Node:
+        """Make a placeholder, which stands after the other placeholders and before every op."""
+        for node in self.graph.fx.nodes:
+            if node.op != "placeholder":
+                with self.graph.fx.inserting_before(node):
+                    made: fx.Node = make()
+                return made
+        made = make()
+        return made
+
+    def number(self, expr: Expr | float) -> Any:
+        """An expression as a 0-dim node: f64, or i64 for a whole-numbered scalar. Plain numbers stay as they are."""
+        if not isinstance(expr, Expr):
+            return expr.value if isinstance(expr, Number) else expr
+        known = self._exprs.get(expr)
+        if known is None:
+            known = self._exprs[expr] = self._number(expr)
+        return known
+
+    def _number(self, expr: Expr) -> fx.Node:
+        if expr.op == "scalar":
+            return self.scalar(expr.args[0], torch.int64 if expr.args[1] == "i64" else torch.float64)
+        if expr.op == "item":
+            return self.value(expr.args[0])
+        type_ = TensorType(torch.float64, ())
+        args = [self.number(arg) for arg in expr.args]
+        if expr.op in ("neg", "abs", "sqrt"):
+            return self.call(getattr(aten, expr.op).default, *args, type=type_)
+        left, right = args
+        if expr.op == "pow":
+            if not isinstance(left, fx.Node):
+                return self.call(aten.pow.Scalar, left, right, type=type_)
+            overload = aten.pow.Tensor_Tensor if isinstance(right, fx.Node) else aten.pow.Tensor_Scalar
+            return self.call(overload, left, right, type=type_)
+        if not isinstance(left, fx.Node):
+            if expr.op in ("add", "mul"):
+                left, right = right, left
+            else:
+                left = self.full(type_, left)
+        return self.call(getattr(aten, expr.op).Tensor, left, right, type=type_)
+
+    # -- a tape's arguments ----------------------------------------------------------------------------------------
+
+    def value(self, value: Value) -> fx.Node:
+        raise NotImplementedError
+
+    def decode(self, argument: Any) -> Any:
+        if isinstance(argument, Value):
+            return self.value(argument)
+        if isinstance(argument, tuple):
+            return [self.decode(entry) for entry in argument]
+        if isinstance(argument, (Number, Expr)):
+            return self.number(argument)
+        return argument
+
+    def decode_kwargs(self, kwargs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+        return {name: self.decode(value) for name, value in kwargs if name not in _DROPPED}
+
+
+class Functionalizer(Emitter):
+    """Walks a tape and keeps, for every storage, the node that holds it now."""
+
+    def __init__(self, name: str, mesh: MeshSpec) -> None:
+        super().__init__(Graph(name, mesh))
+        self._now: dict[Value, fx.Node] = {}
+        self._writes: dict[Value, int] = {}
+        self._views: dict[Value, tuple[int, fx.Node]] = {}
+        self._initial: dict[Value, fx.Node] = {}
+
+    def value(self, value: Value) -> fx.Node:
+        if value.parent is None:
+            return self._now[value]
+        writes = self._writes.get(value.root, 0)
+        known = self._views.get(value)
+        if known is not None and known[0] == writes:
+            return known[1]
+        node = read_view(self, value, self.value(value.parent))
+        self._views[value] = (writes, node)
+        return node
+
+    def define(self, value: Value, node: fx.Node) -> None:
+        self._now[value] = node
+
+    def write(self, value: Value, node: fx.Node) -> None:
+        """`node` takes the place of what `value` held, also in what it is a view of."""
+        node = self.expand(self.cast(node, value.dtype), value.shape)
+        written, at = node, value
+        while at.parent is not None:
+            written = write_view(self, at, self.value(at.parent), written)
+            at = at.parent
+        self._now[at] = written
+        self._writes[at] = self._writes.get(at, 0) + 1
+        if value.parent is not None:
+            self._views[value] = (self._writes[at], node)
+
+    def inputs(self, tape: Tape) -> None:
+        for entry in tape.inputs:
+            if entry.same_as is not None:
+                node = self._initial[entry.same_as]
+            else:
+                node = self.graph.placeholder(entry.kind, entry.label, entry.type)
+                if entry.tensor is not None:
+                    self.graph.constants[str(entry.label)] = entry.tensor
+            self._initial[entry.value] = node
+            self.define(entry.value, node)
+
+    def op(self, op: Op) -> None:
+        self.source, self.backward = op.source, op.backward
+        if isinstance(op.func, ops.MonarchOp):
+            self._own(op)
+        elif op.func.overloadpacket in _NORMALIZED:
+            _NORMALIZED[op.func.overloadpacket](self, op)
+        else:
+            self._aten(op)
+
+    def _own(self, op: Op) -> None:
+        args = [self.decode(argument) for argument in op.args]
+        type_ = op.out.type
+        if op.func is ops.random:
+            distribution, shape, dtype, stream = args
+            args = [distribution, shape, dtype, self.seed(), stream, list(shape), [[] for _ in shape]]
+        elif op.func is ops.constrain:
+            type_ = type_.with_layout(op.args[1])
+            args = [args[0], str(op.args[1])]
+        self.define(op.out, self.call(op.func, *args, type=type_))
+
+    def _aten(self, op: Op) -> None:
+        written = _written(op)
+        func = _functional(op) if written else op.func
+        args, kwargs = op.args, op.kwargs
+        if written and func._schema.name == op.func._schema.name:  # an out= overload
+            kwargs = tuple(entry for entry in kwargs if entry[0] not in {name for name, _ in written})
+        results = [value for _, value in written] or op.out
+        dtypes = results[0] if isinstance(results, list) and len(results) == 1 else results
+        types: Types = (
+            dtypes.type
+            if isinstance(dtypes, Value)
+            else tuple(None if value is None else value.type for value in dtypes or ())
+        )
+        if _has_expr(args) or _has_expr(kwargs):
+            first = next(value for value in _leaves((args, kwargs)) if isinstance(value, Value))
+            func, decoded, keywords = with_tensors(self, func, args, dict(kwargs), types, first)
+            node = self.call(func, *decoded, type=types, **keywords)
+        else:
+            node = self.call(func, *(self.decode(a) for a in args), type=types, **self.decode_kwargs(kwargs))
+        outs = [dtypes] if isinstance(dtypes, Value) else list(dtypes)
+        for index, out in enumerate(outs):
+            if out is None:
+                continue
+            part = node if isinstance(dtypes, Value) else self.item(node, index, out.type)
+            if written:
+                self.write(out, part)
+            else:
+                self.define(out, part)
+
+
+def _small_key(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A hashable key of a call on 0-dim nodes and numbers, or None where a larger tensor takes part."""
+
+    def encode(argument: Any) -> Any:
+        if isinstance(argument, fx.Node):
+            type_ = argument.meta["type"]
+            if not isinstance(type_, TensorType) or type_.ndim:
+                raise ValueError
+            return argument
+        if isinstance(argument, (list, tuple)):
+            return tuple(encode(entry) for entry in argument)
+        return repr(argument)
+
+    try:
+        return func, tuple(encode(a) for a in args), tuple((k, encode(v)) for k, v in sorted(kwargs.items()))
+    except ValueError:
+        return None
+
+
+def _leaves(tree: Any) -> Iterable[Any]:
+    if isinstance(tree, tuple):
+        for entry in tree:
+            yield from _leaves(entry)
+    else:
+        yield tree
+
+
+def _has_expr(tree: Any) -> bool:
+    return any(isinstance(leaf, Expr) for leaf in _leaves(tree))
+
+
+def _written(op: Op) -> list[tuple[str, Value]]:
+    """The arguments that an op writes to: (name, value)."""
+    schema = op.func._schema
+    if not schema.is_mutable:
+        return []
+    kwargs = dict(op.kwargs)
+    found = []
+    for position, argument in enumerate(schema.arguments):
+        if argument.is_write:
+            value = op.args[position] if position < len(op.args) else kwargs.get(argument.name)
+            if isinstance(value, Value):
+                found.append((argument.name, value))
+    return found
+
+
+def _functional(op: Op) -> Any:
+    """The overload that computes what `op` writes: `add_.Tensor` -> `add.Tensor`, `cumsum.out` -> `cumsum.default`."""
+    name, overload = op.func._schema.name.split("::")[1], op.func._schema.overload_name
+    if name.endswith("_") and not name.endswith("__"):
+        packet = getattr(aten, name[:-1], None)
+        if packet is not None and (overload or "default") in packet.overloads():
+            return getattr(packet, overload or "default")
+    else:
+        wanted = [(arg.name, str(arg.type)) for arg in op.func._schema.arguments if not arg.is_write]
+        for other in op.func.overloadpacket.overloads():
+            candidate = getattr(op.func.overloadpacket, other)
+            if not candidate._schema.is_mutable and [
+                (arg.name, str(arg.type)) for arg in candidate._schema.arguments
+            ][: len(wanted)] == wanted:
+                return candidate
+    raise ProgramError(
+        f"aten.{name} changes a tensor in place and has no pure form",
+        hint="use the form of the op that returns a new tensor.",
+        source=op.source,
+    )
+
+
+# -- ops that are normalised -------------------------------------------------------------------------------------------
+
+
+def _same(self: Functionalizer, op: Op) -> None:
+    self.define(op.out, self.value(op.args[0]))
+
+
+def _cast(self: Functionalizer, op: Op) -> None:
+    self.define(op.out, self.cast(self.value(op.args[0]), op.out.dtype))
+
+
+def _reshaped(self: Functionalizer, op: Op) -> None:
+    self.define(op.out, self.reshape(self.value(op.args[0]), op.out.shape))
+
+
+def _copied(self: Functionalizer, op: Op) -> None:
+    self.write(op.args[0], self.value(op.args[1]))
+
+
+def _filled(self: Functionalizer, op: Op) -> None:
+    target: Value = op.args[0]
+    source = op.args[1]
+    if isinstance(source, Value):
+        self.write(target, self.value(source))
+    else:
+        self.write(target, self.full(target.type, source if isinstance(source, Expr) else self.decode(source)))
+
+
+def _zeroed(self: Functionalizer, op: Op) -> None:
+    target: Value = op.args[0]
+    self.write(target, self.full(target.type, _zero(target.dtype)))
+
+
+def _zero(dtype: torch.dtype, value: int = 0) -> Any:
+    return bool(value) if dtype == torch.bool else float(value) if dtype.is_floating_point else value
+
+
+def _constant(value: int) -> Any:
+    def emit(self: Functionalizer, op: Op) -> None:
+        self.define(op.out, self.full(op.out.type, _zero(op.out.dtype, value)))
+
+    return emit
+
+
+def _full(self: Functionalizer, op: Op) -> None:
+    name = op.func._schema.name
+    position = {"aten::full": 1, "aten::full_like": 1, "aten::new_full": 2, "aten::scalar_tensor": 0}[name]
+    value = op.args[position] if position < len(op.args) else dict(op.kwargs)["fill_value"]
+    if isinstance(value, Value):
+        self.define(op.out, self.expand(self.cast(self.value(value), op.out.dtype), op.out.shape))
+    else:
+        self.define(op.out, self.full(op.out.type, value if isinstance(value, Expr) else self.decode(value)))
+
+
+def _arange(self: Functionalizer, op: Op) -> None:
+    overload = op.func._schema.overload_name
+    numbers = [self.decode(argument) for argument in op.args]
+    step: Any = 1
+    if overload in ("", "start"):
+        start, end = (0, numbers[0]) if overload == "" else numbers[:2]
+    else:
+        start, end = numbers[:2]
+        step = numbers[2] if len(numbers) > 2 else self.decode(dict(op.kwargs).get("step", 1))
+    out: Value = op.out
+    self.define(out, self.call(aten.arange.start_step, start, end, step, type=out.type, dtype=out.dtype))
+
+
+def _batch_norm(self: Functionalizer, op: Op) -> None:
+    """Batch norm in training updates its running statistics in place, which its schema does not tell."""
+    x, weight, bias, mean, var, training, momentum, eps = op.args
+    stats = [value.type for value in op.out]
+    if not (isinstance(training, Number) and training.value and isinstance(mean, Value)):
+        self._aten(op)
+        return
+    args = [self.decode(argument) for argument in (x, weight, bias, mean, var, training, momentum, eps)]
+    func = aten._native_batch_norm_legit_functional.default
+    node = self.call(func, *args, type=(*stats, mean.type, var.type))
+    for index, out in enumerate(op.out):
+        self.define(out, self.item(node, index, out.type))
+    self.write(mean, self.item(node, 3, mean.type))
+    self.write(var, self.item(node, 4, var.type))
+
+
+_NORMALIZED: dict[Any, Any] = {
+    **dict.fromkeys((aten.clone, aten.lift_fresh, aten.lift_fresh_copy, aten.positive, aten.contiguous), _same),
+    aten._to_copy: _cast,
+    **dict.fromkeys((aten._unsafe_view, aten.reshape), _reshaped),
+    aten.copy_: _copied,
+    aten.fill_: _filled,
+    aten.zero_: _zeroed,
+    **dict.fromkeys((aten.zeros, aten.zeros_like, aten.new_zeros), _constant(0)),
+    # `empty` holds whatever: zeros are as good, and the same on every worker.
+    **dict.fromkeys((aten.empty, aten.empty_like, aten.new_empty, aten.empty_strided, aten.new_empty_strided), _constant(0)),
+    **dict.fromkeys((aten.ones, aten.ones_like, aten.new_ones), _constant(1)),
+    **dict.fromkeys((aten.full, aten.full_like, aten.new_full, aten.scalar_tensor), _full),
+    aten.arange: _arange,
+    **dict.fromkeys((aten.native_batch_norm, aten._native_batch_norm_legit), _batch_norm),
+}
+
+# -- the pass ------------------------------------------------------------------------------------------------------------
+
+
+def functionalize(
+    tape: Tape,
+    *,
+    name: str,
+    mesh: MeshSpec,
+    returns: Sequence[Value | None],
+    updates: Mapping[str, Value],
+) -> tuple[Graph, dict[str, str]]:
+    """The pure graph of a tape.
+
+    `returns` are the values that the program gives back, as they are at its end; `updates` names, by state label, the
+    storages that outlive it. A state that the tape does not change is left out of the graph's updates. Several labels may
+    end with the same 0-dim value: the graph then updates the first, and the second result maps each of the others to it.
+    """
+    walk = Functionalizer(name, mesh)
+    walk.inputs(tape)
+    for op in tape.ops:
+        walk.op(op)
+    walk.source, walk.backward = None, False
+
+    finals = {label: walk.value(value) for label, value in updates.items()}
+    shared = _shared_inputs(tape, finals, walk)
+    new: dict[str, fx.Node] = {}
+    aliases: dict[str, str] = {}
+    for label, node in finals.items():
+        initial = walk._initial.get(updates[label])
+        if node is initial and label not in shared:
+            continue
+        small = tensor_type(node).ndim == 0
+        twin = next((known for known, other in new.items() if other is node), None) if small else None
+        if twin is not None:
+            aliases[label] = twin
+        else:
+            new[label] = node
+    held: set[fx.Node] = set()
+    new = {label: _own_buffer(walk, node, held) for label, node in new.items()}
+    given = [None if value is None else _own_buffer(walk, walk.value(value), held) for value in returns]
+    graph = walk.graph
+    graph.output(given, new)
+    _drop_dead(graph)
+    return graph, aliases
+
+
+def _shared_inputs(tape: Tape, finals: Mapping[str, fx.Node], walk: Functionalizer) -> set[str]:
+    """Labels of states that share a placeholder with one that changes: they need a value of their own, or the new one."""
+    groups: dict[fx.Node, list[str]] = {}
+    for entry in tape.inputs:
+        if entry.kind == "state" and entry.label in finals:
+            groups.setdefault(walk._initial[entry.value], []).append(str(entry.label))
+    return {
+        label
+        for node, labels in groups.items()
+        if len(labels) > 1 and any(finals[label] is not node for label in labels)
+        for label in labels
+    }
+
+
+_ALIASING = {aten.view.default, aten.permute.default, aten.expand.default, aten.slice.Tensor, aten.select.int}
+
+
+def _own_buffer(walk: Functionalizer, node: fx.Node, held: set[fx.Node]) -> fx.Node:
+    """The node, or a copy where its buffer is another output's or an input's: what one holds, the other may overwrite."""
+    base = node
+    while base.op == "call_function" and (base.target in _ALIASING or _is_view(base.target)):
+        base = base.args[0]  # type: ignore[assignment]
+    if base.op == "placeholder" or base in held:
+        type_ = tensor_type(node)
+        node = walk.graph.call(aten.clone.default, node, type=type_, source=node.meta.get("source"))
+        base = node
+    held.add(base)
+    return node
+
+
+def _is_view(target: Any) -> bool:
+    schema = getattr(target, "_schema", None)
+    return schema is not None and any(value.alias_info is not None for value in schema.returns)
+
+
+def _drop_dead(graph: Graph) -> None:
+    """Remove ops and placeholders that nothing depends on, and constants with them. A program's inputs stay."""
+    for node in reversed(list(graph.fx.nodes)):
+        if node.op == "output" or node.users or (node.op == "placeholder" and node.meta["kind"] == "input"):
+            continue
+        if node.op == "placeholder" and node.meta["kind"] == "constant":
+            graph.constants.pop(str(node.meta["label"]), None)
+        graph.fx.erase_node(node)

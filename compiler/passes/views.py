@@ -1,0 +1,209 @@
+"""Views: how a pure graph reads one, and how a write through one reaches the tensor behind it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx
+
+from monarch.compiler.errors import ProgramError
+from monarch.compiler.passes.capture import Value
+
+if TYPE_CHECKING:
+    from monarch.compiler.passes.functionalize import Emitter
+
+aten = torch.ops.aten
+
+
+def read_view(emit: Emitter, value: Value, base: fx.Node) -> fx.Node:
+    """The node that holds the view `value` of `base`, normalised to a few ops: view, permute, expand, slice, select,
+    unsqueeze and squeeze become one of `aten.view`, `aten.permute`, `aten.expand`, `aten.slice`, `aten.select`."""
+    assert value.parent is not None and value.view is not None
+    step, parent = value.view, value.parent
+    reader = None if step.func is aten.view.dtype else _READERS.get(step.func.overloadpacket)
+    if reader is not None:
+        return reader(emit, value, parent, base)
+    out = emit.call(step.func, base, *emit.decode(step.args), type=value.type, **emit.decode_kwargs(step.kwargs))
+    return out if step.output is None else emit.item(out, step.output, value.type)
+
+
+def write_view(emit: Emitter, value: Value, base: fx.Node, new: fx.Node) -> fx.Node:
+    """`base` (the parent's value) with the part that `value` views replaced by `new`."""
+    assert value.parent is not None and value.view is not None
+    step, parent = value.view, value.parent
+    writer = None if step.func is aten.view.dtype else _WRITERS.get(step.func.overloadpacket)
+    if writer is None:
+        raise ProgramError(
+            f"cannot write through {step.func.overloadpacket._qualified_op_name.replace('::', '.')}",
+            hint="write out of place, or to the tensor that is viewed.",
+            source=emit.source,
+        )
+    return writer(emit, value, parent, base, new)
+
+
+def argument(value: Value, position: int, name: str, default: Any = None) -> Any:
+    """An argument of a view's op, counting from 0 after the tensor itself."""
+    assert value.view is not None
+    if position < len(value.view.args):
+        return value.view.args[position]
+    return dict(value.view.kwargs).get(name, default)
+
+
+def _dim(value: Value, parent: Value, position: int = 0, name: str = "dim", default: int = 0) -> int:
+    dim: int = argument(value, position, name, default)
+    return dim % max(1, len(parent.shape))
+
+
+def _permutation(value: Value, parent: Value) -> list[int]:
+    packet = value.view.func.overloadpacket  # type: ignore[union-attr]
+    ndim = len(parent.shape)
+    if packet is aten.permute:
+        return [dim % ndim for dim in argument(value, 0, "dims")]
+    order = list(range(ndim))
+    if packet is aten.t:
+        return order[::-1]
+    first, second = (dim % max(1, ndim) for dim in (argument(value, 0, "dim0"), argument(value, 1, "dim1")))
+    if order:
+        order[first], order[second] = order[second], order[first]
+    return order
+
+
+def _slice(value: Value, parent: Value) -> tuple[int, int, int, int]:
+    dim = _dim(value, parent)
+    size = parent.shape[dim]
+    start = argument(value, 1, "start") or 0
+    end = argument(value, 2, "end")
+    end = size if end is None else end
+    start, end = (min(max(at + size if at < 0 else at, 0), size) for at in (start, end))
+    return dim, start, max(start, end), argument(value, 3, "step", 1)
+
+
+def _part(value: Value, parent: Value) -> tuple[int, int, int, int]:
+    """A piece that split or split_with_sizes gives, as a slice."""
+    dim = _dim(value, parent, 1)
+    sizes = argument(value, 0, "split_size")
+    if sizes is None:
+        sizes = argument(value, 0, "split_sizes")
+    output = value.view.output  # type: ignore[union-attr]
+    assert output is not None
+    start = output * sizes if isinstance(sizes, int) else sum(sizes[:output])
+    return dim, start, start + value.shape[dim], 1
+
+
+def _select(value: Value, parent: Value) -> tuple[int, int]:
+    if value.view.func.overloadpacket is aten.unbind:  # type: ignore[union-attr]
+        assert value.view.output is not None  # type: ignore[union-attr]
+        return _dim(value, parent), value.view.output  # type: ignore[union-attr]
+    dim = _dim(value, parent)
+    return dim, argument(value, 1, "index") % parent.shape[dim]
+
+
+def read_reshape(emit: Emitter, value: Value, parent: Value, base: fx.Node) -> fx.Node:
+    return emit.reshape(base, value.shape)
+
+
+def _read_permute(emit: Emitter, value: Value, parent: Value, base: fx.Node) -> fx.Node:
+    return emit.permute(base, _permutation(value, parent))
+
+
+def _read_expand(emit: Emitter, value: Value, parent: Value, base: fx.Node) -> fx.Node:
+    return emit.expand(base, value.shape)
+
+
+def _read_slice(emit: Emitter, value: Value, parent: Value, base: fx.Node) -> fx.Node:
+    return _emit_slice(emit, base, value, *_slice(value, parent))
+
+
+def _read_part(emit: Emitter, value: Value, parent: Value, base: fx.Node) -> fx.Node:
+    return _emit_slice(emit, base, value, *_part(value, parent))
+
+
+def _emit_slice(emit: Emitter, base: fx.Node, value: Value, dim: int, start: int, end: int, step: int) -> fx.Node:
+    if start == 0 and step == 1 and end >= base.meta["type"].shape[dim]:
+        return base
+    args = (dim, start, end) if step == 1 else (dim, start, end, step)
+    return emit.call(aten.slice.Tensor, base, *args, type=value.type)
+
+
+def _read_select(emit: Emitter, value: Value, parent: Value, base: fx.Node) -> fx.Node:
+    return emit.call(aten.select.int, base, *_select(value, parent), type=value.type)
+
+
+def _read_same(emit: Emitter, value: Value, parent: Value, base: fx.Node) -> fx.Node:
+    return base
+
+
+def _write_reshape(emit: Emitter, value: Value, parent: Value, base: fx.Node, new: fx.Node) -> fx.Node:
+    return emit.reshape(new, parent.shape)
+
+
+def _write_permute(emit: Emitter, value: Value, parent: Value, base: fx.Node, new: fx.Node) -> fx.Node:
+    order = _permutation(value, parent)
+    return emit.permute(new, [order.index(dim) for dim in range(len(order))])
+
+
+def _write_slice(emit: Emitter, value: Value, parent: Value, base: fx.Node, new: fx.Node) -> fx.Node:
+    return _emit_scatter(emit, parent, base, new, *_slice(value, parent))
+
+
+def _write_part(emit: Emitter, value: Value, parent: Value, base: fx.Node, new: fx.Node) -> fx.Node:
+    return _emit_scatter(emit, parent, base, new, *_part(value, parent))
+
+
+def _emit_scatter(
+    emit: Emitter, parent: Value, base: fx.Node, new: fx.Node, dim: int, start: int, end: int, step: int
+) -> fx.Node:
+    if start == 0 and step == 1 and end >= parent.shape[dim]:
+        return new
+    return emit.call(aten.slice_scatter.default, base, new, dim, start, end, step, type=parent.type)
+
+
+def _write_select(emit: Emitter, value: Value, parent: Value, base: fx.Node, new: fx.Node) -> fx.Node:
+    return emit.call(aten.select_scatter.default, base, new, *_select(value, parent), type=parent.type)
+
+
+def _write_expand(emit: Emitter, value: Value, parent: Value, base: fx.Node, new: fx.Node) -> fx.Node:
+    if math.prod(value.shape) == math.prod(parent.shape):
+        return emit.reshape(new, parent.shape)
+    raise ProgramError(
+        "cannot write in place to an expanded tensor: several of its elements are one",
+        hint="call .clone() on the expanded tensor first.",
+        source=emit.source,
+    )
+
+
+def _write_diagonal(emit: Emitter, value: Value, parent: Value, base: fx.Node, new: fx.Node) -> fx.Node:
+    where = (argument(value, 0, "offset", 0), argument(value, 1, "dim1", 0), argument(value, 2, "dim2", 1))
+    return emit.call(aten.diagonal_scatter.default, base, new, *where, type=parent.type)
+
+
+def _write_same(emit: Emitter, value: Value, parent: Value, base: fx.Node, new: fx.Node) -> fx.Node:
+    return new
+
+
+Reader = Callable[["Emitter", Value, Value, fx.Node], fx.Node]
+Writer = Callable[["Emitter", Value, Value, fx.Node, fx.Node], fx.Node]
+
+_RESHAPES = (aten.view, aten._unsafe_view, aten._reshape_alias, aten.squeeze, aten.unsqueeze)
+_READERS: dict[Any, Reader] = {
+    **dict.fromkeys(_RESHAPES, read_reshape),
+    **dict.fromkeys((aten.permute, aten.t, aten.transpose), _read_permute),
+    **dict.fromkeys((aten.alias, aten.detach, aten.lift_fresh), _read_same),
+    **dict.fromkeys((aten.split, aten.split_with_sizes), _read_part),
+    **dict.fromkeys((aten.select, aten.unbind), _read_select),
+    aten.expand: _read_expand,
+    aten.slice: _read_slice,
+}
+_WRITERS: dict[Any, Writer] = {
+    **dict.fromkeys(_RESHAPES, _write_reshape),
+    **dict.fromkeys((aten.permute, aten.t, aten.transpose), _write_permute),
+    **dict.fromkeys((aten.alias, aten.detach, aten.lift_fresh), _write_same),
+    **dict.fromkeys((aten.split, aten.split_with_sizes), _write_part),
+    **dict.fromkeys((aten.select, aten.unbind), _write_select),
+    aten.expand: _write_expand,
+    aten.slice: _write_slice,
+    aten.diagonal: _write_diagonal,
+}

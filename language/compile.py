@@ -1,0 +1,41 @@
+"""From a graph to something that runs: the compiler's door, and the order in which a plan takes its arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from monarch.compiler.graph import Graph
+from monarch.compiler.plan import Plan
+
+Compile = Callable[[Graph], Plan]
+
+_compile: Compile | None = None
+
+
+def compile_graph(graph: Graph) -> Plan:
+    """The plan of a traced graph."""
+    if _compile is not None:
+        return _compile(graph)
+    from monarch.compiler import pipeline
+
+    return pipeline.compile_graph(graph)
+
+
+def partition_graph(graph: Graph) -> Graph:
+    from monarch.compiler import pipeline
+
+    result: Any = pipeline.partition_graph(graph)
+    return result  # type: ignore[no-any-return]
+
+
+@contextmanager
+def compiling_with(compile: Compile) -> Iterator[None]:
+    """Compile with another compiler within a block: a test's, or one with other passes."""
+    global _compile
+    before, _compile = _compile, compile
+    try:
+        yield
+    finally:
+        _compile = before

@@ -1,0 +1,28 @@
+"""Errors in a user's program that only the language knows: where they stand, and the call to write instead."""
+
+from __future__ import annotations
+
+from monarch.compiler.errors import MonarchError, ProgramError, Source
+
+
+class OperatorError(MonarchError, RuntimeError):
+    """An op that PyTorch refuses (shapes that do not fit, a wrong dtype), in PyTorch's words, at the user's line.
+
+    Also a RuntimeError, as PyTorch's own would be.
+    """
+
+
+def branch_error(source: Source | None) -> ProgramError:
+    """A tensor's value was asked for (`if t`, `float(t)`, `t.item()`, `range(t)`, `print(t)`) while a program was traced."""
+    line = source.excerpt().splitlines()[0].strip() if source and source.excerpt() else "if loss > 0.1:"
+    width = max(len(line), len("y = torch.where(loss > 0.1, a, b)")) + 2
+    rows = [
+        (line, "# wrong: the value lives on the workers, and this line runs once, when the program is traced"),
+        ("y = torch.where(loss > 0.1, a, b)", "# right: both sides are computed, the workers choose"),
+        ("if step(x).item() > 0.1:", "# right outside the program: waits for the value"),
+    ]
+    return ProgramError(
+        "a @monarch.program cannot branch on a tensor's value, or read it into Python",
+        hint="\n".join(f"{code:<{width}}{comment}" for code, comment in rows),
+        source=source,
+    )

@@ -1,0 +1,99 @@
+"""The forms in which users write layouts: text, a list with one entry for each tensor dim, or DTensor's placements."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from monarch.compiler.errors import LayoutError, Source
+from monarch.compiler.types import Layout, MeshSpec, TensorType
+
+LayoutLike = Layout | str | Sequence[Any]
+"""`"[@data, -]"`, `["data", None]`, `[Shard(0), Replicate()]` (one for each *mesh* dim), or a Layout."""
+
+_PLACEMENTS = ("Shard", "Replicate", "Partial", "_StridedShard")
+
+
+def as_layout(layout: LayoutLike, type: TensorType, mesh: MeshSpec, name: str, source: Source | None = None) -> Layout:
+    """The layout that a user means for a tensor, checked against its shape and the mesh. Raises LayoutError."""
+    try:
+        found = _read(layout, type.ndim, mesh, name)
+        type.with_layout(found).check(mesh, name)
+    except LayoutError as error:
+        if error.source is None and source is not None:
+            raise LayoutError(error.message, hint=error.hint, source=source) from None
+        raise
+    return found
+
+
+def _read(layout: LayoutLike, ndim: int, mesh: MeshSpec, name: str) -> Layout:
+    if isinstance(layout, Layout):
+        return layout
+    if isinstance(layout, str):
+        from monarch.compiler.text import parse_layout
+
+        return parse_layout(layout)
+    entries = list(layout)
+    if entries and all(type(entry).__name__ in _PLACEMENTS for entry in entries):
+        return _from_placements(entries, ndim, mesh, name)
+    shards: list[tuple[str, ...]] = []
+    for entry in entries:
+        if entry is None or entry == "-":
+            shards.append(())
+        elif isinstance(entry, str):
+            shards.append((entry.removeprefix("@"),))
+        elif isinstance(entry, (tuple, list)) and all(isinstance(part, str) for part in entry):
+            shards.append(tuple(part.removeprefix("@") for part in entry))
+        else:
+            raise LayoutError(
+                f"the layout of {name} holds {entry!r}",
+                hint="give a mesh dim's name, None, or a tuple of names for each tensor dim: ['data', None].",
+            )
+    return Layout(tuple(shards))
+
+
+def _from_placements(placements: list[Any], ndim: int, mesh: MeshSpec, name: str) -> Layout:
+    if len(placements) != len(mesh.dims):
+        raise LayoutError(
+            f"{len(placements)} placements for {name} on a mesh with {len(mesh.dims)} dims",
+            hint=f"the mesh is {mesh}: give one placement for each of its dims.",
+        )
+    found = Layout.replicated(ndim)
+    for mesh_dim, placement in zip(mesh.names, placements, strict=True):
+        kind = type(placement).__name__
+        if kind == "Shard":
+            dim = placement.dim + ndim if placement.dim < 0 else placement.dim
+            if not 0 <= dim < ndim:
+                raise LayoutError(
+                    f"cannot shard dim {placement.dim} of {name}: it has {ndim} dims",
+                    hint=f"Shard(d) on mesh dim '{mesh_dim}' needs 0 <= d < {ndim}.",
+                )
+            found = found.place(mesh_dim, dim)
+        elif kind == "Partial":
+            found = found.place(mesh_dim, placement.reduce_op)
+        elif kind == "_StridedShard":
+            raise LayoutError(
+                f"{name} has a strided shard on mesh dim '{mesh_dim}'",
+                hint="say the order of nesting with a layout's text instead: '[@(model,data)]' puts model outside.",
+            )
+    return found
+
+
+def from_annotation(annotation: object) -> TensorType | None:
+    """The tensor type that a parameter's annotation spells, or None where it is something else.
+
+    Under `from __future__ import annotations` a quoted annotation arrives with its quotes.
+    """
+    if not isinstance(annotation, str):
+        return None
+    text = annotation.strip()
+    if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
+        text = text[1:-1].strip()
+    head, bracket, _ = text.partition("[")
+    from monarch.compiler.types import DTYPES
+
+    if not bracket or head.strip() not in DTYPES:
+        return None
+    from monarch.compiler.text import parse_type
+
+    return parse_type(text)

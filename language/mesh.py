@@ -1,0 +1,272 @@
+"""Meshes of workers, with named dims."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from monarch.compiler.errors import LayoutError, MonarchError
+from monarch.compiler.plan import Executor, executor_for
+from monarch.compiler.types import MeshSpec
+
+if TYPE_CHECKING:
+    from monarch.language.recorder import Recording
+
+
+class _Workers:
+    """The workers behind a mesh and every view of it: started when they are first needed."""
+
+    def __init__(self, spec: MeshSpec, abstract: bool) -> None:
+        self.spec = spec
+        self.abstract = abstract
+        self.executor: Executor | None = None
+        self.closed = False
+
+    def start(self) -> Executor:
+        if self.abstract:
+            raise MonarchError(
+                f"an abstract mesh has no workers: {self.spec}",
+                hint="programs on it can be traced and compiled, not run: Mesh(...) without .abstract has workers.",
+            )
+        if self.closed:
+            raise MonarchError(f"the mesh is closed: {self.spec}", hint="make a new Mesh.")
+        if self.executor is None:
+            self.executor = executor_for(self.spec)
+        return self.executor
+
+    def close(self) -> None:
+        self.closed = True
+        executor, self.executor = self.executor, None
+        if executor is not None:
+            executor.close()
+
+
+class Mesh:
+    """A grid of workers with a name for each dim.
+
+        mesh = Mesh(data=4, model=2)
+        mesh = Mesh(shape=(4, 2), mesh_dim_names=("data", "model"))
+
+    Workers are numbered row-major (the last dim varies fastest), and start when something first runs on the mesh; `close`
+    (or leaving a `with mesh:` block) ends them. `rename`, `split` and `flatten` give views with other dims on the same
+    workers; `slice` gives the sub-mesh of some of them.
+    """
+
+    def __init__(
+        self,
+        shape: Sequence[int] | None = None,
+        mesh_dim_names: Sequence[str] | None = None,
+        **dims: int,
+    ) -> None:
+        if shape is not None:
+            if dims:
+                raise LayoutError("give a mesh's dims by shape and mesh_dim_names or by keyword, not both")
+            names = tuple(mesh_dim_names) if mesh_dim_names is not None else tuple(f"dim{i}" for i in range(len(shape)))
+            if len(names) != len(shape):
+                raise LayoutError(
+                    f"a mesh of shape {tuple(shape)} has {len(shape)} dims, and mesh_dim_names has {len(names)}",
+                    hint="give one name for each dim.",
+                )
+            pairs = tuple(zip(names, shape, strict=True))
+        else:
+            pairs = tuple(dims.items())
+        self._setup(_checked(pairs), None, tuple(range(MeshSpec(_checked(pairs)).workers)), abstract=False)
+
+    def _setup(
+        self, dims: tuple[tuple[str, int], ...], workers: _Workers | None, ranks: tuple[int, ...], abstract: bool
+    ) -> None:
+        self.spec = MeshSpec(dims)
+        self._ranks = ranks
+        self._workers = workers or _Workers(self.spec, abstract)
+        self._pending: Recording | None = None
+
+    @classmethod
+    def abstract(cls, shape: Sequence[int] | None = None, mesh_dim_names: Sequence[str] | None = None, **dims: int) -> Mesh:
+        """A mesh with no workers, for compiling ahead of time."""
+        mesh = cls(shape, mesh_dim_names, **dims)
+        mesh._workers.abstract = True
+        return mesh
+
+    def _view(self, dims: tuple[tuple[str, int], ...], ranks: tuple[int, ...] | None = None) -> Mesh:
+        view = object.__new__(Mesh)
+        view._setup(_checked(dims), self._workers, self._ranks if ranks is None else ranks, abstract=False)
+        return view
+
+    # -- reading -------------------------------------------------------------------------------------------------
+
+    @property
+    def mesh_dim_names(self) -> tuple[str, ...]:
+        return self.spec.names
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(size for _, size in self.spec.dims)
+
+    @property
+    def ndim(self) -> int:
+        return len(self.spec.dims)
+
+    @property
+    def is_abstract(self) -> bool:
+        return self._workers.abstract
+
+    def size(self, dim: str | int | None = None) -> int:
+        """The number of workers, or of positions along one dim (by name or number)."""
+        if dim is None:
+            return self.spec.workers
+        if isinstance(dim, int):
+            return self.shape[dim]
+        return self.spec.sizes[self._known(dim)]
+
+    def coordinates(self) -> list[dict[str, int]]:
+        """The coordinates of the mesh's workers, in order."""
+        return list(self.spec.coordinates())
+
+    def to_table(self) -> str:
+        """The workers' numbers, laid out by the mesh's dims: the last dim across, the others down."""
+        names, shape = self.mesh_dim_names, self.shape
+        across = shape[-1] if shape else 1
+        heads = [*names[:-1], *(f"{names[-1]}={i}" for i in range(across))] if names else ["worker"]
+        rows: list[list[str]] = [heads]
+        points = self.coordinates()
+        for start in range(0, len(points), across):
+            lead = [str(points[start][name]) for name in names[:-1]]
+            rows.append(lead + [str(rank) for rank in self._ranks[start : start + across]])
+        widths = [max(len(row[i]) for row in rows) for i in range(len(heads))]
+        lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+        return "\n".join([lines[0], "-" * max(map(len, lines)), *lines[1:]])
+
+    def __repr__(self) -> str:
+        dims = ", ".join(f"{name}={size}" for name, size in self.spec.dims)
+        whole = len(self._ranks) == self._workers.spec.workers
+        part = "" if whole else f", workers={list(self._ranks)} of {self._workers.spec.workers}"
+        return f"Mesh({dims}{part})" if not self.is_abstract else f"Mesh.abstract({dims}{part})"
+
+    # -- other meshes --------------------------------------------------------------------------------------------
+
+    def __getitem__(self, dims: str | Sequence[str]) -> Mesh:
+        """The sub-mesh along one or several dims that holds worker 0: the first position along all the others."""
+        keep = (dims,) if isinstance(dims, str) else tuple(dims)
+        for name in keep:
+            self._known(name)
+        return self.slice(**{name: 0 for name in self.mesh_dim_names if name not in keep})
+
+    def slice(self, **where: int | slice) -> Mesh:
+        """The sub-mesh at a position (which drops the dim) or a range of positions along the dims given.
+
+            mesh.slice(data=0)              # the workers of the first data-parallel replica
+            mesh.slice(data=slice(0, 2))    # the first two
+        """
+        chosen: dict[str, list[int]] = {}
+        dims: list[tuple[str, int]] = []
+        for name in where:
+            self._known(name)
+        for name, size in self.spec.dims:
+            at = where.get(name, slice(None))
+            if isinstance(at, slice):
+                chosen[name] = list(range(*at.indices(size)))
+                if not chosen[name]:
+                    raise LayoutError(f"{at} along '{name}', of size {size}, holds no worker")
+                dims.append((name, len(chosen[name])))
+            else:
+                if not -size <= at < size:
+                    raise LayoutError(f"position {at} along '{name}', which has size {size}")
+                chosen[name] = [at % size]
+        ranks = tuple(
+            self._ranks[rank]
+            for rank, point in enumerate(self.spec.coordinates())
+            if all(point[name] in chosen[name] for name in point)
+        )
+        return self._view(tuple(dims), ranks)
+
+    def rename(self, **names: str) -> Mesh:
+        """The same workers with other names: `mesh.rename(data="replica")`."""
+        for name in names:
+            self._known(name)
+        return self._view(tuple((names.get(name, name), size) for name, size in self.spec.dims))
+
+    def split(self, **parts: Any) -> Mesh:
+        """A dim taken apart into several, first major: `mesh.split(host=("dp", "pp"), pp=2)`. The size of one of the new
+        dims may be left out."""
+        sizes = {name: value for name, value in parts.items() if isinstance(value, int)}
+        dims: list[tuple[str, int]] = []
+        named = [name for name, value in parts.items() if not isinstance(value, int)]
+        for name in named:
+            self._known(name)
+        for name, size in self.spec.dims:
+            if name not in named:
+                dims.append((name, size))
+                continue
+            known = [sizes.get(new) for new in parts[name]]
+            product = 1
+            for value in known:
+                product *= value or 1
+            unknown = known.count(None)
+            if unknown > 1 or size % product or (unknown == 0 and product != size):
+                given = ", ".join(f"{new}={sizes[new]}" for new in parts[name] if new in sizes)
+                raise LayoutError(
+                    f"cannot split '{name}', of size {size}, into ({', '.join(parts[name])}) with {given or 'no sizes'}",
+                    hint="the sizes have to multiply to that of the dim; one of them may be left out.",
+                )
+            dims.extend((new, value or size // product) for new, value in zip(parts[name], known, strict=True))
+        return self._view(tuple(dims))
+
+    def flatten(self, name: str) -> Mesh:
+        """The same workers along one dim."""
+        return self._view(((name, self.size()),))
+
+    def _known(self, name: str) -> str:
+        if name not in self.spec.sizes:
+            raise LayoutError(
+                f"unknown mesh dim '{name}'",
+                hint=f"the mesh is {self.spec}: its dims are {', '.join(self.mesh_dim_names) or 'none'}.",
+            )
+        return name
+
+    # -- workers -------------------------------------------------------------------------------------------------
+
+    @property
+    def executor(self) -> Executor:
+        """What runs plans on this mesh's workers; they start now if they have not yet."""
+        if len(self._ranks) != self._workers.spec.workers:
+            raise MonarchError(
+                f"cannot run on {self!r}: it is part of a mesh whose workers run as one",
+                hint="make a Mesh of that size of its own; programs on parts of a mesh are not supported yet.",
+            )
+        if self.spec != self._workers.spec:
+            raise MonarchError(
+                f"cannot run on {self.spec}: its workers were started as {self._workers.spec}",
+                hint="place tensors with the dims that the mesh was made with; renamed views describe, and cannot run yet.",
+            )
+        return self._workers.start()
+
+    def flush(self) -> None:
+        """Run what was recorded eagerly on this mesh and not run yet."""
+        if self._pending is not None:
+            from monarch.language.eager import flush
+
+            flush(self)
+
+    def close(self) -> None:
+        """Stop the workers. Tensors on the mesh are lost. Idempotent."""
+        self._pending = None
+        self._workers.close()
+
+    def __enter__(self) -> Mesh:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+def _checked(dims: tuple[tuple[str, int], ...]) -> tuple[tuple[str, int], ...]:
+    seen: set[str] = set()
+    for name, size in dims:
+        if not isinstance(name, str) or not name.isidentifier():
+            raise LayoutError(f"a mesh dim cannot be named {name!r}", hint="use a Python identifier.")
+        if name in seen:
+            raise LayoutError(f"mesh dim '{name}' stands twice in the mesh")
+        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+            raise LayoutError(f"mesh dim '{name}' has size {size!r}", hint="sizes are whole numbers from 1.")
+        seen.add(name)
+    return tuple(dims)

@@ -1,0 +1,188 @@
+"""Torch's optimizers inside a program: their hyperparameters are read at every call, and their state lies on the mesh."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.optim import optimizer as torch_optimizer
+
+from monarch.compiler.errors import ProgramError
+from monarch.language.distribute import distribute
+from monarch.language.environment import parameters
+from monarch.language.recorder import Recording
+from monarch.language.source import user_source
+from monarch.language.tensor import DistributedTensor
+
+Optimizer = torch.optim.Optimizer
+
+
+class Hyperparameter:
+    """One number of an optimizer's parameter group, read at every call: `group[key]`, or `group[key][index]`."""
+
+    __slots__ = ("group", "index", "key")
+
+    def __init__(self, group: dict[str, Any], key: str, index: int | None = None) -> None:
+        self.group = group
+        self.key = key
+        self.index = index
+
+    def __call__(self) -> float:
+        value = self.group[self.key]
+        return float(value if self.index is None else value[self.index])
+
+
+class OptimizerWatch:
+    """Follows the optimizers that a trace steps.
+
+    While `step` runs, `lr` (and what is known to vary: `varying`, pairs of an optimizer's label and a key) is a Scalar; all
+    other hyperparameters are built into the program, and `fixed` lists them, so that a change is noticed.
+    """
+
+    def __init__(self, recording: Recording, labels: Mapping[int, str], varying: set[tuple[str, str]]) -> None:
+        self.recording = recording
+        self.labels = labels
+        self.varying = varying
+        self.optimizers: list[Optimizer] = []
+        self.scalars: dict[str, Hyperparameter] = {}
+        self.fixed: list[tuple[str, dict[str, Any], str, Any]] = []
+        self._snapshots: dict[int, OptimizerSnapshot] = {}
+        self._swapped: list[tuple[dict[str, Any], str, Any, Any]] = []
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        before = torch_optimizer.register_optimizer_step_pre_hook(self._before)
+        after = torch_optimizer.register_optimizer_step_post_hook(self._after)
+        try:
+            yield
+            self._check_schedules()
+        finally:
+            before.remove()
+            after.remove()
+            self._put_back()
+
+    def label(self, optimizer: Optimizer) -> str:
+        return self.labels.get(id(optimizer), type(optimizer).__name__.lower())
+
+    def restore(self) -> None:
+        """Give the optimizers that were met the state that they had."""
+        for snapshot in self._snapshots.values():
+            snapshot.restore()
+
+    def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        label = self.label(optimizer)
+        first = id(optimizer) not in self._snapshots
+        if first:
+            self._snapshots[id(optimizer)] = OptimizerSnapshot(optimizer)
+            self.optimizers.append(optimizer)
+        for number, group in enumerate(optimizer.param_groups):
+            suffix = f"[{number}]" if len(optimizer.param_groups) > 1 else ""
+            for key, value in list(group.items()):
+                if key == "params":
+                    continue
+                if key == "lr" or (label, key) in self.varying:
+                    self._swap(group, key, value, f"{label}.{key}{suffix}")
+                elif first and _is_plain(value):
+                    self.fixed.append((label, group, key, value))
+        self._place_state(optimizer)
+
+    def _swap(self, group: dict[str, Any], key: str, value: Any, label: str) -> None:
+        if _is_number(value):
+            group[key] = self._scalar(label, Hyperparameter(group, key), value)
+        elif isinstance(value, (tuple, list)) and all(_is_number(entry) for entry in value):
+            entries = (
+                self._scalar(f"{label}[{i}]", Hyperparameter(group, key, i), entry) for i, entry in enumerate(value)
+            )
+            group[key] = type(value)(entries)
+        else:
+            return
+        self._swapped.append((group, key, value, group[key]))
+
+    def _scalar(self, label: str, source: Hyperparameter, value: Any) -> Any:
+        self.scalars.setdefault(label, source)
+        return self.recording.scalar(label, float(value))
+
+    def _place_state(self, optimizer: Optimizer) -> None:
+        """State made by eager steps (a step counter) is placed on the mesh, replicated."""
+        for parameter in parameters(optimizer):
+            if not isinstance(parameter, DistributedTensor):
+                continue
+            state = optimizer.state.get(parameter, {})
+            for key, value in state.items():
+                if isinstance(value, torch.Tensor) and not isinstance(value, DistributedTensor):
+                    state[key] = _outside(self.recording, value)
+
+    def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        self._put_back()
+
+    def _put_back(self) -> None:
+        changed = next((key for group, key, _, scalar in self._swapped if group[key] is not scalar), None)
+        for group, key, value, _ in self._swapped:
+            group[key] = value
+        self._swapped.clear()
+        if changed is not None:
+            raise ProgramError(
+                f"the optimizer's step changes its own hyperparameter '{changed}'",
+                hint="inside a program it would change once, when the program is traced: change it between calls.",
+                source=user_source(),
+            )
+
+    def _check_schedules(self) -> None:
+        for snapshot in self._snapshots.values():
+            key = snapshot.changed_hyperparameter()
+            if key is not None:
+                raise ProgramError(
+                    f"the program changes an optimizer's '{key}' (a learning-rate scheduler's step?)",
+                    hint="inside the program that happens only when it is traced. Step the scheduler between calls: "
+                    "the program reads the learning rate at every call.",
+                    source=user_source(),
+                )
+
+
+def _outside(recording: Recording, value: torch.Tensor) -> DistributedTensor:
+    from monarch.language.recorder import outside_programs
+
+    with outside_programs():
+        return distribute(value, recording.mesh)
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return value.numel() == 1 and not isinstance(value, DistributedTensor)
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, (tuple, list)):
+        return all(_is_plain(entry) for entry in value)
+    return value is None or isinstance(value, (bool, int, float, str))
+
+
+class OptimizerSnapshot:
+    """An optimizer's state dicts and parameter groups as they are: to go back to after a failed trace."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.optimizer = optimizer
+        self.state = {parameter: dict(entries) for parameter, entries in optimizer.state.items()}
+        self.groups = [dict(group) for group in optimizer.param_groups]
+
+    def restore(self) -> None:
+        for parameter in list(self.optimizer.state):
+            if parameter not in self.state:
+                del self.optimizer.state[parameter]
+        for parameter, entries in self.state.items():
+            now = self.optimizer.state[parameter]
+            now.clear()
+            now.update(entries)
+        for group, before in zip(self.optimizer.param_groups, self.groups, strict=False):
+            group.clear()
+            group.update(before)
+
+    def changed_hyperparameter(self) -> str | None:
+        for group, before in zip(self.optimizer.param_groups, self.groups, strict=False):
+            for key, value in group.items():
+                if key != "params" and _is_plain(value) and _is_plain(before.get(key)) and before.get(key) != value:
+                    return key
+        return None

@@ -1,0 +1,317 @@
+"""`@monarch.program`: a Python function that is traced once for each signature, compiled, and then run by one command."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Generic, ParamSpec, TypeVar, overload
+
+import torch
+from torch.utils import _pytree as pytree
+
+from monarch.compiler.errors import MonarchError, ProgramError
+from monarch.compiler.graph import Graph
+from monarch.compiler.plan import Plan
+from monarch.compiler.types import TensorType
+from monarch.language.compile import compile_graph, partition_graph
+from monarch.language.differences import differ, difference
+from monarch.language.environment import Environment, find_environment
+from monarch.language.layouts import from_annotation
+from monarch.language.mesh import Mesh
+from monarch.language.recorder import current_program
+from monarch.language.source import user_source
+from monarch.language.tensor import DistributedTensor
+from monarch.language.trace import Trace, trace, undone
+from monarch.language.variant import Variant, type_of
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A program's graph, for reading: `print(step.trace(x).graph)`."""
+
+    graph: Graph
+
+    def partition(self) -> Traced:
+        """The graph with local types and explicit collectives. Raises LayoutError and RuleError."""
+        return Traced(partition_graph(self.graph))
+
+    def compile(self) -> Plan:
+        """The plan that workers run."""
+        return compile_graph(self.graph)
+
+    def __str__(self) -> str:
+        return str(self.graph)
+
+
+class _Entry:
+    """What a program knows of one signature. It is traced again at calls 2, 3, 5, 9, 17, …, to notice Python values that
+    were built in and have changed."""
+
+    def __init__(self) -> None:
+        self.variants: list[Variant] = []
+        self.calls = 0
+        self.check = 1
+
+
+class Program(Generic[P, R]):
+    """A function that runs on a mesh. Made by `monarch.program`."""
+
+    __wrapped_program__ = True
+
+    def __init__(self, function: Callable[P, R], mesh: Mesh | None = None) -> None:
+        functools.update_wrapper(self, function)
+        self.__wrapped__ = function
+        self._mesh = mesh
+        self._entries: dict[Any, _Entry] = {}
+        self._varying: set[tuple[str, str]] = set()
+        self._annotations = _tensor_annotations(function)
+        self._resolved: Mesh | None = mesh
+
+    # -- calls ---------------------------------------------------------------------------------------------------
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run one step on the workers. Returns at once: tensors in the result are waited for when they are read."""
+        if current_program() is not None:
+            return self.__wrapped__(*args, **kwargs)  # a program within a program is part of it
+        key, leaves, spec = self._signature(args, kwargs)
+        mesh = self._resolved
+        if mesh is not None and mesh._pending is not None:
+            mesh.flush()
+        entry = self._entries.get(key)
+        if entry is None:
+            self._check_annotations(args, kwargs)
+            entry = self._entries[key] = _Entry()
+        entry.calls += 1
+        if entry.calls != entry.check:
+            for variant in entry.variants:
+                if variant.holds(leaves):
+                    return variant.run(leaves)  # type: ignore[no-any-return]
+        try:
+            variant = self._trace_again(entry, args, kwargs, leaves, spec)
+        except BaseException:
+            entry.calls -= 1
+            raise
+        return variant.run(leaves)  # type: ignore[no-any-return]
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        """As a method: one program for each object, for what it closes over is the object's."""
+        if instance is None:
+            return self
+        name = self.__wrapped__.__name__
+        bound: Any = Program(self.__wrapped__.__get__(instance, owner), self._mesh)
+        instance.__dict__[name] = bound
+        return bound
+
+    def _trace_again(self, entry: _Entry, args: Any, kwargs: Any, leaves: list[Any], spec: Any) -> Variant:
+        held = next((variant for variant in entry.variants if variant.holds(leaves)), None)
+        for variant in entry.variants if held is None else ():
+            self._varying.update(variant.moved_hyperparameters())
+        found = self._trace(args, kwargs, leaves, spec)
+        for variant in entry.variants:
+            if not differ(variant.trace, found):
+                variant.bind(found)
+                entry.check = max(entry.calls + 1, 2 * entry.calls - 1)
+                return variant
+        if held is not None and not found.reads(held.escaped):
+            found.undo()
+            raise difference(held.trace, found)
+        try:
+            variant = Variant(found)
+        except BaseException:
+            found.undo()
+            raise
+        # What the new trace reads of an old one's making (optimizer state of the first step) makes the old one past.
+        entry.variants = [variant, *(old for old in entry.variants if not found.reads(old.escaped))]
+        entry.check = entry.calls + 1
+        return variant
+
+    # -- looking -------------------------------------------------------------------------------------------------
+
+    def trace(self, *args: P.args, **kwargs: P.kwargs) -> Traced:
+        """The graph for these arguments, with global types. Traces the function, and changes nothing."""
+        return Traced(self._look(args, kwargs))
+
+    def compile(self, *args: P.args, **kwargs: P.kwargs) -> Plan:
+        """The plan for these arguments: `plan.save("step.mplan")`. Traces the function, and changes nothing."""
+        return compile_graph(self._look(args, kwargs))
+
+    def _look(self, args: Any, kwargs: Any) -> Graph:
+        _, leaves, spec = self._signature(args, kwargs)
+        self._check_annotations(args, kwargs)
+        with undone(self._trace(args, kwargs, leaves, spec)) as found:
+            return found.graph
+
+    # -- tracing -------------------------------------------------------------------------------------------------
+
+    def _trace(self, args: Any, kwargs: Any, leaves: list[Any], spec: Any) -> Trace:
+        environment = find_environment(self.__wrapped__)
+        mesh = self._find_mesh(leaves, environment)
+        self._resolved = mesh
+        types = {
+            number: self._type(leaf, number, args, kwargs, mesh)
+            for number, leaf in enumerate(leaves)
+            if isinstance(leaf, torch.Tensor)
+        }
+        if spec is None:
+            _, spec = pytree.tree_flatten((args, kwargs))
+        name = getattr(self, "__name__", "program")
+        return trace(self.__wrapped__, name, mesh, environment, leaves, spec, types, self._varying)
+
+    def _find_mesh(self, leaves: list[Any], environment: Environment) -> Mesh:
+        if self._mesh is not None:
+            return self._mesh
+        for leaf in leaves:
+            if isinstance(leaf, DistributedTensor):
+                return leaf.mesh
+        mesh = environment.mesh()
+        if mesh is None:
+            raise ProgramError(
+                f"{getattr(self, '__name__', 'the program')} has no mesh",
+                hint="none of its arguments is on one, and nothing that it closes over is.\n"
+                "Say which: @monarch.program(mesh=mesh), or pass it a distributed tensor.",
+                source=user_source(),
+            )
+        return mesh
+
+    # -- signatures ----------------------------------------------------------------------------------------------
+
+    def _signature(self, args: Any, kwargs: Any) -> tuple[Any, list[Any], Any]:
+        """A key that is equal for calls that one trace serves, the flat arguments, and their pytree structure (None where
+        the arguments are a flat tuple)."""
+        leaves = list(args)
+        spec: Any = None
+        if kwargs or any(isinstance(leaf, (list, tuple, dict)) or pytree.is_namedtuple(leaf) for leaf in leaves):
+            leaves, spec = pytree.tree_flatten((args, kwargs))
+        key: list[Any] = [torch.is_grad_enabled(), spec]
+        for number, leaf in enumerate(leaves):
+            if isinstance(leaf, torch.Tensor):
+                if isinstance(leaf, DistributedTensor):
+                    cell = leaf._ref.cell
+                    if leaf._ref.parent is not None or (cell.recording is not None and cell.handle is None):
+                        leaves[number] = leaf = _settled(leaf)
+                        cell = leaf._ref.cell
+                    key += (id(cell.mesh), cell.type, leaf.requires_grad)
+                else:
+                    key += (leaf.dtype, leaf.shape, leaf.requires_grad)
+            elif type(leaf) is float:
+                key.append(float)
+            else:
+                key += (type(leaf), leaf if _is_hashable(leaf) else _ById(leaf))
+        return tuple(key), leaves, spec
+
+    def _type(self, leaf: torch.Tensor, number: int, args: Any, kwargs: Any, mesh: Mesh) -> TensorType:
+        if not isinstance(leaf, DistributedTensor):
+            for name, argument in self._named(args, kwargs):
+                if argument is leaf:
+                    annotated = self._annotations[name]
+                    annotated.check(mesh.spec, f"'{name}'")
+                    return annotated
+        return type_of(leaf)
+
+    def _named(self, args: Any, kwargs: Any) -> list[tuple[str, Any]]:
+        """The arguments that have a tensor type as annotation."""
+        if not self._annotations:
+            return []
+        bound = inspect.signature(self.__wrapped__).bind(*args, **kwargs)
+        return [(name, value) for name, value in bound.arguments.items() if name in self._annotations]
+
+    def _check_annotations(self, args: Any, kwargs: Any) -> None:
+        for name, value in self._named(args, kwargs):
+            wanted = self._annotations[name]
+            if not isinstance(value, torch.Tensor):
+                raise ProgramError(
+                    f"argument '{name}' is {type(value).__name__}, and is annotated as {wanted}", source=user_source()
+                )
+            found = type_of(value)
+            if found == wanted or (
+                not isinstance(value, DistributedTensor) and (found.dtype, found.shape) == (wanted.dtype, wanted.shape)
+            ):
+                continue
+            what, remedy = "type", f"Change the annotation, or pass a tensor of type {wanted}."
+            if (found.dtype, found.shape) == (wanted.dtype, wanted.shape):
+                what, remedy = "layout", f"Call {name}.redistribute('{wanted.layout}') before, or change the annotation."
+            raise ProgramError(
+                f"argument '{name}' of {getattr(self, '__name__', 'the program')} has another {what} than its annotation",
+                hint=f"'{name}' is {found}, and is annotated as {wanted}.\n{remedy}",
+                source=user_source(),
+            )
+
+
+def _settled(leaf: DistributedTensor) -> DistributedTensor:
+    ref = leaf._settled()
+    return leaf if ref is leaf._ref else DistributedTensor(ref.fake, ref, requires_grad=leaf.requires_grad)
+
+
+class _ById:
+    """An argument that cannot be hashed: equal to itself alone, and kept alive, so that no other takes its id."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _ById) and other.value is self.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+
+def _is_hashable(value: Any) -> bool:
+    try:
+        hash(value)
+    except TypeError:
+        return False
+    return True
+
+
+def _tensor_annotations(function: Callable[..., Any]) -> dict[str, TensorType]:
+    found: dict[str, TensorType] = {}
+    while isinstance(function, functools.partial):
+        function = function.func
+    for name, annotation in getattr(function, "__annotations__", {}).items():
+        try:
+            type_ = from_annotation(annotation)
+        except MonarchError as error:
+            code = getattr(function, "__code__", None)
+            from monarch.compiler.errors import Source
+
+            source = Source(code.co_filename, code.co_firstlineno) if code is not None else None
+            raise type(error)(f"parameter '{name}': {error.message}", hint=error.hint, source=source) from None
+        if type_ is not None and name != "return":
+            found[name] = type_
+    return found
+
+
+@overload
+def program(function: Callable[P, R], /, *, mesh: Mesh | None = None) -> Program[P, R]: ...
+@overload
+def program(*, mesh: Mesh | None = None) -> Callable[[Callable[P, R]], Program[P, R]]: ...
+def program(function: Callable[..., Any] | None = None, /, *, mesh: Mesh | None = None) -> Any:
+    """Make a function a program: traced once for each signature, compiled, and run on the workers by one command a call.
+
+        @monarch.program
+        def train_step(tokens: "i64[16@data, 128]", targets: "i64[16@data, 128]"):
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
+            loss.backward()
+            optimizer.step()
+            return loss
+
+    Arguments and results are pytrees. Tensors among the arguments are the program's inputs: laid out as the annotation says,
+    or as the distributed tensor is, or replicated. Floats are inputs too; other Python values are part of the signature:
+    another value traces anew. Distributed tensors that the function closes over are its state, read and updated in place on
+    the workers. The mesh is that of the arguments, of what the function closes over, or `mesh`.
+
+    The function itself runs when it is traced: on the first call of a signature, and on calls 2, 3, 5, 9, 17, … to notice
+    Python values that were built in and have changed (ProgramError). Printing and appending in it happen then, not at every
+    call. Results carry no autograd history.
+    """
+    if function is None:
+        return lambda inner: Program(inner, mesh)
+    return Program(function, mesh)

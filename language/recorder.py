@@ -1,0 +1,569 @@
+"""The recorder: every ATen call that touches a distributed tensor goes onto a tape, with the user's source line.
+
+There is one recorder and two doors to it. While a `@monarch.program` is traced, calls go to the program's tape (`tracing`),
+and factory functions make distributed tensors too. Otherwise they go to the mesh's pending tape, which runs as an implicit
+program when a value is needed (`monarch.language.eager`).
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+)
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+from monarch.compiler.errors import MonarchError, ProgramError, Source
+from monarch.compiler.passes.capture import Expr, Input, Number, Op, Tape, Value, View
+from monarch.compiler.passes.numbers import number_arguments, takes_whole_numbers
+from monarch.compiler.types import TensorType
+from monarch.language.errors import OperatorError, branch_error
+from monarch.language.mesh import Mesh
+from monarch.language.scalar import Scalar
+from monarch.language.source import calls_from, user_source
+from monarch.language.tensor import Cell, DistributedTensor, Ref
+
+aten = torch.ops.aten
+
+fake_mode = FakeTensorMode()
+
+_EAGER_LIMIT = 4000
+"""Recorded ops after which the eager door runs what it has."""
+
+
+@dataclass(slots=True)
+class StateInput:
+    """A cell that a recording reads: where it stands on the tape."""
+
+    cell: Cell
+    value: Value
+
+
+class Recording:
+    """A tape being written, and how its values belong to cells."""
+
+    def __init__(self, mesh: Mesh, program: bool) -> None:
+        self.mesh = mesh
+        self.program = program
+        self.tape = Tape()
+        self.states: dict[int, StateInput] = {}
+        self.made: list[tuple[weakref.ref[Cell], Value]] = []
+        self.constants: dict[int, tuple[torch.Tensor, int, DistributedTensor]] = {}
+        self.scalars: dict[str, float] = {}
+        self.guards: list[tuple[Expr, Any]] = []
+        self.streams = 0
+        self._by_handle: dict[int, Value] = {}
+        self._lifted: dict[tuple[str, float], str] = {}
+        self.input_cells: set[int] = set()
+
+    # -- values --------------------------------------------------------------------------------------------------
+
+    def value_of(self, ref: Ref) -> Value:
+        """The Value of a tensor on this tape; reads it from its cell, and views it anew, where it comes from before."""
+        if ref.recording is self:
+            return ref.value  # type: ignore[return-value]
+        if ref.parent is None:
+            value = self._state(ref)
+        else:
+            parent = self.value_of(ref.parent)
+            view = ref.view
+            assert view is not None
+            value = self.tape.value(ref.fake, parent, view)
+        ref.recording, ref.value = self, value
+        return value
+
+    def _state(self, ref: Ref) -> Value:
+        cell = ref.cell
+        known = self.states.get(id(cell))
+        if known is not None:
+            return known.value
+        cell.check(self)
+        value = self.tape.value(ref.fake)
+        same = self._by_handle.setdefault(id(cell.handle), value) if cell.handle is not None else value
+        self.tape.inputs.append(
+            Input(value, "state", f"state{len(self.states)}", cell.type, None if same is value else same)
+        )
+        self.states[id(cell)] = StateInput(cell, value)
+        return value
+
+    def new(self, fake: torch.Tensor, value: Value) -> DistributedTensor:
+        """A tensor of its own storage that this recording made."""
+        cell = Cell(self.mesh, TensorType(value.dtype, value.shape))
+        cell.recording = self
+        self.made.append((weakref.ref(cell), value))
+        return DistributedTensor(fake, Ref(cell, fake, recording=self, value=value))
+
+    def input(self, fake: torch.Tensor, kind: str, label: str | int, type: TensorType) -> DistributedTensor:
+        value = self.tape.value(fake)
+        self.tape.inputs.append(Input(value, kind, label, type))
+        cell = Cell(self.mesh, type, placed=True)
+        cell.recording = self
+        self.input_cells.add(id(cell))
+        return DistributedTensor(fake, Ref(cell, fake, recording=self, value=value))
+
+    def constant(self, tensor: torch.Tensor) -> DistributedTensor:
+        """A plain tensor that meets distributed ones: replicated."""
+        known = self.constants.get(id(tensor))
+        if known is not None and known[1] == tensor._version:
+            return known[2]
+        if not self.program:
+            from monarch.language.distribute import place_plain
+
+            made = place_plain(tensor, self.mesh)
+        else:
+            fake = to_fake(tensor)
+            value = self.tape.value(fake)
+            type_ = TensorType(value.dtype, value.shape)
+            kept = tensor.detach().clone()
+            self.tape.inputs.append(Input(value, "constant", f"c{len(self.constants)}", type_, None, kept))
+            cell = Cell(self.mesh, type_)
+            cell.recording = self
+            made = DistributedTensor(fake, Ref(cell, fake, recording=self, value=value))
+        self.constants[id(tensor)] = (tensor, tensor._version, made)
+        return made
+
+    # -- numbers -------------------------------------------------------------------------------------------------
+
+    def guard(self, expr: Expr, value: Any) -> None:
+        self.guards.append((expr, value))
+
+    def scalar(self, label: str, value: float) -> Scalar:
+        """A float that is given anew at every call."""
+        self.scalars[label] = value
+        return Scalar(Expr("scalar", (label, "f64")), value, self.guard)
+
+    def lift(self, number: float | int) -> Expr:
+        """A number of the eager door as an input of the plan. Equal numbers are one input: an optimizer's bias corrections
+        are the same for every parameter."""
+        kind = "i64" if isinstance(number, int) else "f64"
+        label = self._lifted.setdefault((kind, number), f"s{len(self.scalars)}")
+        self.scalars[label] = number
+        return Expr("scalar", (label, kind))
+
+    def lift_constants(self, expr: Any) -> Any:
+        """An expression with its own plain numbers lifted."""
+        if isinstance(expr, Expr):
+            if expr.op in ("scalar", "item"):
+                return expr
+            return Expr(expr.op, tuple(self.lift_constants(arg) for arg in expr.args))
+        return self.lift(float(expr))
+
+    # -- ops -----------------------------------------------------------------------------------------------------
+
+    def append(self, func: Any, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...], out: Any) -> None:
+        source, backward = _source_now()
+        self.tape.ops.append(Op(func, args, kwargs, out, source, backward))
+
+    def own(self, func: Any, args: tuple[Any, ...], shape: tuple[int, ...], dtype: torch.dtype) -> DistributedTensor:
+        """Record one of our own ops, which gives a tensor of this shape and dtype."""
+        fake = make_fake(shape, dtype)
+        value = self.tape.value(fake)
+        self.append(func, args, (), value)
+        return self.new(fake, value)
+
+
+# -- which recording ----------------------------------------------------------------------------------------------------
+
+
+class _Current(threading.local):
+    recording: Recording | None = None
+
+
+_current = _Current()
+
+
+def current_program() -> Recording | None:
+    """The recording of the program that is being traced in this thread, or None."""
+    return _current.recording
+
+
+@contextmanager
+def tracing(recording: Recording) -> Iterator[None]:
+    """Let this thread's calls go to a program's recording; factory functions make replicated tensors meanwhile."""
+    before, _current.recording = _current.recording, recording
+    try:
+        with _Factories():
+            yield
+    finally:
+        _current.recording = before
+
+
+@contextmanager
+def outside_programs() -> Iterator[None]:
+    """Do something while a program is traced that is no part of it."""
+    before, _current.recording = _current.recording, None
+    try:
+        with _disable_current_modes():
+            yield
+    finally:
+        _current.recording = before
+
+
+def recording_for(mesh: Mesh) -> Recording:
+    """Where calls on tensors of `mesh` are recorded now."""
+    program = _current.recording
+    if program is not None:
+        if program.mesh is not mesh:
+            raise _mesh_error(program.mesh, mesh)
+        return program
+    pending = mesh._pending
+    if pending is None:
+        pending = mesh._pending = Recording(mesh, program=False)
+    return pending
+
+
+def _mesh_error(first: Mesh, second: Mesh) -> ProgramError:
+    return ProgramError(
+        "tensors on different meshes in one op",
+        hint=f"one is on {first!r}, the other on {second!r}{' (another mesh of the same shape)' * (first.spec == second.spec)}."
+        "\nMove one: monarch.distribute(x.full_tensor(), mesh, layout).",
+        source=user_source(),
+    )
+
+
+# -- fakes --------------------------------------------------------------------------------------------------------------
+
+
+def make_fake(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    with fake_mode:
+        return torch.empty(shape, dtype=dtype, device="cpu")
+
+
+def to_fake(tensor: torch.Tensor) -> torch.Tensor:
+    """A fake contiguous tensor of the same shape and dtype."""
+    return make_fake(tuple(tensor.shape), tensor.dtype)
+
+
+# -- source lines ---------------------------------------------------------------------------------------------------------
+
+_forward_sources: dict[int, Source | None] = {}
+
+
+def _source_now() -> tuple[Source | None, bool]:
+    """The user's line, and whether autograd runs this op: then the line is that of the forward op."""
+    node = torch._C._current_autograd_node()
+    if node is not None:
+        forward = _forward_sources.get(node._sequence_nr())
+        return (forward if forward is not None else user_source()), True
+    source = user_source()
+    # An op's autograd node gets its number before the op is dispatched to us.
+    if len(_forward_sources) > 200_000:
+        _forward_sources.clear()
+    _forward_sources.setdefault(torch._C._autograd._get_sequence_nr() - 1, source)
+    return source, False
+
+
+# -- dispatch ---------------------------------------------------------------------------------------------------------------
+
+Handler = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
+HANDLERS: dict[Any, Handler] = {}
+"""Overload packets that are not recorded as they are: (func, args, kwargs) -> result."""
+
+
+def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """One ATen call with a distributed tensor among its arguments, or, in a program, one that makes a tensor."""
+    if func is aten.detach.default or func is aten.alias.default:
+        tensor = args[0]
+        return DistributedTensor(tensor._ref.fake, tensor._ref)
+    handler = HANDLERS.get(func.overloadpacket)
+    if handler is not None:
+        return handler(func, args, kwargs)
+    return record(func, args, kwargs)
+
+
+def find_mesh(args: Any, kwargs: Any = None) -> Mesh | None:
+    """The mesh of the distributed tensors in a call's arguments. ProgramError where they are on several."""
+    mesh = None
+    stack = [*args, *(kwargs.values() if kwargs else ())]
+    while stack:
+        entry = stack.pop()
+        if isinstance(entry, DistributedTensor):
+            found = entry._ref.cell.mesh
+            if mesh is None:
+                mesh = found
+            elif mesh is not found:
+                raise _mesh_error(mesh, found)
+        elif isinstance(entry, (list, tuple)):
+            stack.extend(entry)
+    return mesh
+
+
+class _Call:
+    """The two forms of a call's arguments: for the tape, and for the fake run."""
+
+    def __init__(self, recording: Recording, func: Any) -> None:
+        self.recording = recording
+        self.lifts = number_arguments(func) if isinstance(func, torch._ops.OpOverload) else frozenset()
+        self.whole = bool(self.lifts) and takes_whole_numbers(func)
+
+    def argument(self, value: Any, place: int | str | None = None) -> tuple[Any, Any]:
+        if isinstance(value, torch.Tensor):
+            if not isinstance(value, DistributedTensor):
+                number = getattr(value, "_wrapped_number", None)
+                if number is not None:
+                    return self.argument(number, place)
+                value = self.recording.constant(value)
+            return self.recording.value_of(value._ref), value._ref.fake
+        if isinstance(value, (list, tuple)):
+            pairs = [self.argument(entry) for entry in value]
+            return tuple(pair[0] for pair in pairs), [pair[1] for pair in pairs]
+        if isinstance(value, torch.SymFloat):
+            node = value.node
+            expr = node.expr if self.recording.program else self.recording.lift_constants(node.expr)
+            return expr, 0.5 if node.hint is None else node.hint
+        if isinstance(value, bool):
+            return Number.of(value), value
+        if isinstance(value, float):
+            if place in self.lifts and not self.recording.program:
+                return self.recording.lift(value), value
+            return Number.of(value), value
+        if isinstance(value, int):
+            if self.whole and place in self.lifts and not self.recording.program:
+                return self.recording.lift(int(value)), value
+            return int(value), value
+        if value is None or isinstance(value, (str, torch.dtype)):
+            return value, value
+        if isinstance(value, (torch.device, torch.layout, torch.memory_format)):
+            return str(value), value
+        if isinstance(value, torch.Generator):
+            raise ProgramError(
+                "random numbers on a mesh come from counters, not from a torch.Generator",
+                hint="leave generator= out, and seed with monarch.manual_seed(n).",
+                source=user_source(),
+            )
+        raise ProgramError(f"cannot record an argument of type {type(value).__name__}: {value!r}", source=user_source())
+
+
+def record(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], mesh: Mesh | None = None) -> Any:
+    """Put a call on the tape; give its results as distributed tensors. `mesh` says where, for calls without a tensor."""
+    mesh = mesh or find_mesh(args, kwargs)
+    if mesh is None:
+        assert _current.recording is not None
+        mesh = _current.recording.mesh
+    recording = recording_for(mesh)
+    if not recording.program and len(recording.tape.ops) >= _EAGER_LIMIT:
+        mesh.flush()
+        recording = recording_for(mesh)
+    if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):
+        # Reached only under inference mode, which skips autograd, where such ops are taken apart otherwise.
+        decomposed = func.decompose(*args, **kwargs)
+        if decomposed is not NotImplemented:
+            return decomposed
+    call = _Call(recording, func)
+    places = [call.argument(value, i) for i, value in enumerate(args)]
+    keywords = {name: call.argument(value, name) for name, value in kwargs.items()}
+    try:
+        with fake_mode:
+            out = func(*(pair[1] for pair in places), **{name: pair[1] for name, pair in keywords.items()})
+    except (DataDependentOutputException, DynamicOutputShapeException) as error:
+        return _data_dependent(func, args, kwargs, recording, error)
+    except MonarchError:
+        raise
+    except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError) as error:
+        raise OperatorError(
+            str(error).strip(), hint=_operands(func, args), source=_source_now()[0]
+        ) from error
+    return _results(recording, func, args, kwargs, places, keywords, out)
+
+
+def _results(
+    recording: Recording,
+    func: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    places: list[tuple[Any, Any]],
+    keywords: dict[str, tuple[Any, Any]],
+    out: Any,
+) -> Any:
+    single = isinstance(out, torch.Tensor)
+    fakes = [out] if single else list(out) if isinstance(out, (list, tuple)) else []
+    schema = func._schema
+    if not any(isinstance(fake, torch.Tensor) for fake in fakes) and not schema.is_mutable:
+        return out  # a question about shapes, or which kernel to take
+    tape = recording.tape
+    encoded = tuple(pair[0] for pair in places)
+    encoded_kwargs = tuple((name, pair[0]) for name, pair in keywords.items())
+    if schema.is_mutable:
+        written = _written(func, args, kwargs)
+        for tensor in written:
+            if not isinstance(tensor, DistributedTensor):
+                raise _plain_write(tensor)
+            if id(tensor._ref.cell) in recording.input_cells:
+                raise ProgramError(
+                    "an argument of the program is changed in place",
+                    hint="its caller would not see the change: return the new value, or close over the tensor "
+                    "instead of passing it.",
+                    source=user_source(),
+                )
+            if tensor._ref.fake.shape != tensor.shape:
+                raise OperatorError(
+                    f"{func} changes a tensor's shape in place, which a distributed tensor cannot",
+                    hint="use the form of the op that returns a new tensor.",
+                    source=user_source(),
+                )
+        recording.append(func, encoded, encoded_kwargs, None)
+        if single:
+            return written[0]
+        return tuple(written) if fakes else None
+    view = _is_view(func)
+    results: list[Any] = []
+    values: list[Value | None] = []
+    for index, fake in enumerate(fakes):
+        if not isinstance(fake, torch.Tensor):
+            results.append(fake)
+            values.append(None)
+            continue
+        if view:
+            source = _viewed(args)
+            step = View(func, encoded[1:], encoded_kwargs, None if single else index)
+            value = tape.value(fake, recording.value_of(source._ref), step)
+            ref = Ref(source._ref.cell, fake, source._ref, step, recording, value)
+            results.append(DistributedTensor(fake, ref))
+        else:
+            value = tape.value(fake)
+            results.append(recording.new(fake, value))
+        values.append(value)
+    if not view:
+        recording.append(func, encoded, encoded_kwargs, values[0] if single else tuple(values))
+    else:
+        _source_now()
+    return results[0] if single else results if isinstance(out, list) else tuple(results)
+
+
+def _viewed(args: tuple[Any, ...]) -> DistributedTensor:
+    source = args[0]
+    assert isinstance(source, DistributedTensor)
+    return source
+
+
+_views: dict[Any, bool] = {}
+
+
+def _is_view(func: Any) -> bool:
+    known = _views.get(func)
+    if known is None:
+        returns = func._schema.returns
+        known = _views[func] = bool(returns) and all(
+            value.alias_info is not None and not value.alias_info.is_write for value in returns
+        ) and func.overloadpacket is not aten.lift_fresh
+    return known
+
+
+def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    """The tensors that a call writes to."""
+    found = []
+    for position, argument in enumerate(func._schema.arguments):
+        if argument.is_write:
+            value = args[position] if position < len(args) else kwargs.get(argument.name)
+            if value is not None:
+                found.append(value)
+    return found
+
+
+def _plain_write(tensor: torch.Tensor) -> ProgramError:
+    return ProgramError(
+        f"a plain tensor of shape {list(tensor.shape)} is changed in place by a distributed one",
+        hint="place it on the mesh first: x = monarch.distribute(x, mesh, layout); "
+        "a module's buffers with monarch.module_to_mesh(module, mesh).",
+        source=user_source(),
+    )
+
+
+def _operands(func: Any, args: tuple[Any, ...]) -> str:
+    types = [str(arg._ref.type) for arg in args if isinstance(arg, DistributedTensor)]
+    return f"in {func.overloadpacket}({', '.join(types)})" if types else ""
+
+
+def _data_dependent(
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], recording: Recording, error: Exception
+) -> Any:
+    """An op whose result, in Python, depends on values: `equal`, `nonzero`."""
+    if recording.program:
+        raise branch_error(user_source()) from error
+    if any("Tensor" in str(value.type) for value in func._schema.returns):
+        raise OperatorError(
+            f"{func.overloadpacket} gives a tensor whose shape depends on values, which a distributed tensor cannot have",
+            hint="fetch the tensor first: x.full_tensor().",
+            source=user_source(),
+        ) from error
+    whole = [arg.full_tensor() if isinstance(arg, DistributedTensor) else arg for arg in args]
+    return func(*whole, **kwargs)
+
+
+def read_item(tensor: DistributedTensor) -> Any:
+    """A tensor's one value as a Python number. Torch's optimizers get a number of the step (a Scalar) instead, so that
+    their arithmetic is recorded; in a program everybody else gets an error."""
+    if tensor.numel() != 1:
+        raise OperatorError(
+            f"a Tensor with {tensor.numel()} elements cannot be converted to Scalar",
+            hint=f"it is {tensor._ref.type}: reduce it first, or fetch it with full_tensor().",
+            source=user_source(),
+        )
+    recording = current_program()
+    if calls_from(_OPTIMIZERS) and tensor.dtype.is_floating_point:
+        recording = recording_for(tensor.mesh)
+        copy = record(aten._to_copy.default, (tensor.detach().reshape(()),), {"dtype": torch.float64})
+        if copy._ref.cell is tensor._ref.cell:  # already f64: keep its value as it is now
+            copy = record(aten.clone.default, (copy,), {})
+        return Scalar(Expr("item", (recording.value_of(copy._ref),)), None, recording.guard)
+    if recording is not None:
+        raise branch_error(user_source())
+    return tensor.full_tensor().item()
+
+
+_OPTIMIZERS = "/torch/optim/"
+
+
+def _local_scalar(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    number = read_item(args[0])
+    return number
+
+
+HANDLERS[aten._local_scalar_dense] = _local_scalar
+
+
+# -- factory functions --------------------------------------------------------------------------------------------------
+
+
+class _Factories(TorchDispatchMode):
+    """While a program is traced: factory functions make replicated tensors, and plain tensors are not written to."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if find_mesh(args, kwargs) is not None:
+            return dispatch(func, args, kwargs)
+        recording = _current.recording
+        assert recording is not None
+        plain = [entry for entry in (*args, *kwargs.values()) if isinstance(entry, torch.Tensor)]
+        if func is aten.lift_fresh.default:
+            return _literal(recording, args[0])
+        if any(isinstance(entry, FakeTensor) for entry in plain):
+            return func(*args, **kwargs)
+        if plain or any(isinstance(entry, (list, tuple)) and any(isinstance(e, torch.Tensor) for e in entry) for entry in args):
+            for tensor in _written(func, args, kwargs) if func._schema.is_mutable else ():
+                raise _plain_write(tensor)
+            return func(*args, **kwargs)
+        if not any("Tensor" in str(value.type) for value in func._schema.returns):
+            return func(*args, **kwargs)
+        return dispatch(func, args, kwargs)
+
+
+def _literal(recording: Recording, tensor: torch.Tensor) -> DistributedTensor:
+    """`torch.tensor(3.0)` in a program."""
+    if tensor.numel() == 1:
+        value = tensor.item()
+        made: DistributedTensor = record(
+            aten.full.default, (list(tensor.shape), value), {"dtype": tensor.dtype}, recording.mesh
+        )
+        return made
+    return recording.constant(tensor)

@@ -1,0 +1,153 @@
+"""Numbers that are known only when a step runs, as Python floats look to a program: `Scalar`.
+
+A Scalar is a `torch.SymFloat`, so it passes through ATen's calls. Arithmetic on it builds an expression; where Python needs
+its value (a branch, a call of `float`) the value it has now is used, and the fact noted as a *guard* that has to hold for
+the trace to be valid at a later call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from monarch.compiler.passes.capture import FUNCTIONS, Expr
+from monarch.language.errors import branch_error
+from monarch.language.source import user_source
+
+Guard = Callable[[Expr, Any], None]
+
+
+class ScalarNode:
+    """What stands behind a Scalar: its expression, its value now (None where only the workers know it), and who is told
+    of guards. Torch asks it the questions of a SymNode."""
+
+    __slots__ = ("expr", "guard", "hint")
+
+    def __init__(self, expr: Expr, hint: float | None, guard: Guard) -> None:
+        self.expr = expr
+        self.hint = hint
+        self.guard = guard
+
+    def value(self) -> Any:
+        """The value now, which the trace then depends on."""
+        if self.hint is None:
+            raise branch_error(user_source())
+        self.guard(self.expr, self.hint)
+        return self.hint
+
+    def is_int(self) -> bool:
+        return False
+
+    def is_float(self) -> bool:
+        return True
+
+    def is_bool(self) -> bool:
+        return False
+
+    def is_nested_int(self) -> bool:
+        return False
+
+    def is_constant(self) -> bool:
+        return False
+
+    def is_symbolic(self) -> bool:
+        return True
+
+    def has_hint(self) -> bool:
+        return self.hint is not None
+
+    def maybe_as_float(self) -> float | None:
+        return None
+
+    def guard_float(self, file: str, line: int) -> float:
+        return float(self.value())
+
+    def clone(self) -> ScalarNode:
+        return self
+
+    def _graph_repr(self) -> str:
+        return str(self.expr)
+
+    def str(self) -> str:
+        return str(self.expr)
+
+    def __str__(self) -> str:
+        return str(self.expr)
+
+
+class Scalar(torch.SymFloat):
+    """A float that is an input of the program's every call, or is computed from such."""
+
+    def __init__(self, expr: Expr, hint: float | None, guard: Guard) -> None:
+        super().__init__(ScalarNode(expr, hint, guard))
+
+    def __float__(self) -> float:
+        return float(self.node.value())
+
+    def __int__(self) -> int:
+        return int(self.node.value())
+
+    def __bool__(self) -> bool:
+        return bool(self.node.value())
+
+    def __repr__(self) -> str:
+        return str(self.node.expr)
+
+    def __hash__(self) -> int:
+        return hash(self.node.expr)
+
+    def __format__(self, spec: str) -> str:
+        return format(self.node.value(), spec)
+
+    def __round__(self, digits: int | None = None) -> float:
+        return round(self.node.value(), digits)
+
+    def sqrt(self) -> Scalar:
+        result: Scalar = _apply("sqrt", self)
+        return result
+
+
+def _apply(name: str, *operands: Any) -> Any:
+    first = next(operand for operand in operands if isinstance(operand, torch.SymFloat))
+    guard = first.node.guard
+    exprs: list[Any] = []
+    hints: list[Any] = []
+    for operand in operands:
+        if isinstance(operand, torch.SymFloat):
+            exprs.append(operand.node.expr)
+            hints.append(operand.node.hint)
+        elif isinstance(operand, (int, float)):
+            exprs.append(float(operand))
+            hints.append(float(operand))
+        else:
+            return NotImplemented
+    known = all(hint is not None for hint in hints)
+    hint = FUNCTIONS[name](*hints) if known else None
+    expr = Expr(name, tuple(exprs))
+    if name in ("eq", "ne", "lt", "le", "gt", "ge"):
+        if not known:
+            raise branch_error(user_source())
+        guard(expr, hint)
+        return hint
+    return Scalar(expr, hint, guard)
+
+
+def _install() -> None:
+    def binary(name: str, reverse: bool) -> Callable[..., Any]:
+        if reverse:
+            return lambda self, other: _apply(name, other, self)
+        return lambda self, other: _apply(name, self, other)
+
+    for method, name in (("add", "add"), ("sub", "sub"), ("mul", "mul"), ("truediv", "div"), ("pow", "pow")):
+        setattr(Scalar, f"__{method}__", binary(name, False))
+        setattr(Scalar, f"__r{method}__", binary(name, True))
+    for method in ("eq", "ne", "lt", "le", "gt", "ge"):
+        setattr(Scalar, f"__{method}__", binary(method, False))
+    for method, name in (("neg", "neg"), ("abs", "abs")):
+        setattr(Scalar, f"__{method}__", lambda self, name=name: _apply(name, self))
+    setattr(Scalar, "__pos__", lambda self: self)  # noqa: B010
+
+
+_install()

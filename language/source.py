@@ -1,0 +1,87 @@
+"""The user's line: which frame of the stack is the user's, and which expression of it is being run."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+import sys
+import sysconfig
+from types import CodeType, FrameType
+
+import torch
+
+from monarch.compiler.errors import Source
+
+# Frames of these trees are machinery: torch, ourselves (language, compiler, stdlib, runtime), and Python's own library.
+_OURS = tuple(
+    os.path.join(os.path.realpath(os.path.join(os.path.dirname(os.path.realpath(__file__)), "..")), folder) + os.sep
+    for folder in ("language", "compiler", "stdlib", "runtime")
+)
+_MACHINERY = (os.path.dirname(os.path.realpath(torch.__file__)) + os.sep, *_OURS)
+_PYTHON = tuple(
+    os.path.realpath(path) + os.sep for key in ("stdlib", "platstdlib") if (path := sysconfig.get_paths().get(key))
+)
+# Packages that a user installed live below the standard library's folder, and are the user's.
+_INSTALLED = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
+
+_is_users: dict[CodeType, bool] = {}
+_sources: dict[tuple[CodeType, int], Source] = {}
+
+
+def _belongs_to_user(code: CodeType) -> bool:
+    known = _is_users.get(code)
+    if known is None:
+        known = _is_users[code] = _is_users_file(code.co_filename)
+    return known
+
+
+@functools.cache
+def _is_users_file(file: str) -> bool:
+    if file.startswith("<frozen") or file == "<string>":
+        return False
+    real = os.path.realpath(file)
+    if real.startswith(_MACHINERY):
+        return False
+    return not real.startswith(_PYTHON) or any(part in real for part in _INSTALLED)
+
+
+@functools.cache
+def _is_ours(file: str) -> bool:
+    return os.path.realpath(file).startswith(_OURS)
+
+
+def user_frame() -> FrameType | None:
+    """The innermost frame that is the user's, or None."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and not _belongs_to_user(frame.f_code):
+        frame = frame.f_back
+    return frame
+
+
+def user_source() -> Source | None:
+    """Where the user's program is now: file, line and columns."""
+    frame = user_frame()
+    if frame is None:
+        return None
+    code, lasti = frame.f_code, frame.f_lasti
+    source = _sources.get((code, lasti))
+    if source is None:
+        source = _sources[code, lasti] = _locate(code, lasti, frame.f_lineno)
+    return source
+
+
+def _locate(code: CodeType, lasti: int, line: int) -> Source:
+    position = next(itertools.islice(code.co_positions(), lasti // 2, None), None)
+    if position is None or position[0] is None or position[2] is None:
+        return Source(code.co_filename, line)
+    first, last, column, end = position
+    return Source(code.co_filename, first, column + 1, end + 1 if last == first and end is not None else 0)
+
+
+def calls_from(folder: str) -> bool:
+    """Whether the nearest frame that is not ours belongs to a file whose path holds `folder`."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and _is_ours(frame.f_code.co_filename):
+        frame = frame.f_back
+    return frame is not None and folder in frame.f_code.co_filename

@@ -1,0 +1,88 @@
+"""An executor that runs a traced graph, not partitioned, in this process: the language on its own, without workers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from monarch.compiler.graph import Graph
+from monarch.compiler.plan import Plan, ValueSpec
+from monarch.compiler.plan.blocks import block_of
+from monarch.compiler.reference import run_reference
+from monarch.compiler.types import MeshSpec, TensorType
+
+GRAPHS: dict[str, Graph] = {}
+
+
+@dataclass
+class DenseHandle:
+    tensor: torch.Tensor
+    type: TensorType
+    freed: bool = False
+
+
+def compile_dense(graph: Graph) -> Plan:
+    """A plan with no instructions; DenseExecutor finds its graph by the hash."""
+    key, text = f"{len(GRAPHS)}", str(graph)
+    GRAPHS[key] = graph
+    for node in graph.calls:
+        if node.target is torch.ops.aten.view.default:  # a graph's views are of values, whatever their strides
+            node.target = torch.ops.aten.reshape.default
+    inputs = tuple(
+        ValueSpec(node.meta["kind"], node.meta["label"], node.meta["type"], 0)
+        for node in graph.placeholders
+        if node.meta["kind"] != "constant"
+    )
+    state_types = {spec.label: spec.type for spec in inputs if spec.kind == "state"}
+    outputs = [ValueSpec("return", i, node.meta["type"], 0) for i, node in enumerate(graph.returns) if node is not None]
+    outputs += [
+        ValueSpec("state", label, state_types.get(label, node.meta["type"]), 0) for label, node in graph.updates.items()
+    ]
+    donated = tuple(spec.kind == "state" and spec.label in graph.updates for spec in inputs)
+    return Plan(graph.name, graph.mesh, inputs, tuple(outputs), (), 0, donated, graph=text, hash=key)
+
+
+class DenseExecutor:
+    """Counts its runs; refuses donated handles that are used again, as workers would."""
+
+    def __init__(self, mesh: MeshSpec) -> None:
+        self.mesh = mesh
+        self.runs: list[str] = []
+        self.puts = 0
+
+    def put(self, tensor: torch.Tensor, type: TensorType) -> DenseHandle:
+        self.puts += 1
+        return DenseHandle(tensor.clone(), type)
+
+    def run(self, plan: Plan, arguments: Sequence[Any]) -> list[DenseHandle]:
+        self.runs.append(plan.name)
+        values: dict[str | int, Any] = {}
+        assert len(arguments) == len(plan.inputs)
+        for spec, argument in zip(plan.inputs, arguments, strict=True):
+            if isinstance(argument, DenseHandle):
+                assert not argument.freed, f"{spec.label} was donated to an earlier step"
+                assert argument.type == spec.type, f"{spec.label}: {argument.type} for {spec.type}"
+                values[spec.label] = argument.tensor
+            else:
+                assert spec.kind != "state"
+                values[spec.label] = argument
+        returns, updates = run_reference(GRAPHS[plan.hash], values)
+        for donated, argument in zip(plan.donated, arguments, strict=True):
+            if donated:
+                argument.freed = True
+        results = [value for value in returns if value is not None] + list(updates.values())
+        return [DenseHandle(value, spec.type) for value, spec in zip(results, plan.outputs, strict=True)]
+
+    def shards(self, handle: DenseHandle, workers: Sequence[int] | None = None) -> list[torch.Tensor]:
+        assert not handle.freed, "the handle was donated to an earlier step"
+        ranks = range(self.mesh.workers) if workers is None else workers
+        return [block_of(handle.tensor, handle.type, self.mesh, rank).clone() for rank in ranks]
+
+    def wait(self, handle: DenseHandle) -> None:
+        assert not handle.freed
+
+    def close(self) -> None:
+        pass
