@@ -72,7 +72,8 @@ def find_options(graph: Graph, mesh_dim: str) -> Options:
     options = Options(graph, mesh_dim, graph.mesh.sizes[mesh_dim])
     wanted: dict[fx.Node, set[int]] = {}  # dims on which some user of a pending sum has its other operands sharded
     for node in graph.calls:
-        options.operands[node] = tensor_operands(node)
+        is_element = node.target is operator.getitem
+        options.operands[node] = [node.args[0]] if is_element else tensor_operands(node)  # type: ignore[list-item]
     while True:
         before = sum(map(len, wanted.values()))
         for node in graph.fx.nodes:

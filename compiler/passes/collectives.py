@@ -11,6 +11,7 @@ from torch import fx
 
 from monarch.compiler import ops
 from monarch.compiler.graph import Graph, tensor_type
+from monarch.compiler.partition.cost import VIEWS
 from monarch.compiler.passes.base import Pass
 
 BUCKET_BYTES = 32 * 2**20
@@ -137,7 +138,7 @@ class _Bucket:
 def _bucket_of(node: fx.Node, at: dict[fx.Node, float], first_call: float, labels: dict[fx.Node, str]) -> _Bucket:
     tensors, dims, *rest = node.args
     results = [user for user in node.users if user.target is operator.getitem]
-    latest = min((at[user] for result in results for user in result.users), default=len(at))
+    latest = min((_first_use(result, at) for result in results), default=len(at))
     inputs = [at[t] for t in tensors]  # type: ignore[union-attr]
     chained = any(_is_collective_result(t) for t in tensors)  # type: ignore[union-attr]
     earliest = at[node] if chained else max(*inputs, first_call - 1)
@@ -154,6 +155,17 @@ def _bucket_of(node: fx.Node, at: dict[fx.Node, float], first_call: float, label
     if node.target is ops.permute:
         key = (*key, str(rest))  # type: ignore[assignment]
     return _Bucket(key, [node], earliest, latest, nbytes, late=state)
+
+
+def _first_use(value: fx.Node, at: dict[fx.Node, float]) -> float:
+    """The position of the first op that reads the value or a view of it: views wait with what they view."""
+    return min(
+        (
+            _first_use(user, at) if getattr(user.target, "overloadpacket", None) in VIEWS else at[user]
+            for user in value.users
+        ),
+        default=len(at),
+    )
 
 
 def _is_collective_result(value: fx.Node) -> bool:

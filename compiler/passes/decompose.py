@@ -149,7 +149,8 @@ def _inline(graph: Graph, node: fx.Node) -> None:
         for i, tensor in zip(at, tensors, strict=True):
             filled[i] = tensor
         args, kwargs = pytree.tree_unflatten(filled, spec)
-        return decomposition(*args, **kwargs)
+        result = decomposition(*args, **kwargs)
+        return result if isinstance(result, torch.Tensor) else list(result)  # plain, where it is a named tuple
 
     with FakeTensorMode():
         fakes = [torch.empty(leaves[i].meta["type"].shape, dtype=leaves[i].meta["type"].dtype) for i in at]

@@ -25,6 +25,10 @@ class SimplifyViews(Pass):
 
     def run(self, graph: Graph) -> Graph:
         for node in list(graph.calls):
+            if node.target is aten.ones_like.default and node.meta["type"].shape == ():
+                # The gradient that backward() starts from: a constant, which must not wait for the loss's value.
+                node.target, node.args = aten.full.default, ([], 1)
+                node.kwargs = {"dtype": node.meta["type"].dtype}
             source = _same_value(node)
             if source is not None:
                 node.replace_all_uses_with(source)

@@ -105,7 +105,10 @@ def arange_shard(
     mesh_dims: Sequence[str],
 ) -> torch.Tensor:
     first = nested_index(mesh_dims, position, sizes) * length
-    return torch.arange(first, first + length).mul(step).add(start).to(dtype)
+    index = torch.arange(first, first + length)
+    if not (isinstance(start, int) and isinstance(step, int)):
+        index = index.to(torch.float64)  # as torch.arange reckons; times a Python float an int tensor would be float32
+    return index.mul(step).add(start).to(dtype)
 
 
 _MIX1, _MIX2, _GOLDEN = -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15, -0x61C8864680B583EB

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, cached_property
 from typing import Any, TypeVar
 
 import torch
@@ -18,12 +18,14 @@ from monarch.compiler.types import TensorType
 T = TypeVar("T")
 
 ShapeOf = Callable[[fx.Node], Any]
-"""The shape of a node's tensor, or a tuple of the shapes of its tensors: local where a mesh dim has been done already."""
+"""The shape of a node's tensor, or a tuple of its tensors' shapes: local where a mesh dim has been done already."""
 
 
 def op_name(target: Any) -> str:
     """`aten.mm.default` for an ATen overload, `all_reduce` for an op of ours."""
-    return str(target) if isinstance(target, (torch._ops.OpOverload, MonarchOp)) else getattr(target, "__name__", str(target))
+    if isinstance(target, (torch._ops.OpOverload, MonarchOp)):
+        return str(target)
+    return getattr(target, "__name__", str(target))
 
 
 def lookup(table: Mapping[str, T], target: Any) -> T | None:
@@ -40,15 +42,25 @@ def lookup(table: Mapping[str, T], target: Any) -> T | None:
 
 @dataclass(frozen=True)
 class Signature:
-    """An op's parameters: names, default values, and which of them are single tensors."""
+    """An op's parameters: names, default values, and which of them are single tensors, or tensors or numbers."""
 
     names: tuple[str, ...]
     defaults: dict[str, Any]
     tensors: tuple[str, ...]
+    values: tuple[str, ...]
     has_lists: bool
 
+    @cached_property
+    def at(self) -> dict[str, int]:
+        """Each parameter's position."""
+        return {name: index for index, name in enumerate(self.names)}
 
-@lru_cache(maxsize=None)
+
+_TENSORS = ("Tensor", "Optional[Tensor]")
+_NUMBERS = ("number", "Optional[number]")
+
+
+@cache
 def signature_of(target: Any) -> Signature | None:
     if isinstance(target, torch._ops.OpOverload):
         arguments = target._schema.arguments
@@ -56,11 +68,12 @@ def signature_of(target: Any) -> Signature | None:
         return Signature(
             tuple(argument.name for argument in arguments),
             {argument.name: argument.default_value for argument in arguments if argument.has_default_value()},
-            tuple(name for name, kind in kinds.items() if kind in ("Tensor", "Optional[Tensor]")),
+            tuple(name for name, kind in kinds.items() if kind in _TENSORS),
+            tuple(name for name, kind in kinds.items() if kind in (*_TENSORS, *_NUMBERS)),
             any("Tensor" in kind and "List" in kind for kind in kinds.values()),
         )
     if isinstance(target, MonarchOp):
-        return Signature(tuple(re.findall(r"\w+", target.signature)), {}, (), False)
+        return Signature(tuple(re.findall(r"\w+", target.signature)), {}, (), (), False)
     return None
 
 
@@ -158,8 +171,8 @@ class Call:
     def get(self, name: str, default: Any = None) -> Any:
         """An argument by its schema name, its schema default, or `default` where the overload has no such argument."""
         signature = self.signature
-        if signature is not None and name in signature.names:
-            at = signature.names.index(name)
+        if signature is not None and name in signature.at:
+            at = signature.at[name]
             if at < len(self.node.args):
                 return self.node.args[at]
             if name in self.node.kwargs:
@@ -177,7 +190,7 @@ class Call:
         value = self.get(name)
         if not isinstance(value, fx.Node) or self.signature is None:
             return None
-        at = self.signature.names.index(name)
+        at = self.signature.at[name]
         before: list[fx.Node] = []
         if at < len(self.node.args):
             _collect(self.node.args[:at], before)
@@ -189,13 +202,20 @@ class Call:
                 _collect(other, before)
         return len(before)
 
+    def given_in_order(self, names: Sequence[str]) -> bool:
+        """Whether each of these arguments is given by position and is a tensor."""
+        assert self.signature is not None
+        args = self.node.args
+        at = self.signature.at
+        return all(at[name] < len(args) and isinstance(args[at[name]], fx.Node) for name in names)
+
     def replace(self, **arguments: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
         """(target, args, kwargs) of this call with the named arguments replaced, where they stand."""
         assert self.signature is not None
         args = list(self.node.args)
         kwargs = dict(self.node.kwargs)
         for name, value in arguments.items():
-            at = self.signature.names.index(name)
+            at = self.signature.at[name]
             if at < len(args):
                 args[at] = value
             else:

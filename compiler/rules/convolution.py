@@ -15,16 +15,10 @@ def _convolution_dims(call: Call) -> tuple[str, str, str, str, dict[str, int]]:
     and shard; with more, whole groups do.
     """
     groups = call["groups"]
-    shape = call.shape("input")
-    assert shape is not None
-    # Without a batch dim the input is [channels, …].
-    kernel = call.shape("weight")
-    assert kernel is not None
-    space = " ".join(["_"] * (len(kernel) - 2))
-    batch = "n " if len(shape) == len(kernel) else ""
+    space = " ".join(["_"] * (len(call.shape("weight") or ()) - 2))
     into, out = ("i", "o") if groups == 1 else ("(g i)", "(g o)")
     weight = f"{into} o {space}" if call["transposed"] else f"{out} i {space}"
-    return f"{batch}{into} {space}", weight, out, f"{batch}{out} {space}", {"g": groups} if groups != 1 else {}
+    return f"n {into} {space}", weight, out, f"n {out} {space}", {"g": groups} if groups != 1 else {}
 
 
 @sharding_rule("aten.convolution")

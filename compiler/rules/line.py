@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import lark
@@ -72,7 +72,7 @@ class _Build(lark.Transformer[Any, Any]):
         return ELLIPSIS
 
 
-@lru_cache(maxsize=None)
+@cache
 def parse_line(text: str) -> tuple[tuple[Dims, ...], tuple[Dims | None, ...]]:
     """The dims of a line's operands and results; `...` stands as ELLIPSIS. Raises LineError."""
     try:
@@ -100,8 +100,10 @@ class Line:
     `kept`     (factor, result index) pairs, as `Rule.kept`
     `sizes`    sizes of factors that the shapes do not tell
 
-    Where the text lists every tensor argument of the op's schema, indices count those, present or not; an absent
-    (None) or zero argument drops out of `linear`, and a set with any other number in it falls away.
+    Where the text lists as many operands as the op's schema has tensor arguments, it means those, given or not; where it
+    lists more (the Tensor overload's), it means the first arguments that are tensors or numbers. What the call does not
+    give as a tensor drops out of the text. Out of the sets of `linear` drop None and 0, which add nothing; a set with
+    any other number in it falls away.
     """
 
     text: str

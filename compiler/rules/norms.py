@@ -57,13 +57,14 @@ def _group_dims(call: Call) -> tuple[str, dict[str, int]]:
 @sharding_rule("aten.native_group_norm")
 def _group_norm(call: Call) -> Line:
     x, sizes = _group_dims(call)
-    return line(f"{x}, (g c), (g c) -> {x}, n g, n g", sizes=sizes)
+    # Within a group the channels stay whole, also where one group is left and they lead their dim.
+    return line(f"{x}, (g c), (g c) -> {x}, n g, n g", whole="c", sizes=sizes)
 
 
 @sharding_rule("aten.native_group_norm_backward")
 def _group_norm_backward(call: Call) -> Line:
     x, sizes = _group_dims(call)
-    return line(f"{x}, {x}, n g, n g, (g c) -> {x}, (g c), (g c)", linear=[{0}], sizes=sizes)
+    return line(f"{x}, {x}, n g, n g, (g c) -> {x}, (g c), (g c)", whole="c", linear=[{0}], sizes=sizes)
 
 
 @localizer("aten.native_group_norm", "aten.native_group_norm_backward")

@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from monarch.compiler.rules.call import Call
-from monarch.compiler.rules.line import Line, line
+from monarch.compiler.rules.line import Line, Shape, factor_names, line
 from monarch.compiler.rules.register import sharding_rule
 
 
 def pointwise(names: str, operands: int, linear: Iterable[Iterable[int]] = (), results: int = 1) -> None:
-    """Register ops by name; a name without a namespace is ATen's."""
+    """Register ops by name, ATen's unless a name begins with `prims.`."""
     text = f"{', '.join(['...'] * operands)} -> {', '.join(['...'] * results)}"
     for name in names.split():
-        sharding_rule(name if "." in name else f"aten.{name}", text, linear=linear)
+        sharding_rule(name if name.startswith("prims.") else f"aten.{name}", text, linear=linear)
 
 
-# One operand. Casts are linear between floats up to the rounding of the result's dtype; `rule_for` drops what dtypes forbid.
+# One operand. A cast is linear up to the rounding of its result's dtype; `rule_for` drops what dtypes forbid.
 pointwise(
     """
-    alias clone conj contiguous deg2rad detach lift_fresh lift_fresh_copy neg positive rad2deg _conj _to_copy to
+    alias clone conj contiguous deg2rad detach lift_fresh lift_fresh_copy neg positive rad2deg _to_copy to
     prims.convert_element_type prims.device_put
     """,
     1,
@@ -27,15 +27,35 @@ pointwise(
 )
 pointwise(
     """
-    abs absolute acos acosh angle asin asinh atan atanh bitwise_not ceil celu clamp clamp_max clamp_min cos cosh digamma
-    elu erf erfc erfinv exp exp2 expm1 fix floor frac gelu hardshrink hardsigmoid hardswish hardtanh i0 isfinite isinf isnan
-    isneginf isposinf leaky_relu lgamma log log10 log1p log2 logical_not logit mish nan_to_num polygamma reciprocal
-    relu relu6 round rsqrt selu sgn sigmoid sign signbit silu sin sinc sinh softplus softshrink special_bessel_j0
-    special_erfcx special_i0e special_i1 special_i1e special_ndtri special_log_ndtr sqrt square tan tanh threshold trunc
+    abs absolute acos acosh angle asin asinh atan atanh bitwise_not ceil celu cos cosh digamma elu erf erfc erfinv exp
+    exp2 expm1 fix floor frac gelu hardshrink hardsigmoid hardswish hardtanh i0 isfinite isinf isnan isneginf isposinf
+    leaky_relu lgamma log log10 log1p log2 logical_not logit mish nan_to_num polygamma reciprocal relu relu6 round
+    rsqrt selu sgn sigmoid sign signbit silu sin sinc sinh softplus softshrink special_bessel_j0 special_entr
+    special_erfcx special_i0e special_i1 special_i1e special_ndtri special_log_ndtr sqrt square tan tanh threshold
+    trunc
     """,
     1,
 )
-pointwise("log_sigmoid_forward.default", 1, results=2)
+
+
+def _log_sigmoid_buffer(shape: Shape | None) -> str:
+    """The buffer that `log_sigmoid` keeps for its backward pass: empty on accelerators."""
+    return "_" if shape == (0,) else "..."
+
+
+@sharding_rule("aten.log_sigmoid_forward")
+def _log_sigmoid(call: Call) -> Line:
+    buffer = _log_sigmoid_buffer(call.results[1])
+    # An empty buffer is the same on every worker, and so would be a factor's part of it.
+    names = factor_names(len(call.shapes[0])) if buffer == "_" else []
+    return line(f"... -> ..., {buffer}", kept=[(name, 1) for name in names])
+
+
+@sharding_rule("aten.log_sigmoid_backward")
+def _log_sigmoid_backward(call: Call) -> Line:
+    return line(f"..., ..., {_log_sigmoid_buffer(call.shape('buffer'))} -> ...", linear=[{0}])
+
+
 
 # The shape of the operand, not its values: zeros of the local shape are the local block of the zeros.
 pointwise("zeros_like", 1, linear=[{0}])
@@ -47,14 +67,13 @@ pointwise("mul", 2, linear=[{0}, {1}])
 pointwise("copy", 2, linear=[{1}, {0, 1}])
 pointwise(
     """
-    atan2 bitwise_and bitwise_left_shift bitwise_or bitwise_right_shift bitwise_xor clamp_max.Tensor clamp_min.Tensor
+    atan2 bitwise_and bitwise_left_shift bitwise_or bitwise_right_shift bitwise_xor clamp_max clamp_min
     copysign eq floor_divide fmax fmin fmod gcd ge gt heaviside hypot lcm le logaddexp logaddexp2 logical_and logical_or
     logical_xor lt maximum minimum ne nextafter pow remainder special_xlog1py special_zeta xlogy
     __and__ __or__ __xor__ __lshift__ __rshift__ _prelu_kernel
     """,
     2,
 )
-pointwise("pow.Tensor_Scalar pow.Scalar", 1)
 
 
 @sharding_rule("aten.div")
@@ -67,19 +86,11 @@ sharding_rule("aten.true_divide", "..., ... -> ...", linear=[{0}])
 
 # Three operands.
 pointwise("where", 3, linear=[{1, 2}])
-pointwise("lerp.Scalar", 2, linear=[{0, 1}])
-pointwise("lerp.Tensor", 3, linear=[{0, 1}])
+pointwise("lerp", 3, linear=[{0, 1}])
 pointwise("addcmul", 3, linear=[{0, 1}, {0, 2}])
 pointwise("addcdiv", 3, linear=[{0, 1}])
-pointwise("clamp.Tensor", 3)
-pointwise("masked_fill.Tensor", 3, linear=[{0, 2}])
-
-
-@sharding_rule("aten.masked_fill.Scalar")
-def _masked_fill(call: Call) -> Line:
-    value = call["value"]
-    return line("..., ... -> ...", linear=[{0}] if isinstance(value, (int, float)) and value == 0 else [])
-
+pointwise("clamp", 3)
+pointwise("masked_fill", 3, linear=[{0, 2}])
 
 # Backward formulas are linear in the incoming gradient, which comes first.
 pointwise(
@@ -91,5 +102,4 @@ pointwise(
     2,
     linear=[{0}],
 )
-pointwise("log_sigmoid_backward", 3, linear=[{0}])
 pointwise("_prelu_kernel_backward", 3, linear=[{0}], results=2)

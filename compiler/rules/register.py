@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from functools import lru_cache
-from typing import Any, overload
+from dataclasses import replace
+from functools import cache, lru_cache
+from typing import overload
 
 import torch
 from torch import fx
@@ -55,10 +56,11 @@ def sharding_rule(
         def fold(call: Call) -> str:
             return "a b -> (a b)" if call["merge"] else "a b -> a b"
 
-    `op` is a name with its overload ("aten.sum.dim_IntList"), which binds first, or without (all other overloads, and the
-    op's `_copy` variant). The decorator takes several names.
-    A factor that a result lacks makes it a partial sum (or what `reduce` says) where it is sharded, so name under `whole`
-    what must not be cut. See `Line` for the text and the other arguments. Raises RuleError where the text is malformed.
+    `op` is a name with its overload ("aten.sum.dim_IntList"), which binds first, or without (all other overloads, and
+    the op's `_copy` variant). The decorator takes several names.
+    A factor that a result lacks makes it a partial sum (or what `reduce` says) where it is sharded, so name under
+    `whole` what must not be cut. See `Line` for the text and the other arguments. Raises RuleError where the text is
+    malformed.
     """
     if not any("->" in text for text in rest):
 
@@ -78,7 +80,7 @@ def sharding_rule(
 
 
 def rule_for(node: fx.Node, shape_of: ShapeOf) -> Rule:
-    """The sharding rule of one call, for the shapes that `shape_of` gives (`TensorType.local_shape` while partitioning).
+    """The sharding rule of one call, for the shapes that `shape_of` gives (local ones, while partitioning).
 
     Raises RuleError where the op has no rule, or its rule does not fit this call.
     """
@@ -108,7 +110,7 @@ def _no_rule(node: fx.Node) -> RuleError:
     return RuleError(
         f"{name} has no sharding rule, so it cannot be partitioned",
         hint=(
-            "Say in one line how it partitions: the factors of each operand and result, and those that must stay whole:\n"
+            "Say in one line how it partitions: the factors of operands and results, and those that stay whole:\n"
             "    from monarch.compiler.rules import sharding_rule\n"
             f'    sharding_rule("{packet}", "{example}", whole="d")     # batch dims shard, the last dim does not'
         ),
@@ -117,42 +119,43 @@ def _no_rule(node: fx.Node) -> RuleError:
 
 
 def _bind(spec: Line, call: Call) -> Rule:
-    """Bind a line to a call: by schema name where the line lists every tensor argument, else in operand order."""
+    """Bind a line to a call: by schema name where the op has a schema without tensor lists, else in operand order."""
     listed = len(parse_line(spec.text)[0])
     signature = call.signature
-    if signature is None or signature.has_lists or len(signature.tensors) != listed:
-        return bind_cached(spec, tuple(call.shapes), tuple(call.results), 0)
-    if listed == len(call.operands) == len(call.node.args) and not call.node.kwargs:
-        return bind_cached(spec, tuple(call.shapes), tuple(call.results), 0)
-    return _bind_by_name(spec, call, signature.tensors)
+    if signature is not None and not signature.has_lists:
+        if len(signature.tensors) == listed:
+            names = signature.tensors
+        elif len(signature.tensors) < listed <= len(signature.values):
+            names = signature.values[:listed]
+        else:
+            names = ()
+        if names and not (len(call.operands) == listed and call.given_in_order(names)):
+            return _bind_by_name(spec, call, names)
+    return bind_cached(spec, tuple(call.shapes), tuple(call.results), 0)
 
 
-def _bind_by_name(spec: Line, call: Call, tensors: tuple[str, ...]) -> Rule:
-    positions: list[int | None] = [call.position(name) for name in tensors]
-    present = [index for index, at in enumerate(positions) if at is not None]
-    if [positions[index] for index in present] == list(range(len(call.operands))):
-        order = None
-    else:
-        order = tuple(positions[index] for index in present)
-    # An absent argument adds nothing to a sum where it is None or 0; any other number makes the op affine.
-    dropped = frozenset(index for index, name in enumerate(tensors) if positions[index] is None and call.get(name) in (None, 0))
-    narrowed = _without_absent(spec, tuple(present), dropped)
-    if order is None:
+def _bind_by_name(spec: Line, call: Call, names: tuple[str, ...]) -> Rule:
+    positions = [call.position(name) for name in names]
+    present = tuple(index for index, at in enumerate(positions) if at is not None)
+    order = tuple(at for at in positions if at is not None)
+    absent = (index for index, at in enumerate(positions) if at is None)
+    dropped = frozenset(index for index in absent if call.get(names[index]) in (None, 0))
+    narrowed = _without_absent(spec, present, dropped)
+    if order == tuple(range(len(call.operands))):
         return bind_cached(narrowed, tuple(call.shapes), tuple(call.results), 0)
-    # Keyword arguments out of schema order, or numbers that are values of the graph: bind in schema order, then permute.
-    shapes = tuple(call.shapes[at] for at in order)
-    extra = len(call.operands) - len(order)
-    rule = bind_cached(narrowed, shapes, tuple(call.results), extra)
-    places = [*order, *(at for at in range(len(call.operands)) if at not in order)]
-    if any(call.shapes[at] for at in places[len(order) :]):
+    # Keyword arguments out of schema order, or values of the graph where the op takes numbers: bind, then permute.
+    rest = [at for at in range(len(call.operands)) if at not in order]
+    if any(call.shapes[at] for at in rest):
         raise LineError(f"a tensor with dims stands where the op takes a number: {spec.text}")
-    operands = [rule.operands[places.index(at)] for at in range(len(call.operands))]
+    shapes = tuple(call.shapes[at] for at in order)
+    rule = bind_cached(narrowed, shapes, tuple(call.results), len(rest))
+    places = [*order, *rest]
+    operands = tuple(rule.operands[places.index(at)] for at in range(len(places)))
     linear = tuple(frozenset(places[index] for index in together) for together in rule.linear)
-    addends = frozenset(places[index] for index in rule.addends)
-    return Rule(tuple(operands), rule.results, rule.sizes, rule.whole, rule.reductions, linear, addends, rule.kept)
+    return replace(rule, operands=operands, linear=linear, addends=frozenset(places[at] for at in rule.addends))
 
 
-@lru_cache(maxsize=None)
+@cache
 def _without_absent(spec: Line, present: tuple[int, ...], dropped: frozenset[int]) -> Line:
     """The line with only the operands at `present`, indices counted anew."""
     operands, results = spec.text.split("->")
@@ -191,9 +194,7 @@ def _linear_where_exact(rule: Rule, call: Call) -> Rule:
     )
     if len(kept) == len(rule.linear):
         return rule
-    return Rule(
-        rule.operands, rule.results, rule.sizes, rule.whole, rule.reductions, kept, rule.addends, rule.kept
-    )
+    return replace(rule, linear=kept)
 
 
 def _kind(type_: TensorType) -> str:

@@ -82,12 +82,13 @@ def view_rule(source: Shape, target: Shape) -> Rule:
     )
 
 
-@sharding_rule("aten.view", "aten._unsafe_view", "aten.reshape", "aten._reshape_alias", "aten.flatten", "aten.unflatten")
+@sharding_rule("aten.view", "aten._unsafe_view", "aten._reshape_copy", "aten._reshape_alias")
+@sharding_rule("aten.reshape", "aten.flatten", "aten.unflatten")
 def _view(call: Call) -> Rule:
     return view_rule(call.shapes[0], call.result)
 
 
-@localizer("aten.view", "aten._unsafe_view")
+@localizer("aten.view", "aten._unsafe_view", "aten._reshape_copy")
 def _local_view(call: LocalCall) -> Localized:
     return call.replace(size=list(call.result))
 

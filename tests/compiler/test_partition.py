@@ -1,0 +1,94 @@
+"""The partitioner: right against dense PyTorch, and for standard layouts just the collectives that an expert would write."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from monarch.compiler.costs import graph_costs
+from monarch.compiler.pipeline import partition_graph
+from monarch.compiler.reference import run_reference
+from monarch.compiler.types import MeshSpec
+from tests.compiler.training import GPT, Step, check
+
+LAYERS = 2
+BATCH, SEQUENCE, WIDTH, VOCAB = 8, 16, 32, 256
+
+
+def replicated(name: str, p: torch.Tensor) -> str | None:
+    return None
+
+
+def megatron(name: str, p: torch.Tensor) -> str | None:
+    part = name.split(".")[-2]
+    return "[@model, -]" if part in ("q", "k", "v", "up") else "[-, @model]" if part in ("o", "down") else None
+
+
+def fully_sharded(name: str, p: torch.Tensor) -> str | None:
+    return "[@data" + ", -" * (p.ndim - 1) + "]"
+
+
+def both(name: str, p: torch.Tensor) -> str | None:
+    tensor = megatron(name, p)
+    if tensor is None:
+        return fully_sharded(name, p)
+    return tensor.replace("[@model", "[@(model,data)") if tensor.startswith("[@") else "[@data, @model]"
+
+
+def gpt_step(mesh: MeshSpec, layout_of: object, inputs: str = "[@data, -]", **options: object) -> Step:
+    torch.manual_seed(0)
+    tokens, targets = torch.randint(0, VOCAB, (2, BATCH, SEQUENCE))
+    return Step(GPT(VOCAB, WIDTH, layers=LAYERS), mesh, (tokens, targets), (inputs, inputs), layout_of, **options)  # type: ignore[arg-type]
+
+
+CASES = {
+    "one worker": (MeshSpec.of(data=1), replicated, "[@data, -]"),
+    "data parallel": (MeshSpec.of(data=2), replicated, "[@data, -]"),
+    "data parallel 4": (MeshSpec.of(data=4), replicated, "[@data, -]"),
+    "tensor parallel": (MeshSpec.of(model=2), megatron, "[-, -]"),
+    "fully sharded": (MeshSpec.of(data=2), fully_sharded, "[@data, -]"),
+    "data and tensor parallel": (MeshSpec.of(data=2, model=2), megatron, "[@data, -]"),
+    "fully sharded in tensor parallel": (MeshSpec.of(data=2, model=2), both, "[@data, -]"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+def test_a_training_step_gives_the_numbers_of_dense_pytorch(case: str, optimizer: str) -> None:
+    mesh, layout_of, inputs = CASES[case]
+    step = gpt_step(mesh, layout_of, inputs, optimizer=optimizer)
+    check(step, *run_reference(partition_graph(step.graph), step.values))
+
+
+def collectives(step: Step) -> dict[str, dict[str, dict[str, int]]]:
+    return graph_costs(partition_graph(step.graph))["collectives"]
+
+
+PARAMETERS = sum(p.numel() for p in GPT(VOCAB, WIDTH, layers=LAYERS).parameters())
+
+
+def test_data_parallel_reduces_the_gradients_once() -> None:
+    moved = collectives(gpt_step(MeshSpec.of(data=2), replicated))
+    # One bucket of gradients; and the number of targets that count, which cross_entropy's ignore_index makes data.
+    assert moved["data"].keys() == {"all_reduce"}
+    assert moved["data"]["all_reduce"]["count"] == 2
+    assert moved["data"]["all_reduce"]["bytes"] == 4 * PARAMETERS + 4
+
+
+def test_tensor_parallel_reduces_twice_a_block_each_way() -> None:
+    moved = collectives(gpt_step(MeshSpec.of(model=2), megatron, "[-, -]"))
+    activation = 4 * BATCH * SEQUENCE * WIDTH
+    assert moved == {
+        "model": {"all_reduce": {"count": 4 * LAYERS, "tensors": 4 * LAYERS, "bytes": 4 * LAYERS * activation}}
+    }
+
+
+def test_fully_sharded_gathers_each_layer_twice_and_scatters_its_gradients_once() -> None:
+    moved = collectives(gpt_step(MeshSpec.of(data=2), fully_sharded))["data"]
+    groups = LAYERS + 3  # the blocks, the embedding, the last norm and the head
+    assert moved["reduce_scatter"]["count"] == groups
+    assert moved["reduce_scatter"]["bytes"] == 4 * PARAMETERS
+    # The embedding's table is not needed again in the backward pass.
+    assert moved["all_gather"]["count"] == 2 * groups - 1
+    assert moved["all_reduce"] == {"count": 1, "tensors": 1, "bytes": 4}
+    assert moved.keys() == {"reduce_scatter", "all_gather", "all_reduce"}
