@@ -1,0 +1,401 @@
+"""The verifier: whether a graph is well formed. Runs between passes where MONARCH_VERIFY=1."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import torch
+from torch import fx
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from monarch.compiler import ops
+from monarch.compiler.errors import GraphError, LayoutError, RuleError
+from monarch.compiler.graph import KINDS, Graph
+from monarch.compiler.ops import MonarchOp
+from monarch.compiler.plan.local_ops import LOCAL_OPS
+from monarch.compiler.rules import PARTIAL, rule_for, tensor_operands
+from monarch.compiler.text import op_name, print_node, print_type
+from monarch.compiler.types import VARYING, Placement, TensorType, is_partial
+
+PARAMETERS = {
+    op: tuple(part.strip() for part in op.signature.strip("()").split(",") if part.strip()) for op in ops.OPS.values()
+}
+
+
+def verify(graph: Graph, after: str = "", *, run: bool = False) -> None:
+    """Raise GraphError, naming the value and the pass `after` which it is wrong, unless `graph` is well formed:
+
+    - placeholders, calls of known, pure ops with arguments that these take, then one output; values stand before uses
+    - every value has a type that can lie on the mesh, and types fit along collectives and `getitem`
+    - pending sums and values of a worker's own go only into ops that may take them (over the dims partitioned so far)
+    - collectives run over dims that are partitioned, and somebody reads what they give
+    - states are updated with values of their own shape, dtype and layout
+
+    `run` also computes each op's result on tensors without data of one worker's shapes, and compares (slower: some
+    0.2 ms an op).
+    """
+    _Verifier(graph, after).verify()
+    if run:
+        _Run(graph, after).run()
+
+
+class _Check:
+    def __init__(self, graph: Graph, after: str) -> None:
+        self.graph = graph
+        self.lead = f"after {after}: " if after else ""
+
+    def fail(self, message: str, node: fx.Node | None = None, hint: str = "") -> NoReturn:
+        """Raise GraphError with the value's line, as the graph prints it, below the message."""
+        if node is None:
+            raise GraphError(f"{self.lead}graph @{self.graph.name}: {message}", hint=hint)
+        try:
+            line = print_node(node, self.graph) if node.op != "output" else ""
+        except (GraphError, ValueError, KeyError):  # what is wrong may be what would be printed
+            line = f"%{node.name} = {node.target}"
+        hint = "\n".join(part for part in (line, hint) if part)
+        raise GraphError(f"{self.lead}%{node.name} {message}", hint=hint, source=node.meta.get("source"))
+
+
+class _Verifier(_Check):
+    def verify(self) -> None:
+        graph = self.graph
+        if unknown := [dim for dim in graph.partitioned if dim not in graph.mesh.sizes]:
+            self.fail(f"partitioned over '{unknown[0]}', which is no dim of {graph.mesh}")
+        if len(set(graph.partitioned)) < len(graph.partitioned):
+            self.fail(f"partitioned twice over one dim: {', '.join(graph.partitioned)}")
+        nodes = list(graph.fx.nodes)
+        if not nodes or nodes[-1].op != "output" or sum(node.op == "output" for node in nodes) > 1:
+            self.fail("has to end in one output")
+        seen: set[fx.Node] = set()
+        names: set[str] = set()
+        labels: set[tuple[str, str | int]] = set()
+        for node in nodes:
+            if late := [operand for operand in node.all_input_nodes if operand not in seen]:
+                self.fail(f"reads %{late[0].name}, which is not defined above it", node)
+            if node.name in names:
+                self.fail("is defined twice", node)
+            seen.add(node)
+            names.add(node.name)
+            if node.op == "placeholder":
+                self.placeholder(node, labels)
+            elif node.op == "call_function":
+                self.call(node)
+            elif node.op == "output":
+                self.output(node)
+            else:
+                self.fail(f"is a '{node.op}' node: a graph has placeholders, calls of ops and an output", node)
+
+    # -- values ------------------------------------------------------------------------------------------------------
+
+    def typed(self, node: fx.Node) -> Any:
+        if "type" not in node.meta:
+            self.fail("has no type", node)
+        type_ = node.meta["type"]
+        for part in type_ if isinstance(type_, tuple) else (type_,):
+            if not isinstance(part, TensorType | None):
+                self.fail(f"has a type that is none: {part!r}", node)
+            if part is not None:
+                try:
+                    part.check(self.graph.mesh, f"%{node.name}")
+                except LayoutError as error:
+                    self.fail(f"has a type that cannot be: {error.message}", node, error.hint)
+        return type_
+
+    def placeholder(self, node: fx.Node, labels: set[tuple[str, str | int]]) -> None:
+        type_ = self.typed(node)
+        if not isinstance(type_, TensorType):
+            self.fail(f"is a placeholder of type {print_type(type_)}: it has to be one tensor", node)
+        kind, label = node.meta.get("kind"), node.meta.get("label")
+        if kind not in KINDS:
+            self.fail(f"is a placeholder of kind {kind!r}: it has to be one of {', '.join(KINDS)}", node)
+        if not isinstance(label, int if kind == "input" else str):
+            self.fail(f"has the label {label!r}: inputs have their position, other placeholders a name", node)
+        if (kind, label) in labels:
+            self.fail("stands for the same as a placeholder above it", node)
+        labels.add((kind, label))
+        if kind in ("scalar", "seed") and (type_.shape or not type_.layout.is_replicated):
+            self.fail(f"is a {kind}: its type has to be one whole number, such as f64[]", node)
+        constant = self.graph.constants.get(str(label)) if kind == "constant" else None
+        if constant is not None and (tuple(constant.shape), constant.dtype) != (type_.shape, type_.dtype):
+            self.fail(f"stands for a tensor of {constant.dtype}, shape {list(constant.shape)}", node)
+
+    def call(self, node: fx.Node) -> None:
+        types = self.typed(node)
+        target: Any = node.target
+        if target is operator.getitem:
+            self.getitem(node)
+        elif isinstance(target, torch._ops.OpOverload):
+            self.arguments_of_torch(node, target)
+            self.pending(node, types)
+        elif isinstance(target, MonarchOp):
+            self.own_op(node, target, types)
+        else:
+            self.fail(f"calls {target}, which is no op", node)
+
+    def getitem(self, node: fx.Node) -> None:
+        producer, index = (*node.args, None, None)[:2]
+        if len(node.args) != 2 or not isinstance(producer, fx.Node) or type(index) is not int:
+            self.fail("has to take a value and a whole number", node)
+        types = producer.meta.get("type")
+        if not isinstance(types, tuple):
+            self.fail(f"takes an element of %{producer.name}, which is one tensor", node)
+        if not 0 <= index < len(types):
+            self.fail(f"takes element {index} of %{producer.name}, which has {len(types)}", node)
+        if node.meta["type"] != types[index]:
+            self.fail(f"is element {index} of %{producer.name}, whose type is {print_type(types[index])}", node)
+
+    def arguments_of_torch(self, node: fx.Node, target: torch._ops.OpOverload) -> None:
+        schema = target._schema
+        if schema.is_mutable:
+            self.fail(f"calls {op_name(target)}, which writes over its arguments: a graph is pure", node)
+        positional = [argument.name for argument in schema.arguments if not argument.kwarg_only]
+        every = {argument.name: argument.has_default_value() for argument in schema.arguments}
+        if len(node.args) > len(positional):
+            self.fail(f"gives {len(node.args)} arguments to {op_name(target)}, which takes {len(positional)}", node)
+        given = {*positional[: len(node.args)], *node.kwargs}
+        if unknown := [name for name in node.kwargs if name not in every]:
+            self.fail(f"gives '{unknown[0]}' to {op_name(target)}, which has no such argument", node, str(schema))
+        if missing := [name for name, default in every.items() if not default and name not in given]:
+            self.fail(f"does not give '{missing[0]}' to {op_name(target)}", node, str(schema))
+
+    # -- ops of ours -------------------------------------------------------------------------------------------------
+
+    def own_op(self, node: fx.Node, op: MonarchOp, types: Any) -> None:
+        names = PARAMETERS[op]
+        given: dict[str, Any] = dict(zip(names, node.args, strict=False))
+        if len(node.args) > len(names) or set(node.kwargs) != set(names[len(node.args) :]):
+            self.fail(f"has to give {op.name} just {', '.join(names) or 'nothing'}", node)
+        given.update(node.kwargs)
+        if op is ops.constrain and self.graph.partitioned and len(self.graph.partitioned) == len(self.graph.mesh.dims):
+            self.fail("asks for a layout, and the graph is partitioned over all dims already", node)
+        mesh_dims = given.get("mesh_dims", [given["mesh_dim"]] if "mesh_dim" in given else [])
+        for at, dim in enumerate(mesh_dims):
+            if dim not in self.graph.partitioned:
+                self.fail(f"names the mesh dim {dim!r}, over which the graph is not partitioned", node)
+            if dim in mesh_dims[:at]:
+                self.fail(f"names the mesh dim {dim!r} twice", node)
+        if op is ops.commit:
+            return
+        if op.collective:
+            self.collective(node, op, given, types)
+        elif op in (ops.shard, ops.first_only):
+            self.cut(node, given, types)
+        elif op is not ops.axis_index:
+            self.pending(node, types)
+
+    def collective(self, node: fx.Node, op: MonarchOp, given: dict[str, Any], types: Any) -> None:
+        tensors = given["tensors"]
+        if not isinstance(tensors, list | tuple) or not tensors or not all(_is_tensor(tensor) for tensor in tensors):
+            self.fail("has to take a list of tensors", node)
+        if not isinstance(types, tuple) or len(types) != len(tensors):
+            self.fail(f"takes {len(tensors)} tensors, so its type has to be a tuple of as many", node)
+        for name in ("dims", "source_dims", "target_dims"):
+            if name in given and len(given[name]) != len(tensors):
+                self.fail(f"takes {len(tensors)} tensors, and {len(given[name])} {name}", node)
+        for at, (tensor, type_) in enumerate(zip(tensors, types, strict=True)):
+            expected = self.collective_gives(node, op, given, at, tensor)
+            if expected is not None and type_ != expected:
+                self.fail(f"gives {expected} for %{tensor.name}, and its type says {print_type(type_)}", node)
+        if not any(user.target is not operator.getitem or user.users for user in node.users):
+            self.fail("is a collective whose results nobody reads", node)
+
+    def collective_gives(
+        self, node: fx.Node, op: MonarchOp, given: dict[str, Any], at: int, tensor: fx.Node
+    ) -> TensorType | None:
+        """The type of what a collective makes of its operand number `at`; None where the type leaves it open."""
+        type_: TensorType = tensor.meta["type"]
+        mesh_dims = tuple(given["mesh_dims"])
+        if op in (ops.all_reduce, ops.reduce_scatter):
+            for dim in mesh_dims:
+                if type_.layout.placement(dim) not in (given["reduction"], VARYING):
+                    self.fail(f"reduces %{tensor.name}, which is {type_}, over '{dim}'", node)
+        if op in (ops.all_gather, ops.all_to_all):
+            source = given["dims" if op is ops.all_gather else "source_dims"][at]
+            shards = type_.layout.shards[source] if 0 <= source < type_.ndim else ()
+            nested = tuple(name for name in shards if name in self.graph.partitioned)
+            if nested[-len(mesh_dims) :] != mesh_dims:
+                self.fail(
+                    f"gathers dim {source} of %{tensor.name}, which is {type_}, over {', '.join(mesh_dims)}", node
+                )
+        if op is ops.broadcast:
+            return type_
+        if op is ops.permute:
+            return None
+        target = None
+        if op in (ops.reduce_scatter, ops.all_to_all):
+            target = given["dims" if op is ops.reduce_scatter else "target_dims"][at]
+        for dim in mesh_dims:
+            type_ = self.placed(node, type_, dim, target)
+        return type_
+
+    def cut(self, node: fx.Node, given: dict[str, Any], types: Any) -> None:
+        tensor, dim = given["tensor"], given["mesh_dim"]
+        if not _is_tensor(tensor):
+            self.fail("has to take a tensor", node)
+        type_: TensorType = tensor.meta["type"]
+        if type_.layout.placement(dim) is not None:
+            self.fail(f"takes %{tensor.name}, which is {type_} and so not whole on '{dim}'", node)
+        expected = self.placed(node, type_, dim, given["dim"] if node.target is ops.shard else "sum")
+        if types != expected:
+            self.fail(f"gives {expected}, and its type says {print_type(types)}", node)
+
+    def placed(self, node: fx.Node, type_: TensorType, dim: str, placement: Placement) -> TensorType:
+        try:
+            return type_.place(dim, placement)
+        except LayoutError as error:
+            self.fail(f"asks for what cannot be: {error.message}", node, error.hint)
+
+    # -- placements --------------------------------------------------------------------------------------------------
+
+    def pending(self, node: fx.Node, types: Any) -> None:
+        """Pending reductions go through linear ops only, and what is a worker's own stays so."""
+        operands = tensor_operands(node)
+        results = [type_ for type_ in _parts(types) if type_ is not None]
+        for dim in self.graph.partitioned:
+            takes = [operand.meta["type"].layout.placement(dim) for operand in operands]
+            gives = [type_.layout.placement(dim) for type_ in results]
+            if VARYING in takes and any(placement != VARYING for placement in gives):
+                self.fail(f"takes a value that varies along '{dim}', so its own has to vary as well", node)
+            if VARYING in gives and VARYING not in takes:
+                self.fail(f"varies along '{dim}', and no operand does", node)
+            if any(is_partial(placement) for placement in takes):
+                self.linear(node, dim, takes, gives)
+            elif any(is_partial(placement) for placement in gives) and not any(isinstance(p, int) for p in takes):
+                self.fail(f"is a pending reduction over '{dim}', and no operand is sharded or pending there", node)
+
+    def linear(self, node: fx.Node, dim: str, takes: list[Placement], gives: list[Placement]) -> None:
+        try:
+            rule = rule_for(node, self.shape_of)
+        except RuleError as error:
+            self.fail(f"takes a pending reduction over '{dim}', and it has no rule: {error.message}", node, error.hint)
+        for strategy in rule.strategies(self.graph.mesh.sizes[dim]):
+            if strategy.factor == PARTIAL and list(strategy.operands) == takes:
+                if [
+                    p for p, t in zip(strategy.results, _parts(node.meta["type"]), strict=True) if t is not None
+                ] == gives:
+                    return
+        pending = next(o for o, p in zip(tensor_operands(node), takes, strict=True) if is_partial(p))
+        self.fail(
+            f"cannot take %{pending.name} before it is reduced over '{dim}'",
+            node,
+            f"%{pending.name} is {pending.meta['type']}.",
+        )
+
+    def shape_of(self, node: fx.Node) -> Any:
+        type_ = node.meta["type"]
+        if isinstance(type_, TensorType):
+            return self.graph.local_shape(type_)
+        return tuple(() if part is None else self.graph.local_shape(part) for part in type_)
+
+    # -- results -----------------------------------------------------------------------------------------------------
+
+    def output(self, node: fx.Node) -> None:
+        match node.args:
+            case ((tuple() as returns, dict() as updates),):
+                pass
+            case _:
+                self.fail("has to hold a tuple of returned values and a dict of updated states", node)
+        for value in returns:
+            if value is not None and not _is_tensor(value):
+                self.fail(f"returns {value}, which is not one tensor", node)
+        states = {p.meta["label"]: p.meta["type"] for p in self.graph.placeholders if p.meta["kind"] == "state"}
+        for label, value in updates.items():
+            if not isinstance(label, str) or not _is_tensor(value):
+                self.fail(f"updates state {label!r} with {value}, which is not one tensor", node)
+            state, new = states.get(label), value.meta["type"]
+            if state is None:
+                continue  # a state that the program makes
+            if (new.dtype, new.shape) != (state.dtype, state.shape):
+                self.fail(f"updates state '{label}', which is {state}, with %{value.name}, which is {new}", node)
+            for dim in self.graph.partitioned:
+                if new.layout.placement(dim) != state.layout.placement(dim):
+                    self.fail(
+                        f"updates state '{label}', which is {state}, with %{value.name}, which is {new}",
+                        node,
+                        f"they have to lie alike on '{dim}'.",
+                    )
+
+
+class _Run(_Check):
+    """Runs a graph's ops on fake tensors: shapes and dtypes, no data."""
+
+    def run(self) -> None:
+        values: dict[fx.Node, Any] = {}
+        with FakeTensorMode():
+            for node in self.graph.fx.nodes:
+                if node.op == "placeholder":
+                    values[node] = self.empty(node.meta["type"])
+                elif node.op == "call_function":
+                    self.compare(node, self.result(node, values))
+                    # From here on by the type, so that strides, which types leave open, do not depend on the op.
+                    types = node.meta["type"]
+                    values[node] = [self.empty(t) for t in types] if isinstance(types, tuple) else self.empty(types)
+
+    def empty(self, type_: TensorType | None) -> torch.Tensor | None:
+        return None if type_ is None else torch.empty(self.graph.local_shape(type_), dtype=type_.dtype)
+
+    def result(self, node: fx.Node, values: dict[fx.Node, Any]) -> Any:
+        target: Any = node.target
+        args: Any = fx.node.map_arg(node.args, lambda operand: values[operand])
+        kwargs: Any = fx.node.map_arg(node.kwargs, lambda operand: values[operand])
+        if isinstance(target, MonarchOp):
+            given: dict[str, Any] = {**dict(zip(PARAMETERS[target], args, strict=False)), **kwargs}
+            if target is ops.constrain:
+                return args[0]
+            if target is ops.commit:
+                return None
+            if target.collective:
+                return [self.moved(target, given, at, tensor) for at, tensor in enumerate(given["tensors"])]
+            sizes = self.graph.mesh.sizes
+            target = _bind(LOCAL_OPS[target.name], dict.fromkeys(sizes, 0), sizes)
+        try:
+            return target(*args, **kwargs)
+        except (RuntimeError, TypeError, IndexError, ValueError) as error:
+            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            self.fail(f"cannot be computed on one worker's shapes: {reason}", node, self.operands(node))
+
+    def moved(self, op: MonarchOp, given: dict[str, Any], at: int, tensor: torch.Tensor) -> torch.Tensor:
+        shape = list(tensor.shape)
+        count = 1
+        for dim in given["mesh_dims"]:
+            count *= self.graph.mesh.sizes[dim]
+        if op in (ops.all_gather, ops.all_to_all):
+            shape[given["dims" if op is ops.all_gather else "source_dims"][at]] *= count
+        if op in (ops.reduce_scatter, ops.all_to_all):
+            shape[given["dims" if op is ops.reduce_scatter else "target_dims"][at]] //= count
+        return tensor.new_empty(shape)
+
+    def compare(self, node: fx.Node, result: Any) -> None:
+        types = node.meta["type"]
+        made = list(result) if isinstance(types, tuple) and isinstance(result, list | tuple) else [result]
+        expected = _parts(types)
+        if len(made) < len(expected):
+            self.fail(f"gives {len(made)} results, and its type has {len(expected)}", node)
+        for tensor, type_ in zip(made, expected, strict=False):
+            if type_ is None:
+                continue
+            if not isinstance(tensor, torch.Tensor):
+                self.fail(f"gives {tensor!r}, which is no tensor", node)
+            if (tuple(tensor.shape), tensor.dtype) != (self.graph.local_shape(type_), type_.dtype):
+                computed = TensorType(tensor.dtype, tuple(tensor.shape))
+                self.fail(f"is {computed} when it is computed on one worker's shapes", node, self.operands(node))
+
+    def operands(self, node: fx.Node) -> str:
+        lines = [
+            f"%{operand.name} : {print_type(operand.meta['type'], self.graph)}" for operand in node.all_input_nodes
+        ]
+        return "\n".join(lines)
+
+
+def _bind(function: Callable[..., Any], position: dict[str, int], sizes: Any) -> Callable[..., Any]:
+    return lambda *args, **kwargs: function(position, sizes, *args, **kwargs)
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, fx.Node) and isinstance(value.meta.get("type"), TensorType)
+
+
+def _parts(types: Any) -> list[TensorType | None]:
+    return list(types) if isinstance(types, tuple) else [types]
