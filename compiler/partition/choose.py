@@ -10,7 +10,7 @@ import numpy as np
 from torch import fx
 
 from monarch.compiler import ops
-from monarch.compiler.partition.cost import FORBIDDEN, STATE_GATHER, compute_cost, reshard_cost
+from monarch.compiler.partition.cost import FORBIDDEN, GATHER, STATE_GATHER, compute_cost, reshard_cost
 from monarch.compiler.partition.options import Alternative, Options, Shape
 from monarch.compiler.partition.solve import CostNetwork
 from monarch.compiler.rules import PARTIAL, Strategy
@@ -100,7 +100,7 @@ def _from_placeholder(options: Options, node: fx.Node, placeholder: fx.Node, str
     for target in {strategy.operands[i] for i in at}:
         reshard = reshard_cost(source, target, options.nbytes(placeholder), options.size)
         if isinstance(source, int) and target is None and placeholder.meta["kind"] == "state":
-            reshard *= STATE_GATHER
+            reshard *= STATE_GATHER / GATHER
         cost += reshard
     return cost
 

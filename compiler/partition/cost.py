@@ -24,6 +24,10 @@ MEMORY_PER_BYTE = 0.1
 
 PER_COLLECTIVE = 64.0
 STATE_GATHER = 0.01
+"""Parameters are gathered ahead of their use, while nothing waits for them."""
+GATHER = 8.0
+"""Anything else that is gathered is waited for, and what follows is then done by every worker: gradients are reduced, not
+recomputed from gathered activations, also where that would move a little less."""
 SLICE_PER_BYTE = 1e-3
 
 FORBIDDEN = math.inf
@@ -66,11 +70,11 @@ def reshard_cost(source: Placement, target: Placement, nbytes: float, k: int) ->
             return moved + PER_COLLECTIVE
         return FORBIDDEN
     if target is None:
-        return moved + PER_COLLECTIVE
+        return GATHER * moved + PER_COLLECTIVE
     if isinstance(target, int):
         return moved / k + PER_COLLECTIVE
     # Sharded to partial: gathered, then kept on the first worker only.
-    return moved + PER_COLLECTIVE + SLICE_PER_BYTE * nbytes if target == "sum" else FORBIDDEN
+    return GATHER * moved + PER_COLLECTIVE + SLICE_PER_BYTE * nbytes if target == "sum" else FORBIDDEN
 
 
 def compute_cost(node: fx.Node, operands: Sequence[tuple[int, ...]], results: Sequence[tuple[int, ...]]) -> float:

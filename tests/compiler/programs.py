@@ -99,12 +99,14 @@ def _step(draw: st.DrawFn, program: Program) -> None:
     _, x = program.made[draw(st.integers(0, len(program.made) - 1))]
     same = [y for _, y in program.made if y.shape == x.shape]
     matrices = [y for _, y in program.made if y.ndim == 2 and x.ndim == 2 and y.shape[0] == x.shape[1]]
-    choices = ["neg", "relu", "mul_scalar", "view", "sum"]
-    choices += ["add", "mul", "cat"] if same else []
+    choices = ["neg", "relu", "mul_scalar"]
+    choices += ["view", "sum"] if x.ndim else []
+    choices += ["add", "mul"] if same else []
+    choices += ["cat"] if same and x.ndim else []
     choices += ["mm"] * 3 if matrices else []
     choices += ["permute", "softmax", "amax"] if x.ndim > 1 else []
     if x.numel() > 2048 or x.abs().max() > 1e6:
-        choices = ["sum", "sign"]
+        choices = ["sum", "sign"] if x.ndim else ["sign"]
     match draw(st.sampled_from(choices)):
         case "neg":
             program.apply(aten.neg.default, x)
@@ -129,14 +131,13 @@ def _step(draw: st.DrawFn, program: Program) -> None:
         case "softmax":
             program.apply(aten._softmax.default, x, draw(st.integers(0, x.ndim - 1)), False)
         case "sum":
-            dims = draw(st.lists(st.integers(0, max(x.ndim - 1, 0)), unique=True, max_size=x.ndim)) if x.ndim else []
-            if x.ndim:
-                program.apply(aten.sum.dim_IntList, x, dims or [0], draw(st.booleans()))
+            dims = draw(st.lists(st.integers(0, x.ndim - 1), unique=True, min_size=1, max_size=x.ndim))
+            program.apply(aten.sum.dim_IntList, x, dims, draw(st.booleans()))
         case "view":
             shape = list(x.shape)
-            at = draw(st.integers(0, max(len(shape) - 1, 0)))
-            if len(shape) > 1 and at + 1 < len(shape) and draw(st.booleans()):
+            at = draw(st.integers(0, len(shape) - 1))
+            if at + 1 < len(shape) and draw(st.booleans()):
                 shape[at : at + 2] = [shape[at] * shape[at + 1]]
-            elif shape and shape[at] % 2 == 0:
+            elif shape[at] % 2 == 0:
                 shape[at : at + 1] = draw(st.sampled_from([[2, shape[at] // 2], [shape[at] // 2, 2]]))
             program.apply(aten.reshape.default, x, shape)
