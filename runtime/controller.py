@@ -141,7 +141,7 @@ class LocalExecutor:
                 target = self._window.view(self._window.geometry.staging, (STAGING_BYTES,), torch.uint8)
                 for at, block in enumerate(blocks.distinct):
                     target[offset + at * length : offset + (at + 1) * length].copy_(block[piece])
-                record = blocks.head(id, self._window.geometry.staging + offset, piece)
+                record = blocks.head(id, offset, piece)
             self._write(record, step.sequence)
         if self._log:
             self._say(f"put {id} {type}")
@@ -326,9 +326,9 @@ class LocalExecutor:
             if len(part) <= wire.INLINE_BYTES:
                 offset, tail = wire.INLINE, part
             else:
-                at = self._stage(len(part), step.sequence)
-                offset, tail = geometry.staging + at, b""
-                self._window.bytes[offset : offset + len(part)] = part
+                offset, tail = self._stage(len(part), step.sequence), b""
+                at = geometry.staging + offset
+                self._window.bytes[at : at + len(part)] = part
             head = wire.LOAD_HEAD.pack(wire.LOAD, number, len(blob), offset, piece.start, piece.stop)
             self._write(head + tail, step.sequence)
 
