@@ -106,4 +106,3 @@ commit = _op("commit", "()", collective=True)
 
 def by_name(name: str) -> MonarchOp | None:
     return OPS.get(name)
-

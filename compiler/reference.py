@@ -63,7 +63,9 @@ def _place(graph: Graph, node: fx.Node, inputs: Mapping[str | int, Value], mesh:
     return [block_of(value, tensor_type(node), mesh, rank).contiguous() for rank in range(mesh.workers)]
 
 
-def _local(node: fx.Node, env: Mapping[fx.Node, PerWorker], worker: int, position: dict[str, int], mesh: MeshSpec) -> Any:
+def _local(
+    node: fx.Node, env: Mapping[fx.Node, PerWorker], worker: int, position: dict[str, int], mesh: MeshSpec
+) -> Any:
     args = fx.node.map_arg(node.args, lambda n: env[n][worker])
     kwargs = fx.node.map_arg(node.kwargs, lambda n: env[n][worker])
     if node.target is operator.getitem:
@@ -80,7 +82,9 @@ def _check_replicas(node: fx.Node, values: PerWorker, mesh: MeshSpec) -> None:
     for rank, position in enumerate(mesh.coordinates()):
         first = mesh.rank({name: at if name in layout.mesh_dims else 0 for name, at in position.items()})
         if not torch.equal(torch.nan_to_num(values[rank]), torch.nan_to_num(values[first])):
-            raise GraphError(f"%{node.name} differs between worker {first} and worker {rank}, which hold replicas of it")
+            raise GraphError(
+                f"%{node.name} differs between worker {first} and worker {rank}, which hold replicas of it"
+            )
 
 
 def _collective(node: fx.Node, env: Mapping[fx.Node, PerWorker], mesh: MeshSpec) -> PerWorker:
@@ -94,7 +98,10 @@ def _collective(node: fx.Node, env: Mapping[fx.Node, PerWorker], mesh: MeshSpec)
             COLLECTIVES[node.target.name](  # type: ignore[union-attr]
                 [env[tensor][peer] for peer in group],
                 group.index(rank),
-                *(argument[i] if isinstance(argument, (list, tuple)) and node.target is not ops.permute else argument for argument in rest),
+                *(
+                    argument[i] if isinstance(argument, (list, tuple)) and node.target is not ops.permute else argument
+                    for argument in rest
+                ),
             )
             for i, tensor in enumerate(tensors)  # type: ignore[arg-type]
         ]

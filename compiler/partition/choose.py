@@ -18,6 +18,8 @@ from monarch.compiler.types import Placement, TensorType, is_partial
 
 PENDING_STATE = 1.0
 """New state prefers to be whole: a pending sum would have to be reduced by every later reader."""
+PENDING_RESULT = 4.0
+"""A byte of a result left as a pending sum: the controller fetches every worker's summand. It pays for a loss, not more."""
 
 
 @dataclass
@@ -34,9 +36,15 @@ def choose(options: Options) -> Choice:
     network = CostNetwork()
     variables: dict[fx.Node, int] = {}
     alternatives: dict[fx.Node, list[Alternative]] = {}
+    returned = set(graph.returns)
     for node in graph.calls:
         alternatives[node] = _alternatives(options, node)
         own = _own_costs(options, node, alternatives[node])
+        if node in returned:
+            own = [
+                c + PENDING_RESULT * options.nbytes(node) * is_partial(a.after)
+                for c, a in zip(own, alternatives[node], strict=True)
+            ]
         for label, value in graph.updates.items():
             if value is node:
                 own = _with_update(options, label, node, alternatives[node], own)
@@ -77,9 +85,7 @@ def _shapes(options: Options, node: fx.Node) -> Sequence[Shape]:
 def _own_costs(options: Options, node: fx.Node, alternatives: list[Alternative]) -> list[float]:
     whole = 0.0
     if node.target not in (operator.getitem, ops.constrain) and options.operands[node]:
-        whole = compute_cost(
-            node, [_shapes(options, o)[0] for o in options.operands[node]], _shapes(options, node)
-        )
+        whole = compute_cost(node, [_shapes(options, o)[0] for o in options.operands[node]], _shapes(options, node))
     costs = []
     for alternative in alternatives:
         divided = alternative.strategy.factor not in ("", PARTIAL)

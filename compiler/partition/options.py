@@ -83,7 +83,9 @@ def find_options(graph: Graph, mesh_dim: str) -> Options:
             elif node.op == "call_function":
                 _reach_call(options, node, wanted)
         for label, node in graph.updates.items():
-            state = next((p for p in graph.placeholders if p.meta["kind"] == "state" and p.meta["label"] == label), None)
+            state = next(
+                (p for p in graph.placeholders if p.meta["kind"] == "state" and p.meta["label"] == label), None
+            )
             if state is not None:
                 _want(options, node, state.meta["type"].layout.placement(mesh_dim), wanted)
         if sum(map(len, wanted.values())) == before:

@@ -20,15 +20,15 @@ from monarch.compiler.types import Layout
 class PartitionByMesh(Pass):
     """Lay every value out over one mesh dim, and make what moves along it explicit.
 
-        %x = input 0           : f32[64@data, 1024]
-        %w = state "w"         : f32[1024, 1024@data]
-        %y = aten.mm(%x, %w)   : f32[64, 1024]
-        -->
-        %x = input 0           : f32[32, 1024] of f32[64@data, 1024]
-        %w = state "w"         : f32[1024, 512] of f32[1024, 1024@data]
-        %g = all_gather([%w], ["data"], [1])  : (f32[1024, 1024])
-        %v = getitem(%g, 0)    : f32[1024, 1024]
-        %y = aten.mm(%x, %v)   : f32[32, 1024] of f32[64@data, 1024]
+    %x = input 0           : f32[64@data, 1024]
+    %w = state "w"         : f32[1024, 1024@data]
+    %y = aten.mm(%x, %w)   : f32[64, 1024]
+    -->
+    %x = input 0           : f32[32, 1024] of f32[64@data, 1024]
+    %w = state "w"         : f32[1024, 512] of f32[1024, 1024@data]
+    %g = all_gather([%w], ["data"], [1])  : (f32[1024, 1024])
+    %v = getitem(%g, 0)    : f32[1024, 1024]
+    %y = aten.mm(%x, %v)   : f32[32, 1024] of f32[64@data, 1024]
     """
 
     def __init__(self, mesh_dim: str) -> None:

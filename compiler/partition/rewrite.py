@@ -88,7 +88,9 @@ class _Rewrite:
         target, args, kwargs = node.target, node.args, node.kwargs
         if strategy.factor not in ("", PARTIAL) and node.target is not ops.constrain:
             shapes = [self.local_shape(copy.meta["type"]) for copy in delivered]
-            results = [() if t is None else self.local_shape(t) for t in (types if isinstance(types, tuple) else (types,))]
+            results = [
+                () if t is None else self.local_shape(t) for t in (types if isinstance(types, tuple) else (types,))
+            ]
             target, args, kwargs = localize(node, shapes, results, strategy, self.options.mesh_dim, self.options.size)
         args, kwargs = replace_operands((args, dict(kwargs)), delivered)
         return target, args, kwargs
@@ -114,9 +116,7 @@ class _Rewrite:
             at_hand[place] = self.reshard(at_hand[source, ""], source, target, value, user)
         return at_hand[place]
 
-    def reshard(
-        self, copy: fx.Node, source: Placement, target: Placement, value: fx.Node, user: fx.Node
-    ) -> fx.Node:
+    def reshard(self, copy: fx.Node, source: Placement, target: Placement, value: fx.Node, user: fx.Node) -> fx.Node:
         """Append the op that brings `copy` from `source` to `target`; `value` and `user` are whom it is for."""
         dim = self.options.mesh_dim
         type_: TensorType = copy.meta["type"].place(dim, target)
@@ -131,7 +131,9 @@ class _Rewrite:
             return node
 
         def collective(op: ops.MonarchOp, *args: Any) -> fx.Node:
-            several = self.new.call(op, [copy], [dim], *args, type=(type_,), source=cause, name=f"{value.name}_{op.name}")
+            several = self.new.call(
+                op, [copy], [dim], *args, type=(type_,), source=cause, name=f"{value.name}_{op.name}"
+            )
             node = self.new.call(operator.getitem, several, 0, type=type_, source=cause)
             for each in (several, node):
                 each.meta.update(why=why, backward=bool(user.meta.get("backward")))
@@ -184,4 +186,8 @@ def _describe(node: fx.Node) -> str:
 def _words(placement: Placement, dim: str) -> str:
     if placement is None:
         return f"whole on '{dim}'"
-    return f"a pending {placement} over '{dim}'" if isinstance(placement, str) else f"sharded on dim {placement} over '{dim}'"
+    return (
+        f"a pending {placement} over '{dim}'"
+        if isinstance(placement, str)
+        else f"sharded on dim {placement} over '{dim}'"
+    )

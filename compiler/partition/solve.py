@@ -50,10 +50,10 @@ class CostNetwork:
     def solve(self) -> list[int]:
         """The alternative that each variable takes."""
         touching: list[list[_Factor]] = [[] for _ in self._sizes]
-        for factor in self._factors:
+        for factor in map(self._without_fixed, self._factors):
             for v in factor.scope:
                 touching[v].append(factor)
-        alive = set(range(len(self._sizes)))
+        alive = {v for v, size in enumerate(self._sizes) if size > 1}
         choice = [0] * len(self._sizes)
         undo: list[tuple[int, tuple[int, ...], npt.NDArray[np.intp]]] = []
 
@@ -101,6 +101,11 @@ class CostNetwork:
         for v, scope, best in reversed(undo):
             choice[v] = int(best[tuple(choice[u] for u in scope)])
         return choice
+
+    def _without_fixed(self, factor: _Factor) -> _Factor:
+        """The factor over those of its variables that have a choice."""
+        free = tuple(v for v in factor.scope if self._sizes[v] > 1)
+        return _Factor(free, factor.table.reshape([self._sizes[v] for v in free]))
 
     def _sum(self, factors: list[_Factor], axes: tuple[int, ...]) -> Table:
         total = np.zeros([self._sizes[v] for v in axes])

@@ -21,15 +21,15 @@ BUCKET_BYTES = 32 * 2**20
 class SimplifyReductions(Pass):
     """Reduce no more than is used, and over all mesh dims at once.
 
-        %r = getitem(all_reduce([%p], ["data"], "sum"), 0)
-        %s = shard(%r, "data", 0)                              # the only use of %r
-        -->
-        %s = getitem(reduce_scatter([%p], ["data"], [0], "sum"), 0)
+    %r = getitem(all_reduce([%p], ["data"], "sum"), 0)
+    %s = shard(%r, "data", 0)                              # the only use of %r
+    -->
+    %s = getitem(reduce_scatter([%p], ["data"], [0], "sum"), 0)
 
-        %r = getitem(all_reduce([%p], ["model"], "sum"), 0)
-        %s = getitem(all_reduce([%r], ["data"], "sum"), 0)     # the only use of %r
-        -->
-        %s = getitem(all_reduce([%p], ["model", "data"], "sum"), 0)
+    %r = getitem(all_reduce([%p], ["model"], "sum"), 0)
+    %s = getitem(all_reduce([%r], ["data"], "sum"), 0)     # the only use of %r
+    -->
+    %s = getitem(all_reduce([%p], ["model", "data"], "sum"), 0)
     """
 
     name = "simplify-reductions"
@@ -214,7 +214,13 @@ def _emit(graph: Graph, bucket: _Bucket, at: dict[fx.Node, float]) -> None:
     position = bucket.latest - 0.5 if bucket.late else bucket.earliest + 0.5
     with graph.fx.inserting_before(graph.fx.output_node()):
         joined = graph.call(
-            first.target, tensors, first.args[1], *rest, type=tuple(types), source=first.meta.get("source"), name=first.name
+            first.target,
+            tensors,
+            first.args[1],
+            *rest,
+            type=tuple(types),
+            source=first.meta.get("source"),
+            name=first.name,
         )
         joined.meta.update({key: first.meta[key] for key in ("why", "backward") if key in first.meta})
         at[joined] = position

@@ -28,13 +28,13 @@ Decompositions = dict[Any, Callable[..., Any]]
 class DecomposeSplit(Pass):
     """Replace a composite op by pointwise ops and reductions where a layout shards a dim that it needs whole.
 
-        %l = input 0                          : f32[64, 256@model]
-        %s = aten._softmax(%l, 1, false)      : f32[64, 256]
-        -->
-        %l = input 0                          : f32[64, 256@model]
-        %m = aten.amax(%l, [1], true)         : f32[64, 1]
-        %d = aten.sub.Tensor(%l, %m)          : f32[64, 256]
-        ...
+    %l = input 0                          : f32[64, 256@model]
+    %s = aten._softmax(%l, 1, false)      : f32[64, 256]
+    -->
+    %l = input 0                          : f32[64, 256@model]
+    %m = aten.amax(%l, [1], true)         : f32[64, 1]
+    %d = aten.sub.Tensor(%l, %m)          : f32[64, 256]
+    ...
     """
 
     name = "decompose"
@@ -109,7 +109,9 @@ def _split_composites(graph: Graph, mesh_dim: str) -> list[fx.Node]:
         node
         for node in candidates
         if any(
-            operand.op == "call_function" and isinstance(chosen[operand].gives, int) and chosen[node].strategy.factor == ""
+            operand.op == "call_function"
+            and isinstance(chosen[operand].gives, int)
+            and chosen[node].strategy.factor == ""
             for operand, _ in _hits_whole(options, node)
         )
     ]

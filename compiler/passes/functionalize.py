@@ -322,9 +322,10 @@ def _functional(op: Op) -> Any:
         wanted = [(arg.name, str(arg.type)) for arg in op.func._schema.arguments if not arg.is_write]
         for other in op.func.overloadpacket.overloads():
             candidate = getattr(op.func.overloadpacket, other)
-            if not candidate._schema.is_mutable and [
-                (arg.name, str(arg.type)) for arg in candidate._schema.arguments
-            ][: len(wanted)] == wanted:
+            if (
+                not candidate._schema.is_mutable
+                and [(arg.name, str(arg.type)) for arg in candidate._schema.arguments][: len(wanted)] == wanted
+            ):
                 return candidate
     raise ProgramError(
         f"aten.{name} changes a tensor in place and has no pure form",
@@ -425,7 +426,9 @@ _NORMALIZED: dict[Any, Any] = {
     aten.zero_: _zeroed,
     **dict.fromkeys((aten.zeros, aten.zeros_like, aten.new_zeros), _constant(0)),
     # `empty` holds whatever: zeros are as good, and the same on every worker.
-    **dict.fromkeys((aten.empty, aten.empty_like, aten.new_empty, aten.empty_strided, aten.new_empty_strided), _constant(0)),
+    **dict.fromkeys(
+        (aten.empty, aten.empty_like, aten.new_empty, aten.empty_strided, aten.new_empty_strided), _constant(0)
+    ),
     **dict.fromkeys((aten.ones, aten.ones_like, aten.new_ones), _constant(1)),
     **dict.fromkeys((aten.full, aten.full_like, aten.new_full, aten.scalar_tensor), _full),
     aten.arange: _arange,

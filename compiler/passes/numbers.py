@@ -1,8 +1,8 @@
 """Ops whose number arguments may be known only when the step runs: which they are, and their form on tensors.
 
-    aten.add.Tensor(x, y, alpha=s)     -->  aten.addcmul(x, y, s)
-    aten.mul.Tensor(x, s)              -->  aten.mul.Tensor(x, s as f32[])
-    aten.addcdiv(x, a, b, value=s)     -->  aten.addcdiv(x, aten.mul.Tensor(a, s), b)
+aten.add.Tensor(x, y, alpha=s)     -->  aten.addcmul(x, y, s)
+aten.mul.Tensor(x, s)              -->  aten.mul.Tensor(x, s as f32[])
+aten.addcdiv(x, a, b, value=s)     -->  aten.addcdiv(x, aten.mul.Tensor(a, s), b)
 """
 
 from __future__ import annotations
@@ -80,7 +80,9 @@ def with_tensors(
     """
     packet = func.overloadpacket
     numeric = number_arguments(func)
-    places = [i for i, a in enumerate(args) if isinstance(a, Expr)] + [k for k, v in kwargs.items() if isinstance(v, Expr)]
+    places = [i for i, a in enumerate(args) if isinstance(a, Expr)] + [
+        k for k, v in kwargs.items() if isinstance(v, Expr)
+    ]
     if not isinstance(types, TensorType) or any(place not in numeric for place in places):
         raise ProgramError(
             f"{packet} takes no number that changes from call to call",

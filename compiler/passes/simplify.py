@@ -14,11 +14,11 @@ aten = torch.ops.aten
 class SimplifyViews(Pass):
     """Views that undo one another, or do nothing.
 
-        %t = aten.t(%w)
-        %u = aten.t(%t)
-        %y = aten.mm(%x, %u)
-        -->
-        %y = aten.mm(%x, %w)
+    %t = aten.t(%w)
+    %u = aten.t(%t)
+    %y = aten.mm(%x, %u)
+    -->
+    %y = aten.mm(%x, %w)
     """
 
     name = "simplify-views"
@@ -43,6 +43,9 @@ def _same_value(node: fx.Node) -> fx.Node | None:
         return None
     if node.target is aten.t.default and x.target is aten.t.default:
         return x.args[0]  # type: ignore[return-value]
+    if node.target in (aten.slice.Tensor, aten.slice_backward.default):
+        # A slice that takes a whole dim, as `positions[:t]` does for the longest sequence.
+        return x if x.meta["type"].shape == node.meta["type"].shape else None
     if node.target in (aten.view.default, aten._unsafe_view.default, aten.expand.default):
         if x.meta["type"].shape == node.meta["type"].shape:
             return x

@@ -53,14 +53,17 @@ def _spatial(ops: str, dims: int, operands: int, results: int = 1, linear: bool 
 
 
 for _n in (1, 2, 3):
-    _spatial(f"adaptive_avg_pool{_n}d avg_pool{_n}d _adaptive_avg_pool{_n}d", _n, 1, linear=True)
-    _spatial(f"adaptive_max_pool{_n}d max_pool{_n}d_with_indices", _n, 1, results=2)
-    _spatial(f"max_pool{_n}d_with_indices_backward adaptive_max_pool{_n}d_backward", _n, 3, linear=True)
-    _spatial(f"avg_pool{_n}d_backward _adaptive_avg_pool{_n}d_backward", _n, 2, linear=True)
+    _spatial(f"adaptive_avg_pool{_n}d avg_pool{_n}d", _n, 1, linear=True)
+    _spatial(f"adaptive_max_pool{_n}d", _n, 1, results=2)
     _spatial(f"upsample_nearest{_n}d upsample_nearest{_n}d_backward", _n, 1, linear=True)
     _spatial(f"_upsample_nearest_exact{_n}d _upsample_nearest_exact{_n}d_backward", _n, 1, linear=True)
     _spatial(f"reflection_pad{_n}d replication_pad{_n}d", _n, 1, linear=True)
     _spatial(f"reflection_pad{_n}d_backward replication_pad{_n}d_backward", _n, 2, linear=True)
+for _n in (2, 3):
+    _spatial(f"_adaptive_avg_pool{_n}d", _n, 1, linear=True)
+    _spatial(f"max_pool{_n}d_with_indices", _n, 1, results=2)
+    _spatial(f"max_pool{_n}d_with_indices_backward adaptive_max_pool{_n}d_backward", _n, 3, linear=True)
+    _spatial(f"avg_pool{_n}d_backward _adaptive_avg_pool{_n}d_backward", _n, 2, linear=True)
 for _name in ("upsample_linear1d", "upsample_bilinear2d", "upsample_bicubic2d", "upsample_trilinear3d"):
     _spatial(f"{_name} {_name}_backward", int(_name[-2]), 1, linear=True)
 _spatial("pixel_shuffle pixel_unshuffle", 3, 1, linear=True)

@@ -79,6 +79,11 @@ def sharding_rule(
     return None
 
 
+def registered() -> list[str]:
+    """The names of all ops that have a rule."""
+    return sorted(_RULES)
+
+
 def rule_for(node: fx.Node, shape_of: ShapeOf) -> Rule:
     """The sharding rule of one call, for the shapes that `shape_of` gives (local ones, while partitioning).
 

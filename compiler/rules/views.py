@@ -375,3 +375,24 @@ def whole_linear(call: Call) -> Line:
     """Everything whole, and linear in the operands together."""
     return line(whole(call).text, linear=[range(len(call.shapes))])
 
+
+
+# -- gradients of parts: zeros with the part in its place --------------------------------------------------------------
+
+
+@sharding_rule("aten.slice_backward")
+def _slice_backward(call: Call) -> Line:
+    return _whole_dims(call, [dim_of(call["dim"], len(call.shapes[0]))])
+
+
+@sharding_rule("aten.select_backward")
+def _select_backward(call: Call) -> Line:
+    names = factor_names(len(call.result))
+    dim = dim_of(call["dim"], len(names))
+    left = [*names[:dim], *names[dim + 1 :]]
+    return line(f"{tensor_text(left)} -> {tensor_text([*names[:dim], '_', *names[dim + 1 :]])}", linear=LINEAR)
+
+
+@localizer("aten.slice_backward", "aten.select_backward")
+def _local_part_backward(call: LocalCall) -> Localized:
+    return call.replace(input_sizes=list(call.result))
