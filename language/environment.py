@@ -189,7 +189,7 @@ def state_names(environment: Environment, optimizers: list[torch.optim.Optimizer
     keep: list[Cell] = []
 
     def add(tensor: Any, name: str) -> None:
-        if isinstance(tensor, DistributedTensor) and tensor._ref.parent is None:
+        if isinstance(tensor, DistributedTensor):  # also a view: a weight's gradient is often a transposed product
             keep.append(tensor._ref.cell)
             names.setdefault(id(tensor._ref.cell), name)
 

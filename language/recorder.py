@@ -7,6 +7,7 @@ program when a value is needed (`monarch.language.eager`).
 
 from __future__ import annotations
 
+import logging
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -30,7 +31,7 @@ from monarch.compiler.types import TensorType
 from monarch.language.errors import OperatorError, branch_error
 from monarch.language.mesh import Mesh
 from monarch.language.scalar import Scalar
-from monarch.language.source import calls_from, user_source
+from monarch.language.source import called_by_us, calls_from, user_source
 from monarch.language.tensor import Cell, DistributedTensor, Ref
 
 aten = torch.ops.aten
@@ -370,10 +371,39 @@ def record(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], mesh: Mesh 
     except MonarchError:
         raise
     except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError) as error:
-        raise OperatorError(
-            str(error).strip(), hint=_operands(func, args), source=_source_now()[0]
-        ) from error
+        words = _torchs_words(func, [pair[1] for pair in places], {k: pair[1] for k, pair in keywords.items()}, error)
+        raise OperatorError(words, hint=_operands(func, args), source=_source_now()[0]) from error
     return _results(recording, func, args, kwargs, places, keywords, out)
+
+
+_SMALL = 2**20
+
+
+def _torchs_words(func: Any, args: list[Any], kwargs: dict[str, Any], error: Exception) -> str:
+    """What PyTorch says of a call that the fake run refused: its kernels and its fake kernels word some errors differently."""
+
+    def real(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            zero = torch.zeros((), dtype=value.dtype).expand(value.shape)
+            return zero.clone() if value.numel() <= _SMALL else zero  # a large operand takes no memory
+        return [real(entry) for entry in value] if isinstance(value, list) else value
+
+    try:
+        with outside_programs():
+            func(*(real(value) for value in args), **{name: real(value) for name, value in kwargs.items()})
+    except (RuntimeError, TypeError, ValueError, IndexError) as real_error:
+        return str(real_error).strip()
+    return str(error).strip()
+
+
+class _Quiet(logging.Filter):
+    """The fake run's failures are the user's errors, which we word; its log has the user think that torch is broken."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return not str(record.msg).startswith("failed while attempting to run meta") or not called_by_us()
+
+
+logging.getLogger("torch._subclasses.fake_tensor").addFilter(_Quiet())
 
 
 def _results(

@@ -38,7 +38,7 @@ def _belongs_to_user(code: CodeType) -> bool:
 
 @functools.cache
 def _is_users_file(file: str) -> bool:
-    if file.startswith("<frozen") or file == "<string>":
+    if file.startswith("<frozen"):
         return False
     real = os.path.realpath(file)
     if real.startswith(_MACHINERY):
@@ -85,3 +85,13 @@ def calls_from(folder: str) -> bool:
     while frame is not None and _is_ours(frame.f_code.co_filename):
         frame = frame.f_back
     return frame is not None and folder in frame.f_code.co_filename
+
+
+def called_by_us() -> bool:
+    """Whether the recorder is somewhere on the stack below torch."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and not _is_users_file(frame.f_code.co_filename):
+        if _is_ours(frame.f_code.co_filename) and frame.f_code.co_name == "record":
+            return True
+        frame = frame.f_back
+    return False

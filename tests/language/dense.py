@@ -68,7 +68,7 @@ class DenseExecutor:
                 values[spec.label] = argument.tensor
             else:
                 assert spec.kind != "state"
-                values[spec.label] = argument
+                values[spec.label] = torch.as_tensor(argument, dtype=spec.type.dtype)
         returns, updates = run_reference(GRAPHS[plan.hash], values)
         for donated, argument in zip(plan.donated, arguments, strict=True):
             if donated:

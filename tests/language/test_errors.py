@@ -1,0 +1,357 @@
+"""What users read when they get it wrong: the whole text, with the line, the numbers and what to do."""
+
+from __future__ import annotations
+
+import pickle
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from monarch.compiler.errors import LayoutError, MonarchError, ProgramError
+from monarch.language import (
+    DistributedTensor,
+    Mesh,
+    OperatorError,
+    distribute,
+    layout,
+    module_to_mesh,
+    program,
+)
+
+from .models import make_step, mlp, square_loss, twins, vector_batch
+
+
+def text_of(error: pytest.ExceptionInfo[Any]) -> str:
+    """The error's text, with the line number of this file left out."""
+    return re.sub(r"^test_errors\.py:\d+:\d+: ", "test_errors.py: ", str(error.value))
+
+
+def lines(*expected: str) -> str:
+    return "\n".join(expected)
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda t: bool(t > 0),
+        lambda t: float(t),
+        lambda t: t.item(),
+        lambda t: range(t.long()),
+        lambda t: [1, 2][t.long()],
+        lambda t: t.tolist(),
+        lambda t: print(t),
+        lambda t: f"{t}",
+        lambda t: t.full_tensor(),
+        lambda t: t.numpy(),
+        lambda t: torch.equal(t, t),
+        lambda t: t.expand(3).nonzero(),
+    ],
+)
+def test_a_tensors_value_cannot_be_read_in_a_program(read: Callable[[torch.Tensor], Any], mesh: Mesh) -> None:
+    @program
+    def step(x: torch.Tensor) -> torch.Tensor:
+        read(x.sum())
+        return x
+
+    with pytest.raises(ProgramError, match="cannot branch on a tensor's value, or read it into Python"):
+        step(distribute(torch.ones(4), mesh))
+
+
+def test_branching_shows_the_wrong_call_beside_the_right_ones(mesh: Mesh) -> None:
+    @program
+    def step(x: torch.Tensor) -> torch.Tensor:
+        if x.sum() > 3:
+            x = x + 1
+        return x
+
+    with pytest.raises(ProgramError) as error:
+        step(distribute(torch.ones(4), mesh))
+    assert text_of(error) == lines(
+        "test_errors.py: error: a @monarch.program cannot branch on a tensor's value, or read it into Python",
+        "      if x.sum() > 3:",
+        "         ^^^^^^^^^^^",
+        "  if x.sum() > 3:                    "
+        "# wrong: the value lives on the workers, and this line runs once, when the program is traced",
+        "  y = torch.where(loss > 0.1, a, b)  # right: both sides are computed, the workers choose",
+        "  if step(x).item() > 0.1:           # right outside the program: waits for the value",
+    )
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_shapes_that_do_not_fit_are_told_in_torchs_words(inside: bool, mesh: Mesh) -> None:
+    def multiply(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return x @ w
+
+    run = program(multiply) if inside else multiply
+    x, w = distribute(torch.ones(4, 3), mesh, "[@data, -]"), distribute(torch.ones(4, 3), mesh)
+    with pytest.raises(RuntimeError) as error:
+        run(x, w)
+    assert isinstance(error.value, OperatorError)
+    assert text_of(error) == lines(
+        "test_errors.py: error: mat1 and mat2 shapes cannot be multiplied (4x3 and 4x3)",
+        "      return x @ w",
+        "             ^^^^^",
+        "  in aten.mm(f32[4@data, 3], f32[4, 3])",
+    )
+    assert str(pickle.loads(pickle.dumps(error.value))) == str(error.value)
+
+
+def test_tensors_on_two_meshes(mesh: Mesh) -> None:
+    other = Mesh(data=4)
+    x, y = distribute(torch.ones(4), mesh), distribute(torch.ones(4), other)
+    with pytest.raises(ProgramError) as error:
+        x + y
+    assert text_of(error) == lines(
+        "test_errors.py: error: tensors on different meshes in one op",
+        "      x + y",
+        "      ^^^^^",
+        f"  one is on {y.mesh}, the other on {x.mesh}.",
+        "  Move one: monarch.distribute(x.full_tensor(), mesh, layout).",
+    )
+    with pytest.raises(ProgramError, match="different meshes"):
+        program(lambda a: a + y)(x)
+
+
+def test_a_layout_that_does_not_divide(mesh: Mesh) -> None:
+    with pytest.raises(LayoutError) as error:
+        distribute(torch.ones(512, 1001), mesh, [None, "data"], name="'w'")
+    assert text_of(error) == lines(
+        "test_errors.py: error: cannot shard dim 1 of 'w' over mesh dim 'data'",
+        '      distribute(torch.ones(512, 1001), mesh, [None, "data"], name="\'w\'")',
+        "      " + "^" * 67,
+        "  'w' is f32[512, 1001] and 'data' has size 2, which does not divide 1001.",
+        "  Pad the dim to 1002, or leave it whole on 'data'.",
+    )
+
+
+def test_an_unknown_mesh_dim(mesh: Mesh) -> None:
+    x = distribute(torch.ones(4, 4), mesh)
+    with pytest.raises(LayoutError, match=r"unknown mesh dim 'tp' in the layout of the tensor") as error:
+        layout(x, "[@tp, -]")
+    assert "the mesh is mesh<data=2, model=2>: its dims are data, model." in str(error.value)
+
+
+def test_layout_of_a_plain_tensor() -> None:
+    with pytest.raises(ProgramError) as error:
+        layout(torch.ones(4), "[@data]")
+    assert "layout() of a plain tensor of shape [4], which lies on no mesh" in str(error.value)
+    assert "monarch.distribute(x, mesh, layout)" in str(error.value)
+
+
+def test_a_number_that_changed_since_the_trace(mesh: Mesh) -> None:
+    scale = [0.1]
+
+    @program
+    def step(x: torch.Tensor) -> torch.Tensor:
+        return x * scale[0]
+
+    x = distribute(torch.ones(4), mesh)
+    step(x)
+    scale[0] = 0.2
+    with pytest.raises(ProgramError) as error:
+        step(x)
+    assert text_of(error) == lines(
+        "test_errors.py: error: this value was 0.1 when the program was traced and is 0.2 now: pass it as an argument",
+        "      return x * scale[0]",
+        "             ^^^^^^^^^^^^",
+        "  in aten.mul.Tensor. Python values are built into a program; floats among its arguments are given anew at "
+        "every call.",
+    )
+    scale[0] = 0.1
+    assert step(x).tolist() == pytest.approx([0.1] * 4)  # nothing was lost
+
+
+def test_a_path_that_changed_since_the_trace(mesh: Mesh) -> None:
+    rounds = [1]
+
+    @program
+    def step(x: torch.Tensor) -> torch.Tensor:
+        for _ in range(rounds[0]):
+            x = x + x
+        return x
+
+    x = distribute(torch.ones(4), mesh)
+    step(x)
+    rounds[0] = 2
+    with pytest.raises(ProgramError, match=r"ran 1 ops when it was traced and runs 2 now") as error:
+        step(x)
+    assert "x = x + x" in str(error.value)
+
+
+def test_a_returned_number_that_changed(mesh: Mesh) -> None:
+    calls: list[int] = []
+
+    @program
+    def step(x: torch.Tensor) -> Any:
+        calls.append(1)
+        return x + 1, len(calls)
+
+    x = distribute(torch.ones(4), mesh)
+    assert step(x)[1] == 1
+    with pytest.raises(ProgramError, match=r"returned 1 when it was traced and returns 2 now"):
+        step(x)
+
+
+def test_a_plain_tensor_that_changed_traces_again(mesh: Mesh) -> None:
+    mask = torch.ones(4)
+    step = program(lambda x: x * mask)
+    x = distribute(torch.full((4,), 3.0), mesh)
+    for i in range(8):
+        assert step(x).tolist() == [3.0 * (i + 1)] * 4
+        mask += 1
+
+
+def test_writing_to_a_plain_tensor_in_a_program(mesh: Mesh) -> None:
+    total = torch.zeros(4)
+
+    @program
+    def with_mesh(x: torch.Tensor) -> torch.Tensor:
+        total.add_(x)
+        return x
+
+    @program
+    def without(x: torch.Tensor) -> torch.Tensor:
+        total.add_(1)
+        return x
+
+    for step in (with_mesh, without):
+        with pytest.raises(ProgramError, match=r"a plain tensor of shape \[4\] is changed in place"):
+            step(distribute(torch.ones(4), mesh))
+    assert total.tolist() == [0.0] * 4
+
+
+def test_an_argument_cannot_be_changed_in_place(mesh: Mesh) -> None:
+    @program
+    def step(x: torch.Tensor) -> torch.Tensor:
+        return x.add_(1)
+
+    with pytest.raises(ProgramError, match="an argument of the program is changed in place"):
+        step(distribute(torch.ones(4), mesh))
+
+
+def test_annotations_are_checked(mesh: Mesh) -> None:
+    @program(mesh=mesh)
+    def step(tokens: "i64[16@data, 128]") -> torch.Tensor:  # noqa: F722,F821
+        return tokens + 1
+
+    with pytest.raises(ProgramError) as error:
+        step(torch.zeros(8, 128, dtype=torch.int64))
+    assert text_of(error) == lines(
+        "test_errors.py: error: argument 'tokens' of step has another type than its annotation",
+        "      step(torch.zeros(8, 128, dtype=torch.int64))",
+        "      ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^",
+        "  'tokens' is i64[8, 128], and is annotated as i64[16@data, 128].",
+        "  Change the annotation, or pass a tensor of type i64[16@data, 128].",
+    )
+    with pytest.raises(ProgramError, match="has another layout than its annotation"):
+        step(distribute(torch.zeros(16, 128, dtype=torch.int64), mesh))
+    assert step(torch.zeros(16, 128, dtype=torch.int64)).shape == (16, 128)
+    assert "i64[16@data, 128]" in str(step.trace(torch.zeros(16, 128, dtype=torch.int64)).graph)
+
+
+def test_no_mesh() -> None:
+    @program
+    def step(x: torch.Tensor) -> torch.Tensor:
+        return x + 1
+
+    with pytest.raises(ProgramError, match="step has no mesh"):
+        step(torch.ones(3))
+
+
+def test_a_failed_trace_leaves_everything_as_it_was(mesh: Mesh) -> None:
+    model, plain = twins(mlp, mesh)
+    ours, theirs = (torch.optim.AdamW(m.parameters(), lr=1e-2) for m in (model, plain))
+    fail = [False]
+
+    def failing(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        loss = make_step(model, ours, square_loss)(x, y)
+        if fail[0]:
+            raise KeyError("the user's own")
+        return loss
+
+    step, reference = program(failing), make_step(plain, theirs, square_loss)
+    for first_fails in (True, False):
+        if first_fails:
+            fail[0] = True
+            with pytest.raises(KeyError, match="the user's own"):
+                step(*vector_batch(0))
+            assert not ours.state and ours.param_groups[0]["lr"] == 1e-2
+            assert all(p.grad is None for p in model.parameters())
+            fail[0] = False
+    for seed in range(4):
+        batch = vector_batch(seed)
+        fail[0] = seed == 1
+        if fail[0]:  # the second call is traced again
+            with pytest.raises(KeyError):
+                step(*batch)
+            fail[0] = False
+        assert step(*batch).item() == pytest.approx(reference(*batch).item(), rel=1e-5)
+
+
+def test_a_scheduler_in_the_program(mesh: Mesh) -> None:
+    model, _ = twins(mlp, mesh)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+
+    @program
+    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        loss = make_step(model, optimizer, square_loss)(x, y)
+        schedule.step()
+        return loss
+
+    with pytest.raises(ProgramError, match=r"changes an optimizer's 'lr' \(a learning-rate scheduler's step\?\)"):
+        step(*vector_batch(0))
+    assert optimizer.param_groups[0]["lr"] == 0.1
+
+
+def test_a_pattern_that_matches_nothing(mesh: Mesh) -> None:
+    with pytest.raises(LayoutError) as error:
+        module_to_mesh(mlp(), mesh, layouts={"0.wieght": "[@data, -]"})
+    assert "no parameter or buffer matches '0.wieght'" in str(error.value)
+    assert "did you mean '0.weight'" in str(error.value)
+
+
+def test_an_abstract_mesh_runs_nothing() -> None:
+    mesh = Mesh.abstract(data=2, model=2)
+    x = distribute(torch.ones(4, 4), mesh, "[@data, -]")
+    step = program(lambda a: a + 1)
+    assert "input 0" in str(step.trace(x).graph)
+    with pytest.raises(MonarchError, match="an abstract mesh has no workers"):
+        step(x)
+    with pytest.raises(MonarchError, match="an abstract mesh has no workers"):
+        x.full_tensor()
+    assert "f32[4@data, 4]" in str(x)
+
+
+def test_tensors_that_leak_from_a_trace_have_no_value(mesh: Mesh) -> None:
+    leaked: list[torch.Tensor] = []
+
+    @program
+    def step(x: torch.Tensor) -> torch.Tensor:
+        leaked.append(x + 1)
+        raise KeyError
+
+    with pytest.raises(KeyError):
+        step(distribute(torch.ones(4), mesh))
+    with pytest.raises(MonarchError, match="made while a program was traced, and has no value"):
+        (leaked[0] + 1).full_tensor()
+
+
+def test_pickling_says_what_to_do(mesh: Mesh) -> None:
+    x = distribute(torch.ones(4), mesh)
+    with pytest.raises(MonarchError, match=r"cannot pickle .*\n.*full_tensor"):
+        pickle.dumps(x)
+
+
+def test_repr_fetches_nothing(mesh: Mesh) -> None:
+    x = distribute(torch.ones(4, 4), mesh, "[@data, -]")
+    y = x + 1
+    assert repr(x) == "DistributedTensor(f32[4@data, 4] on mesh<data=2, model=2>)"
+    assert repr(y) == "DistributedTensor(f32[4, 4] on mesh<data=2, model=2>, not computed yet)"
+    assert isinstance(y, DistributedTensor) and y._ref.cell.handle is None
+    assert "2., 2." in str(y)
+    assert nn.Parameter(x).requires_grad
