@@ -139,8 +139,9 @@ class Mesh:
     def __repr__(self) -> str:
         dims = ", ".join(f"{name}={size}" for name, size in self.spec.dims)
         whole = len(self._ranks) == self._workers.spec.workers
-        part = "" if whole else f", workers={list(self._ranks)} of {self._workers.spec.workers}"
-        return f"Mesh({dims}{part})" if not self.is_abstract else f"Mesh.abstract({dims}{part})"
+        part = "" if whole else f"workers={list(self._ranks)} of {self._workers.spec.workers}"
+        inside = ", ".join(text for text in (dims, part) if text)
+        return f"Mesh.abstract({inside})" if self.is_abstract else f"Mesh({inside})"
 
     # -- other meshes --------------------------------------------------------------------------------------------
 

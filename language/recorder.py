@@ -80,6 +80,8 @@ class Recording:
             view = ref.view
             assert view is not None
             value = self.tape.value(ref.fake, parent, view)
+            out = value if view.output is None else (*(None,) * view.output, value)
+            self.tape.ops.append(Op(view.func, (parent, *view.args), view.kwargs, out, view.source, view.backward))
         ref.recording, ref.value = self, value
         return value
 
@@ -446,6 +448,7 @@ def _results(
             return written[0]
         return tuple(written) if fakes else None
     view = _is_view(func)
+    where = _source_now()
     results: list[Any] = []
     values: list[Value | None] = []
     for index, fake in enumerate(fakes):
@@ -455,7 +458,7 @@ def _results(
             continue
         if view:
             source = _viewed(args)
-            step = View(func, encoded[1:], encoded_kwargs, None if single else index)
+            step = View(func, encoded[1:], encoded_kwargs, None if single else index, *where)
             value = tape.value(fake, recording.value_of(source._ref), step)
             ref = Ref(source._ref.cell, fake, source._ref, step, recording, value)
             results.append(DistributedTensor(fake, ref))
@@ -463,10 +466,7 @@ def _results(
             value = tape.value(fake)
             results.append(recording.new(fake, value))
         values.append(value)
-    if not view:
-        recording.append(func, encoded, encoded_kwargs, values[0] if single else tuple(values))
-    else:
-        _source_now()
+    tape.ops.append(Op(func, encoded, encoded_kwargs, values[0] if single else tuple(values), *where))
     return results[0] if single else results if isinstance(out, list) else tuple(results)
 
 

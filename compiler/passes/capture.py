@@ -71,6 +71,8 @@ class View:
     args: tuple[Any, ...]
     kwargs: tuple[tuple[str, Any], ...]
     output: int | None = None
+    source: Source | None = field(default=None, compare=False)
+    backward: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +141,7 @@ def evaluate(expr: Expr | float, scalars: Mapping[str, float]) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """One recorded call. Arguments are Values, Exprs, Numbers, ints, strings, None, dtypes and (nested) tuples of these;
+    """One recorded call, of a view too (its outputs then have parents). Arguments are Values, Exprs, Numbers, ints, strings, None, dtypes and (nested) tuples of these;
     `out` is a Value, a tuple of Values and Nones, or None for an op that only writes to its arguments."""
 
     func: Any

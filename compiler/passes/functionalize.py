@@ -185,7 +185,12 @@ class Functionalizer(Emitter):
         known = self._views.get(value)
         if known is not None and known[0] == writes:
             return known[1]
-        node = read_view(self, value, self.value(value.parent))
+        assert value.view is not None
+        base = self.value(value.parent)
+        here = self.source, self.backward
+        self.source, self.backward = value.view.source, value.view.backward
+        node = read_view(self, value, base)
+        self.source, self.backward = here
         self._views[value] = (writes, node)
         return node
 
@@ -217,6 +222,9 @@ class Functionalizer(Emitter):
 
     def op(self, op: Op) -> None:
         self.source, self.backward = op.source, op.backward
+        outs = op.out if isinstance(op.out, tuple) else (op.out,)
+        if any(out is not None and out.parent is not None for out in outs):
+            return  # a view is read where it is used, for its base may have changed by then
         if isinstance(op.func, ops.MonarchOp):
             self._own(op)
         elif op.func.overloadpacket in _NORMALIZED:

@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import pytest
+
+from monarch.compiler.errors import LayoutError, MonarchError
+from monarch.language import Mesh
+
+
+def test_dims_by_shape_or_by_keyword() -> None:
+    first = Mesh(shape=(4, 2), mesh_dim_names=("data_parallel", "model_parallel"))
+    second = Mesh(data_parallel=4, model_parallel=2)
+    assert first.spec == second.spec
+    assert (first.size(), first.ndim, first.shape) == (8, 2, (4, 2))
+    assert first.size("data_parallel") == first.size(0) == 4
+    assert first.mesh_dim_names == ("data_parallel", "model_parallel")
+    assert repr(first) == "Mesh(data_parallel=4, model_parallel=2)"
+    assert first.coordinates()[3] == {"data_parallel": 1, "model_parallel": 1}
+
+
+def test_a_mesh_starts_no_workers() -> None:
+    mesh = Mesh(data=10**6)  # would be more than any machine has
+    assert mesh.size() == 10**6
+    mesh.close()
+    with pytest.raises(MonarchError, match="the mesh is closed"):
+        mesh.executor  # noqa: B018
+
+
+def test_slices_name_workers_of_the_whole() -> None:
+    mesh = Mesh(data=4, model=2)
+    assert repr(mesh.slice(data=1)) == "Mesh(model=2, workers=[2, 3] of 8)"
+    assert repr(mesh.slice(data=slice(0, 2), model=1)) == "Mesh(data=2, workers=[1, 3] of 8)"
+    assert repr(mesh["data"]) == "Mesh(data=4, workers=[0, 2, 4, 6] of 8)"
+    assert repr(mesh["data"].slice(data=-1)) == "Mesh(workers=[6] of 8)"
+    assert mesh["data", "model"].spec == mesh.spec
+    with pytest.raises(MonarchError, match="it is part of a mesh whose workers run as one"):
+        mesh["data"].executor  # noqa: B018
+
+
+def test_other_dims_on_the_same_workers() -> None:
+    mesh = Mesh(host=4, gpu=2)
+    assert mesh.rename(host="data").mesh_dim_names == ("data", "gpu")
+    assert mesh.split(host=("dp", "pp"), pp=2).spec == Mesh(dp=2, pp=2, gpu=2).spec
+    assert mesh.split(host=("dp", "pp"), dp=4, pp=1).shape == (4, 1, 2)
+    assert mesh.flatten("all").spec == Mesh(all=8).spec
+    assert mesh.flatten("all").slice(all=3).to_table() == mesh.slice(host=1, gpu=1).to_table()
+
+
+def test_the_table() -> None:
+    assert Mesh(data=2, model=3).to_table().splitlines() == [
+        "data  model=0  model=1  model=2",
+        "-------------------------------",
+        "   0        0        1        2",
+        "   1        3        4        5",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Mesh(data=0), "mesh dim 'data' has size 0"),
+        (lambda: Mesh(shape=(2, 2), mesh_dim_names=("a", "a")), "mesh dim 'a' stands twice"),
+        (lambda: Mesh(shape=(2, 2), mesh_dim_names=("a",)), "has 2 dims, and mesh_dim_names has 1"),
+        (lambda: Mesh(shape=(2,), mesh_dim_names=("a b",)), "a mesh dim cannot be named 'a b'"),
+        (lambda: Mesh(shape=(2,), data=2), "by shape and mesh_dim_names or by keyword, not both"),
+        (lambda: Mesh(data=2)["model"], "unknown mesh dim 'model'"),
+        (lambda: Mesh(data=2).slice(data=2), "position 2 along 'data', which has size 2"),
+        (lambda: Mesh(data=2).slice(data=slice(2, 2)), "holds no worker"),
+        (lambda: Mesh(data=6).split(data=("a", "b"), a=4), "cannot split 'data', of size 6, into (a, b) with a=4"),
+        (lambda: Mesh(data=6).split(data=("a", "b")), "with no sizes"),
+        (lambda: Mesh(data=2, model=2).rename(data="model"), "mesh dim 'model' stands twice"),
+    ],
+)
+def test_meshes_that_cannot_be(make: object, message: str) -> None:
+    with pytest.raises(LayoutError) as error:
+        make()  # type: ignore[operator]
+    assert message in str(error.value)

@@ -1,0 +1,321 @@
+"""Distributed tensors outside programs: placing, fetching, eager ops, views and writes."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from monarch.compiler.errors import LayoutError
+from monarch.compiler.plan import executor as plan_executor
+from monarch.compiler.plan import set_executor_factory
+from monarch.compiler.types import Layout
+from monarch.language import DistributedTensor, Mesh, distribute, layout, module_to_mesh, program
+from monarch.language.compile import compiling_with
+
+from .dense import DenseExecutor, compile_dense
+
+
+def test_forms_of_a_layout(mesh: Mesh) -> None:
+    from torch.distributed.tensor import Replicate, Shard
+
+    x = torch.arange(32.0).view(4, 8)
+    forms: list[dict[str, Any]] = [
+        {"layout": "[@data, @model]"},
+        {"sharding_spec": ["data", "model"]},
+        {"placements": [Shard(0), Shard(-1)]},
+        {"layout": Layout((("data",), ("model",)))},
+    ]
+    for form in forms:
+        placed = distribute(x, mesh, **form)
+        assert str(placed.tensor_type) == "f32[4@data, 8@model]"
+        assert torch.equal(placed.full_tensor(), x)
+        assert torch.equal(placed.to_local(data=1), x[2:, :4])
+    assert distribute(x, mesh, placements=[Replicate(), Shard(0)]).layout == Layout((("model",), ()))
+    assert distribute(x, mesh, [("data", "model"), None]).layout == Layout((("data", "model"), ()))
+    assert distribute(x, mesh).layout.is_replicated
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        (["data"], "the layout of the tensor has 1 dims, and the tensor has 2"),
+        (["data", "data"], "mesh dim 'data' stands twice"),
+        (["rows", None], "unknown mesh dim 'rows'"),
+        ([3, None], "the layout of the tensor holds 3"),
+    ],
+)
+def test_layouts_that_do_not_fit(spec: list[Any], message: str, mesh: Mesh) -> None:
+    with pytest.raises(LayoutError, match=message):
+        distribute(torch.ones(4, 4), mesh, sharding_spec=spec)
+
+
+def test_fetching_asks_one_worker_of_each_group_of_copies(mesh: Mesh) -> None:
+    executor: Any = mesh.executor
+    asked: list[int] = []
+    shards = executor.shards
+    executor.shards = lambda handle, workers: (asked.append(len(workers)), shards(handle, workers))[1]
+    distribute(torch.ones(4), mesh).full_tensor()
+    distribute(torch.ones(4), mesh, "[@model]").full_tensor()
+    distribute(torch.ones(4, 4), mesh, "[@model, @data]").full_tensor()
+    assert asked == [1, 2, 4]
+
+
+def test_python_sees_values(mesh: Mesh) -> None:
+    x = distribute(torch.tensor([1, 2, 3]), mesh)
+    total = x.sum()
+    assert total.item() == 6 and int(total) == 6 and float(total) == 6.0 and bool(total > 5)
+    assert (x * 2).tolist() == [2, 4, 6]
+    assert list(range(total))[-1] == 5
+    assert (x + 1).numpy().sum() == 9
+    assert f"{total}" == str(total) and f"{total:03d}" == "006"
+    assert len(x) == 3 and [int(value) for value in x] == [1, 2, 3]
+    assert torch.equal(x, x) and not torch.equal(x, x + 1)
+
+
+def test_nothing_runs_until_a_value_is_needed(mesh: Mesh) -> None:
+    executor: Any = mesh.executor
+    x = distribute(torch.ones(4), mesh)
+    y = x
+    for _ in range(10):
+        y = y * 2 + 1
+    assert executor.runs == []
+    y.full_tensor()
+    assert len(executor.runs) == 1
+    y.full_tensor()
+    assert len(executor.runs) == 1
+
+
+def test_values_that_python_dropped_are_not_computed(mesh: Mesh) -> None:
+    x = distribute(torch.ones(4), mesh)
+    y = (x * 3).exp().log()
+    plan: list[str] = []
+    with compiling_with(lambda graph: (plan.append(str(graph)), compile_dense(graph))[1]):
+        dropped = x.sin()
+        del dropped
+        y.full_tensor()
+    assert "aten.sin" not in plan[0]
+    assert plan[0].count("update ") == 1
+
+
+def test_numbers_make_no_new_plan(mesh: Mesh) -> None:
+    compiled = []
+    x = distribute(torch.ones(4), mesh)
+    with compiling_with(lambda graph: (compiled.append(graph), compile_dense(graph))[1]):
+        for i in range(5):
+            value = 0.1 * i + 0.05
+            z = torch.addcmul(x * value + i, x, x, value=value).clamp(0.0, value * 100).add(x, alpha=value)
+            dense = torch.addcmul(torch.ones(4) * value + i, torch.ones(4), torch.ones(4), value=value)
+            torch.testing.assert_close(z.full_tensor(), dense.clamp(0.0, value * 100).add(torch.ones(4), alpha=value))
+    assert len(compiled) == 1
+
+
+def test_plain_tensors_are_taken_as_replicated(mesh: Mesh) -> None:
+    executor: Any = mesh.executor
+    x, mask = distribute(torch.ones(4), mesh), torch.tensor([1.0, 0.0, 1.0, 0.0])
+    before = executor.puts
+    assert (x * mask).tolist() == [1, 0, 1, 0]
+    assert (x * mask).tolist() == [1, 0, 1, 0]
+    assert executor.puts == before + 1  # it travels once
+    mask += 1
+    assert (x * mask).tolist() == [2, 1, 2, 1]
+    x.copy_(mask)
+    assert x.tolist() == [2, 1, 2, 1]
+
+
+def test_views_share_their_storage_over_runs(mesh: Mesh) -> None:
+    x = distribute(torch.zeros(4, 6), mesh)
+    row, column, flat, halves = x[1], x.t()[2], x.view(-1), x.split(3, 1)
+    dense = torch.zeros(4, 6)
+    dense_row, dense_column, dense_flat, dense_halves = dense[1], dense.t()[2], dense.view(-1), dense.split(3, 1)
+    row += 1
+    dense_row += 1
+    assert torch.equal(column.full_tensor(), dense_column)  # runs what was recorded
+    column *= 5
+    dense_column *= 5
+    flat[3:9] -= 2
+    dense_flat[3:9] -= 2
+    halves[1][:, 0] = 7
+    dense_halves[1][:, 0] = 7
+    x[dense > 4] = -1.0
+    dense[dense > 4] = -1.0
+    for ours, theirs in ((x, dense), (row, dense_row), (column, dense_column), (flat, dense_flat)):
+        assert torch.equal(ours.full_tensor(), theirs)
+
+
+def test_autograd_outside_programs(mesh: Mesh) -> None:
+    x = distribute(torch.tensor([1.0, 2.0, 3.0]).requires_grad_(), mesh)
+    assert x.requires_grad and x.is_leaf
+    y = (x**2).sum()
+    print(y)  # runs the forward before the backward is recorded
+    y.backward()
+    assert x.grad.tolist() == [2, 4, 6]
+    (grad,) = torch.autograd.grad((x**3).sum(), x)
+    assert grad.tolist() == [3, 12, 27]
+
+
+def test_redistribute_and_layout(mesh: Mesh) -> None:
+    x = distribute(torch.arange(8.0).requires_grad_(), mesh, "[@data]")
+    graphs: list[str] = []
+    with compiling_with(lambda graph: (graphs.append(str(graph)), compile_dense(graph))[1]):
+        y = layout(x.redistribute("[@model]") * 2, ["data"])
+        y.sum().backward()
+        assert x.grad.tolist() == [2.0] * 8
+    assert graphs[0].count(" = constrain(") == 4  # both, forward and backward
+    assert '"[@model]"' in graphs[0]
+
+
+def test_copies(mesh: Mesh) -> None:
+    model = module_to_mesh(nn.Linear(4, 4), mesh)
+    twin = copy.deepcopy(model)
+    assert isinstance(twin.weight, nn.Parameter) and isinstance(twin.weight, DistributedTensor)
+    with torch.no_grad():
+        model.weight.zero_()
+    assert twin.weight.full_tensor().abs().sum() > 0
+    assert model.weight.full_tensor().abs().sum() == 0
+    model.load_state_dict(twin.state_dict())
+    assert torch.equal(model.weight.full_tensor(), twin.weight.full_tensor())
+    plain = nn.Linear(4, 4)
+    model.load_state_dict(plain.state_dict())
+    assert torch.equal(model.weight.full_tensor(), plain.weight)
+    model.weight.data = twin.weight.data
+    assert torch.equal(model.weight.full_tensor(), twin.weight.full_tensor())
+
+
+def test_a_module_on_a_mesh(mesh: Mesh) -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.head = nn.Embedding(10, 4), nn.Linear(4, 10)
+            self.head.weight = self.embed.weight
+            self.norm = nn.BatchNorm1d(3)
+
+    model = module_to_mesh(Tied(), mesh)
+    assert str(model.embed.weight.tensor_type) == "f32[10@data, 4]"
+    assert model.head.weight is model.embed.weight
+    assert str(model.norm.weight.tensor_type) == "f32[3]"
+    assert str(model.norm.running_mean.tensor_type) == "f32[3]"
+    assert isinstance(model.head.bias, nn.Parameter)
+
+    model = module_to_mesh(
+        Tied(), mesh, layouts={"*": {0: "[]", 1: "[-]", 2: "[-, @model]"}, "/head\\.b.*/": "[@data]", "norm.*": None}
+    )
+    assert str(model.embed.weight.tensor_type) == "f32[10, 4@model]"
+    assert str(model.head.bias.tensor_type) == "f32[10@data]"
+    with pytest.raises(LayoutError, match="are one tied parameter, and are given two layouts"):
+        module_to_mesh(Tied(), mesh, layouts={"embed.weight": "[@data, -]", "head.weight": "[-, @model]"})
+
+
+def test_foreach_ops(mesh: Mesh) -> None:
+    dense = [torch.full((2,), float(i)) for i in range(3)]
+    ours = [distribute(t, mesh) for t in dense]
+    for tensors in (dense, ours):
+        torch._foreach_add_(tensors, 1)
+        torch._foreach_mul_(tensors, [1.0, 2.0, 3.0])
+        torch._foreach_addcmul_(tensors, tensors, tensors, value=0.5)
+        torch._foreach_lerp_(tensors, [t * 2 for t in tensors], 0.25)
+    for a, b in zip(ours, torch._foreach_sqrt(dense), strict=True):
+        torch.testing.assert_close(a.sqrt().full_tensor(), b)
+    norms = torch._foreach_norm(ours)
+    assert [n.item() for n in norms] == pytest.approx([n.item() for n in torch._foreach_norm(dense)])
+
+
+def test_a_long_recording_is_run_in_parts(mesh: Mesh) -> None:
+    executor: Any = mesh.executor
+    x = distribute(torch.zeros(2), mesh)
+    for _ in range(4500):
+        x.add_(1)
+    assert x.tolist() == [4500.0, 4500.0]
+    assert len(executor.runs) == 2
+
+
+# -- random programs of views and writes, against plain tensors ---------------------------------------------------------------
+
+Do = Callable[[list[torch.Tensor], int, float], torch.Tensor | None]
+
+
+def _pick(tensors: list[torch.Tensor], n: int) -> torch.Tensor:
+    return tensors[n % len(tensors)]
+
+
+def _write(tensors: list[torch.Tensor], n: int, c: float) -> None:
+    target, source = _pick(tensors, n), _pick(tensors, n // 7)
+    if target.shape == source.shape:
+        target.copy_(source * c)
+
+
+STEPS: list[Do] = [
+    lambda t, n, c: _pick(t, n).transpose(0, -1),
+    lambda t, n, c: _pick(t, n).reshape(-1),
+    lambda t, n, c: _pick(t, n)[n % _pick(t, n).shape[0]] if _pick(t, n).ndim > 1 else None,
+    lambda t, n, c: _pick(t, n)[:: 1 + n % 2],
+    lambda t, n, c: _pick(t, n).unsqueeze(n % 2),
+    lambda t, n, c: _pick(t, n).squeeze(),
+    lambda t, n, c: _pick(t, n).chunk(2, -1)[n % 2] if _pick(t, n).shape[-1] > 1 else None,
+    lambda t, n, c: _pick(t, n).unbind(0)[0] if _pick(t, n).ndim > 1 else None,
+    lambda t, n, c: _pick(t, n).diagonal() if _pick(t, n).ndim == 2 else None,
+    lambda t, n, c: _pick(t, n) * c,
+    lambda t, n, c: _pick(t, n).clone(),
+    lambda t, n, c: _pick(t, n).detach(),
+    lambda t, n, c: _pick(t, n).add_(c),
+    lambda t, n, c: _pick(t, n).mul_(c),
+    lambda t, n, c: _pick(t, n).zero_(),
+    lambda t, n, c: _pick(t, n).fill_(c),
+    lambda t, n, c: _write(t, n, c),
+    lambda t, n, c: _pick(t, n).masked_fill_(_pick(t, n) > c, c),
+    lambda t, n, c: torch.cumsum(_pick(t, n), 0),
+    lambda t, n, c: _pick(t, n).sum(0, keepdim=True) + _pick(t, n),
+]
+
+
+def _play(tensors: list[torch.Tensor], steps: list[tuple[int, int, float]], peek: Callable[[torch.Tensor], Any]) -> None:
+    for at, (kind, n, c) in enumerate(steps):
+        made = STEPS[kind](tensors, n, c)
+        if made is not None and made.ndim and made.numel():
+            tensors.append(made)
+        if at % 5 == 4:
+            peek(_pick(tensors, n))
+
+
+@given(
+    steps=st.lists(
+        st.tuples(
+            st.integers(0, len(STEPS) - 1), st.integers(0, 100), st.sampled_from([0.5, -1.0, 2.0, 0.25])
+        ),
+        max_size=25,
+    ),
+    inside=st.booleans(),
+)
+def test_views_and_writes_are_those_of_plain_tensors(steps: list[tuple[int, int, float]], inside: bool) -> None:
+    before = plan_executor._factory
+    set_executor_factory(DenseExecutor)
+    try:
+        with compiling_with(compile_dense), Mesh(data=2) as mesh:
+            start = torch.arange(24.0).view(4, 6)
+            dense = [start.clone()]
+            _play(dense, steps, lambda t: None)
+            base = distribute(start, mesh)
+            if inside:
+
+                @program
+                def run() -> list[torch.Tensor]:
+                    tensors: list[torch.Tensor] = [base]
+                    _play(tensors, steps, lambda t: None)
+                    return tensors
+
+                ours: list[Any] = run()
+                assert torch.equal(base.full_tensor(), dense[0])
+            else:
+                ours = [base]
+                _play(ours, steps, lambda t: t.full_tensor())  # type: ignore[attr-defined]
+            for a, b in zip(ours, dense, strict=True):
+                torch.testing.assert_close(a.full_tensor(), b)
+    finally:
+        if before is not None:
+            set_executor_factory(before)
