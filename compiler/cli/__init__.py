@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from monarch import __version__
+from monarch.compiler.cli.inspect import show, summary
 from monarch.compiler.errors import MonarchError
+from monarch.compiler.plan.file import load_plan
 
 app = typer.Typer(
     name="monarchc", add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None
@@ -25,8 +29,6 @@ def main() -> None:
 
 def _version(wanted: bool) -> None:
     if wanted:
-        from monarch import __version__
-
         typer.echo(f"monarchc {__version__}")
         raise typer.Exit()
 
@@ -43,19 +45,13 @@ def monarchc(
 @app.command()
 def inspect(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A plan that plan.save() wrote.")],
-    json: Annotated[bool, typer.Option("--json", help="Print everything as one JSON object.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything as one JSON object.")] = False,
     graph: Annotated[bool, typer.Option(help="Print the partitioned graph as well.")] = True,
 ) -> None:
     """Print what a .mplan FILE holds. Runs nothing of it."""
-    # Imported here, so that --help and --version need not wait for torch.
-    from monarch.compiler.cli.inspect import show, summary
-    from monarch.compiler.plan.file import load_plan
-
     plan = load_plan(file)
-    if json:
-        from json import dumps
-
-        typer.echo(dumps(summary(plan, graph), indent=2))
+    if as_json:
+        typer.echo(json.dumps(summary(plan, graph), indent=2))
     else:
         show(plan, graph)
 
