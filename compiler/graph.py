@@ -67,7 +67,7 @@ class Graph:
         self, op: Any, *args: Any, type: Types, source: Source | None = None, name: str | None = None, **kwargs: Any
     ) -> fx.Node:
         """Append an op. `op` is an OpOverload, `operator.getitem`, or one of `monarch.compiler.ops`."""
-        node = self.fx.create_node("call_function", op, args, kwargs, name)
+        node = self.fx.create_node("call_function", op, args, kwargs, name or _op_name(op))
         node.meta.update(type=type, source=source)
         return node
 
@@ -117,6 +117,12 @@ def tensor_type(node: fx.Node) -> TensorType:
     type_ = node.meta["type"]
     assert isinstance(type_, TensorType), f"{node} holds {type_}, not one tensor"
     return type_
+
+
+def _op_name(op: Any) -> str:
+    """A value is called after the op that makes it: `mm`, not `mm_default`."""
+    packet = getattr(op, "overloadpacket", op)
+    return str(packet.__name__).strip("_")
 
 
 def _identifier(kind: str, label: str | int) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
@@ -20,3 +21,7 @@ settings.register_profile(
 settings.load_profile("monarch")
 
 torch.set_num_threads(1)  # the workers share the machine with the dense run that they are compared with
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--rewrite", action="store_true", help="write the expected texts of the passes' tests anew")

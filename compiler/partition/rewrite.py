@@ -135,8 +135,9 @@ class _Rewrite:
                 op, [copy], [dim], *args, type=(type_,), source=cause, name=f"{value.name}_{op.name}"
             )
             node = self.new.call(operator.getitem, several, 0, type=type_, source=cause)
+            several.meta["why"] = why
             for each in (several, node):
-                each.meta.update(why=why, backward=bool(user.meta.get("backward")))
+                each.meta["backward"] = bool(user.meta.get("backward"))
             return node
 
         if isinstance(source, int):
@@ -176,11 +177,7 @@ def _nearness(source: Placement) -> int:
 
 
 def _describe(node: fx.Node) -> str:
-    if node.op == "placeholder":
-        return f"{node.meta['kind']} {node.meta['label']}"
-    if node.op == "output":
-        return "the program's result"
-    return f"{node.target}"
+    return "the program's result" if node.op == "output" else f"%{node.name}"
 
 
 def _words(placement: Placement, dim: str) -> str:

@@ -67,8 +67,8 @@ def _replace_collective(graph: Graph, node: fx.Node, op: ops.MonarchOp, *args: o
     with graph.fx.inserting_before(node):
         several = graph.call(op, *args, type=(type_,), source=node.meta.get("source"))
         one = graph.call(operator.getitem, several, 0, type=type_, source=node.meta.get("source"))
-    for each in (several, one):
-        each.meta.update({key: node.meta[key] for key in ("why", "backward") if key in node.meta})
+    several.meta.update({key: node.meta[key] for key in ("why", "backward") if key in node.meta})
+    one.meta["backward"] = node.meta.get("backward")
     node.replace_all_uses_with(one)
     graph.fx.erase_node(node)
 

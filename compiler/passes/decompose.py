@@ -187,7 +187,7 @@ def _copy(graph: Graph, inner: fx.Node, env: dict[fx.Node, Any], node: fx.Node) 
         return env[inner.args[0]]  # type: ignore[index]
     args = fx.node.map_arg(inner.args, lambda n: env[n])
     kwargs = {k: v for k, v in fx.node.map_arg(inner.kwargs, lambda n: env[n]).items() if k not in _DROPPED}
-    copy = graph.fx.create_node("call_function", inner.target, args, kwargs)
+    copy = graph.call(inner.target, *args, type=None, **kwargs)
     copy.meta.update({k: v for k, v in node.meta.items() if k != "type"})
     copy.meta["type"] = pytree.tree_map(
         lambda value: TensorType(value.dtype, tuple(value.shape)) if isinstance(value, torch.Tensor) else None,

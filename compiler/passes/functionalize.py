@@ -236,8 +236,9 @@ class Functionalizer(Emitter):
         args = [self.decode(argument) for argument in op.args]
         type_ = op.out.type
         if op.func is ops.random:
-            distribution, shape, dtype, stream = args
-            args = [distribution, shape, dtype, self.seed(), stream, list(shape), [[] for _ in shape]]
+            # With a seed of its own, or with that of the call.
+            distribution, shape, dtype, stream, *seeds = args
+            args = [distribution, shape, dtype, seeds[0] if seeds else self.seed(), stream, list(shape), [[] for _ in shape]]
         elif op.func is ops.constrain:
             type_ = type_.with_layout(op.args[1])
             args = [args[0], str(op.args[1])]

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import fx
 
 from monarch.compiler.graph import Graph
+from monarch.compiler.partition.cost import VIEWS
 from monarch.compiler.passes.base import Pass
 
 aten = torch.ops.aten
 
 
 class SimplifyViews(Pass):
-    """Views that undo one another, or do nothing.
+    """Views that undo one another, do nothing, or stand there twice.
 
-    %t = aten.t(%w)
-    %u = aten.t(%t)
+    %t = aten.permute(%w, [1, 0])
+    %u = aten.permute(%t, [1, 0])
     %y = aten.mm(%x, %u)
     -->
     %y = aten.mm(%x, %w)
@@ -24,33 +27,43 @@ class SimplifyViews(Pass):
     name = "simplify-views"
 
     def run(self, graph: Graph) -> Graph:
+        seen: dict[Any, fx.Node] = {}
         for node in list(graph.calls):
             if node.target is aten.ones_like.default and node.meta["type"].shape == ():
                 # The gradient that backward() starts from: a constant, which must not wait for the loss's value.
                 node.target, node.args = aten.full.default, ([], 1)
                 node.kwargs = {"dtype": node.meta["type"].dtype}
-            source = _same_value(node)
-            if source is not None:
-                node.replace_all_uses_with(source)
+            same = _same_value(node)
+            if same is None and getattr(node.target, "overloadpacket", None) in VIEWS and not node.kwargs:
+                same = seen.setdefault((node.target, str(node.args)), node)
+            if same is not None and same is not node:
+                node.replace_all_uses_with(same)
         graph.fx.eliminate_dead_code(is_impure_node=lambda node: node.op in ("placeholder", "output"))
         return graph
 
 
 def _same_value(node: fx.Node) -> fx.Node | None:
-    """The value that a view chain of one or two ops gives back unchanged."""
+    """The value that a view, or a view of a view, gives back unchanged; a view of a view is made one where it can be."""
     x = node.args[0] if node.args else None
     if not isinstance(x, fx.Node):
         return None
     if node.target is aten.t.default and x.target is aten.t.default:
         return x.args[0]  # type: ignore[return-value]
+    if node.target is aten.permute.default:
+        order: list[int] = node.args[1]  # type: ignore[assignment]
+        if x.target is aten.permute.default:
+            inner: list[int] = x.args[1]  # type: ignore[assignment]
+            order = [inner[dim] for dim in order]
+            x = x.args[0]  # type: ignore[assignment]
+            node.args = (x, order)
+        return x if order == sorted(order) else None
     if node.target in (aten.slice.Tensor, aten.slice_backward.default):
         # A slice that takes a whole dim, as `positions[:t]` does for the longest sequence.
         return x if x.meta["type"].shape == node.meta["type"].shape else None
-    if node.target in (aten.view.default, aten._unsafe_view.default, aten.expand.default):
-        if x.meta["type"].shape == node.meta["type"].shape:
-            return x
-        views = (aten.view.default, aten._unsafe_view.default)
-        if node.target in views and x.target in views:
-            node.args = (x.args[0], *node.args[1:])
-            return _same_value(node)
-    return None
+    if node.target in (aten.view.default, aten._unsafe_view.default):
+        if x.target in (aten.view.default, aten._unsafe_view.default):
+            x = x.args[0]  # type: ignore[assignment]
+            node.args = (x, *node.args[1:])
+    elif node.target is not aten.expand.default:
+        return None
+    return x if x.meta["type"].shape == node.meta["type"].shape else None  # type: ignore[union-attr]

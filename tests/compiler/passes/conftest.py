@@ -1,0 +1,30 @@
+"""Text in, text out: a pass's expected output lies in golden/, and `pytest --rewrite` writes it anew."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from monarch.compiler.passes.base import Pass
+from monarch.compiler.text import parse_graph, print_graph
+from monarch.compiler.verify import verify
+
+FOLDER = Path(__file__).parent / "golden"
+
+
+@pytest.fixture
+def expect(request: pytest.FixtureRequest) -> Callable[[str, Pass], None]:
+    """Compare what a pass makes of a graph's text with the golden file named after the test."""
+
+    def compare(text: str, pass_: Pass) -> None:
+        graph = pass_.run(parse_graph(text))
+        verify(graph, after=pass_.name)
+        got = print_graph(graph) + "\n"
+        file = FOLDER / f"{request.node.name}.txt"
+        if request.config.getoption("--rewrite"):
+            file.write_text(got)
+        assert got == file.read_text()
+
+    return compare

@@ -1,0 +1,184 @@
+"""Each pass on the smallest graph that shows its rewrite."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from monarch.compiler.partition import PartitionByMesh
+from monarch.compiler.passes.base import Pass
+from monarch.compiler.passes.collectives import JoinCollectives, SimplifyReductions, layer_of
+from monarch.compiler.passes.decompose import DecomposeSplit
+from monarch.compiler.passes.simplify import SimplifyViews
+
+Expect = Callable[[str, Pass], None]
+
+
+def test_views_that_undo_one_another_go(expect: Expect) -> None:
+    expect(
+        """graph @f on mesh<data=2> {
+          %w = state "w"                         : f32[4, 8]
+          %x = input 0                           : f32[2, 8]
+          %t = aten.permute(%w, [1, 0])          : f32[8, 4]
+          %u = aten.permute(%t, [1, 0])          : f32[4, 8]
+          %m = aten.permute(%w, [1, 0])          : f32[8, 4]
+          %y = aten.mm(%x, %t)                   : f32[2, 4]
+          %z = aten.mm(%y, %u)                   : f32[2, 8]
+          %a = aten.view(%z, [16])               : f32[16]
+          %b = aten.view(%a, [2, 8])             : f32[2, 8]
+          %v = aten.mm(%b, %m)                   : f32[2, 4]
+          return %v
+        }""",
+        SimplifyViews(),
+    )
+
+
+def test_a_softmax_over_a_sharded_dim_is_taken_apart(expect: Expect) -> None:
+    expect(
+        """graph @f on mesh<model=2> {
+          %x = input 0                           : f32[4, 8@model]
+          %y = aten._softmax(%x, 1, false)       : f32[4, 8]
+          return %y
+        }""",
+        DecomposeSplit(),
+    )
+
+
+def test_a_softmax_over_a_whole_dim_stays(expect: Expect) -> None:
+    expect(
+        """graph @f on mesh<data=2> {
+          %x = input 0                           : f32[4@data, 8]
+          %y = aten._softmax(%x, 1, false)       : f32[4, 8]
+          return %y
+        }""",
+        DecomposeSplit(),
+    )
+
+
+def test_a_sharded_weight_is_gathered_for_a_sharded_batch(expect: Expect) -> None:
+    expect(
+        """graph @f on mesh<data=2> {
+          %x = input 0                           : f32[64@data, 16]
+          %w = state "w"                         : f32[16, 8@data]
+          %y = aten.mm(%x, %w)                   : f32[64, 8]
+          return %y
+        }""",
+        PartitionByMesh("data"),
+    )
+
+
+def test_a_contraction_over_a_sharded_dim_is_reduced_where_it_is_used(expect: Expect) -> None:
+    expect(
+        """graph @f on mesh<model=2> {
+          %x = input 0                           : f32[64, 16@model]
+          %w = state "w"                         : f32[16@model, 8]
+          %y = aten.mm(%x, %w)                   : f32[64, 8]
+          %z = aten.relu(%y)                     : f32[64, 8]
+          return %z
+        }""",
+        PartitionByMesh("model"),
+    )
+
+
+def test_a_gradient_for_sharded_state_is_scattered(expect: Expect) -> None:
+    expect(
+        """graph @f on mesh<data=2> {
+          %x = input 0                           : f32[64@data, 16]
+          %g = input 1                           : f32[64@data, 8]
+          %w = state "w"                         : f32[16@data, 8]
+          %t = aten.permute(%x, [1, 0])          : f32[16, 64]
+          %d = aten.mm(%t, %g)                   : f32[16, 8]
+          %n = aten.sub.Tensor(%w, %d)           : f32[16, 8]
+          update "w" = %n
+          return %n
+        }""",
+        PartitionByMesh("data"),
+    )
+
+
+def test_a_layout_is_kept_and_leaves_no_op(expect: Expect) -> None:
+    expect(
+        """graph @f on mesh<model=2> {
+          %x = input 0                           : f32[4, 16@model]
+          %w = state "w"                         : f32[16@model, 8]
+          %y = aten.mm(%x, %w)                   : f32[4, 8]
+          %c = constrain(%y, "[@model, -]")      : f32[4, 8]
+          return %c
+        }""",
+        PartitionByMesh("model"),
+    )
+
+
+def test_an_all_reduce_of_which_a_block_is_used_becomes_a_reduce_scatter(expect: Expect) -> None:
+    expect(
+        """graph @f on mesh<data=2> partitioned<data> {
+          %p = input 0                           : f32[8] partial<sum: data>
+          %r = all_reduce([%p], ["data"], "sum") : (f32[8])
+          %g = getitem(%r, 0)                    : f32[8]
+          %s = shard(%g, "data", 0)              : f32[4] of f32[8@data]
+          return %s
+        }""",
+        SimplifyReductions(),
+    )
+
+
+def test_reductions_over_two_dims_become_one(expect: Expect) -> None:
+    expect(
+        """graph @f on mesh<data=2, model=2> partitioned<data, model> {
+          %p = input 0                            : f32[8] partial<sum: data,model>
+          %r = all_reduce([%p], ["data"], "sum")  : (f32[8] partial<sum: model>)
+          %g = getitem(%r, 0)                     : f32[8] partial<sum: model>
+          %q = all_reduce([%g], ["model"], "sum") : (f32[8])
+          %h = getitem(%q, 0)                     : f32[8]
+          return %h
+        }""",
+        SimplifyReductions(),
+    )
+
+
+def test_gradients_travel_in_one_bucket(expect: Expect) -> None:
+    expect(
+        """graph @f on mesh<data=2> partitioned<data> {
+          %p = state "a"                          : f32[8]
+          %q = state "b"                          : f32[8]
+          %x = input 0                            : f32[8] partial<sum: data>
+          %r = all_reduce([%x], ["data"], "sum")  : (f32[8])
+          %g = getitem(%r, 0)                     : f32[8]
+          %y = aten.mul.Tensor(%x, 2.0)           : f32[8] partial<sum: data>
+          %s = all_reduce([%y], ["data"], "sum")  : (f32[8])
+          %h = getitem(%s, 0)                     : f32[8]
+          %a = aten.sub.Tensor(%p, %g)            : f32[8]
+          %b = aten.sub.Tensor(%q, %h)            : f32[8]
+          update "a" = %a
+          update "b" = %b
+          return
+        }""",
+        JoinCollectives(),
+    )
+
+
+def test_a_layers_parameters_are_gathered_together_and_late(expect: Expect) -> None:
+    expect(
+        """graph @f on mesh<data=2> partitioned<data> {
+          %a = state "layers.0.a"                 : f32[4] of f32[8@data]
+          %b = state "layers.0.b"                 : f32[4] of f32[8@data]
+          %c = state "layers.1.a"                 : f32[4] of f32[8@data]
+          %r = all_gather([%a], ["data"], [0])    : (f32[8])
+          %g = getitem(%r, 0)                     : f32[8]
+          %x = aten.relu(%g)                      : f32[8]
+          %s = all_gather([%b], ["data"], [0])    : (f32[8])
+          %h = getitem(%s, 0)                     : f32[8]
+          %y = aten.mul.Tensor(%x, %h)            : f32[8]
+          %t = all_gather([%c], ["data"], [0])    : (f32[8])
+          %i = getitem(%t, 0)                     : f32[8]
+          %z = aten.mul.Tensor(%y, %i)            : f32[8]
+          return %z
+        }""",
+        JoinCollectives(),
+    )
+
+
+def test_layers_go_by_the_last_number_in_a_name() -> None:
+    assert layer_of("blocks.0.attention.q.weight") == "blocks.0"
+    assert layer_of("adamw.exp_avg[blocks.11.norm.weight]") == "blocks.11"
+    assert layer_of("head.weight") == "head"
+    assert layer_of("experts.3.layers.2.up") == "experts.3.layers.2"
