@@ -60,6 +60,8 @@ def whole_of(blocks: Sequence[torch.Tensor], type: TensorType, mesh: MeshSpec) -
         return blocks[0]
     local = type.local_shape(mesh)
     whole = torch.empty(type.shape, dtype=type.dtype)
+    if not whole.numel():
+        return whole
     summands: dict[tuple[int, ...], list[torch.Tensor]] = {}
     partial = {name for name, _ in layout.partial}
     involved = set(layout.mesh_dims)
