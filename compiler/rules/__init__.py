@@ -1,7 +1,7 @@
 """How each op partitions: one line over factors an op.
 
-`rule_for(node, shape_of)` gives a call's `Rule`; `Rule.strategies(k)` all ways to place the call on a mesh dim of size k;
-`localize` the call that each worker then makes. `sharding_rule` registers an op, also a user's own.
+`rule_for(node, shape_of)` gives a call's `Rule`; `Rule.strategies(k)` all ways to place the call on a mesh dim of size
+k; `localize` the call that each worker then makes. `sharding_rule` registers an op, also a user's own.
 """
 
 # The tables register their ops as they are imported.

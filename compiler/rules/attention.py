@@ -1,6 +1,7 @@
 """Scaled dot product attention, forward and backward: batch and heads shard, sequences stay whole.
 
-With grouped heads (fewer key and value heads than query heads) whole groups shard: query heads are `(h r)`, the others `h`.
+With grouped heads (fewer key and value heads than query heads) whole groups shard: query heads are `(h r)`, the others
+`h`.
 """
 
 from __future__ import annotations
@@ -21,12 +22,15 @@ def _mask(shape: Shape | None, batch: Sequence[str]) -> str:
     return " ".join("_" if size == 1 else dim for dim, size in zip(dims, shape, strict=True))
 
 
-def _attention(
-    call: Call, order: Sequence[str], results: Sequence[str], linear: Sequence[set[int]] = ()
-) -> Line:
-    """Lines for the ops of one family. `order` and `results` say what each tensor is: "q" and "k" the query's and the
-    key's kind ([batch, heads, sequence, features]), "l" a number for each query, "m" the mask, "s" a seed or another tensor that
-    is the same on every worker."""
+def _attention(call: Call, order: Sequence[str], results: Sequence[str], linear: Sequence[set[int]] = ()) -> Line:
+    """The line of one attention op. `order` and `results` say what each tensor is:
+
+    q  of the query's kind: [batch, heads, sequence, features]
+    k  of the key's kind, with the key's heads
+    l  one number for each query
+    m  the mask, which broadcasts
+    s  a seed, or another tensor that is the same on every worker
+    """
     if call.get("dropout_p", 0.0):
         raise draws_numbers(call)
     query, key = call.shapes[call.position("query") or 0], call.shape("key")
@@ -50,10 +54,10 @@ def _attention(
         return " ".join(words[kind])
 
     assert call.signature is not None
-    operand_texts = [
-        text(kind, call.shape(name)) for kind, name in zip(order, call.signature.tensors, strict=True)
+    operand_texts = [text(kind, call.shape(name)) for kind, name in zip(order, call.signature.tensors, strict=True)]
+    result_texts = [
+        "-" if shape is None else text(kind, shape) for kind, shape in zip(results, call.results, strict=True)
     ]
-    result_texts = ["-" if shape is None else text(kind, shape) for kind, shape in zip(results, call.results, strict=True)]
     free = [*batch, "h"]
     kept = [(name, index) for index, kind in enumerate(results) if kind == "s" for name in free]
     return line(f"{', '.join(operand_texts)} -> {', '.join(result_texts)}", linear=linear, kept=kept)
@@ -75,7 +79,7 @@ def _cpu_backward(call: Call) -> Line:
     return _attention(call, "qqkkqlm", "qkk", linear=[{0}])
 
 
-@sharding_rule("aten._scaled_dot_product_flash_attention")
+@sharding_rule("aten._scaled_dot_product_flash_attention.default")
 def _flash(call: Call) -> Line:
     return _attention(call, "qkk", "qlsssssss")
 

@@ -34,7 +34,7 @@ def _convolution_backward(call: Call) -> Line:
     return line(f"{y}, {x}, {weight} -> {x}, {weight}, {bias}", linear=[{0}], kept=[("i", 2)], sizes=sizes)
 
 
-@localizer("aten.convolution", "aten.convolution_backward")
+@localizer("aten.convolution aten.convolution_backward")
 def _local_convolution(call: LocalCall) -> Localized:
     changes = {}
     if call.strategy.factor == "g":
@@ -70,12 +70,12 @@ _spatial("pixel_shuffle pixel_unshuffle", 3, 1, linear=True)
 
 
 @localizer(
-    *(f"aten.upsample_nearest{_n}d_backward" for _n in (1, 2, 3)),
-    *(f"aten._upsample_nearest_exact{_n}d_backward" for _n in (1, 2, 3)),
-    "aten.upsample_linear1d_backward",
-    "aten.upsample_bilinear2d_backward",
-    "aten.upsample_bicubic2d_backward",
-    "aten.upsample_trilinear3d_backward",
+    """
+    aten.upsample_nearest1d_backward aten.upsample_nearest2d_backward aten.upsample_nearest3d_backward
+    aten._upsample_nearest_exact1d_backward aten._upsample_nearest_exact2d_backward
+    aten._upsample_nearest_exact3d_backward aten.upsample_linear1d_backward aten.upsample_bilinear2d_backward
+    aten.upsample_bicubic2d_backward aten.upsample_trilinear3d_backward
+    """
 )
 def _local_upsample_backward(call: LocalCall) -> Localized:
     return call.replace(input_size=list(call.result))

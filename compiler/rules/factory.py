@@ -15,17 +15,10 @@ from monarch.compiler.rules.views import tensor_text
 
 
 @sharding_rule(
-    "aten.empty",
-    "aten.empty_strided",
-    "aten.full",
-    "aten.ones",
-    "aten.zeros",
-    "aten.new_empty",
-    "aten.new_empty_strided",
-    "aten.new_full",
-    "aten.new_ones",
-    "aten.new_zeros",
-    "aten.scalar_tensor",
+    """
+    aten.empty aten.empty_strided aten.full aten.ones aten.zeros aten.new_empty aten.new_empty_strided
+    aten.new_full aten.new_ones aten.new_zeros aten.scalar_tensor
+    """
 )
 def _filled(call: Call) -> Line:
     operands = [tensor_text(["_"] * len(shape)) for shape in call.shapes]
@@ -33,20 +26,15 @@ def _filled(call: Call) -> Line:
 
 
 @localizer(
-    "aten.empty",
-    "aten.full",
-    "aten.ones",
-    "aten.zeros",
-    "aten.new_empty",
-    "aten.new_full",
-    "aten.new_ones",
-    "aten.new_zeros",
+    """
+    aten.empty aten.full aten.ones aten.zeros aten.new_empty aten.new_full aten.new_ones aten.new_zeros
+    """
 )
 def _local_filled(call: LocalCall) -> Localized:
     return call.replace(size=list(call.result))
 
 
-@localizer("aten.empty_strided", "aten.new_empty_strided")
+@localizer("aten.empty_strided aten.new_empty_strided")
 def _local_strided(call: LocalCall) -> Localized:
     # The values are whatever they are; a local block is contiguous.
     strides = [1] * len(call.result)
@@ -67,7 +55,7 @@ for _name in ("aten.eye", "aten.linspace", "aten.logspace", "aten.tril_indices",
 # -- arange ------------------------------------------------------------------------------------------------------------
 
 
-@sharding_rule("aten.arange", "prims.iota", "arange_shard")
+@sharding_rule("aten.arange prims.iota arange_shard")
 def _arange(call: Call) -> Line:
     return line(f"{', '.join('[]' for _ in call.shapes)} -> n")
 
@@ -118,4 +106,3 @@ for _name in """
     randn_like random randperm rrelu_with_noise rrelu_with_noise_functional uniform
     """.split():
     sharding_rule(f"aten.{_name}")(_draws)
-

@@ -57,8 +57,8 @@ def _index_select(call: Call) -> Line:
     return line(f"{source}, {index} -> {tensor_text([*names[:dim], result, *names[dim + 1 :]])}", linear=[{0}])
 
 
-def _aligned(source: Shape, index: Shape, dim: int) -> list[str]:
-    """Factors of the dims other than `dim` that tensor and index share; the index may take only the first part of one."""
+def _aligned(source: Shape, index: Shape) -> list[str]:
+    """Factors of the dims that tensor and index share; `_` where the index takes only the first part of one."""
     names = factor_names(len(source), taken=("v", "j"))
     return [name if source[at] == index[at] else "_" for at, name in enumerate(names)]
 
@@ -67,13 +67,13 @@ def _at(dims: Sequence[str], dim: int, name: str) -> str:
     return tensor_text([name if at == dim else other for at, other in enumerate(dims)])
 
 
-@sharding_rule("aten.gather", "gather_shard")
+@sharding_rule("aten.gather gather_shard")
 def _gather(call: Call) -> Line:
     if not call.shapes[0] or not call.shapes[1]:
         return line("..., ... -> ...", whole="...", linear=[{0}])
     dim = dim_of(call["dim"], len(call.shapes[0]))
-    shared = _aligned(call.shapes[0], call.shapes[1], dim)
-    # What is sharded over one mesh dim already is not sharded over another: gather_shard knows of one.
+    shared = _aligned(call.shapes[0], call.shapes[1])
+    # What is sharded over one mesh dim is not sharded over another: gather_shard knows of one.
     source = "_" if call.target is ops.gather_shard else "v"
     index = _at(shared, dim, "j")
     return line(f"{_at(shared, dim, source)}, {index} -> {index}", linear=[{0}])
@@ -88,17 +88,17 @@ def _local_gather(call: LocalCall) -> Localized:
 
 
 def _scatter_dims(call: Call, source: str, index: str) -> tuple[str, str, str]:
-    """The texts of the tensor, the index and the values of a scatter: `source` and `index` stand along its dim."""
+    """The texts of the tensor, the index and the values of a scatter; `source` and `index` stand along its dim."""
     tensor, at = call.shapes[0], call.shapes[1]
-    dim = dim_of(call["dim"], len(tensor))
-    shared = _aligned(tensor, at, dim)
     values = call.shapes[2] if len(call.shapes) > 2 else at
-    if values != at:
-        # Values may be longer than the index, whose part of them is taken.
-        shared = [name if not values or size == values[d] else "_" for d, (name, size) in enumerate(zip(shared, at))]
-        if index != "_" and values and values[dim] != at[dim]:
-            index = "_"
-    return _at(shared, dim, source), _at(shared, dim, index), _at(shared, dim, index) if values else "[]"
+    dim = dim_of(call["dim"], len(tensor))
+    shared = _aligned(tensor, at)
+    if not values:
+        return _at(shared, dim, source), _at(shared, dim, index), "[]"
+    # Values may be longer than the index, which takes the first part of them.
+    shared = [name if values[d] == at[d] else "_" for d, name in enumerate(shared)]
+    index = index if values[dim] == at[dim] else "_"
+    return _at(shared, dim, source), _at(shared, dim, index), _at(shared, dim, index)
 
 
 def _no_dims(call: Call) -> bool:
@@ -109,20 +109,19 @@ def _scatter_whole(call: Call) -> Line:
     return line(", ".join(["..."] * len(call.shapes)) + " -> ...", whole="...")
 
 
-@sharding_rule("aten.scatter.src", "aten.scatter.value", "scatter_shard")
+@sharding_rule("aten.scatter.src aten.scatter.value scatter_shard")
 def _scatter(call: Call) -> Line:
     if _no_dims(call):
         return _scatter_whole(call)
-    # A later element overwrites an earlier one: the index stays whole along the dim. scatter_shard takes one value of each.
-    shardable = call.target is not ops.scatter_shard
-    source, index, values = _scatter_dims(call, "v" if shardable else "_", "_")
+    # A later element overwrites an earlier one: the index stays whole along the dim.
+    source, index, values = _scatter_dims(call, "_" if call.target is ops.scatter_shard else "v", "_")
     if len(call.shapes) > 2:
         return line(f"{source}, {index}, {values} -> {source}", linear=[{0, 2}])
     value = call.get("value", call.get("src"))
     return line(f"{source}, {index} -> {source}", linear=[{0}] if value == 0 else [])
 
 
-@localizer("aten.scatter.src", "aten.scatter.value")
+@localizer("aten.scatter.src aten.scatter.value")
 def _local_scatter(call: LocalCall) -> Localized:
     dim = dim_of(call["dim"], len(call.shapes[0]))
     if call.strategy.operands[0] != dim or call.strategy.operands[1] is not None:
@@ -139,7 +138,7 @@ def _scatter_add(call: Call) -> Line:
     return line(f"{source}, {index}, {values} -> {source}", linear=[{0, 2}], addends={0})
 
 
-@sharding_rule("aten.scatter.reduce", "aten.scatter.value_reduce", "aten.scatter_reduce")
+@sharding_rule("aten.scatter.reduce aten.scatter.value_reduce aten.scatter_reduce")
 def _scatter_reduce(call: Call) -> Line:
     if _no_dims(call):
         return _scatter_whole(call)
@@ -148,7 +147,7 @@ def _scatter_reduce(call: Call) -> Line:
     return line(f"{', '.join(operands)} -> {source}")
 
 
-@sharding_rule("aten.index_add", "aten.index_copy")
+@sharding_rule("aten.index_add aten.index_copy")
 def _index_add(call: Call) -> Line:
     names = factor_names(len(call.shapes[0]), taken=("j",))
     dim = dim_of(call["dim"], len(names))
@@ -199,7 +198,7 @@ def _broadcast_against(result: str, shape: Shape) -> str:
     return tensor_text(dims[len(dims) - len(shape) :])
 
 
-@sharding_rule("aten.index", "aten._unsafe_index")
+@sharding_rule("aten.index aten._unsafe_index")
 def _index(call: Call) -> Line:
     source, result, indices, _ = _indexing(call)
     return line(f"{', '.join([source, *indices])} -> {result}", linear=[{0}])
@@ -229,7 +228,7 @@ def _put(call: Call, accumulate: bool) -> Line:
     )
 
 
-@sharding_rule("aten.index_put", "aten._unsafe_index_put")
+@sharding_rule("aten.index_put aten._unsafe_index_put")
 def _index_put(call: Call) -> Line:
     return _put(call, call["accumulate"])
 

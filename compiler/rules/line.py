@@ -1,9 +1,9 @@
 """The text of rules: `n (g i) _, (g o) i, (g o) -> n (g o) _`, parsed once and bound to the shapes of each call.
 
-    line     operands `->` results, separated by commas
-    tensor   its dims, separated by spaces; `[]` for a tensor without dims; `-` for a result that is not made
-    dim      a factor; `(g i)` for several that compose one dim, major first; `_` for a dim that stays whole;
-             `...` for any number of dims, aligned to the right as broadcasting does
+line     operands `->` results, separated by commas
+tensor   its dims, separated by spaces; `[]` for a tensor without dims; `-` for a result that is not made
+dim      a factor; `(g i)` for several that compose one dim, major first; `_` for a dim that stays whole;
+         `...` for any number of dims, aligned to the right as broadcasting does
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ def parse_line(text: str) -> tuple[tuple[Dims, ...], tuple[Dims | None, ...]]:
     try:
         operands, results = _Build().transform(_PARSER.parse(text))
     except lark.exceptions.UnexpectedInput as error:
-        column = getattr(error, "column", None)
-        at = column - 1 if isinstance(column, int) and column > 0 else len(text)
+        ended = isinstance(error, lark.exceptions.UnexpectedToken) and error.token.type == "$END"
+        at = len(text) if ended else error.column - 1
         raise LineError(f"malformed rule, at the caret:\n  {text}\n  {' ' * at}^") from None
     if None in operands:
         raise LineError(f"only a result can be missing (-): {text}")
@@ -100,10 +100,10 @@ class Line:
     `kept`     (factor, result index) pairs, as `Rule.kept`
     `sizes`    sizes of factors that the shapes do not tell
 
-    Where the text lists as many operands as the op's schema has tensor arguments, it means those, given or not; where it
-    lists more (the Tensor overload's), it means the first arguments that are tensors or numbers. What the call does not
-    give as a tensor drops out of the text. Out of the sets of `linear` drop None and 0, which add nothing; a set with
-    any other number in it falls away.
+    Where the text lists as many operands as the op's schema has tensor arguments, it means those, given or not; where
+    it lists more (the Tensor overload's), it means the first arguments that are tensors or numbers. What the call does
+    not give as a tensor drops out of the text. Out of the sets of `linear` drop None and 0, which add nothing; a set
+    with any other number in it falls away.
     """
 
     text: str
@@ -153,7 +153,7 @@ def factor_names(count: int, taken: Iterable[str] = ()) -> list[str]:
 def bind(
     spec: Line, operand_shapes: Sequence[Shape], result_shapes: Sequence[Shape | None], extra_operands: int = 0
 ) -> Rule:
-    """The rule that `spec` gives for these shapes. `extra_operands` scalars that the text does not list follow the others.
+    """The rule that `spec` gives for these shapes. `extra_operands` scalars, which the text does not list, come last.
 
     Raises LineError where the text does not fit: another number of tensors or dims, sizes that disagree.
     """
@@ -169,24 +169,25 @@ def bind(
     tensors, rest = _expand_ellipsis(spec.text, tensors, shapes)
     sizes = _sizes(spec, tensors, shapes)
     count = len(operands)
-    bound_operands = tuple(
-        # An operand's dim of size 1 is broadcast along its factor: it lacks the factor.
-        tuple(() if size == 1 and len(dim) == 1 else dim for dim, size in zip(dims, shape, strict=True))
-        for dims, shape in zip(tensors[:count], shapes[:count], strict=True)
-    ) + ((),) * extra_operands
+    bound_operands = (
+        tuple(
+            # An operand's dim of size 1 is broadcast along its factor: it lacks the factor.
+            tuple(() if size == 1 and len(dim) == 1 else dim for dim, size in zip(dims, shape, strict=True))
+            for dims, shape in zip(tensors[:count], shapes[:count], strict=True)
+        )
+        + ((),) * extra_operands
+    )
     for dims, shape in zip(tensors[count:], shapes[count:], strict=True):
         for dim, size in zip(dims, shape, strict=True):
             if size == 1 and len(dim) == 1 and sizes[dim[0]] > 1:
                 raise LineError(f"a result has size 1 along '{dim[0]}', which has size {sizes[dim[0]]}: {spec.text}")
     made = iter(tensors[count:])
     bound_results = tuple(None if dims is None else next(made) for dims in results)
-    whole = frozenset(
-        name for word in spec.whole.split() for name in (rest if word == "..." else [word])
-    )
+    whole = frozenset(name for word in spec.whole.split() for name in (rest if word == "..." else [word]))
     reductions: dict[str, str] = {}
-    for dims in bound_results:
-        if dims is not None:
-            has = {name for dim in dims for name in dim}
+    for result in bound_results:
+        if result is not None:
+            has = {name for dim in result for name in dim}
             reductions.update((name, spec.reduce) for name in sizes if name not in has and name not in whole)
     return Rule(bound_operands, bound_results, sizes, whole, reductions, spec.linear, spec.addends, spec.kept)
 

@@ -1,4 +1,4 @@
-"""How a call's literal arguments change where its tensors become local: sizes, ranges, and the ops of sharded indexing."""
+"""How a call's literal arguments change where its tensors become local: sizes, ranges, ops of sharded indexing."""
 
 from __future__ import annotations
 
@@ -41,15 +41,17 @@ class LocalCall(Call):
         return self.target, self.node.args, dict(self.node.kwargs)
 
 
-LOCALIZERS: dict[str, Callable[[LocalCall], Localized]] = {}
+Localizer = Callable[[LocalCall], Localized]
+
+LOCALIZERS: dict[str, Localizer] = {}
 """By op name, with or without its overload. Ops that are not here keep their arguments."""
 
 
-def localizer(*ops: str) -> Callable[[Callable[[LocalCall], Localized]], Callable[[LocalCall], Localized]]:
-    """Register how calls of these ops are localized."""
+def localizer(ops: str) -> Callable[[Localizer], Localizer]:
+    """Register how calls of these ops (names, separated by spaces) are localized."""
 
-    def register(function: Callable[[LocalCall], Localized]) -> Callable[[LocalCall], Localized]:
-        LOCALIZERS.update(dict.fromkeys(ops, function))
+    def register(function: Localizer) -> Localizer:
+        LOCALIZERS.update(dict.fromkeys(ops.split(), function))
         return function
 
     return register
@@ -65,10 +67,10 @@ def localize(
 ) -> Localized:
     """The call that each worker along `mesh_dim` makes under `strategy`: (target, args, kwargs).
 
-    `local_operand_shapes` has one shape for each of `tensor_operands(node)`, `local_result_shapes` one for each result (None
-    for one that is not made), both sharded along `mesh_dim` already. Arguments still name `node`'s own operands, in the
-    same order and number as before, so that the caller can put the resharded ones in their place one by one
-    (`replace_operands`).
+    `local_operand_shapes` has one shape for each of `tensor_operands(node)`, `local_result_shapes` one for each result
+    (anything for one that is not made), both sharded along `mesh_dim` already. Arguments still name `node`'s own
+    operands, in the same order and number as before, so that the caller can put the resharded ones in their place one
+    by one (`replace_operands`).
     """
     function = lookup(LOCALIZERS, node.target)
     if function is None or strategy.factor in ("", PARTIAL):

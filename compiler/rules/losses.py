@@ -1,7 +1,7 @@
 """Losses that ATen computes in one op, and dropout.
 
-Where a loss is averaged, a worker would divide by its own count, so its batch stays whole: decomposed into pointwise ops
-and sums, it shards.
+Where a loss is averaged, a worker would divide by its own count, so its batch stays whole: decomposed into pointwise
+ops and sums, it shards.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def _nll_dims(call: Call) -> tuple[str, str, list[str]]:
     return tensor_text([names[0], "_", *names[1:]]), tensor_text(names), names
 
 
-@sharding_rule("aten.nll_loss_forward", "aten.nll_loss2d_forward")
+@sharding_rule("aten.nll_loss_forward aten.nll_loss2d_forward")
 def _nll_loss_forward(call: Call) -> Line:
     scores, target, batch = _nll_dims(call)
     reduction = call["reduction"]
@@ -35,7 +35,7 @@ def _nll_loss_forward(call: Call) -> Line:
     return line(f"{scores}, {target}, _ -> [], []", whole=" ".join(batch) if reduction == MEAN else "")
 
 
-@sharding_rule("aten.nll_loss_backward", "aten.nll_loss2d_backward")
+@sharding_rule("aten.nll_loss_backward aten.nll_loss2d_backward")
 def _nll_loss_backward(call: Call) -> Line:
     # The total weight that a mean divides by is an operand, and so the whole batch's.
     scores, target, _ = _nll_dims(call)
@@ -51,7 +51,7 @@ def _elementwise_loss(call: Call, tensors: int) -> Line:
     return line(f"{operands} -> []", whole="..." if reduction == MEAN else "")
 
 
-@sharding_rule("aten.mse_loss", "aten.l1_loss", "aten.smooth_l1_loss", "aten.huber_loss", "aten.soft_margin_loss")
+@sharding_rule("aten.mse_loss aten.l1_loss aten.smooth_l1_loss aten.huber_loss aten.soft_margin_loss")
 def _loss(call: Call) -> Line:
     return _elementwise_loss(call, 2)
 
@@ -72,10 +72,10 @@ def _elementwise_loss_backward(call: Call, tensors: int) -> Line:
 
 
 @sharding_rule(
-    "aten.mse_loss_backward",
-    "aten.smooth_l1_loss_backward",
-    "aten.huber_loss_backward",
-    "aten.soft_margin_loss_backward",
+    """
+    aten.mse_loss_backward aten.smooth_l1_loss_backward aten.huber_loss_backward
+    aten.soft_margin_loss_backward
+    """
 )
 def _loss_backward(call: Call) -> Line:
     return _elementwise_loss_backward(call, 3)
@@ -97,8 +97,8 @@ def draws_numbers(call: Call) -> RuleError:
     return RuleError(
         f"{call.name} draws random numbers of its own, which would differ from worker to worker",
         hint=(
-            "Random numbers that are the same on any mesh come from the op `random`, which tracing puts in place of "
-            "torch's:\ndecompose this op into it, or turn its dropout off."
+            "Random numbers that are the same on any mesh come from the op `random`, which tracing puts in place of\n"
+            "torch's: decompose this op into it, or turn its dropout off."
         ),
         source=call.node.meta.get("source"),
     )

@@ -1,4 +1,4 @@
-"""Normalization layers, forward and backward: the normalized dims stay whole, a weight's gradient sums over the rest."""
+"""Normalization layers and their gradients: the normalized dims stay whole, a weight's gradient sums over the rest."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _group_norm_backward(call: Call) -> Line:
     return line(f"{x}, {x}, n g, n g, (g c) -> {x}, (g c), (g c)", whole="c", linear=[{0}], sizes=sizes)
 
 
-@localizer("aten.native_group_norm", "aten.native_group_norm_backward")
+@localizer("aten.native_group_norm aten.native_group_norm_backward")
 def _local_group_norm(call: LocalCall) -> Localized:
     shape = call.shape("input")
     assert shape is not None
@@ -96,7 +96,7 @@ def _batch_norm(call: Call, training: bool, operands: int, reserve: bool = False
     return line(f"{', '.join([x, *['c'] * operands])} -> {', '.join(made)}", whole=whole, kept=kept)
 
 
-@sharding_rule("aten.native_batch_norm", "aten._native_batch_norm_legit", "aten._native_batch_norm_legit_functional")
+@sharding_rule("aten.native_batch_norm aten._native_batch_norm_legit aten._native_batch_norm_legit_functional")
 def _native_batch_norm(call: Call) -> Line:
     return _batch_norm(call, call["training"], 4)
 
@@ -106,7 +106,7 @@ def _batch_norm_no_stats(call: Call) -> Line:
     return _batch_norm(call, True, 2)
 
 
-@sharding_rule("aten._batch_norm_with_update", "aten._batch_norm_with_update_functional")
+@sharding_rule("aten._batch_norm_with_update aten._batch_norm_with_update_functional")
 def _batch_norm_with_update(call: Call) -> Line:
     return _batch_norm(call, True, 4, reserve=True)
 

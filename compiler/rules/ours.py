@@ -1,4 +1,4 @@
-"""Ops of ours: collectives and local ops over a mesh dim that is done already, met again while another one is partitioned.
+"""Ops of ours over a mesh dim that is done already, met again while another one is partitioned.
 
 What they do along their own mesh dim touches some tensor dims, which stay whole; all else passes through.
 """
@@ -14,7 +14,7 @@ from monarch.compiler.rules.views import tensor_text
 
 
 def _each(call: Call, touched: Mapping[int, Sequence[int]], linear: bool = True) -> Line:
-    """Every tensor keeps its dims but those `touched`, by its position in the list. Tensors of one list are independent."""
+    """Every tensor keeps its dims but those `touched`, by its place in the list, whose tensors are independent."""
     tensors = []
     taken = 0
     for index, shape in enumerate(call.shapes):
@@ -62,7 +62,7 @@ def _all_to_all(call: Call) -> Line:
     return _each(call, _dims(call, "source_dims", "target_dims"))
 
 
-@sharding_rule("broadcast", "permute", "first_only")
+@sharding_rule("broadcast permute first_only")
 def _unchanged(call: Call) -> Line:
     return _each(call, {})
 

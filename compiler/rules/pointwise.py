@@ -56,7 +56,6 @@ def _log_sigmoid_backward(call: Call) -> Line:
     return line(f"..., ..., {_log_sigmoid_buffer(call.shape('buffer'))} -> ...", linear=[{0}])
 
 
-
 # The shape of the operand, not its values: zeros of the local shape are the local block of the zeros.
 pointwise("zeros_like", 1, linear=[{0}])
 pointwise("empty_like full_like ones_like", 1)

@@ -34,7 +34,7 @@ def _dims(call: Call) -> list[int]:
 
 
 def _reduce_by(names: str, reduce: str | None, linear: Iterable[Iterable[int]] = ()) -> None:
-    @sharding_rule(*names.split())
+    @sharding_rule(names)
     def rule(call: Call) -> Line:
         return reduction(call, _dims(call), call.get("keepdim", False), reduce=reduce, linear=linear)
 
@@ -70,7 +70,7 @@ def _mean_shard(call: Call) -> Line:
     return reduction(call, call["dims"], call["keepdim"], reduce="sum", linear=[{0}])
 
 
-@sharding_rule("aten.norm", "aten.linalg_vector_norm")
+@sharding_rule("aten.norm aten.linalg_vector_norm")
 def _norm(call: Call) -> Line:
     order: Any = call.get("ord", call.get("p", 2))
     reduce = {0: "sum", 1: "sum", math.inf: "max", -math.inf: "min"}.get(2 if order is None else order)
@@ -80,7 +80,7 @@ def _norm(call: Call) -> Line:
 def _whole_dim(names: str, operands: int = 1, linear: Iterable[Iterable[int]] = ()) -> None:
     """Ops that keep their shape along all dims but `dim`, which they need whole."""
 
-    @sharding_rule(*names.split())
+    @sharding_rule(names)
     def rule(call: Call) -> Line:
         ndim = len(call.shapes[0])
         dim = dim_of(call.get("dim", -1), ndim)

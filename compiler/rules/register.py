@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import cache, lru_cache
-from typing import overload
+from typing import TypeVar, overload
 
 import torch
 from torch import fx
@@ -17,6 +17,7 @@ from monarch.compiler.rules.rule import Rule
 from monarch.compiler.types import TensorType
 
 RuleFunction = Callable[[Call], "str | Line | Rule"]
+F = TypeVar("F", bound=RuleFunction)
 
 _RULES: dict[str, Line | RuleFunction] = {}
 
@@ -35,18 +36,19 @@ def sharding_rule(
 
 
 @overload
-def sharding_rule(op: str, *others: str) -> Callable[[RuleFunction], RuleFunction]: ...
+def sharding_rule(op: str) -> Callable[[F], F]: ...
 
 
 def sharding_rule(
     op: str,
-    *rest: str,
+    text: str | None = None,
+    *,
     whole: str = "",
     linear: Iterable[Iterable[int]] = (),
     reduce: str = "sum",
     addends: Iterable[int] = (),
     kept: Iterable[tuple[str, int]] = (),
-) -> Callable[[RuleFunction], RuleFunction] | None:
+) -> Callable[[F], F] | None:
     """Say how an op partitions.
 
         sharding_rule("aten.mm", "m k, k n -> m n", linear=({0}, {1}))
@@ -57,25 +59,24 @@ def sharding_rule(
             return "a b -> (a b)" if call["merge"] else "a b -> a b"
 
     `op` is a name with its overload ("aten.sum.dim_IntList"), which binds first, or without (all other overloads, and
-    the op's `_copy` variant). The decorator takes several names.
+    the op's `_copy` variant); several names are separated by spaces.
     A factor that a result lacks makes it a partial sum (or what `reduce` says) where it is sharded, so name under
     `whole` what must not be cut. See `Line` for the text and the other arguments. Raises RuleError where the text is
     malformed.
     """
-    if not any("->" in text for text in rest):
+    if text is None:
 
-        def register(function: RuleFunction) -> RuleFunction:
-            _RULES.update(dict.fromkeys((op, *rest), function))
+        def register(function: F) -> F:
+            _RULES.update(dict.fromkeys(op.split(), function))
             return function
 
         return register
-    (text,) = rest
     spec = line(text, whole=whole, linear=linear, reduce=reduce, addends=addends, kept=kept)
     try:
         parse_line(text)
     except LineError as error:
         raise RuleError(f"the sharding rule of {op} does not parse", hint=str(error)) from None
-    _RULES[op] = spec
+    _RULES.update(dict.fromkeys(op.split(), spec))
     return None
 
 
@@ -99,10 +100,13 @@ def rule_for(node: fx.Node, shape_of: ShapeOf) -> Rule:
             return _linear_where_exact(spec, call)
         return _linear_where_exact(_bind(line(spec) if isinstance(spec, str) else spec, call), call)
     except LineError as error:
-        shapes = ", ".join(str(list(shape)) for shape in call.shapes)
+        operands, results = (
+            ", ".join("none" if shape is None else str(list(shape)) for shape in shapes) or "(none)"
+            for shapes in (call.shapes, call.results)
+        )
         raise RuleError(
             f"the sharding rule of {call.name} does not fit this call",
-            hint=f"{error}\nthe operands' shapes are {shapes or '(none)'}, the results' {call.results}.",
+            hint=f"{error}\nthe operands' shapes are {operands}, the results' {results}.",
             source=node.meta.get("source"),
         ) from None
 

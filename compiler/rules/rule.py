@@ -1,10 +1,10 @@
 """What a sharding rule says about one call of an op, and the placements that follow from it.
 
 A rule names the *factors* that the op's iteration space is made of, and says which of them compose each dim of each
-operand and result. `aten.mm` is `m k, k n -> m n`; viewing [B, T, D] as [B*T, D] is `b t d -> (b t) d`. Cutting the iteration
-space into k equal blocks along one factor cuts every operand and result that has the factor, and leaves those that lack
-it whole: an operand is then needed whole by every worker, and a result comes out as one summand a worker. This is the
-idea of einsum, of einops' axes (Rogozhnikov, ICLR 2022), and of Shardy's op sharding rules.
+operand and result. `aten.mm` is `m k, k n -> m n`; viewing [B, T, D] as [B*T, D] is `b t d -> (b t) d`. Cutting the
+iteration space into k equal blocks along one factor cuts every operand and result that has the factor, and leaves those
+that lack it whole: an operand is then needed whole by every worker, and a result comes out as one summand a worker.
+This is the idea of einsum, of einops' axes (Rogozhnikov, ICLR 2022), and of Shardy's op sharding rules.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PARTIAL = "partial"
 class Strategy:
     """One way to place a call on one mesh dim: a placement for each tensor operand and each tensor result.
 
-    `factor` is the factor that is sharded, "" where everything is replicated, "partial" where a pending sum passes through.
+    `factor` is the factor that is sharded, "" where everything is replicated, "partial" where a pending sum passes on.
     """
 
     operands: tuple[Placement, ...]
@@ -42,14 +42,14 @@ class Rule:
     `results`     per tensor result likewise; None for an output that the call does not make
     `sizes`       the size of each factor
     `whole`       factors that must not be sharded
-    `reductions`  what sharding a factor makes of the results that lack it: partial "sum", "max", "min" or "prod". A factor
-                  that some result lacks and that is not here is never sharded.
-    `linear`      sets of operand indices: where exactly these operands are partial<sum> and the others are replicated,
-                  every result is partial<sum>
-    `addends`     operands that are added to a reduction (the bias of `addmm`): sharding a factor that such an operand and
-                  a result lack takes the operand as partial<sum>, or it would be added once a worker
-    `kept`        (factor, result) pairs: the result lacks the factor and does not depend on it, so that it is the same on
-                  every worker where the factor is sharded
+    `reductions`  what sharding a factor makes of the results that lack it: partial "sum", "max", "min" or "prod". A
+                  factor that some result lacks and that is not here is never sharded.
+    `linear`      sets of operand indices: where exactly these operands are partial<sum> and the others are
+                  replicated, every result is partial<sum>
+    `addends`     operands that are added to a reduction (the bias of `addmm`): sharding a factor that such an operand
+                  and a result lack takes the operand as partial<sum>, or it would be added once a worker
+    `kept`        (factor, result) pairs: the result lacks the factor and does not depend on it, so that it is the same
+                  on every worker where the factor is sharded
     """
 
     operands: tuple[Dims, ...]
@@ -62,10 +62,10 @@ class Rule:
     kept: frozenset[tuple[str, int]] = frozenset()
 
     def strategies(self, k: int) -> list[Strategy]:
-        """All ways to place this call on a mesh dim of size `k`: replicated, each factor sharded, pending sums passed on.
+        """All ways to place this call on a mesh dim of size `k`: replicated, a factor sharded, pending sums passed on.
 
-        A factor can be sharded where `k` divides its size and it leads every dim that it is in: of `(b t)` only `b` cuts
-        into contiguous blocks.
+        A factor can be sharded where `k` divides its size and it leads every dim that it is in: of `(b t)` only `b`
+        cuts into contiguous blocks.
         """
         cache: dict[int, list[Strategy]] = self.__dict__.setdefault("_strategies", {})
         if k not in cache:
@@ -115,7 +115,7 @@ class Rule:
         return Strategy(tuple(operands), tuple(results), factor)
 
     def _position(self, factor: str, dims: Dims) -> int | None | bool:
-        """The dim that `factor` leads; None where the tensor lacks it; False where it has it but cannot be cut along it."""
+        """The dim that `factor` leads; None where the tensor lacks it; False where it cannot be cut along it."""
         at: int | None = None
         for index, dim in enumerate(dims):
             if factor in dim:

@@ -28,9 +28,9 @@ def tensor_text(dims: Sequence[str]) -> str:
 def view_rule(source: Shape, target: Shape) -> Rule:
     """The rule of viewing a contiguous tensor of shape `source` as `target`.
 
-    Walks both shapes from the major end, taking the greatest common divisor of what is left of the two current dims as a
-    factor of both. Where that is 1, the two sides share no more factors until their products agree again, and what lies
-    between (as in [2, 3] -> [3, 2]) stays whole.
+    Walks both shapes from the major end, taking the greatest common divisor of what is left of the two current dims as
+    a factor of both. Where that is 1, the two sides share no more factors until their products agree again, and what
+    lies between (as in [2, 3] -> [3, 2]) stays whole.
     """
     names = iter(factor_names(2 * (len(source) + len(target)) + 2))
     left: list[list[str]] = [[] for _ in source]
@@ -77,18 +77,17 @@ def view_rule(source: Shape, target: Shape) -> Rule:
                         b *= target[j]
                         own(right, j, target[j])
                 a = b = 1
-    return Rule(
-        (tuple(map(tuple, left)),), (tuple(map(tuple, right)),), sizes, frozenset(whole), {}, (frozenset({0}),)
-    )
+    return Rule((tuple(map(tuple, left)),), (tuple(map(tuple, right)),), sizes, frozenset(whole), {}, (frozenset({0}),))
 
 
-@sharding_rule("aten.view", "aten._unsafe_view", "aten._reshape_copy", "aten._reshape_alias")
-@sharding_rule("aten.reshape", "aten.flatten", "aten.unflatten")
+@sharding_rule(
+    "aten.view aten._unsafe_view aten.reshape aten._reshape_copy aten._reshape_alias aten.flatten aten.unflatten"
+)
 def _view(call: Call) -> Rule:
     return view_rule(call.shapes[0], call.result)
 
 
-@localizer("aten.view", "aten._unsafe_view", "aten._reshape_copy")
+@localizer("aten.view aten._unsafe_view aten._reshape_copy")
 def _local_view(call: LocalCall) -> Localized:
     return call.replace(size=list(call.result))
 
@@ -104,7 +103,7 @@ def _local_reshape(call: LocalCall) -> Localized:
     return call.replace(shape=list(call.result))
 
 
-@sharding_rule("aten.view.dtype", "aten.view_copy.dtype")
+@sharding_rule("aten.view.dtype aten.view_copy.dtype")
 def _view_dtype(call: Call) -> Line:
     # Another element size changes the last dim; sums of reinterpreted bits mean nothing.
     if call.shapes[0] == call.result:
@@ -113,7 +112,7 @@ def _view_dtype(call: Call) -> Line:
     return line(f"{tensor_text([*names, '_'])} -> {tensor_text([*names, '_'])}")
 
 
-@localizer("aten.view.dtype", "aten.view_copy.dtype")
+@localizer("aten.view.dtype aten.view_copy.dtype")
 def _local_view_dtype(call: LocalCall) -> Localized:
     return call.unchanged()
 
@@ -185,7 +184,7 @@ sharding_rule("aten.expand", "... -> ...", linear=LINEAR)
 sharding_rule("aten.broadcast_to", "... -> ...", linear=LINEAR)
 
 
-@localizer("aten.expand", "aten.broadcast_to")
+@localizer("aten.expand aten.broadcast_to")
 def _local_expand(call: LocalCall) -> Localized:
     return call.replace(size=list(call.result))
 
@@ -232,7 +231,7 @@ def is_full_slice(call: Call, size: int) -> bool:
     return (start == 0 or start <= -size) and (end is None or end >= size) and step == 1
 
 
-@localizer("aten.slice", "aten.slice_scatter")
+@localizer("aten.slice aten.slice_scatter")
 def _local_slice(call: LocalCall) -> Localized:
     dim = dim_of(call["dim"], len(call.shapes[0]))
     if call.strategy.operands[0] == dim:
@@ -250,9 +249,7 @@ def _select(call: Call) -> Line:
     names = factor_names(len(call.shapes[0]))
     dim = dim_of(call["dim"], len(names))
     left = [*names[:dim], *names[dim + 1 :]]
-    return line(
-        f"{tensor_text([*names[:dim], '_', *names[dim + 1 :]])} -> {tensor_text(left)}", linear=LINEAR
-    )
+    return line(f"{tensor_text([*names[:dim], '_', *names[dim + 1 :]])} -> {tensor_text(left)}", linear=LINEAR)
 
 
 @sharding_rule("aten.unbind")
@@ -262,7 +259,7 @@ def _unbind(call: Call) -> Line:
     return line(f"{operand} -> {', '.join([result] * len(call.results))}", linear=LINEAR)
 
 
-@sharding_rule("aten.split", "aten.split_with_sizes", "aten.chunk")
+@sharding_rule("aten.split aten.split_with_sizes aten.chunk")
 def _split(call: Call) -> Line:
     return _whole_dims(call, [dim_of(call["dim"], len(call.shapes[0]))], len(call.results))
 
@@ -330,10 +327,40 @@ def _unfold(call: Call) -> Line:
     return line(f"{operand} -> {result} _" if call.shapes[0] else "[] -> _", linear=LINEAR)
 
 
-@sharding_rule("aten.tril", "aten.triu")
+@sharding_rule("aten.tril aten.triu")
 def _triangle(call: Call) -> Line:
     ndim = len(call.shapes[0])
     return _whole_dims(call, [ndim - 2, ndim - 1])
+
+
+# -- gradients of parts: zeros with the part in its place --------------------------------------------------------------
+
+
+@sharding_rule("aten.slice_backward")
+def _slice_backward(call: Call) -> Line:
+    dim = dim_of(call["dim"], len(call.result))
+    return _whole_dims(call, [] if is_full_slice(call, call.result[dim]) else [dim])
+
+
+@localizer("aten.slice_backward")
+def _local_slice_backward(call: LocalCall) -> Localized:
+    dim = dim_of(call["dim"], len(call.result))
+    if call.strategy.results[0] == dim:
+        return call.replace(input_sizes=list(call.result), start=0, end=call.result[dim])
+    return call.replace(input_sizes=list(call.result))
+
+
+@sharding_rule("aten.select_backward")
+def _select_backward(call: Call) -> Line:
+    names = factor_names(len(call.result))
+    dim = dim_of(call["dim"], len(names))
+    left = [*names[:dim], *names[dim + 1 :]]
+    return line(f"{tensor_text(left)} -> {tensor_text([*names[:dim], '_', *names[dim + 1 :]])}", linear=LINEAR)
+
+
+@localizer("aten.select_backward")
+def _local_select_backward(call: LocalCall) -> Localized:
+    return call.replace(input_sizes=list(call.result))
 
 
 # -- several tensors ---------------------------------------------------------------------------------------------------
@@ -370,29 +397,7 @@ def whole(call: Call) -> Line:
     )
 
 
-@sharding_rule("aten.as_strided", "aten.as_strided_scatter", "aten.unfold_backward")
+@sharding_rule("aten.as_strided aten.as_strided_scatter aten.unfold_backward")
 def whole_linear(call: Call) -> Line:
     """Everything whole, and linear in the operands together."""
     return line(whole(call).text, linear=[range(len(call.shapes))])
-
-
-
-# -- gradients of parts: zeros with the part in its place --------------------------------------------------------------
-
-
-@sharding_rule("aten.slice_backward")
-def _slice_backward(call: Call) -> Line:
-    return _whole_dims(call, [dim_of(call["dim"], len(call.shapes[0]))])
-
-
-@sharding_rule("aten.select_backward")
-def _select_backward(call: Call) -> Line:
-    names = factor_names(len(call.result))
-    dim = dim_of(call["dim"], len(names))
-    left = [*names[:dim], *names[dim + 1 :]]
-    return line(f"{tensor_text(left)} -> {tensor_text([*names[:dim], '_', *names[dim + 1 :]])}", linear=LINEAR)
-
-
-@localizer("aten.slice_backward", "aten.select_backward")
-def _local_part_backward(call: LocalCall) -> Localized:
-    return call.replace(input_sizes=list(call.result))
