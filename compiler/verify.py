@@ -15,7 +15,8 @@ from monarch.compiler.errors import GraphError, LayoutError, RuleError
 from monarch.compiler.graph import KINDS, Graph
 from monarch.compiler.ops import MonarchOp
 from monarch.compiler.plan.local_ops import LOCAL_OPS
-from monarch.compiler.rules import PARTIAL, rule_for, tensor_operands
+from monarch.compiler.rules import LOCALIZERS, rule_for, tensor_operands
+from monarch.compiler.rules.call import lookup
 from monarch.compiler.text import op_name, print_node, print_type
 from monarch.compiler.types import VARYING, Placement, TensorType, is_partial
 
@@ -29,7 +30,7 @@ def verify(graph: Graph, after: str = "", *, run: bool = False) -> None:
 
     - placeholders, calls of known, pure ops with arguments that these take, then one output; values stand before uses
     - every value has a type that can lie on the mesh, and types fit along collectives and `getitem`
-    - pending sums and values of a worker's own go only into ops that may take them (over the dims partitioned so far)
+    - over the dims partitioned so far, operands and results lie as the ops' rules allow
     - collectives run over dims that are partitioned, and somebody reads what they give
     - states are updated with values of their own shape, dtype and layout
 
@@ -128,7 +129,7 @@ class _Verifier(_Check):
             self.getitem(node)
         elif isinstance(target, torch._ops.OpOverload):
             self.arguments_of_torch(node, target)
-            self.pending(node, types)
+            self.placements(node, types)
         elif isinstance(target, MonarchOp):
             self.own_op(node, target, types)
         else:
@@ -183,7 +184,7 @@ class _Verifier(_Check):
         elif op in (ops.shard, ops.first_only):
             self.cut(node, given, types)
         elif op is not ops.axis_index:
-            self.pending(node, types)
+            self.placements(node, types)
 
     def collective(self, node: fx.Node, op: MonarchOp, given: dict[str, Any], types: Any) -> None:
         tensors = given["tensors"]
@@ -249,41 +250,45 @@ class _Verifier(_Check):
 
     # -- placements --------------------------------------------------------------------------------------------------
 
-    def pending(self, node: fx.Node, types: Any) -> None:
-        """Pending reductions go through linear ops only, and what is a worker's own stays so."""
+    def placements(self, node: fx.Node, types: Any) -> None:
+        """Operands and results lie as the op's rule allows, over each mesh dim that is partitioned."""
         operands = tensor_operands(node)
-        results = [type_ for type_ in _parts(types) if type_ is not None]
         for dim in self.graph.partitioned:
             takes = [operand.meta["type"].layout.placement(dim) for operand in operands]
-            gives = [type_.layout.placement(dim) for type_ in results]
+            gives = [type_.layout.placement(dim) for type_ in _parts(types) if type_ is not None]
             if VARYING in takes and any(placement != VARYING for placement in gives):
                 self.fail(f"takes a value that varies along '{dim}', so its own has to vary as well", node)
             if VARYING in gives and VARYING not in takes:
                 self.fail(f"varies along '{dim}', and no operand does", node)
-            if any(is_partial(placement) for placement in takes):
-                self.linear(node, dim, takes, gives)
-            elif any(is_partial(placement) for placement in gives) and not any(isinstance(p, int) for p in takes):
-                self.fail(f"is a pending reduction over '{dim}', and no operand is sharded or pending there", node)
+            if VARYING not in takes and any(placement is not None for placement in (*takes, *gives)):
+                self.by_rule(node, dim, operands, takes, gives)
 
-    def linear(self, node: fx.Node, dim: str, takes: list[Placement], gives: list[Placement]) -> None:
+    def by_rule(
+        self, node: fx.Node, dim: str, operands: list[fx.Node], takes: list[Placement], gives: list[Placement]
+    ) -> None:
+        # A call with sizes among its arguments was rewritten for one worker: which of its local dims stand for which
+        # global ones is not to be seen any more. Of such calls only pending reductions are looked at.
+        local = isinstance(node.target, MonarchOp) or lookup(LOCALIZERS, node.target) is not None
+        if any(is_partial(placement) for placement in gives) and not any(
+            isinstance(placement, int) or is_partial(placement) for placement in takes
+        ):
+            self.fail(f"is a pending reduction over '{dim}', and no operand is sharded or pending there", node)
+        if local and (any(isinstance(placement, int) for placement in takes) or not any(map(is_partial, takes))):
+            return
         try:
-            rule = rule_for(node, self.shape_of)
+            rule = rule_for(node, self.local_shape_of if local else _global_shape_of)
         except RuleError as error:
-            self.fail(f"takes a pending reduction over '{dim}', and it has no rule: {error.message}", node, error.hint)
+            self.fail(f"is not replicated on '{dim}', which a rule has to allow: {error.message}", node, error.hint)
+        made = [at for at, type_ in enumerate(_parts(node.meta["type"])) if type_ is not None]
         for strategy in rule.strategies(self.graph.mesh.sizes[dim]):
-            if strategy.factor == PARTIAL and list(strategy.operands) == takes:
-                if [
-                    p for p, t in zip(strategy.results, _parts(node.meta["type"]), strict=True) if t is not None
-                ] == gives:
-                    return
-        pending = next(o for o, p in zip(tensor_operands(node), takes, strict=True) if is_partial(p))
-        self.fail(
-            f"cannot take %{pending.name} before it is reduced over '{dim}'",
-            node,
-            f"%{pending.name} is {pending.meta['type']}.",
-        )
+            if list(strategy.operands) == takes and [strategy.results[at] for at in made] == gives:
+                return
+        lines = [f"%{operand.name} : {operand.meta['type']}" for operand in dict.fromkeys(operands)]
+        if pending := [o for o, placement in zip(operands, takes, strict=True) if is_partial(placement)]:
+            self.fail(f"cannot take %{pending[0].name} before it is reduced over '{dim}'", node, "\n".join(lines))
+        self.fail(f"does not lie on '{dim}' as its operands do: its rule is {rule}", node, "\n".join(lines))
 
-    def shape_of(self, node: fx.Node) -> Any:
+    def local_shape_of(self, node: fx.Node) -> Any:
         type_ = node.meta["type"]
         if isinstance(type_, TensorType):
             return self.graph.local_shape(type_)
@@ -391,6 +396,11 @@ class _Run(_Check):
 
 def _bind(function: Callable[..., Any], position: dict[str, int], sizes: Any) -> Callable[..., Any]:
     return lambda *args, **kwargs: function(position, sizes, *args, **kwargs)
+
+
+def _global_shape_of(node: fx.Node) -> Any:
+    type_ = node.meta["type"]
+    return type_.shape if isinstance(type_, TensorType) else tuple(() if part is None else part.shape for part in type_)
 
 
 def _is_tensor(value: Any) -> bool:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import struct
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
@@ -111,7 +112,7 @@ def dump_json(value: Any) -> str:
 def load_json(text: str | bytes, what: str) -> Any:
     """Strict JSON. Raises PlanError, also where it nests too deep or has numbers out of range."""
     try:
-        return json.loads(text, parse_constant=_no_constant)
+        return json.loads(text, parse_constant=_no_constant, parse_float=_finite)
     except RecursionError:
         raise PlanError(f"{what} nests too deep", hint=AGAIN) from None
     except ValueError as error:
@@ -120,3 +121,9 @@ def load_json(text: str | bytes, what: str) -> Any:
 
 def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
+
+
+def _finite(text: str) -> float:
+    if math.isinf(number := float(text)):
+        raise ValueError(f"the number {text[:20]} is too large")
+    return number

@@ -96,8 +96,6 @@ def plan_from_bytes(data: bytes, name: str = "the plan") -> Plan:
         "the plan",
         ("name", "mesh", "inputs", "outputs", "slots", "donated", "constant_slots", "sources"),
     )
-    if manifest["hash"] != _hash(head, members[PROGRAM], members[CONSTANTS]):
-        decoder.fail("its hash is not that of what it holds")
     mesh = decoder.mesh(head["mesh"])
     slots = decoder.integer(head["slots"], "the number of slots", 0, 2**31)
     constant_slots = {
@@ -122,9 +120,11 @@ def plan_from_bytes(data: bytes, name: str = "the plan") -> Plan:
         constant_slots=constant_slots,
         sources=decoder.sources(head["sources"]),
         graph=_load_text(members[GRAPH], decoder),
-        costs=decoder.mapping(manifest["costs"], "'costs'"),
+        costs=decoder.costs(manifest["costs"]),
         hash=manifest["hash"],
     )
+    if manifest["hash"] != _hash(head, members[PROGRAM], members[CONSTANTS]):
+        decoder.fail("its hash is not that of what it holds")
     check_plan(plan, decoder.fail)
     return plan
 
