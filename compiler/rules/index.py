@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import fx
 
 from monarch.compiler import ops
 from monarch.compiler.rules.call import Call, dim_of
-from monarch.compiler.rules.line import Line, Shape, factor_names, line
+from monarch.compiler.rules.line import Line, LineError, Shape, factor_names, line
 from monarch.compiler.rules.localize import LocalCall, Localized, localizer
 from monarch.compiler.rules.register import sharding_rule
 from monarch.compiler.rules.views import tensor_text
@@ -177,6 +178,8 @@ def _indexing(call: Call) -> tuple[str, str, list[str], list[str]]:
     """
     indices = call["indices"]
     tensors = [item for item in indices if isinstance(item, fx.Node)]
+    if any(_is_mask(item) for item in tensors):
+        raise LineError("a boolean mask among the indices picks as many elements as it is true, which no shape tells")
     first = 1 + (1 if call.name.startswith("aten._unsafe_masked_index") else 0)
     shapes = call.shapes[first : first + len(tensors)]
     indexed = [dim for dim, item in enumerate(indices) if item is not None]
@@ -228,9 +231,35 @@ def _put(call: Call, accumulate: bool) -> Line:
     )
 
 
+def _is_mask(index: fx.Node) -> bool:
+    return index.meta["type"].dtype in (torch.bool, torch.uint8)
+
+
 @sharding_rule("aten.index_put aten._unsafe_index_put")
 def _index_put(call: Call) -> Line:
+    given = [item for item in call["indices"] if item is not None]
+    if len(given) == 1 and _is_mask(given[0]):
+        return _put_by_mask(call)
     return _put(call, call["accumulate"])
+
+
+def _put_by_mask(call: Call) -> Line:
+    """`x[:, mask] = values`: the mask lies over some dims of x, and shards with them if all take one value."""
+    target, mask, values = call.shapes
+    first = next(dim for dim, item in enumerate(call["indices"]) if item is not None)
+    names = factor_names(len(target), taken=("count",))
+    after = first + len(mask)
+    picked = [*names[:first], "count", *names[after:]]
+    picked = picked[len(picked) - len(values) :]
+    at = picked.index("count") if "count" in picked else None
+    each_its_own = at is not None and values[at] != 1
+    if at is not None:
+        picked[at] = "_"
+    if each_its_own:
+        names[first:after] = ["_"] * len(mask)
+    source = tensor_text(names)
+    text = f"{source}, {tensor_text(names[first:after])}, {tensor_text(picked)} -> {source}"
+    return line(text, linear=[{0, 2}])
 
 
 @sharding_rule("aten._unsafe_masked_index_put_accumulate")

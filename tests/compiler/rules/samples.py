@@ -265,6 +265,9 @@ def index_samples() -> list[Sample]:
         call(aten._unsafe_masked_index.default, several, flags(4, 2, 1), [None, below(6, 4, 2), below(8, 2)], 0),
         call(aten._unsafe_masked_index.default, x, flags(8), [None, below(6, 8)], 1.5),
     ]
+    mask = torch.tensor([True, False, False, True])
+    mask_of_pairs = torch.zeros(6, 2, dtype=torch.bool)
+    mask_of_pairs[[0, 4, 5], [1, 0, 1]] = True
     for put in (aten.index_put.default, aten._unsafe_index_put.default):
         samples += [
             call(put, x, [below(4, 8), below(6, 8)], real(8), True),
@@ -274,6 +277,12 @@ def index_samples() -> list[Sample]:
             call(put, several, [below(4, 4), None, below(8, 4)], real(4, 6, 2), True),
             call(put, several, [below(4, 4), None, below(8, 4)], real(2), True),
             call(put, x, [torch.tensor([1, 3]), torch.tensor([0, 5])], real(1)),
+            call(put, x, [flags(4, 6)], real()),
+            call(put, x, [flags(4, 6)], real(1), True),
+            call(put, x, [mask], real(2, 6)),
+            call(put, x, [None, flags(6)], real(4, 1)),
+            call(put, cube, [None, mask_of_pairs], real(4, 3)),
+            call(put, cube, [mask], real(6, 2)),
         ]
     masked = aten._unsafe_masked_index_put_accumulate.default
     samples += [

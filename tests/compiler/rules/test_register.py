@@ -124,6 +124,11 @@ def test_a_rule_that_does_not_fit(tables: None, mylib: Any) -> None:
     )
 
 
+def test_a_mask_that_picks_elements_is_refused() -> None:
+    with pytest.raises(RuleError, match="a boolean mask among the indices picks as many elements as it is true"):
+        rule_for(trace(call(aten.index.Tensor, real(4, 6), [flags(4)])).node, shape_of)
+
+
 def test_a_malformed_rule_is_refused_where_it_is_registered(tables: None) -> None:
     with pytest.raises(RuleError) as error:
         sharding_rule("mylib.op", "m k, k n - m n")
