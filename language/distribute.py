@@ -173,8 +173,8 @@ def _first_that_divides(tensor: torch.Tensor, mesh: Mesh) -> Layout | None:
     return None
 
 
-_plain: weakref.WeakKeyDictionary[Mesh, dict[int, tuple[Any, int, DistributedTensor]]] = weakref.WeakKeyDictionary()
-_KEPT = 256
+_Known = dict[int, tuple[Any, int, DistributedTensor]]
+_plain: weakref.WeakKeyDictionary[Mesh, _Known] = weakref.WeakKeyDictionary()
 
 
 def place_plain(tensor: torch.Tensor, mesh: Mesh) -> DistributedTensor:
@@ -185,8 +185,6 @@ def place_plain(tensor: torch.Tensor, mesh: Mesh) -> DistributedTensor:
     if found is not None and found[0]() is tensor and found[1] == tensor._version:
         return found[2]
     made = place(tensor.detach(), mesh, TensorType(tensor.dtype, tuple(tensor.shape)))
-    if len(known) >= _KEPT:
-        for key in [key for key, entry in known.items() if entry[0]() is None] or list(known)[: _KEPT // 2]:
-            del known[key]
-    known[id(tensor)] = (weakref.ref(tensor), tensor._version, made)
+    key, version = id(tensor), tensor._version
+    known[key] = (weakref.ref(tensor, lambda _: known.pop(key, None)), version, made)
     return made

@@ -16,7 +16,6 @@ from monarch.compiler.passes.functionalize import functionalize
 from monarch.compiler.plan import Plan
 from monarch.language.compile import compile_graph
 from monarch.language.mesh import Mesh
-from monarch.language.random import next_seed
 from monarch.language.recorder import Recording
 from monarch.language.tensor import Cell
 
@@ -41,14 +40,14 @@ def flush(mesh: Mesh) -> None:
         return
     mesh._pending = None
     live = [(cell, value) for ref, value in recording.made if (cell := ref()) is not None]
-    if not recording.tape.ops:
-        return
     try:
         _run(mesh, recording, live)
     except BaseException as error:
         for cell, _ in live:
             cell.error = error
         raise
+    finally:
+        recording.release()
 
 
 def _run(mesh: Mesh, recording: Recording, live: list[tuple[Cell, Value]]) -> None:
@@ -75,9 +74,7 @@ def _run(mesh: Mesh, recording: Recording, live: list[tuple[Cell, Value]]) -> No
         _plans.move_to_end(key)
     arguments: list[Any] = []
     for spec in compiled.plan.inputs:
-        if spec.kind == "seed":
-            arguments.append(next_seed())
-        elif spec.kind == "scalar":
+        if spec.kind == "scalar":
             arguments.append(recording.scalars[str(spec.label)])
         else:
             arguments.append(cells[str(spec.label)].handle)

@@ -219,7 +219,7 @@ Guard = tuple[dict[Any, Any], Any, Any]
 
 
 def module_guards(environment: Environment) -> list[Guard]:
-    """(dict, key, value) triples that have to hold by identity: which tensors the modules hold, and `training`."""
+    """(dict, key, value) triples that have to hold by identity: which tensors and modules the modules hold, and `training`."""
     guards: list[Guard] = []
     seen: set[int] = set()
     for module in environment.modules.values():
@@ -228,17 +228,21 @@ def module_guards(environment: Environment) -> list[Guard]:
                 continue
             seen.add(id(child))
             guards.append((child.__dict__, "training", child.training))
-            for slots in (child._parameters, child._buffers):
+            for slots in (child._parameters, child._buffers, child._modules):
                 guards.extend((slots, key, tensor) for key, tensor in slots.items() if tensor is not None)
     return guards
 
 
 def optimizer_guards(optimizers: list[torch.optim.Optimizer]) -> list[Guard]:
-    """The tensors of the optimizers' state, which `load_state_dict` replaces."""
+    """What the optimizers step, and their state, which `load_state_dict` replaces."""
     guards: list[Guard] = []
     for optimizer in optimizers:
+        guards.append((optimizer.__dict__, "state", optimizer.state))
+        guards.append((optimizer.__dict__, "param_groups", optimizer.param_groups))
+        guards.extend((group, "params", group["params"]) for group in optimizer.param_groups)
         for parameter in parameters(optimizer):
             state = optimizer.state.get(parameter)
             if state:
+                guards.append((optimizer.state, parameter, state))
                 guards.extend((state, key, entry) for key, entry in state.items() if isinstance(entry, torch.Tensor))
     return guards

@@ -160,7 +160,17 @@ class Program(Generic[P, R]):
         if spec is None:
             _, spec = pytree.tree_flatten((args, kwargs))
         name = getattr(self, "__name__", "program")
-        return trace(self.__wrapped__, name, mesh, environment, leaves, spec, types, self._varying)
+        names = self._names(args, kwargs, leaves)
+        return trace(self.__wrapped__, name, mesh, environment, leaves, spec, types, names, self._varying)
+
+    def _names(self, args: Any, kwargs: Any, leaves: list[Any]) -> dict[int, str]:
+        """The parameters' names of the tensors that are arguments themselves, by their place among the leaves."""
+        try:
+            bound = inspect.signature(self.__wrapped__).bind(*args, **kwargs)
+        except TypeError:  # a wrong call: running the function says so in Python's words
+            return {}
+        found = {id(value): name for name, value in bound.arguments.items() if isinstance(value, torch.Tensor)}
+        return {number: found[id(leaf)] for number, leaf in enumerate(leaves) if id(leaf) in found}
 
     def _find_mesh(self, leaves: list[Any], environment: Environment) -> Mesh:
         if self._mesh is not None:

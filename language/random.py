@@ -1,20 +1,24 @@
 """Random numbers on a mesh: counter-based on the global index, so that they are the same on every mesh.
 
-Each use in a program (or between two eager runs) is a stream of its own, and each call has a seed of its own, derived from
-`manual_seed` and a counter. PyTorch's generator is not used: the numbers differ from a plain PyTorch run's.
+In a program each draw is a stream of its own, and each call has a seed of its own, derived from `manual_seed` and a counter.
+Outside programs each draw has a seed of its own, drawn from PyTorch's generator. Numbers differ from a plain PyTorch run's.
+
+The number of a program's next stream is kept in PyTorch's generator too, as its seed, while the program is traced: so what
+saves and restores the generator's state (activation checkpointing, `fork_rng`) gets the same numbers again.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from monarch.compiler import ops
-from monarch.language.recorder import HANDLERS, current_program, recording_for
+from monarch.language.recorder import HANDLERS, current_program, outside_programs, recording_for
 from monarch.language.tensor import DistributedTensor
 
 aten = torch.ops.aten
@@ -43,17 +47,43 @@ next_seed: Callable[[], int] = _seeds.next
 
 
 def manual_seed(seed: int) -> None:
-    """Start the random numbers of programs and of eager ops on meshes anew from `seed`."""
+    """Start the random numbers of programs and of eager ops on meshes anew from `seed`. Also seeds PyTorch's own generator,
+    from which eager ops draw."""
     _seeds.restart(int(seed))
+    torch.manual_seed(int(seed))
+
+
+@contextmanager
+def counting_streams() -> Iterator[None]:
+    """Count a program's streams from 0 while it is traced, and leave PyTorch's generator as it was."""
+    state = torch.default_generator.get_state()
+    torch.default_generator.manual_seed(0)
+    try:
+        yield
+    finally:
+        torch.default_generator.set_state(state)
+
+
+def _next_stream() -> int:
+    stream = torch.default_generator.initial_seed()
+    torch.default_generator.manual_seed(stream + 1)
+    return stream % 2**48
+
+
+def _own_seed() -> int:
+    with outside_programs():
+        return int(torch.randint(2**62, (), dtype=torch.int64))
 
 
 def _draw(distribution: str, shape: Any, dtype: torch.dtype, like: DistributedTensor | None) -> DistributedTensor:
     recording = recording_for(like.mesh) if like is not None else current_program()
     assert recording is not None
     shape = tuple(int(size) for size in shape)
-    stream = recording.streams
-    recording.streams += 1
-    return recording.own(ops.random, (distribution, shape, dtype, stream), shape, dtype)
+    if recording.program:
+        arguments: tuple[Any, ...] = (distribution, shape, dtype, _next_stream())
+    else:
+        arguments = (distribution, shape, dtype, 0, recording.lift(_own_seed()))
+    return recording.own(ops.random, arguments, shape, dtype)
 
 
 def _argument(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> Any:

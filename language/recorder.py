@@ -62,10 +62,13 @@ class Recording:
         self.constants: dict[int, tuple[torch.Tensor, int, DistributedTensor]] = {}
         self.scalars: dict[str, float] = {}
         self.guards: list[tuple[Expr, Any]] = []
-        self.streams = 0
         self._by_handle: dict[int, Value] = {}
         self._lifted: dict[tuple[str, float], str] = {}
         self.input_cells: set[int] = set()
+
+    def release(self) -> None:
+        """Let go of cells and plain tensors: tensors keep the recording where they were last used."""
+        self.states, self.made, self.constants, self._by_handle = {}, [], {}, {}
 
     # -- values --------------------------------------------------------------------------------------------------
 
@@ -106,9 +109,10 @@ class Recording:
         self.made.append((weakref.ref(cell), value))
         return DistributedTensor(fake, Ref(cell, fake, recording=self, value=value))
 
-    def input(self, fake: torch.Tensor, kind: str, label: str | int, type: TensorType) -> DistributedTensor:
+    def input(self, fake: torch.Tensor, number: int, type: TensorType, name: str | None) -> DistributedTensor:
+        """Argument `number` of a program."""
         value = self.tape.value(fake)
-        self.tape.inputs.append(Input(value, kind, label, type))
+        self.tape.inputs.append(Input(value, "input", number, type, name=name))
         cell = Cell(self.mesh, type, placed=True)
         cell.recording = self
         self.input_cells.add(id(cell))
@@ -278,9 +282,17 @@ def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if func is aten.detach.default or func is aten.alias.default:
         tensor = args[0]
         return DistributedTensor(tensor._ref.fake, tensor._ref)
+    if kwargs.get("generator") is not None:
+        raise ProgramError(
+            "random numbers on a mesh come from counters, not from a torch.Generator",
+            hint="leave generator= out, and seed with monarch.manual_seed(n).",
+            source=user_source(),
+        )
     handler = HANDLERS.get(func.overloadpacket)
     if handler is not None:
         return handler(func, args, kwargs)
+    if torch.Tag.inplace_view in func.tags:
+        raise _reshaped_in_place(func)
     return record(func, args, kwargs)
 
 
@@ -306,6 +318,7 @@ class _Call:
 
     def __init__(self, recording: Recording, func: Any) -> None:
         self.recording = recording
+        self.func = func
         self.lifts = number_arguments(func) if isinstance(func, torch._ops.OpOverload) else frozenset()
         self.whole = bool(self.lifts) and takes_whole_numbers(func)
 
@@ -322,6 +335,13 @@ class _Call:
             return tuple(pair[0] for pair in pairs), [pair[1] for pair in pairs]
         if isinstance(value, torch.SymFloat):
             node = value.node
+            if place not in self.lifts:
+                if node.hint is None:
+                    raise ProgramError(
+                        f"{self.func} takes no number that only the workers know", source=user_source()
+                    )
+                fixed = float(node.value())  # the trace holds while this stays what it is
+                return Number.of(fixed), fixed
             expr = node.expr if self.recording.program else self.recording.lift_constants(node.expr)
             return expr, 0.5 if node.hint is None else node.hint
         if isinstance(value, bool):
@@ -338,12 +358,6 @@ class _Call:
             return value, value
         if isinstance(value, (torch.device, torch.layout, torch.memory_format)):
             return str(value), value
-        if isinstance(value, torch.Generator):
-            raise ProgramError(
-                "random numbers on a mesh come from counters, not from a torch.Generator",
-                hint="leave generator= out, and seed with monarch.manual_seed(n).",
-                source=user_source(),
-            )
         raise ProgramError(f"cannot record an argument of type {type(value).__name__}: {value!r}", source=user_source())
 
 
@@ -438,11 +452,7 @@ def _results(
                     source=user_source(),
                 )
             if tensor._ref.fake.shape != tensor.shape:
-                raise OperatorError(
-                    f"{func} changes a tensor's shape in place, which a distributed tensor cannot",
-                    hint="use the form of the op that returns a new tensor.",
-                    source=user_source(),
-                )
+                raise _reshaped_in_place(func)
         recording.append(func, encoded, encoded_kwargs, None)
         if single:
             return written[0]
@@ -495,9 +505,23 @@ def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[A
     for position, argument in enumerate(func._schema.arguments):
         if argument.is_write:
             value = args[position] if position < len(args) else kwargs.get(argument.name)
+            if isinstance(value, (list, tuple)):
+                raise ProgramError(
+                    f"{func.overloadpacket} changes lists of tensors in place, which cannot be recorded",
+                    hint="for an optimizer: leave out fused=True.",
+                    source=user_source(),
+                )
             if value is not None:
                 found.append(value)
     return found
+
+
+def _reshaped_in_place(func: Any) -> OperatorError:
+    return OperatorError(
+        f"{func.overloadpacket} changes a tensor's shape in place, which a distributed tensor cannot",
+        hint="use the form of the op that returns a new tensor.",
+        source=user_source(),
+    )
 
 
 def _plain_write(tensor: torch.Tensor) -> ProgramError:
@@ -550,6 +574,16 @@ def read_item(tensor: DistributedTensor) -> Any:
         raise branch_error(user_source())
     return tensor.full_tensor().item()
 
+
+def _copy_out(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`plain.copy_(x)` outside a program fetches x."""
+    target, source = args[0], args[1]
+    if current_program() is None and not isinstance(target, DistributedTensor):
+        return target.copy_(source.full_tensor())
+    return record(func, args, kwargs)
+
+
+HANDLERS[aten.copy_] = _copy_out
 
 _OPTIMIZERS = "/torch/optim/"
 

@@ -27,6 +27,7 @@ from monarch.language.environment import (
 )
 from monarch.language.mesh import Mesh
 from monarch.language.optimizers import Hyperparameter, OptimizerSnapshot, OptimizerWatch
+from monarch.language.random import counting_streams
 from monarch.language.recorder import Recording, to_fake, tracing
 from monarch.language.tensor import Cell, DistributedTensor
 
@@ -73,6 +74,10 @@ class Trace:
     """Hyperparameters that are built in: (optimizer's label, group, key, value)."""
     guards: list[tuple[Expr, Any]]
     identities: list[Guard]
+    flags: list[tuple[DistributedTensor, bool]]
+    """Which tensors required a gradient."""
+    lengths: list[tuple[list[Any], int]]
+    """How many parameter groups the optimizers had."""
     constants: list[tuple[torch.Tensor, int]]
     """Plain tensors that are built in, with the versions that they had."""
     undo: Callable[[], None]
@@ -130,11 +135,13 @@ def trace(
     leaves: list[Any],
     spec: Any,
     types: dict[int, TensorType],
+    names: dict[int, str],
     varying: set[tuple[str, str]],
 ) -> Trace:
     """Run `function` with symbolic arguments and record it.
 
-    `leaves` and `spec` are the flattened (args, kwargs); `types` gives the type of each tensor leaf. Whatever fails, the
+    `leaves` and `spec` are the flattened (args, kwargs); `types` gives the type of each tensor leaf, `names` the parameters'
+    names where they have one. Whatever fails, the
     gradients and optimizers that the function has touched are as they were.
     """
     mesh.flush()
@@ -153,10 +160,11 @@ def trace(
         watch.restore()
 
     try:
-        symbols, arguments = _symbols(recording, leaves, types)
+        symbols, arguments = _symbols(recording, leaves, types, names)
         args, kwargs = pytree.tree_unflatten(symbols, spec)
         with ExitStack() as stack:
             stack.enter_context(torch.enable_grad() if torch.is_grad_enabled() else torch.no_grad())
+            stack.enter_context(counting_streams())
             stack.enter_context(watch.watching())
             stack.enter_context(tracing(recording))
             returned = function(*args, **kwargs)
@@ -169,17 +177,19 @@ def trace(
                 )
         del returned, args, kwargs, symbols
         gradients = [Gradient(leaf, grad, leaf.grad) for leaf, grad in before]
-        names = state_names(environment, watch.optimizers)
-        escapes = _escapes(recording, names)
+        labels_of = state_names(environment, watch.optimizers)
+        escapes = _escapes(recording, labels_of)
     except BaseException:
         undo()
         raise
     taken: set[str] = set(recording.scalars) | {"seed"}
-    states = _labelled([(names.get(id(entry.cell)), entry.cell) for entry in recording.states.values()], taken, "state")
+    states = _labelled([(labels_of.get(id(entry.cell)), entry.cell) for entry in recording.states.values()], taken, "state")
     inputs = [entry for entry in recording.tape.inputs if entry.kind == "state"]
     for (label, _), entry in zip(states, inputs, strict=True):
         entry.label = label
-    made = _labelled([(names.get(id(cell)), cell) for cell, _ in escapes], taken, "made")
+    made = _labelled([(labels_of.get(id(cell)), cell) for cell, _ in escapes], taken, "made")
+    constants = [(tensor, version) for tensor, version, _ in recording.constants.values()]
+    recording.release()
     return Trace(
         name=name,
         mesh=mesh,
@@ -193,20 +203,22 @@ def trace(
         fixed=watch.fixed,
         guards=list(dict.fromkeys(recording.guards)),
         identities=module_guards(environment) + optimizer_guards(watch.optimizers),
-        constants=[(tensor, version) for tensor, version, _ in recording.constants.values()],
+        flags=[(tensor, tensor.requires_grad) for _, tensor in environment.named_tensors()],
+        lengths=[(optimizer.param_groups, len(optimizer.param_groups)) for optimizer in watch.optimizers],
+        constants=constants,
         undo=undo,
     )
 
 
 def _symbols(
-    recording: Recording, leaves: list[Any], types: dict[int, TensorType]
+    recording: Recording, leaves: list[Any], types: dict[int, TensorType], names: dict[int, str]
 ) -> tuple[list[Any], dict[str, int]]:
     """Symbolic arguments: tensors become inputs, floats Scalars."""
     symbols: list[Any] = []
     arguments: dict[str, int] = {}
     for number, leaf in enumerate(leaves):
         if isinstance(leaf, torch.Tensor):
-            symbol: Any = recording.input(to_fake(leaf), "input", number, types[number])
+            symbol: Any = recording.input(to_fake(leaf), number, types[number], names.get(number))
             symbol.requires_grad_(leaf.requires_grad)
         elif type(leaf) is float:
             label = f"argument{number}"

@@ -95,6 +95,12 @@ class Variant:
             if holder.get(key) is not expected:
                 return False
         trace = self.trace
+        for tensor_, flag in trace.flags:
+            if tensor_.requires_grad is not flag:
+                return False
+        for groups, length in trace.lengths:
+            if len(groups) != length:
+                return False
         for _, group, key, value in trace.fixed:
             if group.get(key) != value:
                 return False

@@ -159,7 +159,7 @@ class Op:
 @dataclass(slots=True)
 class Input:
     """A value that a tape starts from. `kind` and `label` are those of the Graph's placeholder. `same_as` names an earlier
-    input that is known to hold the same value (the step counters of an optimizer's parameters)."""
+    input that is known to hold the same value (the step counters of an optimizer's parameters). `name` is the user's."""
 
     value: Value
     kind: str
@@ -167,6 +167,7 @@ class Input:
     type: TensorType
     same_as: Value | None = None
     tensor: torch.Tensor | None = None
+    name: str | None = None
 
     @property
     def key(self) -> tuple[Any, ...]:

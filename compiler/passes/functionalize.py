@@ -214,7 +214,7 @@ class Functionalizer(Emitter):
             if entry.same_as is not None:
                 node = self._initial[entry.same_as]
             else:
-                node = self.graph.placeholder(entry.kind, entry.label, entry.type)
+                node = self.graph.placeholder(entry.kind, entry.label, entry.type, entry.name)
                 if entry.tensor is not None:
                     self.graph.constants[str(entry.label)] = entry.tensor
             self._initial[entry.value] = node

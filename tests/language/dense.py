@@ -12,7 +12,9 @@ from monarch.compiler.graph import Graph
 from monarch.compiler.plan import Plan, ValueSpec
 from monarch.compiler.plan.blocks import block_of
 from monarch.compiler.reference import run_reference
+from monarch.compiler.text import parse_graph
 from monarch.compiler.types import MeshSpec, TensorType
+from monarch.compiler.verify import verify
 
 GRAPHS: dict[str, Graph] = {}
 
@@ -26,6 +28,8 @@ class DenseHandle:
 
 def compile_dense(graph: Graph) -> Plan:
     """A plan with no instructions; DenseExecutor finds its graph by the hash."""
+    verify(graph, run=True)
+    assert str(parse_graph(str(graph))) == str(graph)
     key, text = f"{len(GRAPHS)}", str(graph)
     GRAPHS[key] = graph
     for node in graph.calls:
