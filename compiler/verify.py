@@ -88,6 +88,11 @@ class _Verifier(_Check):
             else:
                 self.fail(f"is a '{node.op}' node: a graph has placeholders, calls of ops and an output", node)
 
+    @property
+    def dims(self) -> list[str]:
+        """The mesh dims along which it matters how values lie."""
+        return [dim for dim in self.graph.partitioned if self.graph.mesh.sizes[dim] > 1]
+
     # -- values ------------------------------------------------------------------------------------------------------
 
     def typed(self, node: fx.Node) -> Any:
@@ -253,7 +258,7 @@ class _Verifier(_Check):
     def placements(self, node: fx.Node, types: Any) -> None:
         """Operands and results lie as the op's rule allows, over each mesh dim that is partitioned."""
         operands = tensor_operands(node)
-        for dim in self.graph.partitioned:
+        for dim in self.dims:
             takes = [operand.meta["type"].layout.placement(dim) for operand in operands]
             gives = [type_.layout.placement(dim) for type_ in _parts(types) if type_ is not None]
             if VARYING in takes and any(placement != VARYING for placement in gives):
@@ -314,7 +319,7 @@ class _Verifier(_Check):
                 continue  # a state that the program makes
             if (new.dtype, new.shape) != (state.dtype, state.shape):
                 self.fail(f"updates state '{label}', which is {state}, with %{value.name}, which is {new}", node)
-            for dim in self.graph.partitioned:
+            for dim in self.dims:
                 if new.layout.placement(dim) != state.layout.placement(dim):
                     self.fail(
                         f"updates state '{label}', which is {state}, with %{value.name}, which is {new}",

@@ -504,3 +504,12 @@ def test_what_no_text_can_say(damage: Callable[[Graph], None], message: str) -> 
     graph = small()
     damage(graph)
     assert refused(graph).startswith(message)
+
+
+def test_along_a_mesh_dim_of_one_worker_everything_lies_alike() -> None:
+    graph = small()
+    graph.mesh = MeshSpec.of(data=1)
+    graph.partitioned = ("data",)
+    verify(graph, run=True)
+    graph.mesh = MeshSpec.of(data=2)
+    assert "%y does not lie on 'data' as its operands do" in refused(graph)
