@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import operator
 from dataclasses import dataclass, field
+from functools import partial
 
 from torch import fx
 
@@ -37,8 +38,8 @@ class Alternative:
 class Options:
     """The alternatives of one graph over one mesh dim.
 
-    `reach`       for each value, the placements it can have without being gathered or reduced, and whether that came
-                  from an input or `layout()` (True), or only from state (False). By result for ops with several.
+    `reach`       for each value, the placements that ops can give it, and whether one does so without an activation
+                  having been gathered for it. By result for ops with several.
     `strategies`  the allowed strategies of each op
     `after`       for each value, the placements that it may be brought to once, for all of its users
     """
@@ -79,7 +80,7 @@ def find_options(graph: Graph, mesh_dim: str) -> Options:
         for node in graph.fx.nodes:
             if node.op == "placeholder":
                 placement = node.meta["type"].layout.placement(mesh_dim)
-                options.reach[node] = [{placement: node.meta["kind"] == "input"}]
+                options.reach[node] = [{placement: True}]
             elif node.op == "call_function":
                 _reach_call(options, node, wanted)
         for label, node in graph.updates.items():
@@ -97,7 +98,7 @@ def _reach_call(options: Options, node: fx.Node, wanted: dict[fx.Node, set[int]]
     if node.target is operator.getitem:
         producer, index = node.args
         reach = dict(options.reach[producer][index])
-        options.strategies[node] = [Strategy((p,), (p,), "") for p in {None: False, **reach}]
+        options.strategies[node] = [Strategy((p,), (p,), "") for p in reach]
     elif node.target is ops.constrain:
         placement = parse_layout(node.args[1]).placement(options.mesh_dim)
         _want(options, operands[0], placement, wanted)
@@ -109,15 +110,14 @@ def _reach_call(options: Options, node: fx.Node, wanted: dict[fx.Node, set[int]]
         allowed: list[Strategy] = []
         results: list[dict[Placement, bool]] = []
         for strategy in options.rules[node].strategies(options.size):
-            support = _support(options, operands, strategy)
-            if support is None:
+            if not _supported(options, operands, strategy):
                 continue
             allowed.append(strategy)
+            direct = all(map(partial(_direct, options), operands, strategy.operands))
             while len(results) < len(strategy.results):
                 results.append({})
             for reached, placement in zip(results, strategy.results, strict=True):
-                if placement is not None:
-                    reached[placement] = reached.get(placement, False) or support
+                reached[placement] = reached.get(placement, False) or direct
             if strategy.factor:
                 for operand, placement in zip(operands, strategy.operands, strict=True):
                     _want(options, operand, placement, wanted)
@@ -137,15 +137,22 @@ def _reach_call(options: Options, node: fx.Node, wanted: dict[fx.Node, set[int]]
     options.reach[node] = [reach]
 
 
-def _support(options: Options, operands: list[fx.Node], strategy: Strategy) -> bool | None:
-    """Whether an operand already lies as `strategy` wants: None if none does, else whether an input is behind it."""
-    if not strategy.factor:
-        return False
-    found: bool | None = None
-    for operand, placement in zip(operands, strategy.operands, strict=True):
-        if placement is not None and placement in options.reach[operand][0]:
-            found = bool(found) or options.reach[operand][0][placement]
-    return found
+def _supported(options: Options, operands: list[fx.Node], strategy: Strategy) -> bool:
+    """Whether an operand already lies as `strategy` wants, so that it brings no sharding that nobody asked for."""
+    return not strategy.factor or any(
+        placement is not None and placement in options.reach[operand][0]
+        for operand, placement in zip(operands, strategy.operands, strict=True)
+    )
+
+
+def _direct(options: Options, operand: fx.Node, placement: Placement) -> bool:
+    """Whether an operand can be had in `placement` without gathering an activation."""
+    if operand.op == "placeholder" and operand.meta["kind"] == "state":
+        return True
+    at_hand = {p for p, direct in options.reach[operand][0].items() if direct}
+    if placement in at_hand or any(is_partial(p) for p in at_hand if not is_partial(placement)):
+        return True
+    return placement is not None and None in at_hand
 
 
 def _want(options: Options, operand: fx.Node, placement: Placement, wanted: dict[fx.Node, set[int]]) -> None:

@@ -15,7 +15,6 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from monarch.compiler.graph import Graph
-from monarch.compiler.partition.choose import choose
 from monarch.compiler.partition.options import Options, find_options
 from monarch.compiler.passes.base import Pass
 from monarch.compiler.types import TensorType
@@ -94,50 +93,25 @@ def _var_mean(
 
 
 def _split_composites(graph: Graph, mesh_dim: str) -> list[fx.Node]:
-    """The composite ops that this mesh dim would split.
-
-    An activation that an input's layout shards decides at once; where only parameters are sharded, they could also be
-    gathered, so the partitioner is asked: it splits the op if it would rather gather an activation than leave it.
-    """
+    """The composite ops that this mesh dim splits: an operand lies sharded where the op needs it whole, and comes to lie so
+    without anything being gathered for it (a fully sharded parameter, which is gathered, splits nothing)."""
     options = find_options(graph, mesh_dim)
-    candidates = [node for node in graph.calls if _is_composite(node) and _hits_whole(options, node)]
-    split = [node for node in candidates if any(from_input for _, from_input in _hits_whole(options, node))]
-    if split or not candidates:
-        return split
-    chosen = choose(options).alternatives
-    return [
-        node
-        for node in candidates
-        if any(
-            operand.op == "call_function"
-            and isinstance(chosen[operand].gives, int)
-            and chosen[node].strategy.factor == ""
-            for operand, _ in _hits_whole(options, node)
-        )
-    ]
+    return [node for node in graph.calls if node.target in composites() and _is_split(options, node)]
 
 
-def _is_composite(node: fx.Node) -> bool:
-    return node.target in composites()
-
-
-def _hits_whole(options: Options, node: fx.Node) -> list[tuple[fx.Node, bool]]:
-    """The operands that can lie sharded where the op needs them whole, each with whether an input is behind that."""
-    hits = []
-    rule = options.rules[node]
-    supported = {
+def _is_split(options: Options, node: fx.Node) -> bool:
+    taken = {
         (i, placement)
-        for strategy in rule.strategies(options.size)
+        for strategy in options.rules[node].strategies(options.size)
         for i, placement in enumerate(strategy.operands)
-        if isinstance(placement, int)
     }
-    for i, operand in enumerate(options.operands[node]):
-        if operand.op == "placeholder" and operand.meta["kind"] == "state":
-            continue  # a norm's own weight is small: gathering it leaves the op whole
-        for placement, from_input in options.reach[operand][0].items():
-            if isinstance(placement, int) and (i, placement) not in supported:
-                hits.append((operand, from_input))
-    return hits
+    return any(
+        direct and isinstance(placement, int) and (i, placement) not in taken
+        for i, operand in enumerate(options.operands[node])
+        # A norm's own weight is small: gathering it leaves the op whole.
+        if not (operand.op == "placeholder" and operand.meta["kind"] == "state")
+        for placement, direct in options.reach[operand][0].items()
+    )
 
 
 def _inline(graph: Graph, node: fx.Node) -> None:

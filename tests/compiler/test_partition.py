@@ -6,10 +6,13 @@ import pytest
 import torch
 
 from monarch.compiler.costs import graph_costs
+from monarch.compiler.errors import LayoutError
+from monarch.compiler.partition import nesting_order
 from monarch.compiler.pipeline import partition_graph
 from monarch.compiler.reference import run_reference
-from monarch.compiler.types import MeshSpec
-from tests.compiler.training import GPT, Step, check
+from monarch.compiler.text import parse_graph
+from monarch.compiler.types import MeshSpec, TensorType
+from tests.compiler.training import CNN, GPT, Step, check
 
 LAYERS = 2
 BATCH, SEQUENCE, WIDTH, VOCAB = 8, 16, 32, 256
@@ -92,3 +95,63 @@ def test_fully_sharded_gathers_each_layer_twice_and_scatters_its_gradients_once(
     assert moved["all_gather"]["count"] == 2 * groups - 1
     assert moved["all_reduce"] == {"count": 1, "tensors": 1, "bytes": 4}
     assert moved.keys() == {"reduce_scatter", "all_gather", "all_reduce"}
+
+
+def vocabulary_parallel(name: str, p: torch.Tensor) -> str | None:
+    return "[@model, -]" if name in ("embed.weight", "head.weight") else megatron(name, p)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+def test_a_sharded_vocabulary_never_makes_the_logits_whole(optimizer: str) -> None:
+    step = gpt_step(MeshSpec.of(model=2), vocabulary_parallel, "[-, -]", optimizer=optimizer)
+    partitioned = partition_graph(step.graph)
+    check(step, *run_reference(partitioned, step.values))
+    logits = BATCH * SEQUENCE * VOCAB
+    for node in partitioned.calls:
+        if isinstance(node.meta["type"], TensorType) and node.meta["type"].numel == logits:
+            assert partitioned.local_shape(node.meta["type"]) != node.meta["type"].shape, node
+
+
+@pytest.mark.parametrize("mesh", [MeshSpec.of(data=2), MeshSpec.of(data=4)])
+def test_a_convolution_network_has_the_batch_statistics_of_the_whole_batch(mesh: MeshSpec) -> None:
+    torch.manual_seed(0)
+    images, labels = torch.randn(8, 2, 16, 16), torch.randint(0, 8, (8,))
+    step = Step(CNN(), mesh, (images, labels), ("[@data, -, -, -]", "[@data]"), replicated, optimizer="sgd")
+    partitioned = partition_graph(step.graph)
+    check(step, *run_reference(partitioned, step.values), tolerance=1e-4)
+    moved = graph_costs(partitioned)["collectives"]["data"]
+    assert moved.keys() == {"all_reduce"}
+
+
+def test_the_time_to_partition_does_not_depend_on_the_size_of_the_mesh() -> None:
+    """The graphs for 4 and for 4,096 workers have the same ops; only sizes differ."""
+    texts = []
+    for data, model in ((2, 2), (4, 4)):
+        step = gpt_step(MeshSpec.of(data=data, model=model), megatron)
+        texts.append([str(node.target) for node in partition_graph(step.graph).calls])
+    assert texts[0] == texts[1]
+
+
+def test_layouts_that_nest_two_dims_in_opposite_orders_are_refused() -> None:
+    graph = parse_graph(
+        """graph @f on mesh<data=2, model=2> {
+          %a = state "a"              : f32[8@(data,model)]
+          %b = state "b"              : f32[8@(model,data)]
+          %c = aten.add.Tensor(%a, %b) : f32[8]
+          return %c
+        }"""
+    )
+    with pytest.raises(LayoutError, match="nest the mesh dims 'model' and 'data' in opposite orders") as caught:
+        partition_graph(graph)
+    assert "state 'a' is [@(data,model)]" in str(caught.value)
+    assert "state 'b' is [@(model,data)]" in str(caught.value)
+
+
+def test_the_mesh_dim_that_comes_first_in_a_nested_layout_is_partitioned_first() -> None:
+    graph = parse_graph(
+        """graph @f on mesh<data=2, model=2> {
+          %a = state "a" : f32[8@(model,data)]
+          return %a
+        }"""
+    )
+    assert nesting_order(graph) == ("model", "data")
