@@ -75,6 +75,7 @@ class Collectives:
 
     def begin(self, step: int) -> None:
         self._at = step << STEP_BITS
+        self._area = step % 2  # not where the last step left off: if it failed, that is not the same place everywhere
 
     def fail(self, step: int) -> None:
         """Give up the step: tell the peers, and wait until each of them has finished or given it up as well."""
@@ -193,7 +194,7 @@ class Collectives:
 
         def run(tensors: Sequence[torch.Tensor]) -> Tensors:
             if group.size == 1:
-                return list(tensors)
+                return _copies(tensors)
             if len(tensors) == 1 and 0 < tensors[0].nbytes <= (self.area if group.size == 2 else _DIRECT_BYTES):
                 return [self._reduce_small(group, op, tensors[0])]
             outs: list[Any] = [None] * len(tensors)
@@ -306,7 +307,6 @@ class Collectives:
                 self._read(group.peers)
         # The last results are read after the last meeting: say so, and remember who reads what of ours.
         self._read(group.peers, *range(AREAS))
-        self._area = 0
 
     def _shares(
         self, group: Group, chunk: tuple[int, int], low: int, high: int, area: int, source: Flat, dtype: torch.dtype
@@ -327,7 +327,7 @@ class Collectives:
 
         def run(tensors: Sequence[torch.Tensor]) -> Tensors:
             if group.size == 1:
-                return list(tensors)
+                return _copies(tensors)
             view = self.window.view
             outs: list[Any] = [None] * len(tensors)
             targets: list[Any] = [None] * len(tensors)
@@ -368,7 +368,7 @@ class Collectives:
 
         def run(tensors: Sequence[torch.Tensor]) -> Tensors:
             if group.size == 1:
-                return list(tensors)
+                return _copies(tensors)
             sources = _split(tensors, dims, group.size)
             outs = [torch.empty(blocks[0].shape, dtype=blocks[0].dtype) for blocks in sources]
             for pieces, area in self._send_blocks(group, plan, sources, slot):
@@ -393,7 +393,7 @@ class Collectives:
 
         def run(tensors: Sequence[torch.Tensor]) -> Tensors:
             if group.size == 1:
-                return list(tensors)
+                return _copies(tensors)
             sources = _split(tensors, target_dims, group.size)
             made = [_blocks(blocks[0], dim, group.size) for blocks, dim in zip(sources, source_dims, strict=True)]
             for pieces, area in self._send_blocks(group, plan, sources, slot):
@@ -444,8 +444,6 @@ class Collectives:
         readers = [group.ranks[target] for target, source in source_of.items() if source == me and target != me]
 
         def run(tensors: Sequence[torch.Tensor]) -> Tensors:
-            if group.size == 1 and (keep == 0 or source == 0):
-                return list(tensors)
             own = me == keep or source == me
             fill = torch.zeros if source is None else torch.empty
             outs = [
@@ -491,6 +489,11 @@ class _Rounds:
             self._rounds = rounds(shapes, [tensor.element_size() for tensor in tensors], self.limit)
             self._key = key
         return self._rounds
+
+
+def _copies(tensors: Sequence[torch.Tensor]) -> Tensors:
+    """A group of one: the same values, in buffers of their own, for a plan may write a collective's result in place."""
+    return [tensor.clone(memory_format=torch.contiguous_format) for tensor in tensors]
 
 
 def _share(length: int, k: int, room: int) -> int:

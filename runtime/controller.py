@@ -29,7 +29,7 @@ from monarch.compiler.plan import (
     log_topics,
 )
 from monarch.runtime import frame, futex, memory, signals, wire
-from monarch.runtime.controller_state import ControllerState, PlanRecord, Remote, Step
+from monarch.runtime.controller_state import ControllerState, PlanRecord, Remote, Step, fresh
 from monarch.runtime.placing import Blocks, pieces
 from monarch.runtime.processes import WarmParent, warm_parent
 from monarch.runtime.replies import Replies
@@ -58,6 +58,7 @@ class LocalExecutor:
         self._state = ControllerState(mesh)
         self._lock = threading.RLock()
         self._closing = False
+        self._refreshed = 0  # the command at which the workers' progress was last looked at
         self._log = "commands" in log_topics()
         self._freed: deque[int] = deque()
         self._types: dict[TensorType, TensorType] = {}
@@ -261,7 +262,8 @@ class LocalExecutor:
             self._ring.publish()
             if self._log:
                 self._say(f"run {record.name} ({', '.join(map(str, values))}) -> {base} ...")
-            if step.sequence % _REFRESH_EVERY == 0:
+            if step.sequence - self._refreshed >= _REFRESH_EVERY:
+                self._refreshed = step.sequence
                 self._refresh()
                 if step.sequence - state.finished_commands > MAX_UNDER_WAY:
                     self._catch_up(step.sequence - MAX_UNDER_WAY // 2)
@@ -340,7 +342,6 @@ class LocalExecutor:
                 self._ring.write(record, command, self._state.finished_commands)
                 return
             except Full as full:
-                self._ring.publish()
                 self._catch_up(full.sequence + 1)
 
     def _flush_freed(self) -> None:
@@ -374,19 +375,18 @@ class LocalExecutor:
             self._ready()
             if self._freed:
                 self._flush_freed()
-            self._ring.publish()
         self._catch_up(commands)
 
     def _catch_up(self, commands: int) -> None:
+        with self._lock:
+            self._ring.publish()
         words, looks = self._signals.words, 0
 
         def check(seen: int) -> None:
             nonlocal looks
             looks += 1
             if looks > 1 or words[signals.DEAD]:
-                with self._lock:
-                    self._ready()
-                    self._replies.read(-1)
+                self._look()
 
         if self._state.finished_commands < commands:
             for rank in range(self._mesh.workers):
@@ -396,12 +396,19 @@ class LocalExecutor:
         with self._lock:
             self._refresh()
 
+    def _look(self) -> None:
+        """While waiting: take in what has come, and raise where there is nothing left to wait for."""
+        with self._lock:
+            self._ready()
+            self._read_deaths(0.0)
+            self._ready()
+            self._replies.read(-1)
+
     def _gather(self, step: Step, ranks: set[int]) -> None:
         """Wait for the answers of `ranks` to a command, and until all workers have finished it."""
         while True:
+            self._look()
             with self._lock:
-                self._ready()
-                self._replies.read(-1)
                 pending = self._replies.pending(step.sequence, ranks)
             if not pending:
                 break
@@ -418,7 +425,7 @@ class LocalExecutor:
         elif state.dead is None and not self._warm.alive:
             state.give_up(f"the mesh {self._mesh} has lost its workers: the process that they were forked from has ended")
         if state.dead is not None:
-            raise state.dead.with_traceback(None)
+            raise fresh(state.dead)
 
     def _read_deaths(self, seconds: float) -> None:
         exits: list[tuple[int, str]] = []
@@ -445,7 +452,10 @@ class LocalExecutor:
     def close(self) -> None:
         self._closing = True  # seen by whoever waits with the lock held
         with self._lock:
-            self._stop()
+            if self._stop.alive:
+                self._stop()
+                geometry = self._window.geometry
+                self._window.give_back(geometry.ring, geometry.total - geometry.ring)
             self._plans.clear()
             self._records.clear()
 

@@ -158,9 +158,9 @@ class ControllerState:
     def check(self, step: Step) -> None:
         """Raise what went wrong in a finished step, if anything did."""
         if step.error is not None:
-            raise step.error.with_traceback(None)
+            raise fresh(step.error)
         if self.dead is not None:
-            raise self.dead.with_traceback(None)
+            raise fresh(self.dead)
 
     def recover(self, handle: Remote) -> Remote:
         """For a state that a failed step was to make: the newest value of it that there is. Raises what `check` raises
@@ -201,7 +201,7 @@ class ControllerState:
         cause = min(reports, key=lambda report: (_KIND_RANK[report.kind], report.rank))
         if cause.kind == "dependent" and cause.root in self._failures:
             first = self._failures[cause.root]
-            return DeviceMeshError(first.message, hint=first.hint, source=first.source)
+            return fresh(first)
         who = f"worker {self._coordinates[cause.rank]}"
         what = f" in {cause.op}" if cause.op else ""
         message = f"{who} failed{what}: {cause.error or 'a value that it needs is missing'}"
@@ -221,3 +221,9 @@ class ControllerState:
             hint.extend("  " + line for line in cause.traceback.rstrip().splitlines())
         source = Source(*cause.source) if cause.source else None
         return DeviceMeshError(message, hint="\n".join(hint), source=source)
+
+
+def fresh(error: DeviceMeshError) -> DeviceMeshError:
+    """The same error to be raised once more: one that has been raised keeps the frames that it went through alive, and
+    the handles in them."""
+    return DeviceMeshError(error.message, hint=error.hint, source=error.source)

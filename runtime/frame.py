@@ -44,7 +44,8 @@ def check(plan: Plan) -> None:
         for slot in _slots((instruction.args, tuple(instruction.kwargs.values()))):
             if slot not in written:
                 raise PlanError(f"instruction {number} of plan '{plan.name}' ({instruction.op}) reads empty slot {slot}")
-        written.add(instruction.out)
+        if instruction.op != "commit":
+            written.add(instruction.out)
         written.difference_update(instruction.free)
     for spec in plan.outputs:
         if spec.slot not in written:
@@ -96,10 +97,14 @@ class Frame:
         for label, slot in plan.constant_slots.items():
             lines.append(f"    s{_number(slot)} = {self._name(plan.constants[label])}")
         for number, instruction in enumerate(plan.instructions):
-            lines.append(f"    s{_number(instruction.out)} = {self._call(instruction)}")
+            target = "" if instruction.op == "commit" else f"s{_number(instruction.out)} = "
+            lines.append(f"    {target}{self._call(instruction)}")
             self._line_of[len(lines)] = number
             if instruction.free:
                 lines.append("    " + " = ".join(f"s{_number(slot)}" for slot in instruction.free) + " = None")
+        if any(plan.donated) and not any(instruction.op == "commit" for instruction in plan.instructions):
+            # States are replaced by all workers or by none, also where nothing is written in place.
+            lines.append(f"    {self._name(self._bind('commit'))}()")
         lines.append(f"    return ({''.join(f's{_number(spec.slot)}, ' for spec in plan.outputs)})")
         return "\n".join(lines) + "\n"
 

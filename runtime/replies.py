@@ -54,7 +54,8 @@ class Replies:
         """Wait a little, at most until one of `ranks` sends something."""
         poll = select.poll()
         for rank in ranks:
-            poll.register(self._ends[rank], select.POLLIN)
+            if (fd := self._ends[rank].fileno()) >= 0:  # closed by another thread
+                poll.register(fd, select.POLLIN)
         poll.poll(_SLEEP_MILLISECONDS)
 
     def _receive(self, rank: int, end: socket.socket) -> bool:

@@ -68,7 +68,6 @@ class LoadedPlan:
         # A number arrives as one, and is to the plan a tensor without dims.
         self.dtypes = [spec.type.dtype if spec.kind in ("scalar", "seed") else None for spec in plan.inputs]
         self.struct = wire.run_struct(self.dtypes)
-        self.commits = any(instruction.op == "commit" for instruction in plan.instructions)
         self.donated = [at for at, donated in enumerate(plan.donated) if donated and self.dtypes[at] is None]
 
 
@@ -115,8 +114,7 @@ class WorkerState:
             return [self._miss(step, base, outputs, replace(plan, step=step))]
         arguments: list[Any] = list(plan.struct.unpack_from(body)[4:])
         self._donated = [arguments[at] for at in plan.donated]
-        # Without a commit, a worker that is done has replaced its state, whatever becomes of the others.
-        self._committed = bool(self._donated) and not plan.commits
+        self._committed = False
         values = self.values
         for at, dtype in enumerate(plan.dtypes):
             if dtype is not None:
@@ -136,8 +134,6 @@ class WorkerState:
             report = self._explain(step, plan, error)
             error.__traceback__ = None  # it holds the step's values
             return [self._miss(step, base, outputs, report)]
-        for handle in self._donated:
-            values.pop(handle, None)
         for at, result in enumerate(results):
             values[base + at] = result
         return []
