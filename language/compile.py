@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from monarch.compiler.graph import Graph
 from monarch.compiler.plan import Plan
@@ -26,8 +25,7 @@ def compile_graph(graph: Graph) -> Plan:
 def partition_graph(graph: Graph) -> Graph:
     from monarch.compiler import pipeline
 
-    result: Any = pipeline.partition_graph(graph)
-    return result  # type: ignore[no-any-return]
+    return pipeline.partition_graph(graph)
 
 
 @contextmanager

@@ -19,12 +19,12 @@ class _Constrain(torch.autograd.Function):
     """The identity, with a layout; the gradient is laid out the same."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, layout: Layout) -> torch.Tensor:  # type: ignore[override]
+    def forward(ctx: Any, tensor: torch.Tensor, layout: Layout) -> torch.Tensor:
         ctx.layout = layout
         return _record(tensor, layout)
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
         return _record(gradient, ctx.layout), None
 
 
@@ -36,16 +36,16 @@ def _record(tensor: torch.Tensor, layout: Layout) -> torch.Tensor:
 
 
 def constrain(tensor: DistributedTensor, layout: Layout) -> DistributedTensor:
-    result: DistributedTensor = _Constrain.apply(tensor, layout)  # type: ignore[no-untyped-call]
+    result: DistributedTensor = _Constrain.apply(tensor, layout)
     return result
 
 
 def layout(x: torch.Tensor, layout: LayoutLike) -> DistributedTensor:
     """The same value, laid out so: `h = monarch.layout(h, "[@data, -, @model]")`.
 
-    Inside a program this binds the partitioner at this point; outside one it moves the tensor. The gradient of `x` is laid
-    out the same. `layout` is text, one entry for each tensor dim (`["data", None]`), DTensor placements, or a Layout.
-    Raises LayoutError where the layout does not fit the tensor or the mesh.
+    Inside a program this binds the partitioner at this point; outside one it moves the tensor. The gradient of `x` is
+    laid out the same. `layout` is text, one entry for each tensor dim (`["data", None]`), DTensor placements, or a
+    Layout. Raises LayoutError where the layout does not fit the tensor or the mesh.
     """
     source = user_source()
     if not isinstance(x, DistributedTensor):

@@ -63,7 +63,9 @@ def _ops_differ(was: Op, now: Op) -> ProgramError:
                     source=now.source,
                 )
         return ProgramError(
-            f"{_name(now)} works on other tensors now than when the program was traced", hint=_TRACED_ONCE, source=now.source
+            f"{_name(now)} works on other tensors now than when the program was traced",
+            hint=_TRACED_ONCE,
+            source=now.source,
         )
     return ProgramError(
         f"this line runs {_name(now)} now and ran {_name(was)} when the program was traced",
@@ -92,6 +94,4 @@ def _constants(trace: Trace) -> list[torch.Tensor]:
 
 def _python_results(trace: Trace) -> list[Any]:
     """The results that are plain Python values: those that can be compared."""
-    return [
-        leaf for leaf in trace.result.leaves if leaf is None or isinstance(leaf, (bool, int, float, str, bytes))
-    ]
+    return [leaf for leaf in trace.result.leaves if leaf is None or isinstance(leaf, (bool, int, float, str, bytes))]

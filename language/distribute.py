@@ -38,8 +38,8 @@ def distribute(
         distribute(x, mesh, sharding_spec=["data", None])      # the same as a list
         distribute(x, mesh, placements=[Shard(0), Replicate()])  # DTensor's: one for each mesh dim
 
-    The result is a leaf that requires grad if `tensor` does. A tensor that is on the mesh already is redistributed. Returns
-    at once. Raises LayoutError where the layout does not fit the tensor or the mesh.
+    The result is a leaf that requires grad if `tensor` does. A tensor that is on the mesh already is redistributed.
+    Returns at once. Raises LayoutError where the layout does not fit the tensor or the mesh.
     """
     source = user_source()
     given = [spec for spec in (layout, sharding_spec, placements) if spec is not None]
@@ -75,13 +75,14 @@ def module_to_mesh(
 ) -> M:
     """Place a module's parameters and buffers on a mesh, in place; returns the module.
 
-    `layouts` maps patterns of parameter and buffer names to layouts: a glob ("blocks.*.up.weight"), or a regular expression
-    between slashes ("/blocks\\.[0-3]\\..*/"); of several that match, the last counts. A layout may also be given for each
-    rank ({1: "[-]", 2: "[@model, -]"}); None means replicated. Parameters that no pattern names are replicated.
-
-    Without `layouts` every parameter is sharded over the first mesh dim, on its first dim that divides, and what does not
-    divide is replicated, as fully sharded data parallel does. Tied parameters stay tied. Buffers that no pattern names are
+    `layouts` maps patterns of parameter and buffer names to layouts: a glob ("blocks.*.up.weight"), or a regular
+    expression between slashes ("/blocks\\.[0-3]\\..*/"); of several that match, the last counts. A layout may also be
+    given for each rank ({1: "[-]", 2: "[@model, -]"}); None means replicated. Parameters that no pattern names are
     replicated.
+
+    Without `layouts` every parameter is sharded over the first mesh dim, on its first dim that divides, and what does
+    not divide is replicated, as fully sharded data parallel does. Tied parameters stay tied. Buffers that no pattern
+    names are replicated.
 
     Raises LayoutError for a pattern that matches nothing, or a layout that does not fit.
     """
@@ -132,9 +133,9 @@ def module_to_mesh(
             placed[id(tensor)] = made
     for owner in module.modules():
         for slots in (owner._parameters, owner._buffers):
-            for key, tensor in slots.items():
-                if tensor is not None and id(tensor) in placed:
-                    slots[key] = placed[id(tensor)]
+            for key, held in slots.items():
+                if held is not None and id(held) in placed:
+                    slots[key] = placed[id(held)]  # type: ignore[assignment]
     return module
 
 
@@ -178,8 +179,8 @@ _plain: weakref.WeakKeyDictionary[Mesh, _Known] = weakref.WeakKeyDictionary()
 
 
 def place_plain(tensor: torch.Tensor, mesh: Mesh) -> DistributedTensor:
-    """A plain tensor that meets distributed ones outside a program: replicated, and kept while it lives unchanged, so that
-    a mask used in every step travels once."""
+    """A plain tensor that meets distributed ones outside a program: replicated, and kept while it lives unchanged, so
+    that a mask used in every step travels once."""
     known = _plain.setdefault(mesh, {})
     found = known.get(id(tensor))
     if found is not None and found[0]() is tensor and found[1] == tensor._version:

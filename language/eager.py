@@ -1,8 +1,8 @@
 """The eager door: ops outside a program are recorded, and run as an implicit program when a value is needed.
 
-Plans are kept by the tape, so a training loop compiles in its first iterations and then reuses its plans; floats among the
-arguments of pointwise ops are inputs of the plan, so that an optimizer's changing numbers make no new one. Tensors that are
-still alive when the tape runs are its results; those that Python has dropped are not computed.
+Plans are kept by the tape, so a training loop compiles in its first iterations and then reuses its plans; floats
+among the arguments of pointwise ops are inputs of the plan, so that an optimizer's changing numbers make no new one.
+Tensors that are still alive when the tape runs are its results; those that Python has dropped are not computed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ _plans: OrderedDict[Any, _Compiled] = OrderedDict()
 
 
 def flush(mesh: Mesh) -> None:
-    """Run what was recorded on `mesh`. Returns at once; a failure on the workers is raised where its results are needed."""
+    """Run what was recorded on `mesh`. Returns at once; a failure on the workers is raised where its results are
+    needed."""
     recording = mesh._pending
     if recording is None:
         return
@@ -95,4 +96,3 @@ def _groups(aliases: dict[str, str]) -> dict[str, list[str]]:
 def cached_plans() -> int:
     """How many eager plans are kept."""
     return len(_plans)
-

@@ -39,8 +39,9 @@ class Environment:
         return self.meshes[0] if self.meshes else None
 
     def named_tensors(self) -> Iterator[tuple[str, DistributedTensor]]:
-        """Every distributed tensor with the name that a program's state gets: a module's parameters by their names in the
-        module (prefixed by the module's own where there are several), then tensors, then what only optimizers hold."""
+        """Every distributed tensor with the name that a program's state gets: a module's parameters by their names in
+        the module (prefixed by the module's own where there are several), then tensors, then what only optimizers
+        hold."""
         for name, module in self.modules.items():
             prefix = f"{name}." if len(self.modules) > 1 else ""
             for slots in (module.named_parameters(prefix=""), module.named_buffers(prefix="")):
@@ -115,7 +116,9 @@ class _Scan:
             return
         if depth > _DEPTH or len(self.seen) > _VALUES:
             return
-        if isinstance(value, (FunctionType, MethodType, functools.partial)) or hasattr(type(value), "__wrapped_program__"):
+        if isinstance(value, (FunctionType, MethodType, functools.partial)) or hasattr(
+            type(value), "__wrapped_program__"
+        ):
             self.callable(value, name, depth)
             return
         if id(value) in self.seen:
@@ -179,7 +182,7 @@ def _global_names(code: CodeType) -> tuple[str, ...]:
     return tuple(names)
 
 
-# -- names of state -----------------------------------------------------------------------------------------------------------
+# -- names of state --------------------------------------------------------------------------------------------------
 
 
 def state_names(environment: Environment, optimizers: list[torch.optim.Optimizer]) -> dict[int, str]:
@@ -213,13 +216,14 @@ def state_names(environment: Environment, optimizers: list[torch.optim.Optimizer
     return names
 
 
-# -- facts that a trace depends on ----------------------------------------------------------------------------------------------
+# -- facts that a trace depends on -----------------------------------------------------------------------------------
 
 Guard = tuple[dict[Any, Any], Any, Any]
 
 
 def module_guards(environment: Environment) -> list[Guard]:
-    """(dict, key, value) triples that have to hold by identity: which tensors and modules the modules hold, and `training`."""
+    """(dict, key, value) triples that have to hold by identity: which tensors and modules the modules hold, and
+    `training`."""
     guards: list[Guard] = []
     seen: set[int] = set()
     for module in environment.modules.values():

@@ -13,7 +13,8 @@ class OperatorError(MonarchError, RuntimeError):
 
 
 def branch_error(source: Source | None) -> ProgramError:
-    """A tensor's value was asked for (`if t`, `float(t)`, `t.item()`, `range(t)`, `print(t)`) while a program was traced."""
+    """A tensor's value was asked for (`if t`, `float(t)`, `t.item()`, `range(t)`, `print(t)`) while a program was
+    traced."""
     line = source.excerpt().splitlines()[0].strip() if source and source.excerpt() else "if loss > 0.1:"
     width = max(len(line), len("y = torch.where(loss > 0.1, a, b)")) + 2
     rows = [

@@ -33,7 +33,7 @@ _KEYWORD = {"addcmul": "value", "addcdiv": "value", "addcmul_": "value", "addcdi
 
 def _handle(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     name = func._schema.name.split("::_foreach_")[1]
-    apply = _SPECIAL.get(name) or _base(name)
+    apply: Any = _SPECIAL.get(name) or _base(name)
     keyword = _KEYWORD.get(name)
     first = next(entry for entry in args if isinstance(entry, (list, tuple)))
     results = []

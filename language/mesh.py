@@ -47,9 +47,9 @@ class Mesh:
         mesh = Mesh(data=4, model=2)
         mesh = Mesh(shape=(4, 2), mesh_dim_names=("data", "model"))
 
-    Workers are numbered row-major (the last dim varies fastest), and start when something first runs on the mesh; `close`
-    (or leaving a `with mesh:` block) ends them. `rename`, `split` and `flatten` give views with other dims on the same
-    workers; `slice` gives the sub-mesh of some of them.
+    Workers are numbered row-major (the last dim varies fastest), and start when something first runs on the mesh;
+    `close` (or leaving a `with mesh:` block) ends them. `rename`, `split` and `flatten` give views with other dims on
+    the same workers; `slice` gives the sub-mesh of some of them.
     """
 
     def __init__(
@@ -81,7 +81,9 @@ class Mesh:
         self._pending: Recording | None = None
 
     @classmethod
-    def abstract(cls, shape: Sequence[int] | None = None, mesh_dim_names: Sequence[str] | None = None, **dims: int) -> Mesh:
+    def abstract(
+        cls, shape: Sequence[int] | None = None, mesh_dim_names: Sequence[str] | None = None, **dims: int
+    ) -> Mesh:
         """A mesh with no workers, for compiling ahead of time."""
         mesh = cls(shape, mesh_dim_names, **dims)
         mesh._workers.abstract = True
@@ -155,8 +157,8 @@ class Mesh:
     def slice(self, **where: int | slice) -> Mesh:
         """The sub-mesh at a position (which drops the dim) or a range of positions along the dims given.
 
-            mesh.slice(data=0)              # the workers of the first data-parallel replica
-            mesh.slice(data=slice(0, 2))    # the first two
+        mesh.slice(data=0)              # the workers of the first data-parallel replica
+        mesh.slice(data=slice(0, 2))    # the first two
         """
         chosen: dict[str, list[int]] = {}
         dims: list[tuple[str, int]] = []
@@ -187,8 +189,8 @@ class Mesh:
         return self._view(tuple((names.get(name, name), size) for name, size in self.spec.dims))
 
     def split(self, **parts: Any) -> Mesh:
-        """A dim taken apart into several, first major: `mesh.split(host=("dp", "pp"), pp=2)`. The size of one of the new
-        dims may be left out."""
+        """A dim taken apart into several, first major: `mesh.split(host=("dp", "pp"), pp=2)`. The size of one of the
+        new dims may be left out."""
         sizes = {name: value for name, value in parts.items() if isinstance(value, int)}
         dims: list[tuple[str, int]] = []
         named = [name for name, value in parts.items() if not isinstance(value, int)]
@@ -206,7 +208,8 @@ class Mesh:
             if unknown > 1 or size % product or (unknown == 0 and product != size):
                 given = ", ".join(f"{new}={sizes[new]}" for new in parts[name] if new in sizes)
                 raise LayoutError(
-                    f"cannot split '{name}', of size {size}, into ({', '.join(parts[name])}) with {given or 'no sizes'}",
+                    f"cannot split '{name}', of size {size}, into ({', '.join(parts[name])})"
+                    f" with {given or 'no sizes'}",
                     hint="the sizes have to multiply to that of the dim; one of them may be left out.",
                 )
             dims.extend((new, value or size // product) for new, value in zip(parts[name], known, strict=True))
@@ -237,7 +240,7 @@ class Mesh:
         if self.spec != self._workers.spec:
             raise MonarchError(
                 f"cannot run on {self.spec}: its workers were started as {self._workers.spec}",
-                hint="place tensors with the dims that the mesh was made with; renamed views describe, and cannot run yet.",
+                hint="place tensors with the dims that the mesh was made with; views with other dims cannot run yet.",
             )
         return self._workers.start()
 

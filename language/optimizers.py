@@ -1,4 +1,5 @@
-"""Torch's optimizers inside a program: their hyperparameters are read at every call, and their state lies on the mesh."""
+"""Torch's optimizers inside a program: their hyperparameters are read at every call, and their state lies on the
+mesh."""
 
 from __future__ import annotations
 
@@ -37,8 +38,8 @@ class Hyperparameter:
 class OptimizerWatch:
     """Follows the optimizers that a trace steps.
 
-    While `step` runs, `lr` (and what is known to vary: `varying`, pairs of an optimizer's label and a key) is a Scalar; all
-    other hyperparameters are built into the program, and `fixed` lists them, so that a change is noticed.
+    While `step` runs, `lr` (and what is known to vary: `varying`, pairs of an optimizer's label and a key) is a
+    Scalar; all other hyperparameters are built into the program, and `fixed` lists them, so that a change is noticed.
     """
 
     def __init__(self, recording: Recording, labels: Mapping[int, str], varying: set[tuple[str, str]]) -> None:

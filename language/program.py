@@ -1,4 +1,5 @@
-"""`@monarch.program`: a Python function that is traced once for each signature, compiled, and then run by one command."""
+"""`@monarch.program`: a Python function that is traced once for each signature, compiled, and then run by one
+command."""
 
 from __future__ import annotations
 
@@ -49,8 +50,8 @@ class Traced:
 
 
 class _Entry:
-    """What a program knows of one signature. It is traced again at calls 2, 3, 5, 9, 17, …, to notice Python values that
-    were built in and have changed."""
+    """What a program knows of one signature. It is traced again at calls 2, 3, 5, 9, 17, …, to notice Python values
+    that were built in and have changed."""
 
     def __init__(self) -> None:
         self.variants: list[Variant] = []
@@ -90,13 +91,13 @@ class Program(Generic[P, R]):
         if entry.calls != entry.check:
             for variant in entry.variants:
                 if variant.holds(leaves):
-                    return variant.run(leaves)  # type: ignore[no-any-return]
+                    return variant.run(leaves)
         try:
             variant = self._trace_again(entry, args, kwargs, leaves, spec)
         except BaseException:
             entry.calls -= 1
             raise
-        return variant.run(leaves)  # type: ignore[no-any-return]
+        return variant.run(leaves)
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         """As a method: one program for each object, for what it closes over is the object's."""
@@ -191,8 +192,8 @@ class Program(Generic[P, R]):
     # -- signatures ----------------------------------------------------------------------------------------------
 
     def _signature(self, args: Any, kwargs: Any) -> tuple[Any, list[Any], Any]:
-        """A key that is equal for calls that one trace serves, the flat arguments, and their pytree structure (None where
-        the arguments are a flat tuple)."""
+        """A key that is equal for calls that one trace serves, the flat arguments, and their pytree structure (None
+        where the arguments are a flat tuple)."""
         leaves = list(args)
         spec: Any = None
         if kwargs or any(isinstance(leaf, (list, tuple, dict)) or pytree.is_namedtuple(leaf) for leaf in leaves):
@@ -244,9 +245,13 @@ class Program(Generic[P, R]):
                 continue
             what, remedy = "type", f"Change the annotation, or pass a tensor of type {wanted}."
             if (found.dtype, found.shape) == (wanted.dtype, wanted.shape):
-                what, remedy = "layout", f"Call {name}.redistribute('{wanted.layout}') before, or change the annotation."
+                what, remedy = (
+                    "layout",
+                    f"Call {name}.redistribute('{wanted.layout}') before, or change the annotation.",
+                )
             raise ProgramError(
-                f"argument '{name}' of {getattr(self, '__name__', 'the program')} has another {what} than its annotation",
+                f"argument '{name}' of {getattr(self, '__name__', 'the program')} has another {what}"
+                " than its annotation",
                 hint=f"'{name}' is {found}, and is annotated as {wanted}.\n{remedy}",
                 source=user_source(),
             )
@@ -303,7 +308,8 @@ def program(function: Callable[P, R], /, *, mesh: Mesh | None = None) -> Program
 @overload
 def program(*, mesh: Mesh | None = None) -> Callable[[Callable[P, R]], Program[P, R]]: ...
 def program(function: Callable[..., Any] | None = None, /, *, mesh: Mesh | None = None) -> Any:
-    """Make a function a program: traced once for each signature, compiled, and run on the workers by one command a call.
+    """Make a function a program: traced once for each signature, compiled, and run on the workers by one command a
+    call.
 
         @monarch.program
         def train_step(tokens: "i64[16@data, 128]", targets: "i64[16@data, 128]"):
@@ -313,14 +319,15 @@ def program(function: Callable[..., Any] | None = None, /, *, mesh: Mesh | None 
             optimizer.step()
             return loss
 
-    Arguments and results are pytrees. Tensors among the arguments are the program's inputs: laid out as the annotation says,
-    or as the distributed tensor is, or replicated. Floats are inputs too; other Python values are part of the signature:
-    another value traces anew. Distributed tensors that the function closes over are its state, read and updated in place on
-    the workers. The mesh is that of the arguments, of what the function closes over, or `mesh`.
+    Arguments and results are pytrees. Tensors among the arguments are the program's inputs: laid out as the
+    annotation says, or as the distributed tensor is, or replicated. Floats are inputs too; other Python values are
+    part of the signature: another value traces anew. Distributed tensors that the function closes over are its state,
+    read and updated in place on the workers. The mesh is that of the arguments, of what the function closes over, or
+    `mesh`.
 
-    The function itself runs when it is traced: on the first call of a signature, and on calls 2, 3, 5, 9, 17, … to notice
-    Python values that were built in and have changed (ProgramError). Printing and appending in it happen then, not at every
-    call. Results carry no autograd history.
+    The function itself runs when it is traced: on the first call of a signature, and on calls 2, 3, 5, 9, 17, … to
+    notice Python values that were built in and have changed (ProgramError). Printing and appending in it happen then,
+    not at every call. Results carry no autograd history.
     """
     if function is None:
         return lambda inner: Program(inner, mesh)

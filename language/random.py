@@ -1,10 +1,11 @@
 """Random numbers on a mesh: counter-based on the global index, so that they are the same on every mesh.
 
-In a program each draw is a stream of its own, and each call has a seed of its own, derived from `manual_seed` and a counter.
-Outside programs each draw has a seed of its own, drawn from PyTorch's generator. Numbers differ from a plain PyTorch run's.
+In a program each draw is a stream of its own, and each call has a seed of its own, derived from `manual_seed` and a
+counter. Outside programs each draw has a seed of its own, drawn from PyTorch's generator. Numbers differ from a plain
+PyTorch run's.
 
-The number of a program's next stream is kept in PyTorch's generator too, as its seed, while the program is traced: so what
-saves and restores the generator's state (activation checkpointing, `fork_rng`) gets the same numbers again.
+The number of a program's next stream is kept in PyTorch's generator too, as its seed, while the program is traced: so
+what saves and restores the generator's state (activation checkpointing, `fork_rng`) gets the same numbers again.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ next_seed: Callable[[], int] = _seeds.next
 
 
 def manual_seed(seed: int) -> None:
-    """Start the random numbers of programs and of eager ops on meshes anew from `seed`. Also seeds PyTorch's own generator,
-    from which eager ops draw."""
+    """Start the random numbers of programs and of eager ops on meshes anew from `seed`. Also seeds PyTorch's own
+    generator, from which eager ops draw."""
     _seeds.restart(int(seed))
     torch.manual_seed(int(seed))
 
@@ -100,7 +101,7 @@ def _floating(dtype: torch.dtype | None) -> torch.dtype:
     return dtype if dtype is not None else torch.get_default_dtype()
 
 
-# -- functions that make a tensor -----------------------------------------------------------------------------------------
+# -- functions that make a tensor ------------------------------------------------------------------------------------
 
 
 def _make(distribution: str) -> Any:
@@ -170,7 +171,7 @@ def _dropout(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return x * keep * (1 / (1 - p) if p < 1 else 0.0), keep
 
 
-# -- methods that fill a tensor -------------------------------------------------------------------------------------------
+# -- methods that fill a tensor --------------------------------------------------------------------------------------
 
 
 def _fill(sample: Callable[[DistributedTensor, Callable[[str], Any]], Any]) -> Any:

@@ -1,8 +1,8 @@
 """The recorder: every ATen call that touches a distributed tensor goes onto a tape, with the user's source line.
 
-There is one recorder and two doors to it. While a `@monarch.program` is traced, calls go to the program's tape (`tracing`),
-and factory functions make distributed tensors too. Otherwise they go to the mesh's pending tape, which runs as an implicit
-program when a value is needed (`monarch.language.eager`).
+There is one recorder and two doors to it. While a `@monarch.program` is traced, calls go to the program's tape
+(`tracing`), and factory functions make distributed tensors too. Otherwise they go to the mesh's pending tape, which
+runs as an implicit program when a value is needed (`monarch.language.eager`).
 """
 
 from __future__ import annotations
@@ -150,8 +150,8 @@ class Recording:
         return Scalar(Expr("scalar", (label, "f64")), value, self.guard)
 
     def lift(self, number: float | int) -> Expr:
-        """A number of the eager door as an input of the plan. Equal numbers are one input: an optimizer's bias corrections
-        are the same for every parameter."""
+        """A number of the eager door as an input of the plan. Equal numbers are one input: an optimizer's bias
+        corrections are the same for every parameter."""
         kind = "i64" if isinstance(number, int) else "f64"
         label = self._lifted.setdefault((kind, number), f"s{len(self.scalars)}")
         self.scalars[label] = number
@@ -179,7 +179,7 @@ class Recording:
         return self.new(fake, value)
 
 
-# -- which recording ----------------------------------------------------------------------------------------------------
+# -- which recording -------------------------------------------------------------------------------------------------
 
 
 class _Current(threading.local):
@@ -230,15 +230,16 @@ def recording_for(mesh: Mesh) -> Recording:
 
 
 def _mesh_error(first: Mesh, second: Mesh) -> ProgramError:
+    same = " (another mesh of the same shape)" if first.spec == second.spec else ""
     return ProgramError(
         "tensors on different meshes in one op",
-        hint=f"one is on {first!r}, the other on {second!r}{' (another mesh of the same shape)' * (first.spec == second.spec)}."
+        hint=f"one is on {first!r}, the other on {second!r}{same}."
         "\nMove one: monarch.distribute(x.full_tensor(), mesh, layout).",
         source=user_source(),
     )
 
 
-# -- fakes --------------------------------------------------------------------------------------------------------------
+# -- fakes -----------------------------------------------------------------------------------------------------------
 
 
 def make_fake(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -251,7 +252,7 @@ def to_fake(tensor: torch.Tensor) -> torch.Tensor:
     return make_fake(tuple(tensor.shape), tensor.dtype)
 
 
-# -- source lines ---------------------------------------------------------------------------------------------------------
+# -- source lines ----------------------------------------------------------------------------------------------------
 
 _forward_sources: dict[int, Source | None] = {}
 
@@ -270,7 +271,7 @@ def _source_now() -> tuple[Source | None, bool]:
     return source, False
 
 
-# -- dispatch ---------------------------------------------------------------------------------------------------------------
+# -- dispatch --------------------------------------------------------------------------------------------------------
 
 Handler = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 HANDLERS: dict[Any, Handler] = {}
@@ -337,9 +338,7 @@ class _Call:
             node = value.node
             if place not in self.lifts:
                 if node.hint is None:
-                    raise ProgramError(
-                        f"{self.func} takes no number that only the workers know", source=user_source()
-                    )
+                    raise ProgramError(f"{self.func} takes no number that only the workers know", source=user_source())
                 fixed = float(node.value())  # the trace holds while this stays what it is
                 return Number.of(fixed), fixed
             expr = node.expr if self.recording.program else self.recording.lift_constants(node.expr)
@@ -362,7 +361,8 @@ class _Call:
 
 
 def record(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], mesh: Mesh | None = None) -> Any:
-    """Put a call on the tape; give its results as distributed tensors. `mesh` says where, for calls without a tensor."""
+    """Put a call on the tape; give its results as distributed tensors. `mesh` says where, for calls without a
+    tensor."""
     mesh = mesh or find_mesh(args, kwargs)
     if mesh is None:
         assert _current.recording is not None
@@ -396,7 +396,8 @@ _SMALL = 2**20
 
 
 def _torchs_words(func: Any, args: list[Any], kwargs: dict[str, Any], error: Exception) -> str:
-    """What PyTorch says of a call that the fake run refused: its kernels and its fake kernels word some errors differently."""
+    """What PyTorch says of a call that the fake run refused: its kernels and its fake kernels word some errors
+    differently."""
 
     def real(value: Any) -> Any:
         if isinstance(value, torch.Tensor):
@@ -493,9 +494,11 @@ def _is_view(func: Any) -> bool:
     known = _views.get(func)
     if known is None:
         returns = func._schema.returns
-        known = _views[func] = bool(returns) and all(
-            value.alias_info is not None and not value.alias_info.is_write for value in returns
-        ) and func.overloadpacket is not aten.lift_fresh
+        known = _views[func] = (
+            bool(returns)
+            and all(value.alias_info is not None and not value.alias_info.is_write for value in returns)
+            and func.overloadpacket is not aten.lift_fresh
+        )
     return known
 
 
@@ -546,7 +549,8 @@ def _data_dependent(
         raise branch_error(user_source()) from error
     if any("Tensor" in str(value.type) for value in func._schema.returns):
         raise OperatorError(
-            f"{func.overloadpacket} gives a tensor whose shape depends on values, which a distributed tensor cannot have",
+            f"{func.overloadpacket} gives a tensor whose shape depends on values, "
+            "which a distributed tensor cannot have",
             hint="fetch the tensor first: x.full_tensor().",
             source=user_source(),
         ) from error
@@ -596,7 +600,7 @@ def _local_scalar(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
 HANDLERS[aten._local_scalar_dense] = _local_scalar
 
 
-# -- factory functions --------------------------------------------------------------------------------------------------
+# -- factory functions -----------------------------------------------------------------------------------------------
 
 
 class _Factories(TorchDispatchMode):
@@ -613,7 +617,9 @@ class _Factories(TorchDispatchMode):
             return _literal(recording, args[0])
         if any(isinstance(entry, FakeTensor) for entry in plain):
             return func(*args, **kwargs)
-        if plain or any(isinstance(entry, (list, tuple)) and any(isinstance(e, torch.Tensor) for e in entry) for entry in args):
+        if plain or any(
+            isinstance(entry, (list, tuple)) and any(isinstance(e, torch.Tensor) for e in entry) for entry in args
+        ):
             for tensor in _written(func, args, kwargs) if func._schema.is_mutable else ():
                 raise _plain_write(tensor)
             return func(*args, **kwargs)

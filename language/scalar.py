@@ -1,8 +1,8 @@
 """Numbers that are known only when a step runs, as Python floats look to a program: `Scalar`.
 
-A Scalar is a `torch.SymFloat`, so it passes through ATen's calls. Arithmetic on it builds an expression; where Python needs
-its value (a branch, a call of `float`) the value it has now is used, and the fact noted as a *guard* that has to hold for
-the trace to be valid at a later call.
+A Scalar is a `torch.SymFloat`, so it passes through ATen's calls. Arithmetic on it builds an expression; where Python
+needs its value (a branch, a call of `float`) the value it has now is used, and the fact noted as a *guard* that has
+to hold for the trace to be valid at a later call.
 """
 
 from __future__ import annotations
@@ -68,9 +68,6 @@ class ScalarNode:
         return self
 
     def _graph_repr(self) -> str:
-        return str(self.expr)
-
-    def str(self) -> str:
         return str(self.expr)
 
     def __str__(self) -> str:

@@ -76,6 +76,7 @@ def _locate(code: CodeType, lasti: int, line: int) -> Source:
     if position is None or position[0] is None or position[2] is None:
         return Source(code.co_filename, line)
     first, last, column, end = position
+    assert first is not None and column is not None
     return Source(code.co_filename, first, column + 1, end + 1 if last == first and end is not None else 0)
 
 

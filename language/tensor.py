@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 
 class Cell:
-    """The storage behind a tensor and all its views: data on the workers (`handle`), or a value still being recorded."""
+    """The storage behind a tensor and all its views: data on the workers (`handle`), or a value still being
+    recorded."""
 
     __slots__ = ("__weakref__", "_type", "error", "handle", "mesh", "placed", "recording")
 
@@ -60,8 +61,8 @@ class Cell:
 
 
 class Ref:
-    """One way of looking at a cell: all of it (`parent` is None), or a view of another Ref. Caches its value on the tape
-    where it was last used."""
+    """One way of looking at a cell: all of it (`parent` is None), or a view of another Ref. Caches its value on the
+    tape where it was last used."""
 
     __slots__ = ("cell", "fake", "parent", "recording", "value", "view")
 
@@ -92,15 +93,15 @@ class Ref:
 class DistributedTensor(torch.Tensor):
     """A tensor that lies on a mesh of workers. Looks local: shape and dtype are those of the whole.
 
-    Ops on it are recorded and run on the workers: at once as part of a `@monarch.program`, or, outside one, when a value is
-    needed (`full_tensor()`, `item()`, `print`).
+    Ops on it are recorded and run on the workers: at once as part of a `@monarch.program`, or, outside one, when a
+    value is needed (`full_tensor()`, `item()`, `print`).
     """
 
     _ref: Ref
 
     @staticmethod
     def __new__(cls, fake: torch.Tensor, ref: Ref, requires_grad: bool = False) -> DistributedTensor:
-        made = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        made = torch.Tensor._make_wrapper_subclass(
             cls,
             fake.shape,
             strides=fake.stride(),
@@ -110,7 +111,7 @@ class DistributedTensor(torch.Tensor):
             requires_grad=requires_grad,
         )
         made._ref = ref
-        return made  # type: ignore[no-any-return]
+        return made
 
     def __init__(self, fake: torch.Tensor, ref: Ref, requires_grad: bool = False) -> None:
         pass
@@ -118,7 +119,9 @@ class DistributedTensor(torch.Tensor):
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         from monarch.language.recorder import dispatch
 
         return dispatch(func, args, kwargs or {})
@@ -172,10 +175,10 @@ class DistributedTensor(torch.Tensor):
 
     def full_tensor(self) -> torch.Tensor:
         """The whole tensor as a plain one: waits for its value and fetches it from the workers."""
-        cell, mesh = self._value_cell()
-        type_ = cell.type
+        handle, mesh = self._value()
+        type_ = handle.type
         ranks = _holders(type_, mesh)
-        shards = mesh.executor.shards(cell.handle, ranks)
+        shards = mesh.executor.shards(handle, ranks)
         if len(ranks) == 1:
             return shards[0]
         filled = dict(zip(ranks, shards, strict=True))
@@ -185,16 +188,16 @@ class DistributedTensor(torch.Tensor):
 
     def to_local(self, **coordinates: int) -> torch.Tensor:
         """What one worker holds, by its coordinates: `x.to_local(data=0, model=1)`. Dims that are left out are 0."""
-        cell, mesh = self._value_cell()
+        handle, mesh = self._value()
         for name in coordinates:
             mesh._known(name)
         at = {name: coordinates.get(name, 0) for name in mesh.mesh_dim_names}
         for name, position in at.items():
             if not 0 <= position < mesh.size(name):
                 raise MonarchError(f"no worker at {name}={position}: '{name}' has size {mesh.size(name)}")
-        return mesh.executor.shards(cell.handle, [mesh.spec.rank(at)])[0]  # type: ignore[arg-type]
+        return mesh.executor.shards(handle, [mesh.spec.rank(at)])[0]
 
-    def _value_cell(self) -> tuple[Cell, Mesh]:
+    def _value(self) -> tuple[Handle, Mesh]:
         from monarch.language.recorder import current_program
 
         if current_program() is not None:
@@ -203,18 +206,20 @@ class DistributedTensor(torch.Tensor):
         if cell.handle is None:
             cell.mesh.executor  # noqa: B018  (an abstract mesh says so)
             raise MonarchError("this tensor has no value")
-        return cell, cell.mesh
+        return cell.handle, cell.mesh
 
     def redistribute(self, layout: LayoutLike) -> DistributedTensor:
         """The same tensor laid out anew; its gradient is laid out so too."""
         from monarch.language.constrain import constrain
 
-        return constrain(self, as_layout(layout, TensorType(self.dtype, tuple(self.shape)), self.mesh.spec, "the tensor"))
+        return constrain(
+            self, as_layout(layout, TensorType(self.dtype, tuple(self.shape)), self.mesh.spec, "the tensor")
+        )
 
     def wait(self) -> DistributedTensor:
         """Wait until the workers have computed it, and raise what went wrong there."""
-        cell, mesh = self._value_cell()
-        mesh.executor.wait(cell.handle)  # type: ignore[arg-type]
+        handle, mesh = self._value()
+        mesh.executor.wait(handle)
         return self
 
     def item(self) -> Any:
@@ -252,7 +257,7 @@ class DistributedTensor(torch.Tensor):
 
     # -- printing ------------------------------------------------------------------------------------------------
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         cell = self._ref.cell
         grad = ", requires_grad=True" if self.requires_grad else ""
         note = ", not computed yet" if cell.handle is None and not cell.mesh.is_abstract else ""
@@ -279,7 +284,7 @@ class DistributedTensor(torch.Tensor):
         if not isinstance(new, DistributedTensor) or new.shape != self.shape or new.dtype != self.dtype:
             raise MonarchError(
                 f"cannot set the data of {self._ref.type} to {type(new).__name__} {list(new.shape)}",
-                hint="assign a distributed tensor of the same shape and dtype, or copy: p.copy_(x) under torch.no_grad().",
+                hint="assign a distributed tensor of the same shape and dtype, or copy under torch.no_grad(): p.copy_(x).",
                 source=user_source(),
             )
         self._ref = new._ref
@@ -291,7 +296,7 @@ class DistributedTensor(torch.Tensor):
         if getattr(self, "_is_param", False):
             copy._is_param = True
         memo[id(self)] = copy
-        return copy  # type: ignore[no-any-return]
+        return copy
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise MonarchError(

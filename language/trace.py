@@ -140,9 +140,9 @@ def trace(
 ) -> Trace:
     """Run `function` with symbolic arguments and record it.
 
-    `leaves` and `spec` are the flattened (args, kwargs); `types` gives the type of each tensor leaf, `names` the parameters'
-    names where they have one. Whatever fails, the
-    gradients and optimizers that the function has touched are as they were.
+    `leaves` and `spec` are the flattened (args, kwargs); `types` gives the type of each tensor leaf, `names` the
+    parameters' names where they have one. Whatever fails, the gradients and optimizers that the function has touched
+    are as they were.
     """
     mesh.flush()
     recording = Recording(mesh, program=True)
@@ -173,7 +173,7 @@ def trace(
             if isinstance(symbol, DistributedTensor) and symbol.is_leaf and symbol.grad is not None:
                 raise ProgramError(
                     f"argument {number} of the program is given a gradient",
-                    hint="close over the tensor instead of passing it, or return the gradient: torch.autograd.grad(loss, x).",
+                    hint="close over the tensor instead of passing it, or return torch.autograd.grad(loss, x).",
                 )
         del returned, args, kwargs, symbols
         gradients = [Gradient(leaf, grad, leaf.grad) for leaf, grad in before]
@@ -183,7 +183,9 @@ def trace(
         undo()
         raise
     taken: set[str] = set(recording.scalars) | {"seed"}
-    states = _labelled([(labels_of.get(id(entry.cell)), entry.cell) for entry in recording.states.values()], taken, "state")
+    states = _labelled(
+        [(labels_of.get(id(entry.cell)), entry.cell) for entry in recording.states.values()], taken, "state"
+    )
     inputs = [entry for entry in recording.tape.inputs if entry.kind == "state"]
     for (label, _), entry in zip(states, inputs, strict=True):
         entry.label = label
@@ -246,8 +248,8 @@ def _result(recording: Recording, returned: Any) -> Result:
 
 
 def _escapes(recording: Recording, names: dict[int, str]) -> list[tuple[Cell, Value]]:
-    """The tensors that the trace made and that are still alive. One that nothing names may only be waiting for the garbage
-    collector."""
+    """The tensors that the trace made and that are still alive. One that nothing names may only be waiting for the
+    garbage collector."""
 
     def living() -> list[tuple[Cell, Value]]:
         return [(cell, value) for ref, value in recording.made if (cell := ref()) is not None]
@@ -279,7 +281,6 @@ def scalar_values(trace: Trace, leaves: list[Any]) -> dict[str, float]:
     for label, source in trace.hyperparameters.items():
         values[label] = source()
     return values
-
 
 
 def _nothing() -> None:

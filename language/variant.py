@@ -59,7 +59,10 @@ class Variant:
         for spec in self.plan.outputs[self._returns :]:
             labels = [str(spec.label), *self._aliases.get(str(spec.label), ())]
             self._targets.append(
-                ([cells[name] for name in labels if name in cells], [escapes[name] for name in labels if name in escapes])
+                (
+                    [cells[name] for name in labels if name in cells],
+                    [escapes[name] for name in labels if name in escapes],
+                )
             )
         self._layouts = [(cells[str(spec.label)], spec.type) for spec in self.plan.inputs if spec.kind == "state"]
         self._same = [

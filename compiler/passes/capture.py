@@ -1,8 +1,9 @@
 """The tape: what a recorder writes down of a user's program, before it is a graph.
 
-A tape is a list of ATen calls as they happened, views and in-place updates included, over numbered `Value`s. It is plain
-data: it holds no tensors of the user's, two runs of the same program give equal tapes, and `Tape.key` is hashable, so a
-tape can be looked up before anything is compiled. `monarch.compiler.passes.functionalize` turns it into a pure Graph.
+A tape is a list of ATen calls as they happened, views and in-place updates included, over numbered `Value`s. It is
+plain data: it holds no tensors of the user's, two runs of the same program give equal tapes, and `Tape.key` is
+hashable, so a tape can be looked up before anything is compiled. `monarch.compiler.passes.functionalize` turns it
+into a pure Graph.
 
 Numbers that a program takes anew at every call (an optimizer's learning rate, a float argument) are `Expr`s: small
 expression trees over named scalars, which become ops on f64[] tensors.
@@ -23,8 +24,8 @@ from monarch.compiler.types import TensorType
 
 
 class Value:
-    """A tensor on a tape. A view names the value it views (`parent`) and the op that made it (`view`), so that a write to
-    one is seen through the other. Values compare by number, so that equal programs have equal tapes."""
+    """A tensor on a tape. A view names the value it views (`parent`) and the op that made it (`view`), so that a
+    write to one is seen through the other. Values compare by number, so that equal programs have equal tapes."""
 
     __slots__ = ("index", "dtype", "shape", "parent", "view")
 
@@ -91,7 +92,8 @@ class Number:
 class Expr:
     """A number known only when the step runs.
 
-    `op` is "scalar" (args: a scalar's label, and "f64" or "i64"), "item" (args: a Value of type f64[]), or a function of
+    `op` is "scalar" (args: a scalar's label, and "f64" or "i64"), "item" (args: a Value of type f64[]), or a function
+    of
     `FUNCTIONS` over Exprs and numbers.
     """
 
@@ -141,7 +143,8 @@ def evaluate(expr: Expr | float, scalars: Mapping[str, float]) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """One recorded call, of a view too (its outputs then have parents). Arguments are Values, Exprs, Numbers, ints, strings, None, dtypes and (nested) tuples of these;
+    """One recorded call, of a view too (its outputs then have parents). Arguments are Values, Exprs, Numbers, ints,
+    strings, None, dtypes and (nested) tuples of these;
     `out` is a Value, a tuple of Values and Nones, or None for an op that only writes to its arguments."""
 
     func: Any
@@ -158,8 +161,9 @@ class Op:
 
 @dataclass(slots=True)
 class Input:
-    """A value that a tape starts from. `kind` and `label` are those of the Graph's placeholder. `same_as` names an earlier
-    input that is known to hold the same value (the step counters of an optimizer's parameters). `name` is the user's."""
+    """A value that a tape starts from. `kind` and `label` are those of the Graph's placeholder. `same_as` names an
+    earlier input that is known to hold the same value (the step counters of an optimizer's parameters). `name` is the
+    user's."""
 
     value: Value
     kind: str

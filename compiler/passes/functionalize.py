@@ -50,8 +50,8 @@ class Emitter:
     # -- nodes ---------------------------------------------------------------------------------------------------
 
     def call(self, func: Any, *args: Any, type: Types, **kwargs: Any) -> fx.Node:
-        """Append an op. Of equal pure ops on 0-dim values only one is made: an optimizer's bias corrections are the same
-        for every parameter."""
+        """Append an op. Of equal pure ops on 0-dim values only one is made: an optimizer's bias corrections are the
+        same for every parameter."""
         key = None
         if isinstance(type, TensorType) and type.ndim == 0 and func is not ops.random:
             key = _small_key(func, args, kwargs)
@@ -119,7 +119,7 @@ class Emitter:
         made = make()
         return made
 
-    def number(self, expr: Expr | float) -> Any:
+    def number(self, expr: Expr | Number | float) -> Any:
         """An expression as a 0-dim node: f64, or i64 for a whole-numbered scalar. Plain numbers stay as they are."""
         if not isinstance(expr, Expr):
             return expr.value if isinstance(expr, Number) else expr
@@ -238,7 +238,15 @@ class Functionalizer(Emitter):
         if op.func is ops.random:
             # With a seed of its own, or with that of the call.
             distribution, shape, dtype, stream, *seeds = args
-            args = [distribution, shape, dtype, seeds[0] if seeds else self.seed(), stream, list(shape), [[] for _ in shape]]
+            args = [
+                distribution,
+                shape,
+                dtype,
+                seeds[0] if seeds else self.seed(),
+                stream,
+                list(shape),
+                [[] for _ in shape],
+            ]
         elif op.func is ops.constrain:
             type_ = type_.with_layout(op.args[1])
             args = [args[0], str(op.args[1])]
@@ -444,7 +452,7 @@ _NORMALIZED: dict[Any, Any] = {
     **dict.fromkeys((aten.native_batch_norm, aten._native_batch_norm_legit), _batch_norm),
 }
 
-# -- the pass ------------------------------------------------------------------------------------------------------------
+# -- the pass --------------------------------------------------------------------------------------------------------
 
 
 def functionalize(
@@ -458,8 +466,9 @@ def functionalize(
     """The pure graph of a tape.
 
     `returns` are the values that the program gives back, as they are at its end; `updates` names, by state label, the
-    storages that outlive it. A state that the tape does not change is left out of the graph's updates. Several labels may
-    end with the same 0-dim value: the graph then updates the first, and the second result maps each of the others to it.
+    storages that outlive it. A state that the tape does not change is left out of the graph's updates. Several labels
+    may end with the same 0-dim value: the graph then updates the first, and the second result maps each of the others
+    to it.
     """
     walk = Functionalizer(name, mesh)
     walk.inputs(tape)
@@ -491,7 +500,8 @@ def functionalize(
 
 
 def _shared_inputs(tape: Tape, finals: Mapping[str, fx.Node], walk: Functionalizer) -> set[str]:
-    """Labels of states that share a placeholder with one that changes: they need a value of their own, or the new one."""
+    """Labels of states that share a placeholder with one that changes: they need a value of their own, or the new
+    one."""
     groups: dict[fx.Node, list[str]] = {}
     for entry in tape.inputs:
         if entry.kind == "state" and entry.label in finals:
@@ -508,7 +518,8 @@ _ALIASING = {aten.view.default, aten.permute.default, aten.expand.default, aten.
 
 
 def _own_buffer(walk: Functionalizer, node: fx.Node, held: set[fx.Node]) -> fx.Node:
-    """The node, or a copy where its buffer is another output's or an input's: what one holds, the other may overwrite."""
+    """The node, or a copy where its buffer is another output's or an input's: what one holds, the other may
+    overwrite."""
     base = node
     while base.op == "call_function" and (base.target in _ALIASING or _is_view(base.target)):
         base = base.args[0]  # type: ignore[assignment]

@@ -67,7 +67,8 @@ def number_arguments(func: Any) -> frozenset[int | str]:
 
 
 def takes_whole_numbers(func: Any) -> bool:
-    """Whether an int argument of this op may be known only when the step runs (elsewhere ints are shapes and exponents)."""
+    """Whether an int argument of this op may be known only when the step runs (elsewhere ints are shapes and
+    exponents)."""
     return _out_of_place(func.overloadpacket) in _ARITHMETIC
 
 

@@ -7,8 +7,7 @@ import pytest
 from monarch.compiler.plan import executor, set_executor_factory
 from monarch.language import Mesh
 from monarch.language.compile import compiling_with
-
-from .dense import DenseExecutor, compile_dense
+from tests.language.dense import DenseExecutor, compile_dense
 
 
 @pytest.fixture

@@ -21,8 +21,7 @@ from monarch.language import (
     module_to_mesh,
     program,
 )
-
-from .models import make_step, mlp, square_loss, twins, vector_batch
+from tests.language.models import make_step, mlp, square_loss, twins, vector_batch
 
 
 def text_of(error: pytest.ExceptionInfo[Any]) -> str:
@@ -235,7 +234,7 @@ def test_an_argument_cannot_be_changed_in_place(mesh: Mesh) -> None:
 
 def test_annotations_are_checked(mesh: Mesh) -> None:
     @program(mesh=mesh)
-    def step(tokens: "i64[16@data, 128]") -> torch.Tensor:  # noqa: F722,F821
+    def step(tokens: "i64[16@data, 128]") -> torch.Tensor:
         return tokens + 1
 
     with pytest.raises(ProgramError) as error:

@@ -16,12 +16,20 @@ from torch.utils.checkpoint import checkpoint
 
 from monarch.compiler.errors import LayoutError, ProgramError
 from monarch.compiler.plan import Plan
-from monarch.language import DistributedTensor, Mesh, OperatorError, distribute, layout, manual_seed, module_to_mesh, program
+from monarch.language import (
+    DistributedTensor,
+    Mesh,
+    OperatorError,
+    distribute,
+    layout,
+    manual_seed,
+    module_to_mesh,
+    program,
+)
 from monarch.language.compile import compiling_with
 from monarch.language.program import Program
-
-from .dense import compile_dense
-from .models import assert_same_parameters, make_step, mlp, square_loss, twins, vector_batch
+from tests.language.dense import compile_dense
+from tests.language.models import assert_same_parameters, make_step, mlp, square_loss, twins, vector_batch
 
 
 def traces(step: Program[Any, Any]) -> int:

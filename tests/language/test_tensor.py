@@ -18,8 +18,7 @@ from monarch.compiler.plan import set_executor_factory
 from monarch.compiler.types import Layout
 from monarch.language import DistributedTensor, Mesh, distribute, layout, module_to_mesh, program
 from monarch.language.compile import compiling_with
-
-from .dense import DenseExecutor, compile_dense
+from tests.language.dense import DenseExecutor, compile_dense
 
 
 def test_forms_of_a_layout(mesh: Mesh) -> None:
@@ -235,7 +234,7 @@ def test_a_long_recording_is_run_in_parts(mesh: Mesh) -> None:
     assert len(executor.runs) == 2
 
 
-# -- random programs of views and writes, against plain tensors ---------------------------------------------------------------
+# -- random programs of views and writes, against plain tensors ------------------------------------------------------
 
 Do = Callable[[list[torch.Tensor], int, float], torch.Tensor | None]
 
@@ -274,7 +273,9 @@ STEPS: list[Do] = [
 ]
 
 
-def _play(tensors: list[torch.Tensor], steps: list[tuple[int, int, float]], peek: Callable[[torch.Tensor], Any]) -> None:
+def _play(
+    tensors: list[torch.Tensor], steps: list[tuple[int, int, float]], peek: Callable[[torch.Tensor], Any]
+) -> None:
     for at, (kind, n, c) in enumerate(steps):
         made = STEPS[kind](tensors, n, c)
         if made is not None and made.ndim and made.numel():
@@ -285,9 +286,7 @@ def _play(tensors: list[torch.Tensor], steps: list[tuple[int, int, float]], peek
 
 @given(
     steps=st.lists(
-        st.tuples(
-            st.integers(0, len(STEPS) - 1), st.integers(0, 100), st.sampled_from([0.5, -1.0, 2.0, 0.25])
-        ),
+        st.tuples(st.integers(0, len(STEPS) - 1), st.integers(0, 100), st.sampled_from([0.5, -1.0, 2.0, 0.25])),
         max_size=25,
     ),
     inside=st.booleans(),

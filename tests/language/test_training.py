@@ -13,8 +13,7 @@ from torch.nn import functional as F
 from monarch.language import DistributedTensor, Mesh, manual_seed, module_to_mesh, program
 from monarch.language.eager import cached_plans
 from monarch.language.tensor import Cell
-
-from .models import (
+from tests.language.models import (
     CNN,
     TinyGPT,
     assert_same_parameters,
