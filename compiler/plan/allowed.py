@@ -3,6 +3,9 @@
 An op of a plan computes on the tensors that it is given. Allowed are the ops of `monarch.compiler.ops` that a worker
 runs, `getitem`, the ATen and prims overloads that touch nothing but memory of theirs, and ops of the user's own
 namespaces, if they are registered already: no module is imported for a plan.
+
+This keeps a plan from files, processes and imports. It is no sandbox: ATen trusts its arguments here and there, so a
+plan is run with the trust that a program is run with.
 """
 
 from __future__ import annotations
@@ -15,8 +18,8 @@ import torch
 from monarch.compiler.ops import OPS
 
 REFUSED = frozenset(
-    "from_file _print set set_ set_data record_stream retain_grad requires_grad_ _backward resize_output "
-    "_cufft_clear_plan_cache _cufft_set_plan_cache_max_size _resize_output_ _lazy_clone".split()
+    "from_file _print set set_ set_data record_stream retain_grad requires_grad_ _backward "
+    "_cufft_clear_plan_cache _cufft_set_plan_cache_max_size _resize_output_".split()
 )
 """ATen ops that open files, print, swap a tensor's storage, or change state of the process."""
 
