@@ -10,7 +10,7 @@ from monarch.compiler import ops
 from monarch.compiler.errors import ProgramError
 from monarch.compiler.types import Layout, TensorType
 from monarch.language.layouts import LayoutLike, as_layout
-from monarch.language.recorder import recording_for
+from monarch.language.recording import recording_for
 from monarch.language.source import user_source
 from monarch.language.tensor import DistributedTensor
 

@@ -16,7 +16,7 @@ from monarch.compiler.passes.functionalize import functionalize
 from monarch.compiler.plan import Plan
 from monarch.language.compile import compile_graph
 from monarch.language.mesh import Mesh
-from monarch.language.recorder import Recording
+from monarch.language.recording import Recording
 from monarch.language.tensor import Cell
 
 _PLANS = 256

@@ -10,7 +10,7 @@ from monarch.compiler.plan import Executor, executor_for
 from monarch.compiler.types import MeshSpec
 
 if TYPE_CHECKING:
-    from monarch.language.recorder import Recording
+    from monarch.language.recording import Recording
 
 
 class _Workers:

@@ -13,7 +13,7 @@ from torch.optim import optimizer as torch_optimizer
 from monarch.compiler.errors import ProgramError
 from monarch.language.distribute import distribute
 from monarch.language.environment import parameters
-from monarch.language.recorder import Recording
+from monarch.language.recording import Recording
 from monarch.language.source import user_source
 from monarch.language.tensor import DistributedTensor
 
@@ -143,7 +143,7 @@ class OptimizerWatch:
 
 
 def _outside(recording: Recording, value: torch.Tensor) -> DistributedTensor:
-    from monarch.language.recorder import outside_programs
+    from monarch.language.recording import outside_programs
 
     with outside_programs():
         return distribute(value, recording.mesh)

@@ -21,7 +21,7 @@ from monarch.language.differences import differ, difference
 from monarch.language.environment import Environment, find_environment
 from monarch.language.layouts import from_annotation
 from monarch.language.mesh import Mesh
-from monarch.language.recorder import current_program
+from monarch.language.recording import current_program
 from monarch.language.source import user_source
 from monarch.language.tensor import DistributedTensor
 from monarch.language.trace import Trace, trace, undone

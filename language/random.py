@@ -19,7 +19,8 @@ from typing import Any
 import torch
 
 from monarch.compiler import ops
-from monarch.language.recorder import HANDLERS, current_program, outside_programs, recording_for
+from monarch.language.recorder import HANDLERS
+from monarch.language.recording import current_program, outside_programs, recording_for
 from monarch.language.tensor import DistributedTensor
 
 aten = torch.ops.aten

@@ -8,268 +8,37 @@ runs as an implicit program when a value is needed (`monarch.language.eager`).
 from __future__ import annotations
 
 import logging
-import threading
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    FakeTensor,
-    FakeTensorMode,
-)
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from monarch.compiler.errors import MonarchError, ProgramError, Source
-from monarch.compiler.passes.capture import Expr, Input, Number, Op, Tape, Value, View
+from monarch.compiler.errors import MonarchError, ProgramError
+from monarch.compiler.passes.capture import Expr, Number, Op, Value, View
 from monarch.compiler.passes.numbers import number_arguments, takes_whole_numbers
-from monarch.compiler.types import TensorType
 from monarch.language.errors import OperatorError, branch_error
 from monarch.language.mesh import Mesh
+from monarch.language.recording import (
+    Recording,
+    current,
+    current_program,
+    fake_mode,
+    mesh_error,
+    outside_programs,
+    recording_for,
+    source_now,
+)
 from monarch.language.scalar import Scalar
 from monarch.language.source import called_by_us, calls_from, user_source
-from monarch.language.tensor import Cell, DistributedTensor, Ref
+from monarch.language.tensor import DistributedTensor, Ref
 
 aten = torch.ops.aten
 
-fake_mode = FakeTensorMode()
-
 _EAGER_LIMIT = 4000
 """Recorded ops after which the eager door runs what it has."""
-
-
-@dataclass(slots=True)
-class StateInput:
-    """A cell that a recording reads: where it stands on the tape."""
-
-    cell: Cell
-    value: Value
-
-
-class Recording:
-    """A tape being written, and how its values belong to cells."""
-
-    def __init__(self, mesh: Mesh, program: bool) -> None:
-        self.mesh = mesh
-        self.program = program
-        self.tape = Tape()
-        self.states: dict[int, StateInput] = {}
-        self.made: list[tuple[weakref.ref[Cell], Value]] = []
-        self.constants: dict[int, tuple[torch.Tensor, int, DistributedTensor]] = {}
-        self.scalars: dict[str, float] = {}
-        self.guards: list[tuple[Expr, Any]] = []
-        self._by_handle: dict[int, Value] = {}
-        self._lifted: dict[tuple[str, float], str] = {}
-        self.input_cells: set[int] = set()
-
-    def release(self) -> None:
-        """Let go of cells and plain tensors: tensors keep the recording where they were last used."""
-        self.states, self.made, self.constants, self._by_handle = {}, [], {}, {}
-
-    # -- values --------------------------------------------------------------------------------------------------
-
-    def value_of(self, ref: Ref) -> Value:
-        """The Value of a tensor on this tape; reads it from its cell, and views it anew, where it comes from before."""
-        if ref.recording is self:
-            return ref.value  # type: ignore[return-value]
-        if ref.parent is None:
-            value = self._state(ref)
-        else:
-            parent = self.value_of(ref.parent)
-            view = ref.view
-            assert view is not None
-            value = self.tape.value(ref.fake, parent, view)
-            out = value if view.output is None else (*(None,) * view.output, value)
-            self.tape.ops.append(Op(view.func, (parent, *view.args), view.kwargs, out, view.source, view.backward))
-        ref.recording, ref.value = self, value
-        return value
-
-    def _state(self, ref: Ref) -> Value:
-        cell = ref.cell
-        known = self.states.get(id(cell))
-        if known is not None:
-            return known.value
-        cell.check(self)
-        value = self.tape.value(ref.fake)
-        same = self._by_handle.setdefault(id(cell.handle), value) if cell.handle is not None else value
-        self.tape.inputs.append(
-            Input(value, "state", f"state{len(self.states)}", cell.type, None if same is value else same)
-        )
-        self.states[id(cell)] = StateInput(cell, value)
-        return value
-
-    def new(self, fake: torch.Tensor, value: Value) -> DistributedTensor:
-        """A tensor of its own storage that this recording made."""
-        cell = Cell(self.mesh, TensorType(value.dtype, value.shape))
-        cell.recording = self
-        self.made.append((weakref.ref(cell), value))
-        return DistributedTensor(fake, Ref(cell, fake, recording=self, value=value))
-
-    def input(self, fake: torch.Tensor, number: int, type: TensorType, name: str | None) -> DistributedTensor:
-        """Argument `number` of a program."""
-        value = self.tape.value(fake)
-        self.tape.inputs.append(Input(value, "input", number, type, name=name))
-        cell = Cell(self.mesh, type, placed=True)
-        cell.recording = self
-        self.input_cells.add(id(cell))
-        return DistributedTensor(fake, Ref(cell, fake, recording=self, value=value))
-
-    def constant(self, tensor: torch.Tensor) -> DistributedTensor:
-        """A plain tensor that meets distributed ones: replicated."""
-        known = self.constants.get(id(tensor))
-        if known is not None and known[1] == tensor._version:
-            return known[2]
-        if not self.program:
-            from monarch.language.distribute import place_plain
-
-            made = place_plain(tensor, self.mesh)
-        else:
-            fake = to_fake(tensor)
-            value = self.tape.value(fake)
-            type_ = TensorType(value.dtype, value.shape)
-            kept = tensor.detach().clone()
-            self.tape.inputs.append(Input(value, "constant", f"c{len(self.constants)}", type_, None, kept))
-            cell = Cell(self.mesh, type_)
-            cell.recording = self
-            made = DistributedTensor(fake, Ref(cell, fake, recording=self, value=value))
-        self.constants[id(tensor)] = (tensor, tensor._version, made)
-        return made
-
-    # -- numbers -------------------------------------------------------------------------------------------------
-
-    def guard(self, expr: Expr, value: Any) -> None:
-        self.guards.append((expr, value))
-
-    def scalar(self, label: str, value: float) -> Scalar:
-        """A float that is given anew at every call."""
-        self.scalars[label] = value
-        return Scalar(Expr("scalar", (label, "f64")), value, self.guard)
-
-    def lift(self, number: float | int) -> Expr:
-        """A number of the eager door as an input of the plan. Equal numbers are one input: an optimizer's bias
-        corrections are the same for every parameter."""
-        kind = "i64" if isinstance(number, int) else "f64"
-        label = self._lifted.setdefault((kind, number), f"s{len(self.scalars)}")
-        self.scalars[label] = number
-        return Expr("scalar", (label, kind))
-
-    def lift_constants(self, expr: Any) -> Any:
-        """An expression with its own plain numbers lifted."""
-        if isinstance(expr, Expr):
-            if expr.op in ("scalar", "item"):
-                return expr
-            return Expr(expr.op, tuple(self.lift_constants(arg) for arg in expr.args))
-        return self.lift(float(expr))
-
-    # -- ops -----------------------------------------------------------------------------------------------------
-
-    def append(self, func: Any, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...], out: Any) -> None:
-        source, backward = _source_now()
-        self.tape.ops.append(Op(func, args, kwargs, out, source, backward))
-
-    def own(self, func: Any, args: tuple[Any, ...], shape: tuple[int, ...], dtype: torch.dtype) -> DistributedTensor:
-        """Record one of our own ops, which gives a tensor of this shape and dtype."""
-        fake = make_fake(shape, dtype)
-        value = self.tape.value(fake)
-        self.append(func, args, (), value)
-        return self.new(fake, value)
-
-
-# -- which recording -------------------------------------------------------------------------------------------------
-
-
-class _Current(threading.local):
-    recording: Recording | None = None
-
-
-_current = _Current()
-
-
-def current_program() -> Recording | None:
-    """The recording of the program that is being traced in this thread, or None."""
-    return _current.recording
-
-
-@contextmanager
-def tracing(recording: Recording) -> Iterator[None]:
-    """Let this thread's calls go to a program's recording; factory functions make replicated tensors meanwhile."""
-    before, _current.recording = _current.recording, recording
-    try:
-        with _Factories():
-            yield
-    finally:
-        _current.recording = before
-
-
-@contextmanager
-def outside_programs() -> Iterator[None]:
-    """Do something while a program is traced that is no part of it."""
-    before, _current.recording = _current.recording, None
-    try:
-        with _disable_current_modes():
-            yield
-    finally:
-        _current.recording = before
-
-
-def recording_for(mesh: Mesh) -> Recording:
-    """Where calls on tensors of `mesh` are recorded now."""
-    program = _current.recording
-    if program is not None:
-        if program.mesh is not mesh:
-            raise _mesh_error(program.mesh, mesh)
-        return program
-    pending = mesh._pending
-    if pending is None:
-        pending = mesh._pending = Recording(mesh, program=False)
-    return pending
-
-
-def _mesh_error(first: Mesh, second: Mesh) -> ProgramError:
-    same = " (another mesh of the same shape)" if first.spec == second.spec else ""
-    return ProgramError(
-        "tensors on different meshes in one op",
-        hint=f"one is on {first!r}, the other on {second!r}{same}."
-        "\nMove one: monarch.distribute(x.full_tensor(), mesh, layout).",
-        source=user_source(),
-    )
-
-
-# -- fakes -----------------------------------------------------------------------------------------------------------
-
-
-def make_fake(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    with fake_mode:
-        return torch.empty(shape, dtype=dtype, device="cpu")
-
-
-def to_fake(tensor: torch.Tensor) -> torch.Tensor:
-    """A fake contiguous tensor of the same shape and dtype."""
-    return make_fake(tuple(tensor.shape), tensor.dtype)
-
-
-# -- source lines ----------------------------------------------------------------------------------------------------
-
-_forward_sources: dict[int, Source | None] = {}
-
-
-def _source_now() -> tuple[Source | None, bool]:
-    """The user's line, and whether autograd runs this op: then the line is that of the forward op."""
-    node = torch._C._current_autograd_node()
-    if node is not None:
-        forward = _forward_sources.get(node._sequence_nr())
-        return (forward if forward is not None else user_source()), True
-    source = user_source()
-    # An op's autograd node gets its number before the op is dispatched to us.
-    if len(_forward_sources) > 200_000:
-        _forward_sources.clear()
-    _forward_sources.setdefault(torch._C._autograd._get_sequence_nr() - 1, source)
-    return source, False
-
 
 # -- dispatch --------------------------------------------------------------------------------------------------------
 
@@ -308,7 +77,7 @@ def find_mesh(args: Any, kwargs: Any = None) -> Mesh | None:
             if mesh is None:
                 mesh = found
             elif mesh is not found:
-                raise _mesh_error(mesh, found)
+                raise mesh_error(mesh, found)
         elif isinstance(entry, (list, tuple)):
             stack.extend(entry)
     return mesh
@@ -365,8 +134,8 @@ def record(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], mesh: Mesh 
     tensor."""
     mesh = mesh or find_mesh(args, kwargs)
     if mesh is None:
-        assert _current.recording is not None
-        mesh = _current.recording.mesh
+        assert current.recording is not None
+        mesh = current.recording.mesh
     recording = recording_for(mesh)
     if not recording.program and len(recording.tape.ops) >= _EAGER_LIMIT:
         mesh.flush()
@@ -388,7 +157,7 @@ def record(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], mesh: Mesh 
         raise
     except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError) as error:
         words = _torchs_words(func, [pair[1] for pair in places], {k: pair[1] for k, pair in keywords.items()}, error)
-        raise OperatorError(words, hint=_operands(func, args), source=_source_now()[0]) from error
+        raise OperatorError(words, hint=_operands(func, args), source=source_now()[0]) from error
     return _results(recording, func, args, kwargs, places, keywords, out)
 
 
@@ -459,7 +228,7 @@ def _results(
             return written[0]
         return tuple(written) if fakes else None
     view = _is_view(func)
-    where = _source_now()
+    where = source_now()
     results: list[Any] = []
     values: list[Value | None] = []
     for index, fake in enumerate(fakes):
@@ -610,7 +379,7 @@ class _Factories(TorchDispatchMode):
         kwargs = kwargs or {}
         if find_mesh(args, kwargs) is not None:
             return dispatch(func, args, kwargs)
-        recording = _current.recording
+        recording = current.recording
         assert recording is not None
         plain = [entry for entry in (*args, *kwargs.values()) if isinstance(entry, torch.Tensor)]
         if func is aten.lift_fresh.default:
@@ -637,3 +406,14 @@ def _literal(recording: Recording, tensor: torch.Tensor) -> DistributedTensor:
         )
         return made
     return recording.constant(tensor)
+
+
+@contextmanager
+def tracing(recording: Recording) -> Iterator[None]:
+    """Let this thread's calls go to a program's recording; factory functions make replicated tensors meanwhile."""
+    before, current.recording = current.recording, recording
+    try:
+        with _Factories():
+            yield
+    finally:
+        current.recording = before

@@ -17,7 +17,7 @@ from monarch.language.source import user_source
 if TYPE_CHECKING:
     from monarch.compiler.passes.capture import Value, View
     from monarch.language.mesh import Mesh
-    from monarch.language.recorder import Recording
+    from monarch.language.recording import Recording
 
 
 class Cell:
@@ -136,7 +136,7 @@ class DistributedTensor(torch.Tensor):
     @property
     def tensor_type(self) -> TensorType:
         """Dtype, global shape and layout. A tensor that was recorded and not run yet is run, for its layout."""
-        from monarch.language.recorder import current_program
+        from monarch.language.recording import current_program
 
         cell = self._ref.cell
         if self._ref.parent is None and cell.placed:
@@ -198,7 +198,7 @@ class DistributedTensor(torch.Tensor):
         return mesh.executor.shards(handle, [mesh.spec.rank(at)])[0]
 
     def _value(self) -> tuple[Handle, Mesh]:
-        from monarch.language.recorder import current_program
+        from monarch.language.recording import current_program
 
         if current_program() is not None:
             raise branch_error(user_source())
@@ -284,7 +284,7 @@ class DistributedTensor(torch.Tensor):
         if not isinstance(new, DistributedTensor) or new.shape != self.shape or new.dtype != self.dtype:
             raise MonarchError(
                 f"cannot set the data of {self._ref.type} to {type(new).__name__} {list(new.shape)}",
-                hint="assign a distributed tensor of the same shape and dtype, or copy under torch.no_grad(): p.copy_(x).",
+                hint="assign a distributed tensor of the same shape and dtype, or copy: p.copy_(x) in torch.no_grad().",
                 source=user_source(),
             )
         self._ref = new._ref
