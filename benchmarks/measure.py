@@ -1,4 +1,5 @@
-"""Timing two things against each other, fairly: repetitions take turns, so that what else the machine does hits both."""
+"""Timing two things against each other, fairly: repetitions take turns, so that what else the machine does hits
+both."""
 
 from __future__ import annotations
 
@@ -45,7 +46,8 @@ def seconds(call: Callable[[], object], count: int = 1) -> float:
 def interleaved(
     ours: Callable[[], float], other: Callable[[], float], repetitions: int, warm: int = 1
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Call two measurements (each gives seconds) in turns, who goes first alternating; the first `warm` do not count."""
+    """Call two measurements (each gives seconds) in turns, who goes first alternating; the first `warm` do not
+    count."""
     pairs: list[tuple[float, float]] = []
     for repetition in range(warm + repetitions):
         if repetition % 2:

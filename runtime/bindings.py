@@ -32,7 +32,8 @@ _DIRECT: dict[str, Callable[..., Any]] = {
 
 
 def resolve(op: str, direct: bool = True) -> Callable[..., Any]:
-    """The callable for "getitem" or an ATen (or other registered) overload, as in "aten.mm.default". Raises PlanError."""
+    """The callable for "getitem" or an ATen (or other registered) overload, as in "aten.mm.default". Raises
+    PlanError."""
     if op == "getitem":
         return operator.getitem
     if direct and op in _DIRECT:

@@ -30,8 +30,8 @@ class Piece:
 def cut(shape: Sequence[int], limit: int) -> Iterator[Index | None]:
     """Blocks of a tensor of `shape`, each of at most `limit` elements, in row-major order; one None if it fits whole.
 
-    A block spans whole trailing dims, a range of one dim, and single places of the leading dims, so that it is contiguous
-    in a contiguous tensor.
+    A block spans whole trailing dims, a range of one dim, and single places of the leading dims, so that it is
+    contiguous in a contiguous tensor.
     """
     if math.prod(shape) <= limit:
         yield None
@@ -82,6 +82,6 @@ class Flat:
     def spans(self, low: int, high: int) -> Iterator[tuple[torch.Tensor, int, int]]:
         """The parts of elements `low` to `high`: each a row's slice, and where it starts and ends after `low`."""
         for row, start, end in zip(self.rows, self.starts, self.starts[1:], strict=False):
-            if start < high and end > low:
-                first, last = max(low, start), min(high, end)
+            first, last = max(low, start), min(high, end)
+            if first < last:
                 yield row[first - start : last - start], first - low, last - low

@@ -1,20 +1,20 @@
 """Collectives through windows: each worker writes its own, all read their peers'.
 
 A collective is a sequence of *rounds*. In a round a worker writes what its peers need into one of its areas, says so
-(its progress word reaches the round's *arrive* event), waits for those whose areas it reads, reads, and says that it has
-read (*done*). Rounds alternate between areas, so one wait a round is enough: before it writes an area again, a worker
-looks whether those that read it last are done, which they nearly always are.
+(its progress word reaches the round's *arrive* event), waits for those whose areas it reads, reads, and says that it
+has read (*done*). Rounds alternate between areas, so one wait a round is enough: before it writes an area again, a
+worker looks whether those that read it last are done, which they nearly always are.
 
 With more than four workers in a group not everyone looks at everyone: the group's first worker waits for all and then
 lets them go (*release*), which takes 2k wake-ups for k workers rather than k².
 
 Failure. A worker that fails in a step marks its progress word and then stands still until all others have finished or
-given up the step, so its word cannot pass a number that a peer still waits for. Peers that see the mark give up too, and
-so on. A worker that reached a number before it failed counts as having reached it: a "commit" that one worker passes is
-passed by all.
+given up the step, so its word cannot pass a number that a peer still waits for. Peers that see the mark give up too,
+and so on. A worker that reached a number before it failed counts as having reached it: a "commit" that one worker
+passes is passed by all.
 
-Reductions go from the group's first worker to its last, in the tensors' own dtype, whatever the algorithm: the same bits
-on all workers, from run to run, and as the reference executor computes them.
+Reductions go from the group's first worker to its last, in the tensors' own dtype, whatever the algorithm: the same
+bits on all workers, from run to run, and as the reference executor computes them.
 
 Bytes that a worker moves in an all_reduce of n bytes over k workers:
     direct             writes n, reads k n, writes n           one round; small tensors, and k = 2
@@ -262,8 +262,8 @@ class Collectives:
         """More workers: each reduces its share of a chunk, and reads the others' results.
 
         Three stages a chunk (write the inputs; reduce one's share; read the results) with a meeting after the first and
-        the second. Chunks overlap, so that a round does stage 1 of one, 2 of the one before and 3 of the one before that.
-        Inputs go through areas 0 and 1, results through 2 and 3.
+        the second. Chunks overlap, so that a round does stage 1 of one, 2 of the one before and 3 of the one before
+        that. Inputs go through areas 0 and 1, results through 2 and 3.
         """
         dtype = source.rows[0].dtype
         view, ranks, me, k = self.window.view, group.ranks, group.me, group.size
@@ -362,7 +362,8 @@ class Collectives:
         return run
 
     def reduce_scatter(self, mesh_dims: Sequence[str], dims: Sequence[int], reduction: str) -> Collective:
-        group, op = self.group(mesh_dims), REDUCE[reduction]
+        group = self.group(mesh_dims)
+        op: Callable[..., Any] = REDUCE[reduction]
         slot = self.area // group.size // ALIGN * ALIGN
         plan = _Rounds(slot)
 
@@ -446,10 +447,7 @@ class Collectives:
         def run(tensors: Sequence[torch.Tensor]) -> Tensors:
             own = me == keep or source == me
             fill = torch.zeros if source is None else torch.empty
-            outs = [
-                tensor.clone() if own else fill(tensor.shape, dtype=tensor.dtype)  # type: ignore[operator]
-                for tensor in tensors
-            ]
+            outs = [tensor.clone() if own else fill(tensor.shape, dtype=tensor.dtype) for tensor in tensors]
             for pieces in plan.of(tensors):
                 area = self._next_area()
                 if readers:

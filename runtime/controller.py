@@ -1,7 +1,8 @@
 """The executor of a local mesh: the controller's thin loop around `controller_state`.
 
-Commands go to all workers at once through the ring; nothing is waited for until a value or a failure is asked for, or the
-workers are too far behind. What workers say is read when the controller happens to come by: there is no thread for it.
+Commands go to all workers at once through the ring; nothing is waited for until a value or a failure is asked for, or
+the workers are too far behind. What workers say is read when the controller happens to come by: there is no thread for
+it.
 """
 
 from __future__ import annotations
@@ -166,7 +167,9 @@ class LocalExecutor:
             remote = self._own(handle, "the value that is fetched")
             for rank in ranks:
                 if not 0 <= rank < self._mesh.workers:
-                    raise MonarchError(f"no worker {rank}: the mesh {self._mesh} has workers 0 to {self._mesh.workers - 1}")
+                    raise MonarchError(
+                        f"no worker {rank}: the mesh {self._mesh} has workers 0 to {self._mesh.workers - 1}"
+                    )
             size = remote.type.nbytes * len(ranks)
             if size > _ASK_ABOVE:
                 memory.require(size, f"fetching {remote.type} from {len(ranks)} workers", memory.available_bytes)
@@ -213,7 +216,8 @@ class LocalExecutor:
 
     def recover(self, handle: Handle) -> Remote:
         """For a state that a failed step was to make: the newest value of it that there is, which is that of the last
-        step that committed. Gives `handle` itself where nothing failed; raises DeviceMeshError where nothing is left."""
+        step that committed. Gives `handle` itself where nothing failed; raises DeviceMeshError where nothing is
+        left."""
         remote = self._own(handle, "the value")
         self._until(self._state.next_command)
         with self._lock:
@@ -311,7 +315,9 @@ class LocalExecutor:
         identity = id(plan)
         record.users += 1
 
-        def forget(_: object, plans: Any = self._plans, records: Any = self._records, gone: Any = self._unloaded) -> None:
+        def forget(
+            _: object, plans: Any = self._plans, records: Any = self._records, gone: Any = self._unloaded
+        ) -> None:
             plans.pop(identity, None)
             record.users -= 1
             if record.users == 0:
@@ -347,7 +353,7 @@ class LocalExecutor:
     def _flush_freed(self) -> None:
         """Tell the workers which values and plans are no longer needed."""
         while self._freed:
-            ids = []
+            ids: list[int] = []
             while self._freed and len(ids) < _FREE_AT_ONCE:
                 ids.append(self._freed.popleft())
             self._write(wire.numbers(wire.FREE, *ids), self._state.step("free").sequence)
@@ -423,7 +429,9 @@ class LocalExecutor:
         if state.dead is None and self._signals.words[signals.DEAD]:
             self._read_deaths(_EXIT_SECONDS)
         elif state.dead is None and not self._warm.alive:
-            state.give_up(f"the mesh {self._mesh} has lost its workers: the process that they were forked from has ended")
+            state.give_up(
+                f"the mesh {self._mesh} has lost its workers: the process that they were forked from has ended"
+            )
         if state.dead is not None:
             raise fresh(state.dead)
 

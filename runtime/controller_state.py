@@ -1,5 +1,5 @@
-"""What the controller knows of its mesh: commands under way, handles, and what went wrong. Pure: it is told what happens
-(`finished`, `report`, `died`) and decides what that means; it reads no socket and no shared memory."""
+"""What the controller knows of its mesh: commands under way, handles, and what went wrong. Pure: it is told what
+happens (`finished`, `report`, `died`) and decides what that means; it reads no socket and no shared memory."""
 
 from __future__ import annotations
 

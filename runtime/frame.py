@@ -7,9 +7,9 @@
         s3 = f1([s2])
         return (s3,)
 
-Names are made here, from slot numbers; ops and constants are bound as globals; only ints, bools, None and finite floats are
-written out. So nothing that a plan says becomes code. When an op fails, the line number of the traceback gives the
-instruction, at no cost to the steps that do not fail.
+Names are made here, from slot numbers; ops and constants are bound as globals; only ints, bools, None and finite
+floats are written out. So nothing that a plan says becomes code. When an op fails, the line number of the traceback
+gives the instruction, at no cost to the steps that do not fail.
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ def check(plan: Plan) -> None:
             resolve(instruction.op)
         for slot in _slots((instruction.args, tuple(instruction.kwargs.values()))):
             if slot not in written:
-                raise PlanError(f"instruction {number} of plan '{plan.name}' ({instruction.op}) reads empty slot {slot}")
+                raise PlanError(
+                    f"instruction {number} of plan '{plan.name}' ({instruction.op}) reads empty slot {slot}"
+                )
         if instruction.op != "commit":
             written.add(instruction.out)
         written.difference_update(instruction.free)

@@ -7,6 +7,7 @@ import errno
 import os
 import platform
 import threading
+from typing import Any
 
 _SYSCALL = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "ppc64le": 221, "s390x": 238}
 _WAIT, _WAKE = 0, 1
@@ -17,7 +18,7 @@ class _Timespec(ctypes.Structure):
     _fields_ = [("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long)]
 
 
-_ARGUMENTS = [
+_ARGUMENTS: Any = [
     ctypes.c_long,
     ctypes.c_void_p,
     ctypes.c_int,

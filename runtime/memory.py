@@ -1,7 +1,8 @@
 """How much memory this machine can still give, and a clear error before that is exceeded.
 
-Shared memory here is anonymous (`memfd_create(2)`): it needs no room in `/dev/shm`, and the kernel drops it with the last
-process that maps it. But a page of it that cannot be had is a bus error in whoever touches it, so it is asked for first.
+Shared memory here is anonymous (`memfd_create(2)`): it needs no room in `/dev/shm`, and the kernel drops it with the
+last process that maps it. But a page of it that cannot be had is a bus error in whoever touches it, so it is asked for
+first.
 """
 
 from __future__ import annotations

@@ -148,7 +148,8 @@ _owner = 0
 
 
 def warm_parent() -> WarmParent:
-    """The warm parent of this process; a new one where there is none, it has died, or ops have been registered since."""
+    """The warm parent of this process; a new one where there is none, it has died, or ops have been registered
+    since."""
     global _owner
     with _lock:
         if _owner != os.getpid():  # the first here, or a fork of a process that had one: that one's is not ours

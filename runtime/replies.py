@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import mmap
 import os
 import select
 import socket
@@ -93,8 +92,6 @@ def _tensor(kind: int, body: bytes, fd: int) -> torch.Tensor:
     if math.prod(shape) == 0:
         return torch.empty(shape, dtype=dtype)
     if kind == wire.VALUE:
-        data = bytearray(memoryview(body)[start:])
-    else:
-        # The file's pages become the tensor's memory, and go when it does.
-        data = mmap.mmap(fd, math.prod(shape) * dtype.itemsize)  # type: ignore[assignment]
-    return torch.frombuffer(data, dtype=dtype).view(shape)
+        return torch.frombuffer(bytearray(memoryview(body)[start:]), dtype=dtype).view(shape)
+    # The file's pages become the tensor's memory, and go when it does; no descriptor is kept for them.
+    return torch.from_file(f"/proc/self/fd/{fd}", shared=False, size=math.prod(shape), dtype=dtype).view(shape)

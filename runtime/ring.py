@@ -1,8 +1,8 @@
 """Commands in shared memory: one writer, and every worker reads all of them.
 
 A record is its length (8 bytes, with itself, a multiple of 8) and its body; a length of 0 sends the reader back to the
-start. The writer publishes records by moving the mesh's head word, so its cost does not depend on the number of workers.
-Room is reused once every worker has finished the commands that it held.
+start. The writer publishes records by moving the mesh's head word, so its cost does not depend on the number of
+workers. Room is reused once every worker has finished the commands that it held.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ Every worker has two counters that only grow, and that only it writes:
 Events count by 2 within a step, and the lowest bit of `progress` says that the worker has failed the step. All workers
 run the same instructions, so the same event has the same number everywhere, whichever group of workers it concerns:
 to wait for a peer is to wait until its progress reaches one's own number, and a group needs no counter of its own.
-Numbers grow from step to step, so nothing has to be reset, also after a failed step. See `collectives` for the rule that
-keeps a failed worker from overtaking peers that still wait for it.
+Numbers grow from step to step, so nothing has to be reset, also after a failed step. See `collectives` for the rule
+that keeps a failed worker from overtaking peers that still wait for it.
 
 There is one writer a word, so no atomic instruction is needed but a fence; a sleeper sets the word's hint first, and a
 writer that finds the hint set wakes the sleepers. Sleeps are bounded all the same, so that a lost wake costs
@@ -108,8 +108,8 @@ class Signals:
     # -- one worker's view -----------------------------------------------------------------------------------------
 
     def wait_for_peer(self, rank: int, target: int, group: Sequence[int]) -> None:
-        """Wait until a peer's progress reaches `target`. Raises Aborted once one of `group` has failed the same step, or
-        any worker has died. A peer that reached `target` before it failed counts as having reached it."""
+        """Wait until a peer's progress reaches `target`. Raises Aborted once one of `group` has failed the same step,
+        or any worker has died. A peer that reached `target` before it failed counts as having reached it."""
         step = target >> STEP_BITS
         words = self.words
 

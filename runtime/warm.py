@@ -1,13 +1,13 @@
 """The warm parent: a process that has torch loaded and does nothing but fork workers, watch them, and end them.
 
-It is forked from the controller when the first mesh is made, and kept for later ones; forking from it takes milliseconds
-and shares all memory that is not written. It has one thread and runs no torch operations, so there is nothing in it that
-a fork could break.
+It is forked from the controller when the first mesh is made, and kept for later ones; forking from it takes
+milliseconds and shares all memory that is not written. It has one thread and runs no torch operations, so there is
+nothing in it that a fork could break.
 
 Packets on its socket (JSON; files ride along):
 
-    controller → warm   {"do": "start", "mesh": 3, "dims": [["data", 4]], "ranks": [0, 1], "threads": 1} + memory, sockets
-                        {"do": "stop", "mesh": 3}
+    controller → warm   {"do": "start", "mesh": 3, "dims": [["data", 4]], "ranks": [0, 1], "threads": 1} + memory,
+                        sockets {"do": "stop", "mesh": 3}
     warm → controller   {"is": "started", "mesh": 3, "rank": 0, "pid": 7}
                         {"is": "exited", "mesh": 3, "rank": 0, "status": -9}
                         {"is": "stopped", "mesh": 3}
@@ -218,7 +218,8 @@ def main(control: int, controller: int) -> NoReturn:
 
 
 def _close_all_but(control: int) -> None:
-    """Files that the controller has open are none of the workers' business: a pipe that they kept open would not end."""
+    """Files that the controller has open are none of the workers' business: a pipe that they kept open would not
+    end."""
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     limit = os.sysconf("SC_OPEN_MAX")

@@ -5,9 +5,9 @@
     staging    tensors on their way from the controller to the workers
     windows    four areas a worker, which it alone writes and its peers read (see `collectives`)
 
-It is one anonymous file, mapped by all. Its size is an address range: pages are taken when first touched, and given back
-when the last process that maps it ends. The windows do not grow with the tensors that go through them, which travel in
-pieces that fit into a core's cache.
+It is one anonymous file, mapped by all. Its size is an address range: pages are taken when first touched, and given
+back when the last process that maps it ends. The windows do not grow with the tensors that go through them, which
+travel in pieces that fit into a core's cache.
 """
 
 from __future__ import annotations

@@ -67,8 +67,8 @@ TEXT_LIMIT = 12_000
 class Report:
     """How a command failed on one worker.
 
-    `kind`       "failed": here; "dependent": a value that it needs is that of command `root`, which failed; "aborted": a
-                 peer failed, or died
+    `kind`       "failed": here; "dependent": a value that it needs is that of command `root`, which failed; "aborted":
+                 a peer failed, or died
     `committed`  whether the step had passed its commit, so that the state before it is gone
     """
 

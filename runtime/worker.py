@@ -24,8 +24,8 @@ def serve(mesh: MeshSpec, rank: int, window: Window, up: socket.socket, threads:
     """Work until killed: a worker has nothing that it would have to put away. Does not return.
 
     The work is done in a thread of its own. OpenMP keeps its pool of threads for each thread that starts parallel work;
-    the one that this process inherited by fork is the parent's, whose other threads do not exist here, and using it would
-    wait for them for ever.
+    the one that this process inherited by fork is the parent's, whose other threads do not exist here, and using it
+    would wait for them for ever.
     """
     gc.freeze()  # what the parent made is never garbage, and looking at it would copy its pages
 
@@ -98,8 +98,8 @@ def _send(up: socket.socket, rank: int, message: Message) -> Message:
 
 
 def _send_value(up: socket.socket, value: Value) -> None:
-    """A small tensor goes through the socket. A large one is written to an anonymous file, which the controller then maps
-    as the tensor that it hands out: one copy, whatever the size."""
+    """A small tensor goes through the socket. A large one is written to an anonymous file, which the controller then
+    maps as the tensor that it hands out: one copy, whatever the size."""
     row = wire.raw(value.tensor)
     if row.numel() <= wire.INLINE_BYTES:
         up.send(wire.value_head(wire.VALUE, value.step, value.tensor) + row.numpy().tobytes())
@@ -107,7 +107,7 @@ def _send_value(up: socket.socket, value: Value) -> None:
     fd = os.memfd_create("monarch-value", os.MFD_CLOEXEC)
     try:
         os.posix_fallocate(fd, 0, row.numel())
-        data = memoryview(row.numpy())
+        data = memoryview(row.numpy())  # type: ignore[arg-type]
         while data:
             data = data[os.write(fd, data) :]
         head = wire.value_head(wire.VALUE_FILE, value.step, value.tensor)

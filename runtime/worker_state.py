@@ -1,4 +1,5 @@
-"""What a worker holds, and what each command does to it: no sockets, no clock, no waiting but in the plan's collectives."""
+"""What a worker holds, and what each command does to it: no sockets, no clock, no waiting but in the plan's
+collectives."""
 
 from __future__ import annotations
 

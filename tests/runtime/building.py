@@ -29,7 +29,9 @@ class Building:
         self._slots += 1
         return self._slots - 1
 
-    def input(self, type: TensorType, kind: str = "input", label: str | int | None = None, donate: bool = False) -> Slot:
+    def input(
+        self, type: TensorType, kind: str = "input", label: str | int | None = None, donate: bool = False
+    ) -> Slot:
         slot = self._slot()
         self._inputs.append(ValueSpec(kind, len(self._inputs) if label is None else label, type, slot))
         self._donated.append(donate)
@@ -42,7 +44,13 @@ class Building:
         return Slot(slot)
 
     def call(
-        self, op: str, *args: Any, free: Sequence[Slot] = (), source: Source | None = None, into: Slot | None = None, **kwargs: Any
+        self,
+        op: str,
+        *args: Any,
+        free: Sequence[Slot] = (),
+        source: Source | None = None,
+        into: Slot | None = None,
+        **kwargs: Any,
     ) -> Slot:
         slot = self._slot() if into is None else into.index
         where = -1
@@ -77,7 +85,8 @@ def whole(shape: Sequence[int], dtype: torch.dtype = torch.float32) -> TensorTyp
 
 
 def each(mesh: MeshSpec, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> TensorType:
-    """A tensor whose dim 0 is sharded over the whole mesh: worker i holds rows i of what is stacked; `shape` is global."""
+    """A tensor whose dim 0 is sharded over the whole mesh: worker i holds rows i of what is stacked; `shape` is
+    global."""
     return TensorType(dtype, tuple(shape), Layout((mesh.names, *((),) * (len(shape) - 1))))
 
 

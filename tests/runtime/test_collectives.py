@@ -11,10 +11,10 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
 from monarch.compiler.plan import DTYPE_NAMES, DTYPES, Executor, MeshSpec
 from monarch.compiler.plan.blocks import REDUCE
 from monarch.runtime import start_local
-
 from tests.runtime.building import op_on_each
 
 MESHES = {
@@ -53,10 +53,10 @@ def values(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> torch.Tenso
     return torch.randn(shape, generator=generator).to(dtype)
 
 
-def blocks(mesh: MeshSpec, shapes: list[tuple[int, ...]], dtype: torch.dtype = torch.float32) -> list[list[torch.Tensor]]:
-    return [
-        [values(shape, dtype, 1000 * i + rank) for rank in range(mesh.workers)] for i, shape in enumerate(shapes)
-    ]
+def blocks(
+    mesh: MeshSpec, shapes: list[tuple[int, ...]], dtype: torch.dtype = torch.float32
+) -> list[list[torch.Tensor]]:
+    return [[values(shape, dtype, 1000 * i + rank) for rank in range(mesh.workers)] for i, shape in enumerate(shapes)]
 
 
 def expected(mesh: MeshSpec, op: str, tensors: list[list[torch.Tensor]], dims: list[str], *args: Any) -> Any:
@@ -87,7 +87,9 @@ def expected(mesh: MeshSpec, op: str, tensors: list[list[torch.Tensor]], dims: l
     return outs
 
 
-def run_and_compare(executor: Executor, op: str, tensors: list[list[torch.Tensor]], dims: list[str], *args: Any) -> None:
+def run_and_compare(
+    executor: Executor, op: str, tensors: list[list[torch.Tensor]], dims: list[str], *args: Any
+) -> None:
     mesh = executor.mesh
     plan, inputs = op_on_each(mesh, op, tensors, dims, *args)
     handles = executor.run(plan, inputs)
@@ -100,9 +102,7 @@ def run_and_compare(executor: Executor, op: str, tensors: list[list[torch.Tensor
 
 def groups_of(mesh: MeshSpec) -> list[list[str]]:
     """All lists of mesh dims, in every order."""
-    return [
-        list(dims) for count in range(1, len(mesh.names) + 1) for dims in itertools.permutations(mesh.names, count)
-    ]
+    return [list(dims) for count in range(1, len(mesh.names) + 1) for dims in itertools.permutations(mesh.names, count)]
 
 
 @pytest.mark.parametrize("name", MESHES)
@@ -166,7 +166,9 @@ def test_any_shape_dtype_and_dims(start: Any, data: st.DataObject) -> None:
     mesh = executor.mesh
     dims = data.draw(st.sampled_from(groups_of(mesh)))
     size = len(mesh.group(0, dims))
-    op = data.draw(st.sampled_from(["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "permute"]))
+    op = data.draw(
+        st.sampled_from(["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "permute"])
+    )
     tensors, first, second = [], [], []
     for i in range(data.draw(st.integers(1, 3))):
         shape = data.draw(st.lists(st.integers(0, 5), min_size=2, max_size=4))

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+
 from monarch.compiler.plan import (
     DTYPES,
     Executor,
@@ -22,7 +23,6 @@ from monarch.compiler.plan import (
 from monarch.compiler.plan.blocks import block_of, whole_of
 from monarch.runtime import start_local
 from monarch.runtime.controller import MAX_UNDER_WAY, LocalExecutor
-
 from tests.runtime.building import Building, each, whole
 
 MESH = MeshSpec.of(a=2, b=2)
@@ -127,7 +127,8 @@ def test_local_ops_and_constants_and_lists(executor: LocalExecutor) -> None:
 
 
 def test_calls_return_before_the_work_is_done_and_run_far_ahead(executor: LocalExecutor) -> None:
-    """More steps than may be under way at once, each a little slower than a call: the caller is held back, not refused."""
+    """More steps than may be under way at once, each a little slower than a call: the caller is held back, not
+    refused."""
     type_ = whole((64, 64))
     plan = add_one(MESH, type_).plan()
     handle = executor.put(torch.zeros(64, 64), type_)
@@ -290,7 +291,9 @@ def test_what_is_refused_at_once(executor: LocalExecutor) -> None:
     handle = executor.put(torch.zeros(3), type_)
     with pytest.raises(MonarchError, match="plan 'add_one' takes 1 arguments, and 2 were given"):
         executor.run(plan, [handle, handle])
-    with pytest.raises(MonarchError, match=r"input 0 of plan 'add_one' is f32\[3\], and a handle of f32\[4\] was given"):
+    with pytest.raises(
+        MonarchError, match=r"input 0 of plan 'add_one' is f32\[3\], and a handle of f32\[4\] was given"
+    ):
         executor.run(plan, [executor.put(torch.zeros(4), whole((4,)))])
     with pytest.raises(MonarchError, match=r"input 0 of plan 'add_one' is f32\[3\], and a str was given"):
         executor.run(plan, ["x"])  # type: ignore[list-item]

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+
 from monarch.compiler.plan import DeviceMeshError, MeshSpec, Plan, Slot, Source, TensorType
 from monarch.runtime.controller import LocalExecutor
-
 from tests.runtime.building import Building, each, whole
 
 MESH = MeshSpec.of(a=2, b=3)
@@ -88,7 +88,9 @@ def test_only_the_groups_concerned_give_up_and_all_come_back_together(executor: 
     plan = good.plan()
     outs = []
     for at in range(60):
-        outs.append(executor.run(bad if at % 3 == 0 else plan, [torch.ones(6, 6) if at % 3 == 0 else torch.ones(6, 1)])[0])
+        outs.append(
+            executor.run(bad if at % 3 == 0 else plan, [torch.ones(6, 6) if at % 3 == 0 else torch.ones(6, 1)])[0]
+        )
     for at, out in enumerate(outs):
         if at % 3 == 0:
             with pytest.raises(DeviceMeshError, match="worker a=0, b=0 failed"):
@@ -112,7 +114,9 @@ def test_what_depends_on_a_failed_step_says_why_it_failed(executor: LocalExecuto
         outs.append(executor.run(plan, [outs[-1]])[0])
     for out in reversed(outs):
         for ask in (executor.wait, executor.shards):
-            with pytest.raises(DeviceMeshError, match="train.py:12: error: worker a=1, b=0 failed in aten.index_select"):
+            with pytest.raises(
+                DeviceMeshError, match="train.py:12: error: worker a=1, b=0 failed in aten.index_select"
+            ):
                 ask(out)
     healthy(executor)
 
@@ -125,10 +129,18 @@ def training_step(donate: bool, when: str) -> Plan:
     index = build.input(whole((1,), torch.int64))
     x = build.input(type_)
     if when == "before":
-        x = build.call("aten.mul.Tensor", x, build.call("aten.select.int", build.call("aten.index_select.default", x, 1, index), 1, 0))
+        x = build.call(
+            "aten.mul.Tensor",
+            x,
+            build.call("aten.select.int", build.call("aten.index_select.default", x, 1, index), 1, 0),
+        )
     build.call("commit")
     if when == "after":
-        x = build.call("aten.mul.Tensor", x, build.call("aten.select.int", build.call("aten.index_select.default", x, 1, index), 1, 0))
+        x = build.call(
+            "aten.mul.Tensor",
+            x,
+            build.call("aten.select.int", build.call("aten.index_select.default", x, 1, index), 1, 0),
+        )
     build.output(build.call("aten.add_.Tensor", w, x), type_, "state", "w")
     return build.plan()
 
