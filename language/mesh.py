@@ -112,6 +112,10 @@ class Mesh:
     def is_abstract(self) -> bool:
         return self._workers.abstract
 
+    @property
+    def is_closed(self) -> bool:
+        return self._workers.closed
+
     def size(self, dim: str | int | None = None) -> int:
         """The number of workers, or of positions along one dim (by name or number)."""
         if dim is None:

@@ -46,6 +46,8 @@ class Cell:
             if self.recording is self.mesh._pending:
                 self.mesh.flush()
                 return self.check(reader)
+            if self.mesh.is_closed:
+                raise MonarchError(f"the mesh of this tensor is closed: {self.mesh!r}")
             raise MonarchError(
                 f"this tensor ({self._type}) was made while a program was traced, and has no value",
                 hint="return it from the program; tensors that a program leaves behind are filled by its calls.",
