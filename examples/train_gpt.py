@@ -114,16 +114,23 @@ def layer_graphs(width: int) -> tuple[str, str]:
     block = Block(width, heads=4)
     block = monarch.module_to_mesh(block, mesh, layouts=tensor_parallel(block, mesh, "model"))
 
+    x = monarch.distribute(torch.zeros(BATCH, SEQUENCE, width), mesh, "[@data, -, -]")
+
     @monarch.program
-    def layer(x):  # type: ignore[no-untyped-def]
-        return block(monarch.layout(x, "[@data, -, -]"))
+    def layer(x: torch.Tensor) -> torch.Tensor:
+        return block(x)
 
     with torch.no_grad():
-        traced = layer.trace(torch.zeros(BATCH, SEQUENCE, width))
-    return str(traced.graph), str(traced.partition().graph)
+        traced = layer.trace(x)
+    return without_comments(str(traced.graph)), without_comments(str(traced.partition().graph))
 
 
 # -- what is shown --------------------------------------------------------------------------------------------------
+
+
+def without_comments(graph: str) -> str:
+    """A graph's text without the source lines and reasons at the ends of its lines, so that it fits a terminal."""
+    return "\n".join(line.partition("  # ")[0].rstrip() for line in graph.splitlines())
 
 
 def spark(losses: list[float], width: int = 30) -> str:
@@ -183,7 +190,7 @@ def comparison(ours: list[float], plain: list[float]) -> Table:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--steps", type=int, default=150)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--seed", type=int, default=0)
@@ -212,7 +219,8 @@ def main() -> None:
     console.print(comparison(ours, plain))
     worst = max(abs(a - b) for a, b in zip(ours, plain, strict=True))
     console.print(f"largest difference over {len(ours)} steps: {worst:.1e}")
-    console.print(f"The plan of the training step lies in {plan}; see it with: .venv/bin/monarchc inspect {plan}")
+    console.print(f"the plan of the training step lies in {plan}; to see it:")
+    console.print(f"    .venv/bin/monarchc inspect {plan}", highlight=False, soft_wrap=True)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,131 @@
+"""`make bench`: every measurement, as one table of ours against another's and one of the compiler's own times.
+
+    python -m benchmarks                        # all
+    python -m benchmarks all_reduce dispatch    # some
+
+Prints as it goes, and writes `benchmarks/results/<date>.md`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import importlib
+import os
+import platform
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.measure import HEAD, Row, cells, duration, table
+
+COMPARED = ("train_step", "all_reduce", "dispatch", "start")
+COMPILER = "compile_time"
+RESULTS = Path(__file__).parent / "results"
+
+
+def machine() -> str:
+    """What the numbers were measured on."""
+    model = platform.processor() or platform.machine()
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            model = line.split(":", 1)[1].strip()
+            break
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
+    cores = len(os.sched_getaffinity(0))
+    return (
+        f"{cores} cores of {model}, {memory:.0f} GiB, Linux {platform.release()}, "
+        f"Python {platform.python_version()}, torch {torch.__version__}"
+    )
+
+
+def show(console: Console, title: str, head: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
+    shown = Table(*head, title=title, title_justify="left")
+    for line in lines:
+        shown.add_row(*line)
+    console.print(shown)
+
+
+def compiler_tables() -> list[tuple[str, tuple[str, ...], list[tuple[str, ...]]]]:
+    """The compiler's times, as (title, head, lines)."""
+    from benchmarks import compile_time
+
+    compiled, steps = compile_time.measure()
+    return [
+        (
+            "From Python to a plan: the GPT's training step, data and tensor parallel",
+            ("layers", "workers", "ops traced", "trace", "partition", "plan"),
+            [
+                (
+                    str(found.layers),
+                    f"{found.workers:,}",
+                    str(found.ops),
+                    duration(found.trace),
+                    duration(found.partition),
+                    duration(found.plan),
+                )
+                for found in compiled
+            ],
+        ),
+        (
+            "The controller's time for one training step, until the call returns",
+            ("layers", "workers", "time"),
+            [(str(found.layers), str(found.workers), duration(found.step)) for found in steps],
+        ),
+    ]
+
+
+def markdown(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    return "\n".join(f"| {' | '.join(line)} |" for line in [head, ["---"] * len(head), *lines])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", help=f"of {', '.join([*COMPARED, COMPILER])}; all of them if none is given")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="the folder to write to")
+    options = parser.parse_args()
+    if unknown := set(options.names) - {*COMPARED, COMPILER}:
+        parser.error(f"no such benchmark: {', '.join(sorted(unknown))}")
+    names = options.names or [*COMPARED, COMPILER]
+
+    console = Console()
+    where = machine()
+    console.print(where, highlight=False)
+    today = datetime.date.today().isoformat()
+    parts = [f"# Measured on {today}", where]
+
+    rows: list[Row] = []
+    for name in COMPARED:
+        if name in names:
+            with console.status(name):
+                found = importlib.import_module(f"benchmarks.{name}").rows()
+            for row in found:
+                line = cells(row)
+                console.print(f"{line[0]}: {line[1]} / {line[2]} = {line[3]}", highlight=False)
+            rows += found
+    if rows:
+        console.print()
+        show(console, "Ours against another's", HEAD, [cells(row) for row in rows])
+        parts += [
+            "## Ours against another's",
+            "Medians; in brackets the quartiles of the ratios of pairs.",
+            table(rows),
+        ]
+    if COMPILER in names:
+        with console.status(COMPILER):
+            tables = compiler_tables()
+        for title, head, lines in tables:
+            show(console, title, head, lines)
+            parts += [f"## {title}", markdown(head, lines)]
+
+    options.results.mkdir(parents=True, exist_ok=True)
+    path = options.results / f"{today}.md"
+    path.write_text("\n\n".join(parts) + "\n")
+    console.print(f"written to {path}", highlight=False, soft_wrap=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""How long the controller takes: to trace, partition and plan a training step, and to start one.
+
+The mesh's size should not matter: what is compiled is one program for all workers, whatever their number.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+import monarch
+from monarch.compiler.pipeline import compile_graph
+from monarch.distributed import Mesh
+from monarch.stdlib.models.gpt import GPT
+from monarch.stdlib.parallel import tensor_parallel
+
+SEQUENCE = 128
+LAYERS = (4, 12)
+MESHES = ({"data": 2, "model": 2}, {"data": 32, "model": 8}, {"data": 512, "model": 8})
+
+
+@dataclass(frozen=True)
+class CompileTime:
+    """Seconds to get from Python to a plan."""
+
+    layers: int
+    workers: int
+    ops: int
+    trace: float
+    partition: float
+    plan: float
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Seconds of the controller's for one step (median): from calling the program until the call returns."""
+
+    layers: int
+    workers: int
+    step: float
+
+
+def training_step(mesh: Mesh, layers: int, width: int) -> tuple[Any, Callable[[], tuple[torch.Tensor, torch.Tensor]]]:
+    """A GPT's training step, data parallel over `data` and tensor parallel over `model`; and what makes arguments."""
+    model = GPT(width=width, layers=layers, heads=8, sequence=SEQUENCE)
+    model = monarch.module_to_mesh(model, mesh, layouts=tensor_parallel(model, mesh, "model"))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    batch = 2 * mesh.size("data")
+
+    @monarch.program
+    def train_step(tokens, targets):  # type: ignore[no-untyped-def]
+        tokens, targets = monarch.layout(tokens, "[@data, -]"), monarch.layout(targets, "[@data, -]")
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    def arguments() -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.randint(256, (batch, SEQUENCE)), torch.randint(256, (batch, SEQUENCE))
+
+    return train_step, arguments
+
+
+def compile_time(layers: int, dims: dict[str, int]) -> CompileTime:
+    """Trace, partition and plan the GPT's training step for an abstract mesh, once: as a user waits for it."""
+    mesh = Mesh.abstract(**dims)
+    train_step, arguments = training_step(mesh, layers, width=256)
+    tokens, targets = arguments()
+    start = time.perf_counter()
+    graph = train_step.trace(tokens, targets).graph
+    trace = time.perf_counter() - start
+    start = time.perf_counter()
+    plan = compile_graph(graph)
+    whole = time.perf_counter() - start
+    emit = plan.costs["seconds"]["emit-plan"]
+    return CompileTime(layers, mesh.size(), sum(1 for _ in graph.calls), trace, whole - emit, emit)
+
+
+def step_time(layers: int, steps: int = 30) -> StepTime:
+    """A small model on two workers, so that they are done with a step before the next one is started."""
+    with Mesh(data=2, model=1) as mesh:
+        train_step, arguments = training_step(mesh, layers, width=64)
+        tokens, targets = arguments()
+        seconds = []
+        for _ in range(steps):
+            start = time.perf_counter()
+            loss = train_step(tokens, targets)
+            seconds.append(time.perf_counter() - start)
+            loss.item()
+        return StepTime(layers, mesh.size(), statistics.median(seconds[steps // 3 :]))
+
+
+def measure() -> tuple[list[CompileTime], list[StepTime]]:
+    compile_time(1, {"data": 2, "model": 2})  # imports and first uses
+    return (
+        [compile_time(layers, dims) for layers in LAYERS for dims in MESHES],
+        [step_time(layers) for layers in LAYERS],
+    )
