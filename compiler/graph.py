@@ -81,6 +81,11 @@ class Graph:
         return [node for node in self.fx.nodes if node.op == "placeholder"]
 
     @property
+    def states(self) -> dict[str, TensorType]:
+        """The types of the states that the program reads, by label."""
+        return {str(p.meta["label"]): p.meta["type"] for p in self.placeholders if p.meta["kind"] == "state"}
+
+    @property
     def calls(self) -> Iterator[fx.Node]:
         return (node for node in self.fx.nodes if node.op == "call_function")
 

@@ -36,7 +36,10 @@ def choose(options: Options) -> Choice:
     network = CostNetwork()
     variables: dict[fx.Node, int] = {}
     alternatives: dict[fx.Node, list[Alternative]] = {}
-    returned = set(graph.returns)
+    returned, states = set(graph.returns), graph.states
+    updated: dict[fx.Node, list[str]] = {}
+    for label, value in graph.updates.items():
+        updated.setdefault(value, []).append(label)
     for node in graph.calls:
         alternatives[node] = _alternatives(options, node)
         own = _own_costs(options, node, alternatives[node])
@@ -45,9 +48,8 @@ def choose(options: Options) -> Choice:
                 c + PENDING_RESULT * options.nbytes(node) * is_partial(a.after)
                 for c, a in zip(own, alternatives[node], strict=True)
             ]
-        for label, value in graph.updates.items():
-            if value is node:
-                own = _with_update(options, label, node, alternatives[node], own)
+        for label in updated.get(node, ()):
+            own = _with_update(options, states.get(label), node, alternatives[node], own)
         variables[node] = network.variable(own)
     for node in graph.calls:
         for producer in dict.fromkeys(options.operands[node]):
@@ -112,15 +114,12 @@ def _from_placeholder(options: Options, node: fx.Node, placeholder: fx.Node, str
 
 
 def _with_update(
-    options: Options, label: str, node: fx.Node, alternatives: list[Alternative], own: list[float]
+    options: Options, state: TensorType | None, node: fx.Node, alternatives: list[Alternative], own: list[float]
 ) -> list[float]:
-    """Costs with what it takes to leave the value where the state that it replaces lies."""
-    state = next(
-        (p for p in options.graph.placeholders if p.meta["kind"] == "state" and p.meta["label"] == label), None
-    )
+    """Costs with what it takes to leave the value where the `state` that it replaces lies (None: it is new)."""
     if state is None:
         return [c + (PENDING_STATE if is_partial(a.after) else 0.0) for c, a in zip(own, alternatives, strict=True)]
-    target = state.meta["type"].layout.placement(options.mesh_dim)
+    target = state.layout.placement(options.mesh_dim)
     return [
         cost + _delivered(a, target, options.nbytes(node), options.size)
         for cost, a in zip(own, alternatives, strict=True)

@@ -75,6 +75,7 @@ def find_options(graph: Graph, mesh_dim: str) -> Options:
     for node in graph.calls:
         is_element = node.target is operator.getitem
         options.operands[node] = [node.args[0]] if is_element else tensor_operands(node)  # type: ignore[list-item]
+    states, updates = graph.states, graph.updates
     while True:
         before = sum(map(len, wanted.values()))
         for node in graph.fx.nodes:
@@ -130,7 +131,7 @@ def _reach_call(options: Options, node: fx.Node, wanted: dict[fx.Node, set[int]]
     if any(is_partial(p) for p in reach):
         after |= {None, *wanted.get(node, ())}
         for dim in wanted.get(node, ()):
-            reach[dim] = any(reach.values())
+            reach[dim] = any(direct for p, direct in reach.items() if is_partial(p))
     if len(node.users) > 1 and any(isinstance(p, int) for p in reach):
         after.add(None)
     options.after[node] = after

@@ -156,7 +156,7 @@ class _Rewrite:
     def output(self) -> None:
         graph, dim = self.options.graph, self.options.mesh_dim
         output = graph.fx.output_node()
-        states = {p.meta["label"]: p for p in graph.placeholders if p.meta["kind"] == "state"}
+        states = graph.states
 
         def final(node: fx.Node) -> fx.Node:
             alternative = self.choice.alternatives.get(node)
@@ -165,7 +165,7 @@ class _Rewrite:
         updates = {}
         for label, node in graph.updates.items():
             if label in states:
-                updates[label] = self.deliver(node, states[label].meta["type"].layout.placement(dim), output)
+                updates[label] = self.deliver(node, states[label].layout.placement(dim), output)
             else:
                 updates[label] = final(node)
         self.new.output([node and final(node) for node in graph.returns], updates)

@@ -58,8 +58,7 @@ class _Emitter:
         for i, node in enumerate((*graph.placeholders, *calls)):
             self.slots[node] = i
         last = self.last_uses(calls)
-        states = {p.meta["label"] for p in graph.placeholders if p.meta["kind"] == "state"}
-        replaced = states & set(graph.updates)
+        replaced = graph.states.keys() & graph.updates.keys()
         instructions: list[Instruction] = []
         committed = False
         for i, node in enumerate(calls):
@@ -176,7 +175,7 @@ class _Emitter:
         return ValueSpec(node.meta["kind"], node.meta["label"], tensor_type(node), self.slots[node])
 
     def outputs(self) -> Iterator[ValueSpec]:
-        states = {p.meta["label"]: p.meta["type"] for p in self.graph.placeholders if p.meta["kind"] == "state"}
+        states = self.graph.states
         for i, node in enumerate(node for node in self.graph.returns if node is not None):
             yield ValueSpec("return", i, tensor_type(node), self.slots[node])
         for label, node in self.graph.updates.items():
