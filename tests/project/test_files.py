@@ -40,7 +40,7 @@ def test_a_machine_path_is_recognised(line: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "line", ["https://x.org/home/page", "tests/data/x.txt", "/home/me/train.py", "$TMP/work/x", "/dev/shm/monarch-1"]
+    "line", ["https://x.org/home/page", "tests/data/x.txt", "/home/me/x.py", "$TMP/work/x", "/dev/shm/monarch-1"]
 )
 def test_what_is_no_machine_path_is_not(line: str) -> None:
     assert not MACHINE_PATH.search(line)
