@@ -100,7 +100,7 @@ class LocalExecutor:
         self._ring = RingWriter(memory_[geometry.ring : geometry.ring + RING_BYTES], self._signals)
         self._staging = Space(STAGING_BYTES, restart=True)
         self._replies = Replies(ends, self._state)
-        self.pids: dict[int, int] = {}
+        self._pids: dict[int, int] = {}
         self._stop = weakref.finalize(self, _stop, warm, number, ends, os.getpid())
         _executors.add(self)
 
@@ -206,6 +206,15 @@ class LocalExecutor:
             found = self._replies.of(step.sequence)
             self._replies.forget(step.sequence)
             return [int(found[rank].item()) for rank in range(self._mesh.workers)]
+
+    def worker_pids(self) -> list[int]:
+        """The workers' process ids, by rank, once all have started."""
+        self._until(self._state.next_command)
+        with self._lock:
+            while len(self._pids) < self._mesh.workers:
+                self._read_deaths(_EXIT_SECONDS)
+                self._ready()
+            return [self._pids[rank] for rank in range(self._mesh.workers)]
 
     def wait(self, handle: Handle) -> None:
         remote = self._own(handle, "the value that is waited for")
@@ -439,7 +448,7 @@ class LocalExecutor:
         exits: list[tuple[int, str]] = []
         for message in self._warm.messages(self._number, seconds):
             if message["is"] == "started":
-                self.pids[message["rank"]] = message["pid"]
+                self._pids[message["rank"]] = message["pid"]
             elif message["is"] == "exited":
                 exits.append((message["rank"], _how(message["status"])))
         self._state.died(exits)

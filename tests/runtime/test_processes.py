@@ -26,13 +26,6 @@ ROOT = Path(__file__).resolve().parents[2]
 BOUND = 30.0
 
 
-def pids_of(executor: LocalExecutor) -> list[int]:
-    """The workers' processes, by rank."""
-    executor.held_values()  # all have started
-    executor._read_deaths(0.0)
-    return [executor.pids[rank] for rank in range(executor.mesh.workers)]
-
-
 def ended(pid: int) -> bool:
     """Wait until a process (of anyone's) has ended."""
     try:
@@ -74,7 +67,7 @@ def keep_busy(executor: LocalExecutor) -> Handle:
 def test_a_killed_worker_fails_everything_and_hangs_nothing(workers: int) -> None:
     mesh = MeshSpec.of(data=workers)
     with LocalExecutor(mesh) as executor:
-        pids = pids_of(executor)
+        pids = executor.worker_pids()
         done = all_reduces(executor, 1)
         executor.wait(done)
         under_way = [all_reduces(executor, 2000) for _ in range(3)]
@@ -90,7 +83,7 @@ def test_a_killed_worker_fails_everything_and_hangs_nothing(workers: int) -> Non
 
 def test_a_worker_killed_while_nothing_goes_on() -> None:
     with LocalExecutor(MeshSpec.of(data=2)) as executor:
-        pids = pids_of(executor)
+        pids = executor.worker_pids()
         os.kill(pids[0], signal.SIGTERM)
         assert ended(pids[0])
         with pytest.raises(DeviceMeshError, match="worker data=0 was killed by SIGTERM"):
@@ -101,7 +94,7 @@ def test_a_worker_killed_while_nothing_goes_on() -> None:
 
 def test_the_warm_parent_is_killed_and_the_next_mesh_has_a_new_one() -> None:
     executor = LocalExecutor(MeshSpec.of(data=2))
-    pids = pids_of(executor)
+    pids = executor.worker_pids()
     long = keep_busy(executor)
     os.kill(processes.warm_parent().pid, signal.SIGKILL)
     with pytest.raises(DeviceMeshError, match="has lost"):
@@ -114,7 +107,7 @@ def test_the_warm_parent_is_killed_and_the_next_mesh_has_a_new_one() -> None:
 
 def test_close_ends_the_workers_also_in_the_middle_of_a_step() -> None:
     executor = LocalExecutor(MeshSpec.of(data=3))
-    pids = pids_of(executor)
+    pids = executor.worker_pids()
     long = keep_busy(executor)
     failed: list[BaseException] = []
 
@@ -135,7 +128,7 @@ def test_close_ends_the_workers_also_in_the_middle_of_a_step() -> None:
 
 def test_a_dropped_executor_ends_its_workers() -> None:
     executor = LocalExecutor(MeshSpec.of(data=2))
-    pids = pids_of(executor)
+    pids = executor.worker_pids()
     del executor
     assert all(ended(pid) for pid in pids)
 
@@ -172,10 +165,10 @@ PROGRAM = """
     import torch
     from monarch.compiler.plan import MeshSpec
     from monarch.runtime.controller import LocalExecutor
-    from tests.runtime.test_processes import all_reduces, keep_busy, pids_of
+    from tests.runtime.test_processes import all_reduces, keep_busy
     torch.randn(300, 300) @ torch.randn(300, 300)
     executor = LocalExecutor(MeshSpec.of(data=3))
-    pids = pids_of(executor)
+    pids = executor.worker_pids()
     from monarch.runtime.processes import warm_parent
     print(*pids, warm_parent().pid, flush=True)
 """
@@ -311,7 +304,7 @@ def test_a_fresh_interpreter_where_forking_is_out_of_the_question(monkeypatch: p
     try:
         monkeypatch.setattr(controller, "warm_parent", lambda: warm)
         with LocalExecutor(MeshSpec.of(data=2)) as executor:
-            pids = pids_of(executor)
+            pids = executor.worker_pids()
             executor.wait(all_reduces(executor, 3))
         assert all(ended(pid) for pid in pids)
     finally:

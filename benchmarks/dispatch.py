@@ -1,0 +1,95 @@
+"""What a step costs beyond its work: calling a compiled plan of one op on two workers, against a bare ping-pong.
+
+The ping-pong is the least that two processes can be asked and answered with: the controller sends 32 bytes to each of two
+forked processes over a socketpair, and reads 32 bytes back from each.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+
+import torch
+
+from benchmarks.measure import Row, interleaved, seconds, table
+from monarch.compiler.plan import Instruction, MeshSpec, Plan, Slot, TensorType, ValueSpec
+from monarch.runtime import start_local
+
+WORKERS = 2
+COUNT = 300
+REPETITIONS = 25
+
+
+def plan_of(mesh: MeshSpec) -> Plan:
+    type_ = TensorType(torch.float32, (4, 4))
+    return Plan(
+        "one_op",
+        mesh,
+        (ValueSpec("input", 0, type_, 0),),
+        (ValueSpec("return", 0, type_, 1),),
+        (Instruction("aten.mm.default", (Slot(0), Slot(0)), {}, 1, (0,)),),
+        2,
+        (False,),
+    )
+
+
+class PingPong:
+    def __init__(self) -> None:
+        self._ends: list[socket.socket] = []
+        self._pids: list[int] = []
+        for _ in range(WORKERS):
+            here, there = socket.socketpair()
+            pid = os.fork()
+            if pid == 0:
+                for end in (here, *self._ends):
+                    end.close()
+                while data := there.recv(64):
+                    there.send(data)
+                os._exit(0)
+            there.close()
+            self._ends.append(here)
+            self._pids.append(pid)
+
+    def once(self) -> None:
+        for end in self._ends:
+            end.send(b"0123456789abcdef0123456789abcdef")
+        for end in self._ends:
+            end.recv(64)
+
+    def close(self) -> None:
+        for end in self._ends:
+            end.close()
+        for pid in self._pids:
+            os.waitpid(pid, 0)
+
+
+def rows() -> list[Row]:
+    executor = start_local(MeshSpec.of(w=WORKERS))
+    pingpong = PingPong()
+    try:
+        plan = plan_of(executor.mesh)
+        x = executor.put(torch.randn(4, 4), plan.inputs[0].type)
+
+        def waited() -> None:
+            executor.wait(executor.run(plan, [x])[0])
+
+        def pipelined() -> float:
+            def steps() -> None:
+                for _ in range(COUNT):
+                    last = executor.run(plan, [x])[0]
+                executor.wait(last)
+
+            return seconds(steps) / COUNT
+
+        ours, bare = interleaved(lambda: seconds(waited, COUNT), lambda: seconds(pingpong.once, COUNT), REPETITIONS, 3)
+        found = [Row("dispatch of one op, waited for", ours, bare, "ping-pong, 2 processes", 5.0)]
+        ours, bare = interleaved(pipelined, lambda: seconds(pingpong.once, COUNT), REPETITIONS, 3)
+        found.append(Row("dispatch of one op, pipelined", ours, bare, "ping-pong, 2 processes", 2.0))
+        return found
+    finally:
+        pingpong.close()
+        executor.close()
+
+
+if __name__ == "__main__":
+    print(table(rows()))
