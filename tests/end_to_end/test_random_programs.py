@@ -1,0 +1,43 @@
+"""Some of the random programs of tests/compiler, run on real workers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import given, settings
+
+import monarch  # noqa: F401  says how workers are started
+from monarch.compiler.pipeline import compile_graph
+from monarch.compiler.plan import Executor, executor_for
+from monarch.compiler.plan.blocks import whole_of
+from monarch.compiler.types import MeshSpec
+from tests.compiler.programs import Program, programs
+
+
+@pytest.fixture(scope="module")
+def meshes() -> Iterator[dict[MeshSpec, Executor]]:
+    """Meshes by their shape, started when first needed: an example costs a plan, not a process."""
+    started: dict[MeshSpec, Executor] = {}
+    yield started
+    for executor in started.values():
+        executor.close()
+
+
+@settings(max_examples=60)
+@given(program=programs(max_ops=10))
+def test_workers_give_the_dense_results(meshes: dict[MeshSpec, Executor], program: Program) -> None:
+    mesh = program.graph.mesh
+    if mesh not in meshes:
+        meshes[mesh] = executor_for(mesh)
+    executor = meshes[mesh]
+    plan = compile_graph(program.graph)
+    arguments = [executor.put(program.values[spec.label], spec.type) for spec in plan.inputs]
+    outputs = executor.run(plan, arguments)
+    expected = {("return", i): value for i, value in enumerate(program.returns)}
+    dense = {node.name: value for node, value in program.made}
+    expected |= {("state", label): dense[node.name] for label, node in program.graph.updates.items()}
+    for spec, handle in zip(plan.outputs, outputs, strict=True):
+        got = whole_of(executor.shards(handle), spec.type, mesh)
+        torch.testing.assert_close(got, expected[spec.kind, spec.label])
