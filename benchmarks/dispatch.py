@@ -1,7 +1,7 @@
 """What a step costs beyond its work: calling a compiled plan of one op on two workers, against a bare ping-pong.
 
-The ping-pong is the least that two processes can be asked and answered with: the controller sends 32 bytes to each of two
-forked processes over a socketpair, and reads 32 bytes back from each.
+The ping-pong is the least that two processes can be asked and answered with: the controller sends 32 bytes to each of
+two forked processes over a socketpair, and reads 32 bytes back from each.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ nothing in it that a fork could break.
 
 Packets on its socket (JSON; files ride along):
 
-    controller → warm   {"do": "start", "mesh": 3, "dims": [["data", 4]], "ranks": [0, 1], "threads": 1}, and with it the
-                        mesh's memory and a socket for each rank
+    controller → warm   {"do": "start", "mesh": 3, "dims": [["data", 4]], "ranks": [0, 1], "threads": 1}
+                        and with it the mesh's memory and a socket for each rank
                         {"do": "stop", "mesh": 3}
     warm → controller   {"is": "started", "mesh": 3, "rank": 0, "pid": 7}
                         {"is": "exited", "mesh": 3, "rank": 0, "status": -9}

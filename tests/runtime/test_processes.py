@@ -70,9 +70,9 @@ def test_a_killed_worker_fails_everything_and_hangs_nothing(workers: int) -> Non
         pids = executor.worker_pids()
         done = all_reduces(executor, 1)
         executor.wait(done)
-        under_way = [all_reduces(executor, 2000) for _ in range(3)]
+        under_way = [keep_busy(executor), all_reduces(executor, 2)]
         os.kill(pids[1], signal.SIGKILL)
-        for handle in (*under_way, done):
+        for handle in (*under_way, done):  # also what was made before, once the death is known
             for ask in (executor.wait, executor.shards, executor.recover):
                 with pytest.raises(DeviceMeshError, match="has lost a worker: worker data=1 was killed by SIGKILL"):
                     ask(handle)
