@@ -215,7 +215,9 @@ def mesh_error(first: Mesh, second: Mesh) -> ProgramError:
 
 
 def make_fake(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    with fake_mode:
+    # Modes of the user's sort, such as the one that makes factory functions distributed, would see the call before
+    # fake_mode does, wherever they stand on the stack.
+    with _disable_current_modes(), fake_mode:
         return torch.empty(shape, dtype=dtype, device="cpu")
 
 

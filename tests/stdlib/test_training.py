@@ -59,12 +59,7 @@ def mesh() -> Iterator[Mesh]:
         yield mesh
 
 
-@pytest.mark.parametrize("preset", PRESETS)
-def test_training_under_each_layout_is_plain_training(mesh: Mesh, preset: str) -> None:
-    model = small()
-    model = monarch.module_to_mesh(model, mesh, layouts=PRESETS[preset](model, mesh))
-    optimizer, scheduler = optimize(model)
-
+def annotated(model: GPT, optimizer: torch.optim.Optimizer) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
     @monarch.program
     def train_step(tokens: "i64[4@data, 16]", targets: "i64[4@data, 16]") -> torch.Tensor:
         optimizer.zero_grad()
@@ -72,6 +67,32 @@ def test_training_under_each_layout_is_plain_training(mesh: Mesh, preset: str) -
         loss.backward()
         optimizer.step()
         return loss
+
+    return train_step
+
+
+def laid_out(model: GPT, optimizer: torch.optim.Optimizer) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    @monarch.program
+    def train_step(tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        tokens, targets = monarch.layout(tokens, "[@data, -]"), monarch.layout(targets, "[@data, -]")
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return train_step
+
+
+@pytest.mark.parametrize("program", [annotated, laid_out])
+@pytest.mark.parametrize("preset", PRESETS)
+def test_training_under_each_layout_is_plain_training(
+    mesh: Mesh, preset: str, program: Callable[..., Callable[[torch.Tensor, torch.Tensor], torch.Tensor]]
+) -> None:
+    model = small()
+    model = monarch.module_to_mesh(model, mesh, layouts=PRESETS[preset](model, mesh))
+    optimizer, scheduler = optimize(model)
+    train_step = program(model, optimizer)
 
     losses = []
     for tokens, targets in data():
