@@ -86,7 +86,11 @@ def programs(draw: st.DrawFn, max_ops: int = 8, max_workers: int = 8) -> Program
     results = program.made[-count:]
     updates = {}
     for node, value in results:
-        matches = [p for p in program.graph.placeholders if p.meta["kind"] == "state" and p.meta["type"].shape == tuple(value.shape)]
+        matches = [
+            p
+            for p in program.graph.placeholders
+            if p.meta["kind"] == "state" and p.meta["type"].shape == tuple(value.shape)
+        ]
         free = [p for p in matches if p.meta["label"] not in updates]
         if free and node.op == "call_function" and draw(st.booleans()):
             updates[free[0].meta["label"]] = node
