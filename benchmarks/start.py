@@ -1,7 +1,8 @@
 """How long a mesh takes to start: from asking for it to every worker's first matmul, with torch already imported.
 
-The first mesh of a process also forks the warm parent, so each start is timed in a process of its own. Memory is read from /proc/PID/smaps_rollup after the matmul: `Pss` counts a page that n
-processes share as 1/n of it, and the private pages are what a worker would give back.
+The first mesh of a process also forks the warm parent, so each start is timed in a process of its own. Memory is read
+from /proc/PID/smaps_rollup after the matmul: `Pss` counts a page that n processes share as 1/n of it, and the private
+pages are what a worker would give back.
 """
 
 from __future__ import annotations

@@ -112,7 +112,7 @@ class LocalExecutor:
 
     def put(self, tensor: torch.Tensor, type: TensorType) -> Remote:
         with self._lock:
-            self._ready()
+            self._enter()
             handle = self._put(tensor, type)
             self._ring.publish()
             return handle
@@ -163,7 +163,7 @@ class LocalExecutor:
     def shards(self, handle: Handle, workers: Sequence[int] | None = None) -> list[torch.Tensor]:
         ranks = list(range(self._mesh.workers)) if workers is None else list(workers)
         with self._lock:
-            self._ready()
+            self._enter()
             remote = self._own(handle, "the value that is fetched")
             for rank in ranks:
                 if not 0 <= rank < self._mesh.workers:
@@ -194,7 +194,7 @@ class LocalExecutor:
     def held_values(self) -> list[int]:
         """How many values each worker holds, once it has done everything asked of it so far."""
         with self._lock:
-            self._ready()
+            self._enter()
             self._flush_freed()
             step = self._state.step("count")
             self._replies.expect(step.sequence)
@@ -236,7 +236,7 @@ class LocalExecutor:
 
     def run(self, plan: Plan, arguments: Sequence[Argument]) -> list[Handle]:
         with self._lock:
-            self._ready()
+            self._enter()
             known = self._plans.get(id(plan))
             record = known[1] if known is not None and known[0]() is plan else self._load(plan)
             if len(arguments) != len(record.dtypes):
@@ -387,7 +387,7 @@ class LocalExecutor:
     def _until(self, commands: int) -> None:
         """Wait until all workers have finished so many commands. Raises DeviceMeshError where the mesh is lost."""
         with self._lock:
-            self._ready()
+            self._enter()
             if self._freed:
                 self._flush_freed()
         self._catch_up(commands)
@@ -429,6 +429,16 @@ class LocalExecutor:
                 break
             self._replies.sleep(pending)
         self._catch_up(step.sequence + 1)
+
+    def _enter(self) -> None:
+        """Raise where the mesh cannot take a command."""
+        if self._ring.records != self._state.next_command:
+            # Only what may be raised anywhere, such as KeyboardInterrupt, can come between the two.
+            self._state.give_up(
+                f"the mesh {self._mesh} was interrupted while a command was being written",
+                "It cannot be used any more: close it, and make a new one.",
+            )
+        self._ready()
 
     def _ready(self) -> None:
         """Raise where the mesh is closed or lost."""

@@ -98,9 +98,9 @@ class ControllerState:
     def step(self, name: str, donated: tuple[Remote, ...] = ()) -> Step:
         """The next command, one that makes values."""
         step = Step(self.next_command, name, donated)
+        self.next_command += 1
         for handle in donated:
             handle.taken_by = step
-        self.next_command += 1
         self._under_way.append(step)
         return step
 

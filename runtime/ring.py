@@ -72,6 +72,7 @@ class RingWriter:
         self.space = Space(len(memory), restart=False)
         self._signals = signals_
         self._published = 0
+        self.records = 0
 
     def write(self, body: bytes | bytearray, command: int, finished: int) -> None:
         """Append a record; workers see it after `publish`. Raises Full."""
@@ -86,6 +87,7 @@ class RingWriter:
         struct.pack_into("q", self.memory, offset, size)
         self.memory[offset + _HEADER : offset + _HEADER + len(body)] = body
         self.space.take(at, size, command)
+        self.records += 1
 
     def publish(self) -> None:
         if self.space.head != self._published:

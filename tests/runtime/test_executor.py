@@ -10,6 +10,7 @@ import torch
 
 from monarch.compiler.plan import (
     DTYPES,
+    DeviceMeshError,
     Executor,
     Handle,
     Layout,
@@ -328,3 +329,20 @@ def test_sources_travel_with_the_plan(executor: LocalExecutor) -> None:
     (out,) = executor.run(build.plan(), [torch.zeros(3)])
     with pytest.raises(MonarchError, match=r"^model.py:7: error: worker a=0, b=0 failed in aten.view.default"):
         executor.wait(out)
+
+
+def test_an_interrupt_while_a_command_is_written_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    with LocalExecutor(MeshSpec.of(w=2)) as executor:
+        type_ = whole((3,))
+        handle = executor.put(torch.zeros(3), type_)
+
+        def interrupt(*_: object) -> None:
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(executor._ring, "write", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                executor.put(torch.zeros(3), type_)
+        for call in (lambda: executor.wait(handle), lambda: executor.put(torch.zeros(3), type_)):
+            with pytest.raises(DeviceMeshError, match="mesh<w=2> was interrupted while a command was being written"):
+                call()

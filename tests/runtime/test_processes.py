@@ -245,8 +245,8 @@ def test_ctrl_c_is_the_controllers_alone() -> None:
     """The terminal sends SIGINT to the whole process group; the wait ends, and the mesh can still be used."""
     process, pids = program("""
         long = all_reduces(executor, 2000)
-        print('on', flush=True)
         try:
+            print('on', flush=True)
             executor.wait(long)
             time.sleep(1000)
         except KeyboardInterrupt:
