@@ -37,7 +37,7 @@ def machine() -> str:
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
     cores = len(os.sched_getaffinity(0))
     return (
-        f"{cores} cores of {model}, {memory:.0f} GiB, Linux {platform.release()}, "
+        f"{cores} cores of {model}, {memory:.0f} GiB, Linux {'.'.join(platform.release().split('.')[:2])}, "
         f"Python {platform.python_version()}, torch {torch.__version__}"
     )
 
@@ -92,6 +92,8 @@ def main() -> None:
     names = options.names or [*COMPARED, COMPILER]
 
     console = Console()
+    if not console.is_terminal:
+        console = Console(width=200)
     where = machine()
     console.print(where, highlight=False)
     today = datetime.date.today().isoformat()
