@@ -8,7 +8,7 @@ from typing import Any
 from torch import fx
 
 from monarch.compiler import ops
-from monarch.compiler.graph import Graph
+from monarch.compiler.graph import Graph, args_of
 from monarch.compiler.types import TensorType
 
 
@@ -16,20 +16,20 @@ def graph_costs(graph: Graph) -> dict[str, Any]:
     """`{"ops": n, "collectives": {"data": {"all_reduce": {"count": n, "tensors": n, "bytes": n}}}, "peak_bytes": n}`.
 
     Bytes are those that one worker puts in (for all_gather: gets out), summed over the collectives; a collective over
-    several mesh dims stands under "data,model". Peak memory is what one worker holds at most, inputs and state included,
-    if every value is dropped after its last use and no view costs anything.
+    several mesh dims stands under "data,model". Peak memory is what one worker holds at most, inputs and state
+    included, if every value is dropped after its last use and no view costs anything.
     """
     collectives: dict[str, dict[str, dict[str, int]]] = {}
     for node in graph.calls:
-        if not (isinstance(node.target, ops.MonarchOp) and node.target.collective) or node.target is ops.commit:
+        if not ops.is_collective(node.target):
             continue
-        tensors, dims = node.args[0], node.args[1]
-        entry = collectives.setdefault(",".join(dims), {}).setdefault(  # type: ignore[arg-type]
-            node.target.name, {"count": 0, "tensors": 0, "bytes": 0}
+        tensors, dims = args_of(node)[0], args_of(node)[1]
+        entry = collectives.setdefault(",".join(dims), {}).setdefault(
+            ops.name_of(node.target), {"count": 0, "tensors": 0, "bytes": 0}
         )
         entry["count"] += 1
-        entry["tensors"] += len(tensors)  # type: ignore[arg-type]
-        types = node.meta["type"] if node.target is ops.all_gather else [t.meta["type"] for t in tensors]  # type: ignore[union-attr]
+        entry["tensors"] += len(tensors)
+        types = node.meta["type"] if node.target is ops.all_gather else [t.meta["type"] for t in tensors]
         entry["bytes"] += sum(_nbytes(graph, type_) for type_ in types)
     return {
         "ops": sum(1 for _ in graph.calls),

@@ -31,7 +31,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import fx
+from torch.fx import Graph as FxGraph
+from torch.fx import Node
 
 from monarch.compiler.errors import Source
 from monarch.compiler.types import MeshSpec, TensorType
@@ -52,32 +53,32 @@ class Graph:
 
     name: str
     mesh: MeshSpec
-    fx: fx.Graph = field(default_factory=fx.Graph)
+    fx: FxGraph = field(default_factory=FxGraph)
     partitioned: tuple[str, ...] = ()
     constants: dict[str, torch.Tensor] = field(default_factory=dict)
 
     # -- building ------------------------------------------------------------------------------------------------
 
-    def placeholder(self, kind: str, label: str | int, type: TensorType, name: str | None = None) -> fx.Node:
+    def placeholder(self, kind: str, label: str | int, type: TensorType, name: str | None = None) -> Node:
         node = self.fx.placeholder(name or _identifier(kind, label))
         node.meta.update(kind=kind, label=label, type=type, source=None)
         return node
 
     def call(
         self, op: Any, *args: Any, type: Types, source: Source | None = None, name: str | None = None, **kwargs: Any
-    ) -> fx.Node:
+    ) -> Node:
         """Append an op. `op` is an OpOverload, `operator.getitem`, or one of `monarch.compiler.ops`."""
         node = self.fx.create_node("call_function", op, args, kwargs, name or _op_name(op))
         node.meta.update(type=type, source=source)
         return node
 
-    def output(self, returns: list[fx.Node | None], updates: dict[str, fx.Node]) -> fx.Node:
+    def output(self, returns: list[Node | None], updates: dict[str, Node]) -> Node:
         return self.fx.output((tuple(returns), dict(updates)))
 
     # -- reading -------------------------------------------------------------------------------------------------
 
     @property
-    def placeholders(self) -> list[fx.Node]:
+    def placeholders(self) -> list[Node]:
         return [node for node in self.fx.nodes if node.op == "placeholder"]
 
     @property
@@ -86,22 +87,23 @@ class Graph:
         return {str(p.meta["label"]): p.meta["type"] for p in self.placeholders if p.meta["kind"] == "state"}
 
     @property
-    def calls(self) -> Iterator[fx.Node]:
+    def calls(self) -> Iterator[Node]:
         return (node for node in self.fx.nodes if node.op == "call_function")
 
     @property
-    def returns(self) -> list[fx.Node | None]:
-        return list(self.fx.output_node().args[0][0])  # type: ignore[index]
+    def returns(self) -> list[Node | None]:
+        return list(args_of(self.fx.output_node())[0][0])
 
     @property
-    def updates(self) -> dict[str, fx.Node]:
-        return dict(self.fx.output_node().args[0][1])  # type: ignore[index]
+    def updates(self) -> dict[str, Node]:
+        return dict(args_of(self.fx.output_node())[0][1])
 
-    def set_output(self, returns: list[fx.Node | None], updates: dict[str, fx.Node]) -> None:
+    def set_output(self, returns: list[Node | None], updates: dict[str, Node]) -> None:
         self.fx.output_node().args = ((tuple(returns), dict(updates)),)
 
     def local_shape(self, type: TensorType) -> tuple[int, ...]:
-        """The shape that ops of this graph see: divided over the mesh dims partitioned so far, whole over the others."""
+        """The shape that ops of this graph see: divided over the mesh dims partitioned so far, whole over the
+        others."""
         return tuple(
             size // math.prod(self.mesh.sizes[name] for name in names if name in self.partitioned)
             for size, names in zip(type.shape, type.layout.shards, strict=True)
@@ -109,7 +111,7 @@ class Graph:
 
     def empty_like(self) -> Graph:
         """A graph with the same name, mesh and constants and no nodes: what a pass fills."""
-        return Graph(self.name, self.mesh, fx.Graph(), self.partitioned, dict(self.constants))
+        return Graph(self.name, self.mesh, FxGraph(), self.partitioned, dict(self.constants))
 
     def __str__(self) -> str:
         from monarch.compiler.text import print_graph
@@ -117,7 +119,12 @@ class Graph:
         return print_graph(self)
 
 
-def tensor_type(node: fx.Node) -> TensorType:
+def args_of(node: Node) -> tuple[Any, ...]:
+    """A node's arguments. fx types each as all that it could be; an op's signature says what it is."""
+    return node.args
+
+
+def tensor_type(node: Node) -> TensorType:
     """The type of a node that holds one tensor."""
     type_ = node.meta["type"]
     assert isinstance(type_, TensorType), f"{node} holds {type_}, not one tensor"

@@ -57,7 +57,8 @@ broadcast = _op("broadcast", "(tensors, mesh_dims, root)", collective=True)
 """Every worker gets the tensors of the group's worker number `root`."""
 
 permute = _op("permute", "(tensors, mesh_dims, pairs)", collective=True)
-"""For each (source, target) of `pairs` (positions in the group) the target gets the source's tensors; others get zeros."""
+"""For each (source, target) of `pairs` (positions in the group) the target gets the source's tensors; others get
+zeros."""
 
 # -- local ops that depend on where a worker is ------------------------------------------------------------------------
 
@@ -83,8 +84,8 @@ scatter_shard = _op("scatter_shard", "(tensor, dim, index, value, mesh_dim)")
 """`aten.scatter` along a dim sharded over `mesh_dim`: each worker writes the elements that are its own."""
 
 mean_shard = _op("mean_shard", "(tensor, dims, keepdim, count, dtype)")
-"""What a worker's block adds to a mean over `dims`, sharded along one of them: the sum over `dims` divided by `count`, the
-number of elements of the global mean (a partial sum). `dtype` is `aten.mean`'s."""
+"""What a worker's block adds to a mean over `dims`, sharded along one of them: the sum over `dims` divided by
+`count`, the number of elements of the global mean (a partial sum). `dtype` is `aten.mean`'s."""
 
 arange_shard = _op("arange_shard", "(start, step, length, dtype, mesh_dims)")
 """Elements `start + step * i` of the worker's own block of `length` along the nested `mesh_dims`."""
@@ -92,16 +93,27 @@ arange_shard = _op("arange_shard", "(start, step, length, dtype, mesh_dims)")
 random = _op("random", "(distribution, shape, dtype, seed, stream, global_shape, offsets)")
 """Counter-based random numbers: element i of the *global* tensor depends on (seed, stream, i) alone.
 
-`distribution` is "uniform" (0 <= x < 1), "normal" (mean 0, deviation 1) or "bits" (i64, 0 <= x < 2**62); `shape` is what
-this worker makes, a block of `global_shape` whose start along tensor dim d is the worker's position along the nested
-mesh dims `offsets[d]` (a list of names) times `shape[d]`. `seed` is an i64[] tensor or int, `stream` an int that sets
-the random ops of one program apart."""
+`distribution` is "uniform" (0 <= x < 1), "normal" (mean 0, deviation 1) or "bits" (i64, 0 <= x < 2**62); `shape` is
+what this worker makes, a block of `global_shape` whose start along tensor dim d is the worker's position along the
+nested mesh dims `offsets[d]` (a list of names) times `shape[d]`. `seed` is an i64[] tensor or int, `stream` an int
+that sets the random ops of one program apart."""
 
 constrain = _op("constrain", "(tensor, layout)")
-"""The tensor, laid out as the user says (`layout` is a Layout's text). Stands only before partitioning, which makes it so."""
+"""The tensor, laid out as the user says (`layout` is a Layout's text). Stands only before partitioning, which makes
+it so."""
 
 commit = _op("commit", "()", collective=True)
 """Where a step becomes certain: every worker waits here until all have come; only after it is state overwritten."""
+
+
+def name_of(target: object) -> str:
+    """The name of an op of ours that is a node's target, "" for any other target."""
+    return target.name if isinstance(target, MonarchOp) else ""
+
+
+def is_collective(target: object) -> bool:
+    """Whether a node's target moves tensors between workers (`commit`, which only waits, does not)."""
+    return isinstance(target, MonarchOp) and target.collective and target is not commit
 
 
 def by_name(name: str) -> MonarchOp | None:

@@ -7,6 +7,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from monarch.compiler import knobs
 from monarch.compiler.errors import MonarchError
@@ -49,9 +50,9 @@ def compile_graph(graph: Graph) -> Plan:
 
 def _copy(graph: Graph) -> Graph:
     copy = graph.empty_like()
-    nodes: dict[object, object] = {}
+    nodes: dict[Any, Any] = {}
     for node in graph.fx.nodes:
-        nodes[node] = copy.fx.node_copy(node, lambda n: nodes[n])  # type: ignore[arg-type,return-value]
+        nodes[node] = copy.fx.node_copy(node, lambda n: nodes[n])
     return copy
 
 

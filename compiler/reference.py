@@ -1,7 +1,7 @@
 """The reference executor: a partitioned graph run for all workers in lockstep, in one process.
 
-One op at a time, every worker's copy of it before the next op, collectives as plain operations on the list of all workers'
-tensors. It is slow and simple, and the ground truth for everything that is fast.
+One op at a time, every worker's copy of it before the next op, collectives as plain operations on the list of all
+workers' tensors. It is slow and simple, and the ground truth for everything that is fast.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import fx
 
 from monarch.compiler import ops
 from monarch.compiler.errors import GraphError
-from monarch.compiler.graph import Graph, tensor_type
+from monarch.compiler.graph import Graph, args_of, tensor_type
 from monarch.compiler.plan.blocks import block_of, reduce_in_order, whole_of
 from monarch.compiler.plan.local_ops import LOCAL_OPS
 from monarch.compiler.types import MeshSpec
@@ -27,8 +27,8 @@ PerWorker = list[Any]
 def run_reference(graph: Graph, inputs: Mapping[str | int, Value]) -> tuple[list[Any], dict[str, Any]]:
     """Run a graph on global values and give back global values: (returns, updated states by label).
 
-    `inputs` holds a tensor of the global shape (or a number, for scalars and seeds) for each placeholder's label. Raises
-    GraphError where replicas of one value differ between workers: they would have diverged on a real mesh.
+    `inputs` holds a tensor of the global shape (or a number, for scalars and seeds) for each placeholder's label.
+    Raises GraphError where replicas of one value differ between workers: they would have diverged on a real mesh.
     """
     mesh = graph.mesh if graph.partitioned else MeshSpec(())
     workers = mesh.workers
@@ -66,7 +66,7 @@ def _place(graph: Graph, node: fx.Node, inputs: Mapping[str | int, Value], mesh:
 def _local(
     node: fx.Node, env: Mapping[fx.Node, PerWorker], worker: int, position: dict[str, int], mesh: MeshSpec
 ) -> Any:
-    args = fx.node.map_arg(node.args, lambda n: env[n][worker])
+    args = fx.node.map_arg(args_of(node), lambda n: env[n][worker])
     kwargs = fx.node.map_arg(node.kwargs, lambda n: env[n][worker])
     if node.target is operator.getitem:
         return args[0][args[1]]
@@ -74,7 +74,8 @@ def _local(
         return args[0]
     if isinstance(node.target, ops.MonarchOp):
         return LOCAL_OPS[node.target.name](position, mesh.sizes, *args, **kwargs)
-    return node.target(*args, **kwargs)  # type: ignore[operator]
+    target: Any = node.target
+    return target(*args, **kwargs)
 
 
 def _check_replicas(node: fx.Node, values: PerWorker, mesh: MeshSpec) -> None:
@@ -91,11 +92,11 @@ def _collective(node: fx.Node, env: Mapping[fx.Node, PerWorker], mesh: MeshSpec)
     results: PerWorker = [None] * mesh.workers
     if node.target is ops.commit:
         return results
-    tensors, dims, *rest = node.args
+    tensors, dims, *rest = args_of(node)
     for rank in range(mesh.workers):
-        group = mesh.group(rank, dims)  # type: ignore[arg-type]
+        group = mesh.group(rank, dims)
         results[rank] = [
-            COLLECTIVES[node.target.name](  # type: ignore[union-attr]
+            COLLECTIVES[ops.name_of(node.target)](
                 [env[tensor][peer] for peer in group],
                 group.index(rank),
                 *(
@@ -103,7 +104,7 @@ def _collective(node: fx.Node, env: Mapping[fx.Node, PerWorker], mesh: MeshSpec)
                     for argument in rest
                 ),
             )
-            for i, tensor in enumerate(tensors)  # type: ignore[arg-type]
+            for i, tensor in enumerate(tensors)
         ]
     return results
 

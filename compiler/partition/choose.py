@@ -5,11 +5,13 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from torch import fx
 
 from monarch.compiler import ops
+from monarch.compiler.graph import args_of
 from monarch.compiler.partition.cost import FORBIDDEN, GATHER, STATE_GATHER, compute_cost, reshard_cost
 from monarch.compiler.partition.options import Alternative, Options, Shape
 from monarch.compiler.partition.solve import CostNetwork
@@ -19,7 +21,8 @@ from monarch.compiler.types import Placement, TensorType, is_partial
 PENDING_STATE = 1.0
 """New state prefers to be whole: a pending sum would have to be reduced by every later reader."""
 PENDING_RESULT = 4.0
-"""A byte of a result left as a pending sum: the controller fetches every worker's summand. It pays for a loss, not more."""
+"""A byte of a result left as a pending sum: the controller fetches every worker's summand. It pays for a loss, not
+more."""
 
 
 @dataclass
@@ -80,8 +83,8 @@ def _alternatives(options: Options, node: fx.Node) -> list[Alternative]:
 
 
 def _shapes(options: Options, node: fx.Node) -> Sequence[Shape]:
-    shape = options.shape_of(node)
-    return shape if isinstance(node.meta["type"], tuple) else [shape]  # type: ignore[list-item,return-value]
+    shape: Any = options.shape_of(node)
+    return shape if isinstance(node.meta["type"], tuple) else [shape]
 
 
 def _own_costs(options: Options, node: fx.Node, alternatives: list[Alternative]) -> list[float]:
@@ -140,10 +143,10 @@ def _edge(
 ) -> np.ndarray:
     costs = np.empty((len(sources), len(wants)))
     if node.target is operator.getitem:
-        index = node.args[1]
+        index = args_of(node)[1]
         for i, source in enumerate(sources):
             for j, want in enumerate(wants):
-                costs[i, j] = 0.0 if source.strategy.results[index] == want[0] else FORBIDDEN  # type: ignore[index]
+                costs[i, j] = 0.0 if source.strategy.results[index] == want[0] else FORBIDDEN
         return costs
     nbytes = options.nbytes(producer)
     memo: dict[tuple[Placement, Placement, Placement], float] = {}

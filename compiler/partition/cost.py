@@ -1,8 +1,8 @@
 """What an alternative costs. The unit is one byte sent by one worker.
 
-Only ratios matter, and they are chosen so that what the user's layouts say is followed first: compute that is done once on
-every worker although it could be divided is dear, state (parameters) that is gathered is cheap, for it can be fetched
-ahead, while a sharded activation stays where it is.
+Only ratios matter, and they are chosen so that what the user's layouts say is followed first: compute that is done
+once on every worker although it could be divided is dear, state (parameters) that is gathered is cheap, for it can
+be fetched ahead, while a sharded activation stays where it is.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ PER_COLLECTIVE = 64.0
 STATE_GATHER = 0.01
 """Parameters are gathered ahead of their use, while nothing waits for them."""
 GATHER = 8.0
-"""Anything else that is gathered is waited for, and what follows is then done by every worker: gradients are reduced, not
-recomputed from gathered activations, also where that would move a little less."""
+"""Anything else that is gathered is waited for, and what follows is then done by every worker: gradients are
+reduced, not recomputed from gathered activations, also where that would move a little less."""
 SLICE_PER_BYTE = 1e-3
 
 FORBIDDEN = math.inf
@@ -54,7 +54,8 @@ VIEWS = {
 
 
 def reshard_cost(source: Placement, target: Placement, nbytes: float, k: int) -> float:
-    """Bytes that each worker sends to bring a value of `nbytes` (whole along this mesh dim) from `source` to `target`."""
+    """Bytes that each worker sends to bring a value of `nbytes` (whole along this mesh dim) from `source` to
+    `target`."""
     if source == target:
         return 0.0
     moved = nbytes * (k - 1) / k

@@ -1,8 +1,8 @@
 """Which placements the user's layouts lead to: the alternatives among which the partitioner then chooses.
 
-Sharding comes from the user: from the layouts of inputs, state and `layout()`. An op may shard a factor only if at least
-one operand that has it already lies so; what is replicated is not cut to save work that nobody asked to divide. This keeps
-programs predictable (a replicated input stays one), and the choice small.
+Sharding comes from the user: from the layouts of inputs, state and `layout()`. An op may shard a factor only if at
+least one operand that has it already lies so; what is replicated is not cut to save work that nobody asked to
+divide. This keeps programs predictable (a replicated input stays one), and the choice small.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from functools import partial
 from torch import fx
 
 from monarch.compiler import ops
-from monarch.compiler.graph import Graph
+from monarch.compiler.graph import Graph, args_of
 from monarch.compiler.rules import Rule, Strategy, rule_for, tensor_operands
 from monarch.compiler.text import parse_layout
 from monarch.compiler.types import Placement, TensorType, is_partial
@@ -24,7 +24,8 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Alternative:
-    """One way to run an op: a strategy, and where its (single) result goes right behind it, if it is resharded there."""
+    """One way to run an op: a strategy, and where its (single) result goes right behind it, if it is resharded
+    there."""
 
     strategy: Strategy
     after: Placement
@@ -74,7 +75,7 @@ def find_options(graph: Graph, mesh_dim: str) -> Options:
     wanted: dict[fx.Node, set[int]] = {}  # dims on which some user of a pending sum has its other operands sharded
     for node in graph.calls:
         is_element = node.target is operator.getitem
-        options.operands[node] = [node.args[0]] if is_element else tensor_operands(node)  # type: ignore[list-item]
+        options.operands[node] = [args_of(node)[0]] if is_element else tensor_operands(node)
     states, updates = graph.states, graph.updates
     while True:
         before = sum(map(len, wanted.values()))
@@ -84,12 +85,9 @@ def find_options(graph: Graph, mesh_dim: str) -> Options:
                 options.reach[node] = [{placement: True}]
             elif node.op == "call_function":
                 _reach_call(options, node, wanted)
-        for label, node in graph.updates.items():
-            state = next(
-                (p for p in graph.placeholders if p.meta["kind"] == "state" and p.meta["label"] == label), None
-            )
-            if state is not None:
-                _want(options, node, state.meta["type"].layout.placement(mesh_dim), wanted)
+        for label, node in updates.items():
+            if label in states:
+                _want(options, node, states[label].layout.placement(mesh_dim), wanted)
         if sum(map(len, wanted.values())) == before:
             return options
 
@@ -97,11 +95,11 @@ def find_options(graph: Graph, mesh_dim: str) -> Options:
 def _reach_call(options: Options, node: fx.Node, wanted: dict[fx.Node, set[int]]) -> None:
     operands = options.operands[node]
     if node.target is operator.getitem:
-        producer, index = node.args
+        producer, index = args_of(node)
         reach = dict(options.reach[producer][index])
         options.strategies[node] = [Strategy((p,), (p,), "") for p in reach]
     elif node.target is ops.constrain:
-        placement = parse_layout(node.args[1]).placement(options.mesh_dim)
+        placement = parse_layout(args_of(node)[1]).placement(options.mesh_dim)
         _want(options, operands[0], placement, wanted)
         options.strategies[node] = [Strategy((placement,), (placement,), "")]
         reach = {placement: True}

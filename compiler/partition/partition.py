@@ -8,7 +8,7 @@ from torch import fx
 
 from monarch.compiler import ops
 from monarch.compiler.errors import LayoutError
-from monarch.compiler.graph import Graph
+from monarch.compiler.graph import Graph, args_of
 from monarch.compiler.partition.choose import choose
 from monarch.compiler.partition.options import find_options
 from monarch.compiler.partition.rewrite import rewrite
@@ -39,9 +39,19 @@ class PartitionByMesh(Pass):
         split_state_views(graph)
         if graph.mesh.sizes[self.mesh_dim] == 1:
             graph.partitioned = (*graph.partitioned, self.mesh_dim)
+            if len(graph.partitioned) == len(graph.mesh.dims):
+                drop_constraints(graph)
             return graph
         options = find_options(graph, self.mesh_dim)
         return rewrite(options, choose(options))
+
+
+def drop_constraints(graph: Graph) -> None:
+    """Take out what `layout()` left: every dim lies as it says. Rewriting over the last dim does so where it splits."""
+    for node in list(graph.calls):
+        if node.target is ops.constrain:
+            node.replace_all_uses_with(args_of(node)[0])
+            graph.fx.erase_node(node)
 
 
 def split_state_views(graph: Graph) -> None:
@@ -67,7 +77,7 @@ def _views_state(node: fx.Node) -> bool:
     from monarch.compiler.partition.cost import VIEWS
 
     while node.op == "call_function" and getattr(node.target, "overloadpacket", None) in VIEWS:
-        node = node.args[0]  # type: ignore[assignment]
+        node = args_of(node)[0]
     return node.op == "placeholder" and node.meta["kind"] == "state"
 
 
@@ -98,7 +108,7 @@ def _user_layouts(graph: Graph) -> Iterator[tuple[str, Layout]]:
         yield f"{node.meta['kind']} {node.meta['label']!r}", node.meta["type"].layout
     for node in graph.calls:
         if node.target is ops.constrain:
-            yield f"layout() at {node.meta['source']}", parse_layout(node.args[1])
+            yield f"layout() at {node.meta['source']}", parse_layout(args_of(node)[1])
 
 
 def _cycle(after: dict[str, dict[str, tuple[str, Layout]]], waiting: list[str]) -> LayoutError:

@@ -10,7 +10,7 @@ from torch import fx
 
 from monarch.compiler import ops
 from monarch.compiler.errors import Source
-from monarch.compiler.graph import Graph
+from monarch.compiler.graph import Graph, args_of
 from monarch.compiler.partition.choose import Choice
 from monarch.compiler.partition.options import Options
 from monarch.compiler.rules import PARTIAL, Strategy, localize, replace_operands
@@ -53,8 +53,8 @@ class _Rewrite:
         strategy = alternative.strategy
         type_ = node.meta["type"]
         if node.target is operator.getitem:
-            producer = self.several[node.args[0]]  # type: ignore[index]
-            copy = self.copy(node, operator.getitem, (producer, node.args[1]), {}, self.placed(type_, strategy))
+            producer = self.several[args_of(node)[0]]
+            copy = self.copy(node, operator.getitem, (producer, args_of(node)[1]), {}, self.placed(type_, strategy))
         else:
             operands = self.options.operands[node]
             delivered = [
@@ -85,7 +85,7 @@ class _Rewrite:
         self, node: fx.Node, delivered: list[fx.Node], types: Any, strategy: Strategy
     ) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
         """The op's target and arguments on this worker's shapes, with operands replaced by what was delivered."""
-        target, args, kwargs = node.target, node.args, node.kwargs
+        target, args, kwargs = node.target, args_of(node), node.kwargs
         if strategy.factor not in ("", PARTIAL) and node.target is not ops.constrain:
             shapes = [self.local_shape(copy.meta["type"]) for copy in delivered]
             results = [

@@ -1,10 +1,10 @@
 """Choose one alternative for every variable so that the sum of costs between them is least.
 
-Variable elimination (Bertele and Brioschi 1972; "bucket elimination", Dechter 1999): a variable leaves by minimising over
-it a table of the variables that it shares costs with. Training graphs are ladders (the backward pass mirrors the forward
-one), so with the variable of the smallest table first the tables stay small and the result is the exact optimum. Where a
-table would grow past `limit` entries, one variable is fixed at its locally best alternative instead: then, and only then,
-the result is a heuristic one (`exact` says which).
+Variable elimination (Bertele and Brioschi 1972; "bucket elimination", Dechter 1999): a variable leaves by minimising
+over it a table of the variables that it shares costs with. Training graphs are ladders (the backward pass mirrors
+the forward one), so with the variable of the smallest table first the tables stay small and the result is the exact
+optimum. Where a table would grow past `limit` entries, one variable is fixed at its locally best alternative
+instead: then, and only then, the result is a heuristic one (`exact` says which).
 """
 
 from __future__ import annotations

@@ -6,11 +6,12 @@ import heapq
 import operator
 import re
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import fx
 
 from monarch.compiler import ops
-from monarch.compiler.graph import Graph, tensor_type
+from monarch.compiler.graph import Graph, args_of, tensor_type
 from monarch.compiler.partition.cost import VIEWS
 from monarch.compiler.passes.base import Pass
 
@@ -36,14 +37,14 @@ class SimplifyReductions(Pass):
 
     def run(self, graph: Graph) -> Graph:
         for node in list(graph.calls):
-            if node.target is ops.shard and (reduce := _sole_all_reduce(node.args[0], node)):
-                (tensor,), dims, reduction = reduce.args
-                if list(dims) == [node.args[1]]:
-                    _replace_collective(graph, node, ops.reduce_scatter, [tensor], dims, [node.args[2]], reduction)
-            elif node.target is ops.all_reduce and len(node.args[0]) == 1:  # type: ignore[arg-type]
-                inner = _sole_all_reduce(node.args[0][0], node)  # type: ignore[index]
-                if inner is not None and inner.args[2] == node.args[2]:
-                    node.args = (inner.args[0], [*inner.args[1], *node.args[1]], node.args[2])  # type: ignore[misc]
+            if node.target is ops.shard and (reduce := _sole_all_reduce(args_of(node)[0], node)):
+                (tensor,), dims, reduction = args_of(reduce)
+                if list(dims) == [args_of(node)[1]]:
+                    _replace_collective(graph, node, ops.reduce_scatter, [tensor], dims, [args_of(node)[2]], reduction)
+            elif node.target is ops.all_reduce and len(args_of(node)[0]) == 1:
+                inner = _sole_all_reduce(args_of(node)[0][0], node)
+                if inner is not None and args_of(inner)[2] == args_of(node)[2]:
+                    node.args = (args_of(inner)[0], [*args_of(inner)[1], *args_of(node)[1]], args_of(node)[2])
         _erase_dead_collectives(graph)
         return graph
 
@@ -52,8 +53,8 @@ def _sole_all_reduce(value: object, user: fx.Node) -> fx.Node | None:
     """The single-tensor all_reduce that makes `value`, if only `user` reads it."""
     if not isinstance(value, fx.Node) or value.target is not operator.getitem or set(value.users) != {user}:
         return None
-    producer = value.args[0]
-    if isinstance(producer, fx.Node) and producer.target is ops.all_reduce and len(producer.args[0]) == 1:  # type: ignore[arg-type]
+    producer = args_of(value)[0]
+    if isinstance(producer, fx.Node) and producer.target is ops.all_reduce and len(args_of(producer)[0]) == 1:
         return producer if not _returned(value) else None
     return None
 
@@ -90,8 +91,8 @@ class JoinCollectives(Pass):
         %b = getitem(%r, 1)
 
     Collectives of one kind can be joined if some point of the program comes after all of their inputs and before all of
-    their uses. Parameters are gathered layer by layer, as late as they can be, and their gradients scattered layer by layer,
-    as early, so that no more than a layer is ever whole; everything else is joined up to BUCKET_BYTES.
+    their uses. Parameters are gathered layer by layer, as late as they can be, and their gradients scattered layer
+    by layer, as early, so that no more than a layer is ever whole; everything else is joined up to BUCKET_BYTES.
     """
 
     name = "join-collectives"
@@ -102,7 +103,7 @@ class JoinCollectives(Pass):
         labels = _update_labels(graph)
         buckets: dict[object, list[_Bucket]] = {}
         for node in list(graph.calls):
-            if isinstance(node.target, ops.MonarchOp) and node.target.collective and node.target is not ops.commit:
+            if ops.is_collective(node.target):
                 bucket = _bucket_of(node, at, first_call, labels)
                 open_ = buckets.setdefault(bucket.key, [])
                 if not (open_ and open_[-1].join(bucket)):
@@ -136,24 +137,24 @@ class _Bucket:
 
 
 def _bucket_of(node: fx.Node, at: dict[fx.Node, float], first_call: float, labels: dict[fx.Node, str]) -> _Bucket:
-    tensors, dims, *rest = node.args
+    tensors, dims, *rest = args_of(node)
     results = [user for user in node.users if user.target is operator.getitem]
     latest = min((_first_use(result, at) for result in results), default=len(at))
-    inputs = [at[t] for t in tensors]  # type: ignore[union-attr]
-    chained = any(_is_collective_result(t) for t in tensors)  # type: ignore[union-attr]
+    inputs = [at[t] for t in tensors]
+    chained = any(_is_collective_result(t) for t in tensors)
     earliest = at[node] if chained else max(*inputs, first_call - 1)
     group = ""
-    state = all(t.op == "placeholder" and t.meta["kind"] == "state" for t in tensors)  # type: ignore[union-attr]
+    state = all(t.op == "placeholder" and t.meta["kind"] == "state" for t in tensors)
     if state:
         phase = "backward" if node.meta.get("backward") else "forward"
-        group = f"{phase} {layer_of(str(tensors[0].meta['label']))}"  # type: ignore[index,union-attr]
+        group = f"{phase} {layer_of(str(tensors[0].meta['label']))}"
     elif node.target is ops.reduce_scatter:
         group = layer_of(next((labels[r] for r in results if r in labels), ""))
     reduction = next((r for r in rest if isinstance(r, (str, int))), "")
-    key = (node.target.name, tuple(dims), str(reduction), group)  # type: ignore[union-attr,arg-type]
-    nbytes = sum(tensor_type(t).nbytes for t in tensors)  # type: ignore[union-attr,arg-type]
+    key: tuple[object, ...] = (ops.name_of(node.target), tuple(dims), str(reduction), group)
+    nbytes = sum(tensor_type(t).nbytes for t in tensors)
     if node.target is ops.permute:
-        key = (*key, str(rest))  # type: ignore[assignment]
+        key += (str(rest),)
     return _Bucket(key, [node], earliest, latest, nbytes, late=state)
 
 
@@ -169,8 +170,8 @@ def _first_use(value: fx.Node, at: dict[fx.Node, float]) -> float:
 
 
 def _is_collective_result(value: fx.Node) -> bool:
-    producer = value.args[0] if value.target is operator.getitem else None
-    return isinstance(producer, fx.Node) and isinstance(producer.target, ops.MonarchOp) and producer.target.collective
+    producer = args_of(value)[0] if value.target is operator.getitem else None
+    return isinstance(producer, fx.Node) and ops.is_collective(producer.target)
 
 
 def layer_of(label: str) -> str:
@@ -201,22 +202,22 @@ def _emit(graph: Graph, bucket: _Bucket, at: dict[fx.Node, float]) -> None:
     """Write one collective for all members, and let their results read from it; `at` says where it belongs."""
     tensors: list[fx.Node] = []
     types = []
-    rest: list[object] = []
+    rest: list[Any] = []
     for i, member in enumerate(bucket.members):
-        tensors += member.args[0]  # type: ignore[arg-type]
+        tensors += args_of(member)[0]
         types += member.meta["type"]
-        for j, argument in enumerate(member.args[2:]):
+        for j, argument in enumerate(args_of(member)[2:]):
             if i == 0:
                 rest.append(list(argument) if isinstance(argument, (list, tuple)) else argument)
             elif isinstance(argument, (list, tuple)) and member.target is not ops.permute:
-                rest[j] += argument  # type: ignore[operator]
+                rest[j] += argument
     first = bucket.members[0]
     position = bucket.latest - 0.5 if bucket.late else bucket.earliest + 0.5
     with graph.fx.inserting_before(graph.fx.output_node()):
         joined = graph.call(
             first.target,
             tensors,
-            first.args[1],
+            args_of(first)[1],
             *rest,
             type=tuple(types),
             source=first.meta.get("source"),
@@ -227,13 +228,13 @@ def _emit(graph: Graph, bucket: _Bucket, at: dict[fx.Node, float]) -> None:
         offset = 0
         for member in bucket.members:
             for result in list(member.users):
-                index = offset + result.args[1]  # type: ignore[operator]
+                index = offset + args_of(result)[1]
                 copy = graph.call(operator.getitem, joined, index, type=result.meta["type"], name=result.name)
                 copy.meta.update(result.meta)
                 at[copy] = position
                 result.replace_all_uses_with(copy)
                 graph.fx.erase_node(result)
-            offset += len(member.args[0])  # type: ignore[arg-type]
+            offset += len(args_of(member)[0])
             graph.fx.erase_node(member)
 
 

@@ -14,7 +14,7 @@ from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
-from monarch.compiler.graph import Graph
+from monarch.compiler.graph import Graph, args_of
 from monarch.compiler.partition.options import Options, find_options
 from monarch.compiler.passes.base import Pass
 from monarch.compiler.types import TensorType
@@ -93,8 +93,8 @@ def _var_mean(
 
 
 def _split_composites(graph: Graph, mesh_dim: str) -> list[fx.Node]:
-    """The composite ops that this mesh dim splits: an operand lies sharded where the op needs it whole, and comes to lie so
-    without anything being gathered for it (a fully sharded parameter, which is gathered, splits nothing)."""
+    """The composite ops that this mesh dim splits: an operand lies sharded where the op needs it whole, and comes to
+    lie so without anything being gathered for it (a fully sharded parameter, which is gathered, splits nothing)."""
     options = find_options(graph, mesh_dim)
     return [node for node in graph.calls if node.target in composites() and _is_split(options, node)]
 
@@ -116,7 +116,7 @@ def _is_split(options: Options, node: fx.Node) -> bool:
 
 def _inline(graph: Graph, node: fx.Node) -> None:
     """Replace one composite op by the ops that it consists of."""
-    leaves, spec = pytree.tree_flatten((node.args, node.kwargs))
+    leaves, spec = pytree.tree_flatten((args_of(node), node.kwargs))
     at = [i for i, leaf in enumerate(leaves) if isinstance(leaf, fx.Node)]
     decomposition = composites()[node.target]
 
@@ -142,13 +142,13 @@ def _inline(graph: Graph, node: fx.Node) -> None:
                 env[inner] = _constant(graph, getattr(traced, inner.target))
             elif inner.op == "call_function":
                 env[inner] = _copy(graph, inner, env, node)
-    results = fx.node.map_arg(traced.graph.output_node().args[0], lambda n: env[n])
+    results: Any = fx.node.map_arg(args_of(traced.graph.output_node())[0], lambda n: env[n])
     if isinstance(node.meta["type"], TensorType):
-        node.replace_all_uses_with(results)  # type: ignore[arg-type]
+        node.replace_all_uses_with(results)
     else:
         for user in list(node.users):
             assert user.target is operator.getitem
-            user.replace_all_uses_with(results[user.args[1]])  # type: ignore[index,call-overload]
+            user.replace_all_uses_with(results[args_of(user)[1]])
             graph.fx.erase_node(user)
     graph.fx.erase_node(node)
 
@@ -158,9 +158,10 @@ _DROPPED = ("device", "layout", "pin_memory", "memory_format")
 
 def _copy(graph: Graph, inner: fx.Node, env: dict[fx.Node, Any], node: fx.Node) -> Any:
     if inner.target in (aten.detach.default, aten.alias.default, aten.lift_fresh_copy.default):
-        return env[inner.args[0]]  # type: ignore[index]
-    args = fx.node.map_arg(inner.args, lambda n: env[n])
-    kwargs = {k: v for k, v in fx.node.map_arg(inner.kwargs, lambda n: env[n]).items() if k not in _DROPPED}
+        return env[args_of(inner)[0]]
+    args = fx.node.map_arg(args_of(inner), lambda n: env[n])
+    mapped: Any = fx.node.map_arg(inner.kwargs, lambda n: env[n])
+    kwargs = {k: v for k, v in mapped.items() if k not in _DROPPED}
     copy = graph.call(inner.target, *args, type=None, **kwargs)
     copy.meta.update({k: v for k, v in node.meta.items() if k != "type"})
     copy.meta["type"] = pytree.tree_map(

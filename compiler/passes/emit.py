@@ -13,7 +13,7 @@ from torch import fx
 from monarch.compiler import ops
 from monarch.compiler.costs import graph_costs
 from monarch.compiler.errors import Source
-from monarch.compiler.graph import Graph, tensor_type
+from monarch.compiler.graph import Graph, args_of, tensor_type
 from monarch.compiler.plan.file import hash_of
 from monarch.compiler.plan.plan import Instruction, Plan, Slot, ValueSpec
 from monarch.compiler.types import TensorType
@@ -63,7 +63,7 @@ class _Emitter:
         committed = False
         for i, node in enumerate(calls):
             in_place = self.in_place(node, i, last, replaced)
-            if in_place and not committed and self.roots[node.args[0]].op == "placeholder":  # type: ignore[index]
+            if in_place and not committed and self.roots[args_of(node)[0]].op == "placeholder":
                 instructions.append(Instruction("commit", (), {}, -1))
                 committed = True
             free = tuple(sorted(self.slots[value] for value, at in last.items() if at == i))
@@ -119,14 +119,14 @@ class _Emitter:
 
     def last_uses(self, calls: list[fx.Node]) -> dict[fx.Node, int]:
         """For each value that is no result, the position of the call after which nobody reads it."""
-        last: dict[fx.Node, int] = {p: -1 for p in self.graph.placeholders}
+        last: dict[fx.Node, int] = dict.fromkeys(self.graph.placeholders, -1)
         for i, node in enumerate(calls):
             last[node] = i
             for operand in node.all_input_nodes:
                 last[operand] = i
-        for node in (*self.graph.returns, *self.graph.updates.values()):
-            if node is not None:
-                last.pop(node, None)
+        for result in (*self.graph.returns, *self.graph.updates.values()):
+            if result is not None:
+                last.pop(result, None)
         return last
 
     def in_place(self, node: fx.Node, i: int, last: dict[fx.Node, int], replaced: set[str]) -> bool:
@@ -134,7 +134,7 @@ class _Emitter:
         packet = getattr(node.target, "overloadpacket", None)
         if packet is None or packet.__name__ not in IN_PLACE or _inplace_overload(node.target) is None:
             return False
-        target = node.args[0]
+        target = args_of(node)[0]
         if not isinstance(target, fx.Node) or target in self.overlapping:
             return False
         a, b = tensor_type(target), tensor_type(node)
@@ -158,7 +158,7 @@ class _Emitter:
     def instruction(self, node: fx.Node, in_place: bool, free: tuple[int, ...]) -> Instruction:
         op = _inplace_overload(node.target) if in_place else _op_name(node.target)
         assert op is not None
-        args = tuple(self.argument(argument) for argument in node.args)
+        args = tuple(self.argument(argument) for argument in args_of(node))
         kwargs = {key: self.argument(value) for key, value in node.kwargs.items()}
         source = node.meta.get("source")
         index = -1 if source is None else self.sources.setdefault(source, len(self.sources))
@@ -188,16 +188,16 @@ def _viewed(node: fx.Node) -> fx.Node | None:
     if node.op != "call_function":
         return None
     if node.target is operator.getitem:
-        producer = node.args[0]
-        return _viewed(producer)  # type: ignore[arg-type]  # split and unbind give views; other ops buffers of their own
+        producer = args_of(node)[0]
+        return _viewed(producer)
     if node.target in MAY_ALIAS:
-        return node.args[0]  # type: ignore[return-value]
+        return args_of(node)[0]
     schema = getattr(node.target, "_schema", None)
     if schema is None:
         return None
     if any(result.alias_info is not None for result in schema.returns):
-        return node.args[0]  # type: ignore[return-value]
-    return node.args[0] if node.target in ROW_MAJOR else None  # type: ignore[return-value]
+        return args_of(node)[0]
+    return args_of(node)[0] if node.target in ROW_MAJOR else None
 
 
 def _op_name(target: Any) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from monarch.compiler.graph import Graph
+from monarch.compiler.graph import Graph, args_of
 from monarch.compiler.partition.cost import VIEWS
 from monarch.compiler.passes.base import Pass
 
@@ -35,7 +35,7 @@ class SimplifyViews(Pass):
                 node.kwargs = {"dtype": node.meta["type"].dtype}
             same = _same_value(node)
             if same is None and getattr(node.target, "overloadpacket", None) in VIEWS and not node.kwargs:
-                same = seen.setdefault((node.target, str(node.args)), node)
+                same = seen.setdefault((node.target, str(args_of(node))), node)
             if same is not None and same is not node:
                 node.replace_all_uses_with(same)
         graph.fx.eliminate_dead_code(is_impure_node=lambda node: node.op in ("placeholder", "output"))
@@ -43,18 +43,19 @@ class SimplifyViews(Pass):
 
 
 def _same_value(node: fx.Node) -> fx.Node | None:
-    """The value that a view, or a view of a view, gives back unchanged; a view of a view is made one where it can be."""
-    x = node.args[0] if node.args else None
+    """The value that a view, or a view of a view, gives back unchanged; a view of a view is made one where it can
+    be."""
+    x = args_of(node)[0] if args_of(node) else None
     if not isinstance(x, fx.Node):
         return None
     if node.target is aten.t.default and x.target is aten.t.default:
-        return x.args[0]  # type: ignore[return-value]
+        return args_of(x)[0]
     if node.target is aten.permute.default:
-        order: list[int] = node.args[1]  # type: ignore[assignment]
+        order: list[int] = args_of(node)[1]
         if x.target is aten.permute.default:
-            inner: list[int] = x.args[1]  # type: ignore[assignment]
+            inner: list[int] = args_of(x)[1]
             order = [inner[dim] for dim in order]
-            x = x.args[0]  # type: ignore[assignment]
+            x = args_of(x)[0]
             node.args = (x, order)
         return x if order == sorted(order) else None
     if node.target in (aten.slice.Tensor, aten.slice_backward.default):
@@ -62,8 +63,8 @@ def _same_value(node: fx.Node) -> fx.Node | None:
         return x if x.meta["type"].shape == node.meta["type"].shape else None
     if node.target in (aten.view.default, aten._unsafe_view.default):
         if x.target in (aten.view.default, aten._unsafe_view.default):
-            x = x.args[0]  # type: ignore[assignment]
-            node.args = (x, *node.args[1:])
+            x = args_of(x)[0]
+            node.args = (x, *args_of(node)[1:])
     elif node.target is not aten.expand.default:
         return None
-    return x if x.meta["type"].shape == node.meta["type"].shape else None  # type: ignore[union-attr]
+    return x if x.meta["type"].shape == node.meta["type"].shape else None

@@ -1,4 +1,5 @@
-"""The Protocol between who writes programs (`language`) and who runs them (`runtime`), which never import each other."""
+"""The Protocol between who writes programs (`language`) and who runs them (`runtime`), which never import each
+other."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The plan: one program, lowered for every worker of a mesh, as data.
 
-All workers run the same instructions; those that depend on where a worker is name mesh dims, never ranks, so a plan is as
-long for 4,096 workers as for two.
+All workers run the same instructions; those that depend on where a worker is name mesh dims, never ranks, so a plan
+is as long for 4,096 workers as for two.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from monarch.compiler.types import MeshSpec, TensorType
 class Slot(NamedTuple):
     """A reference, among an instruction's arguments, to the value in a slot of the worker's frame."""
 
-    index: int
+    index: int  # type: ignore[assignment]  # tuple.index is not missed
 
 
 @dataclass(frozen=True)
@@ -36,9 +36,10 @@ class ValueSpec:
 class Instruction:
     """One call: `outs = op(*args, **kwargs)`, then the slots in `free` are cleared.
 
-    `op` is an ATen overload ("aten.mm.default"), "getitem", or an op of `monarch.compiler.ops` by name. Arguments are Slots,
-    numbers, bools, strings, None, dtypes, and (nested) lists of these. `outs` has one slot; a multi-output op leaves a
-    tuple or list there, which "getitem" takes apart. `source` is an index into `Plan.sources`, or -1.
+    `op` is an ATen overload ("aten.mm.default"), "getitem", or an op of `monarch.compiler.ops` by name. Arguments
+    are Slots, numbers, bools, strings, None, dtypes, and (nested) lists of these. `outs` has one slot; a
+    multi-output op leaves a tuple or list there, which "getitem" takes apart. `source` is an index into
+    `Plan.sources`, or -1.
     """
 
     op: str
@@ -84,7 +85,8 @@ class Plan:
 
     @staticmethod
     def load(path: str) -> Plan:
-        """Read a `.mplan` file. Raises PlanError where it is truncated, edited, of another version, or no plan at all."""
+        """Read a `.mplan` file. Raises PlanError where it is truncated, edited, of another version, or no plan at
+        all."""
         from monarch.compiler.plan.file import load_plan
 
         return load_plan(path)

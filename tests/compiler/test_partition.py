@@ -1,4 +1,5 @@
-"""The partitioner: right against dense PyTorch, and for standard layouts just the collectives that an expert would write."""
+"""The partitioner: right against dense PyTorch, and for standard layouts just the collectives that an expert would
+write."""
 
 from __future__ import annotations
 

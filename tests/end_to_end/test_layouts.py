@@ -1,4 +1,5 @@
-"""The same training step under each choice of layouts, through the language and on real workers, beside plain PyTorch."""
+"""The same training step under each choice of layouts, through the language and on real workers, beside plain
+PyTorch."""
 
 from __future__ import annotations
 
