@@ -16,7 +16,8 @@ from monarch.compiler.errors import LayoutError, ProgramError
 from monarch.compiler.types import Layout, TensorType
 from monarch.language.layouts import LayoutLike, as_layout
 from monarch.language.mesh import Mesh
-from monarch.language.recording import current_program, to_fake
+from monarch.language.recording import current_program
+from monarch.language.shapes import to_fake
 from monarch.language.source import user_source
 from monarch.language.tensor import Cell, DistributedTensor, Ref
 

@@ -7,13 +7,11 @@ runs as an implicit program when a value is needed (`monarch.language.eager`).
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from monarch.compiler.errors import MonarchError, ProgramError
@@ -25,14 +23,14 @@ from monarch.language.recording import (
     Recording,
     current,
     current_program,
-    fake_mode,
     mesh_error,
     outside_programs,
     recording_for,
     source_now,
 )
 from monarch.language.scalar import Scalar
-from monarch.language.source import called_by_us, calls_from, user_source
+from monarch.language.shapes import DependsOnData, run_fake
+from monarch.language.source import calls_from, user_source
 from monarch.language.tensor import DistributedTensor, Ref
 
 aten = torch.ops.aten
@@ -149,9 +147,8 @@ def record(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], mesh: Mesh 
     places = [call.argument(value, i) for i, value in enumerate(args)]
     keywords = {name: call.argument(value, name) for name, value in kwargs.items()}
     try:
-        with fake_mode:
-            out = func(*(pair[1] for pair in places), **{name: pair[1] for name, pair in keywords.items()})
-    except (DataDependentOutputException, DynamicOutputShapeException) as error:
+        out = run_fake(func, [pair[1] for pair in places], {name: pair[1] for name, pair in keywords.items()})
+    except DependsOnData as error:
         return _data_dependent(func, args, kwargs, recording, error)
     except MonarchError:
         raise
@@ -180,16 +177,6 @@ def _torchs_words(func: Any, args: list[Any], kwargs: dict[str, Any], error: Exc
     except (RuntimeError, TypeError, ValueError, IndexError) as real_error:
         return str(real_error).strip()
     return str(error).strip()
-
-
-class _Quiet(logging.Filter):
-    """The fake run's failures are the user's errors, which we word; its log has the user think that torch is broken."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        return not str(record.msg).startswith("failed while attempting to run meta") or not called_by_us()
-
-
-logging.getLogger("torch._subclasses.fake_tensor").addFilter(_Quiet())
 
 
 def _results(
@@ -375,6 +362,11 @@ HANDLERS[aten._local_scalar_dense] = _local_scalar
 class _Factories(TorchDispatchMode):
     """While a program is traced: factory functions make replicated tensors, and plain tensors are not written to."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """No: torch would load TorchDynamo on the first call only to keep it out."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if find_mesh(args, kwargs) is not None:
@@ -384,8 +376,6 @@ class _Factories(TorchDispatchMode):
         plain = [entry for entry in (*args, *kwargs.values()) if isinstance(entry, torch.Tensor)]
         if func is aten.lift_fresh.default:
             return _literal(recording, args[0])
-        if any(isinstance(entry, FakeTensor) for entry in plain):
-            return func(*args, **kwargs)
         if plain or any(
             isinstance(entry, (list, tuple)) and any(isinstance(e, torch.Tensor) for e in entry) for entry in args
         ):

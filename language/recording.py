@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from monarch.compiler.errors import ProgramError, Source
@@ -18,10 +17,9 @@ from monarch.compiler.passes.capture import Expr, Input, Op, Tape, Value
 from monarch.compiler.types import TensorType
 from monarch.language.mesh import Mesh
 from monarch.language.scalar import Scalar
+from monarch.language.shapes import make_fake, to_fake
 from monarch.language.source import user_source
 from monarch.language.tensor import Cell, DistributedTensor, Ref
-
-fake_mode = FakeTensorMode()
 
 
 @dataclass(slots=True)
@@ -209,21 +207,6 @@ def mesh_error(first: Mesh, second: Mesh) -> ProgramError:
         "\nMove one: monarch.distribute(x.full_tensor(), mesh, layout).",
         source=user_source(),
     )
-
-
-# -- fakes -----------------------------------------------------------------------------------------------------------
-
-
-def make_fake(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    # Modes of the user's sort, such as the one that makes factory functions distributed, would see the call before
-    # fake_mode does, wherever they stand on the stack.
-    with _disable_current_modes(), fake_mode:
-        return torch.empty(shape, dtype=dtype, device="cpu")
-
-
-def to_fake(tensor: torch.Tensor) -> torch.Tensor:
-    """A fake contiguous tensor of the same shape and dtype."""
-    return make_fake(tuple(tensor.shape), tensor.dtype)
 
 
 # -- source lines ----------------------------------------------------------------------------------------------------

@@ -86,13 +86,3 @@ def calls_from(folder: str) -> bool:
     while frame is not None and _is_ours(frame.f_code.co_filename):
         frame = frame.f_back
     return frame is not None and folder in frame.f_code.co_filename
-
-
-def called_by_us() -> bool:
-    """Whether the recorder is somewhere on the stack below torch."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and not _is_users_file(frame.f_code.co_filename):
-        if _is_ours(frame.f_code.co_filename) and frame.f_code.co_name == "record":
-            return True
-        frame = frame.f_back
-    return False

@@ -92,6 +92,9 @@ class Ref:
         return TensorType(self.fake.dtype, tuple(self.fake.shape))
 
 
+_CPU = torch.device("cpu")
+
+
 class DistributedTensor(torch.Tensor):
     """A tensor that lies on a mesh of workers. Looks local: shape and dtype are those of the whole.
 
@@ -109,7 +112,7 @@ class DistributedTensor(torch.Tensor):
             strides=fake.stride(),
             storage_offset=fake.storage_offset(),
             dtype=fake.dtype,
-            device=fake.device,
+            device=_CPU,
             requires_grad=requires_grad,
         )
         made._ref = ref

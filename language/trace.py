@@ -29,7 +29,8 @@ from monarch.language.mesh import Mesh
 from monarch.language.optimizers import Hyperparameter, OptimizerSnapshot, OptimizerWatch
 from monarch.language.random import counting_streams
 from monarch.language.recorder import tracing
-from monarch.language.recording import Recording, to_fake
+from monarch.language.recording import Recording
+from monarch.language.shapes import to_fake
 from monarch.language.tensor import Cell, DistributedTensor
 
 

@@ -13,7 +13,7 @@ from monarch.compiler.plan import Handle, Plan
 from monarch.compiler.types import TensorType
 from monarch.language.compile import compile_graph
 from monarch.language.random import next_seed
-from monarch.language.recording import make_fake
+from monarch.language.shapes import make_fake
 from monarch.language.tensor import Cell, DistributedTensor, Ref
 from monarch.language.trace import Trace, scalar_values
 

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import copy
+import itertools
+import os
+import subprocess
+import sys
 from collections.abc import Callable
+from textwrap import dedent
 from typing import Any
 
 import pytest
@@ -318,3 +323,49 @@ def test_views_and_writes_are_those_of_plain_tensors(steps: list[tuple[int, int,
     finally:
         if before is not None:
             set_executor_factory(before)
+
+
+def test_importing_and_recording_load_no_compiler_of_torchs() -> None:
+    """TorchDynamo and DTensor take as long to load as the rest of torch."""
+    code = """
+        import sys, torch, monarch.language as m
+        x = m.distribute(torch.ones(4, 4), m.Mesh.abstract(data=2), "[@data, -]").requires_grad_()
+        m.program(lambda x: (m.layout(x @ x.T, "[-, @data]") * 2 + 1).relu().sum()).trace(x)
+        print(sorted({"torch._dynamo", "torch.distributed.tensor", "sympy"} & set(sys.modules)))
+    """
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    run = subprocess.run([sys.executable, "-c", dedent(code)], env=env, capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool])
+def test_shapes_and_dtypes_are_those_of_plain_tensors(dtype: torch.dtype, mesh: Mesh) -> None:
+    """Every kind of operands for the ops that have a shape function of ours."""
+    wide, row, column, scalar = (
+        torch.ones(shape, dtype=kind)
+        for shape, kind in (((3, 4), dtype), ((4,), dtype), ((3, 1), torch.float32), ((), dtype))
+    )
+    operands = [wide, row, column, scalar, wide.t(), wide[:, ::2], 2, 0.5]
+    calls: list[Any] = [torch.add, torch.mul, torch.div, torch.pow, torch.mm, torch.maximum, torch.lt]
+    calls += [lambda a, b: torch.addmm(b, a, a.t()), lambda a, b: torch.bmm(a[None], b[None])]
+    calls += [lambda a, b: a.sum(), lambda a, b: a.mean(0, keepdim=True), lambda a, b: a.sum([-1], dtype=torch.float64)]
+    calls += [lambda a, b: a.clone().mul_(b), lambda a, b: a.clone().add_(b, alpha=2), lambda a, b: a.exp().sqrt()]
+    calls += [lambda a, b: torch.addcmul(a, b, b), lambda a, b: torch.lerp(a, b, 0.5), lambda a, b: a.relu()]
+    compared = 0
+    for call, a, b in itertools.product(calls, operands[:-2], operands):
+        ours = [distribute(x, mesh) if isinstance(x, torch.Tensor) else x for x in (a, b)]
+        try:
+            expected = call(a, b)
+        except (RuntimeError, TypeError, IndexError):
+            continue  # what torch's meta kernels let pass is refused by the workers
+        found = call(*ours)
+        assert (found.shape, found.dtype) == (expected.shape, expected.dtype)
+        compared += 1
+    assert compared > 100
+
+
+def test_ops_without_a_shape_function_of_their_own(mesh: Mesh) -> None:
+    values = torch.tensor([3.0, 1.0, 2.0])
+    x = distribute(values, mesh)
+    assert torch.equal(torch.histc(x, 3).full_tensor(), torch.histc(values, 3))
+    assert torch.special.bessel_j0(x).full_tensor().allclose(torch.special.bessel_j0(values))

@@ -1,0 +1,195 @@
+"""What an op's results look like, without data: every op is run on meta tensors (PyTorch's own shape functions).
+
+The commonest ops have a shape function here, for PyTorch's load SymPy or TorchDynamo, which takes as long as all of
+torch: a program that needs no others starts in half the time. Torch's FakeTensorMode, which loads them too, is the
+fallback for the few ops that have no meta kernel.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+aten = torch.ops.aten
+
+_META = torch.device("meta")
+
+
+class DependsOnData(Exception):
+    """An op's results have a shape, or are Python values, that depend on its operands' data."""
+
+
+def make_fake(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """A contiguous tensor without data."""
+    # Modes, such as the one that makes factory functions distributed, shall not see this call.
+    with torch._C._DisableTorchDispatch():
+        return torch.empty(shape, dtype=dtype, device=_META)
+
+
+def to_fake(tensor: torch.Tensor) -> torch.Tensor:
+    """A contiguous tensor of the same shape and dtype, without data."""
+    return make_fake(tuple(tensor.shape), tensor.dtype)
+
+
+def run_fake(func: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """An op's results on tensors without data. Raises DependsOnData, or what PyTorch raises."""
+    if torch.Tag.data_dependent_output in func.tags or _is_masked(func, args):
+        raise DependsOnData
+    if func.overloadpacket is aten._fused_sdp_choice:
+        # Which attention kernel to take depends on the device: ask for the one that the workers have.
+        return func(*map(_without_memory, args), **{name: _without_memory(value) for name, value in kwargs.items()})
+    simple = _SIMPLE.get(func.overloadpacket)
+    if simple is not None and not kwargs:
+        known = simple(*args)
+        if known is not None:
+            return known
+    if _takes_device(func):
+        kwargs = {**kwargs, "device": _META}
+    try:
+        with torch._C._DisableTorchDispatch():
+            out: Any = func(*args, **kwargs)
+            if func is aten.native_batch_norm.default and not args[5]:
+                # The CPU kernel gives no statistics of a batch that it has not used.
+                out = (out[0], out[1].new_empty(0), out[2].new_empty(0))
+            return out
+    except NotImplementedError:
+        if torch.Tag.dynamic_output_shape in func.tags:
+            raise DependsOnData from None
+        return _fall_back(func, args, kwargs)
+
+
+# -- shape functions: a tensor, or None where PyTorch's own has to decide ---------------------------------------------
+
+
+def _plain(*tensors: Any) -> bool:
+    """Whether these are contiguous tensors of one floating dtype."""
+    first = tensors[0]
+    return (
+        isinstance(first, torch.Tensor)
+        and all(
+            isinstance(tensor, torch.Tensor) and tensor.dtype == first.dtype and tensor.is_contiguous()
+            for tensor in tensors
+        )
+        and first.dtype.is_floating_point
+    )
+
+
+def _pointwise(*args: Any) -> torch.Tensor | None:
+    tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
+    if not all(isinstance(arg, (torch.Tensor, int, float)) for arg in args) or not _plain(*tensors):
+        return None
+    shape: tuple[int, ...] = tuple(tensors[0].shape)
+    for tensor in tensors[1:]:
+        if tensor.shape != shape:
+            if not _broadcast(shape, tuple(tensor.shape)):
+                return None
+            shape = tuple(torch.broadcast_shapes(shape, tensor.shape))
+    return make_fake(shape, tensors[0].dtype)
+
+
+def _broadcast(first: tuple[int, ...], second: tuple[int, ...]) -> bool:
+    return all(a == b or a == 1 or b == 1 for a, b in zip(reversed(first), reversed(second), strict=False))
+
+
+def _in_place(target: Any, *args: Any) -> torch.Tensor | None:
+    out = _pointwise(target, *args)
+    return target if out is not None and out.shape == target.shape else None
+
+
+def _same_dtype(a: Any, b: Any) -> None:
+    """Torch's meta kernels let this pass, its CPU kernels do not."""
+    if a.dtype != b.dtype:
+        raise RuntimeError(f"expected both operands to have the same dtype, but got {a.dtype} and {b.dtype}")
+
+
+def _mm(a: Any, b: Any) -> torch.Tensor | None:
+    _same_dtype(a, b)
+    fits = a.ndim == b.ndim == 2 and a.shape[1] == b.shape[0]
+    return make_fake((a.shape[0], b.shape[1]), a.dtype) if fits else None
+
+
+def _bmm(a: Any, b: Any) -> torch.Tensor | None:
+    _same_dtype(a, b)
+    fits = a.ndim == b.ndim == 3 and a.shape[0] == b.shape[0] and a.shape[2] == b.shape[1]
+    return make_fake((a.shape[0], a.shape[1], b.shape[2]), a.dtype) if fits else None
+
+
+def _addmm(bias: Any, a: Any, b: Any) -> torch.Tensor | None:
+    out = _mm(a, b)
+    fits = out is not None and bias.dtype == a.dtype and bias.ndim <= 2
+    return out if fits and out is not None and _broadcast(tuple(bias.shape), tuple(out.shape)) else None
+
+
+def _reduce(x: Any, dims: Any = None, keep: Any = False) -> torch.Tensor | None:
+    if not _plain(x) or not (dims is None or isinstance(dims, list)):
+        return None
+    if any(not -x.ndim <= dim < x.ndim for dim in dims or ()):
+        return None
+    gone = {dim % x.ndim for dim in dims} if dims else set(range(x.ndim))
+    shape = tuple(1 if dim in gone else size for dim, size in enumerate(x.shape) if keep or dim not in gone)
+    return make_fake(shape, x.dtype)
+
+
+_POINTWISE = (
+    "add sub mul div addcmul addcdiv lerp pow neg abs exp log log1p sqrt rsqrt reciprocal tanh sigmoid relu silu"
+).split()
+_SIMPLE: dict[Any, Callable[..., torch.Tensor | None]] = {
+    **{getattr(aten, name): _pointwise for name in _POINTWISE},
+    **{getattr(aten, f"{name}_"): _in_place for name in _POINTWISE},
+    aten.mm: _mm,
+    aten.bmm: _bmm,
+    aten.addmm: _addmm,
+    aten.sum: _reduce,
+    aten.mean: _reduce,
+}
+
+
+def _is_masked(func: Any, args: list[Any]) -> bool:
+    """Indexing by a mask, whose result has as many elements as the mask has hits."""
+    return func is aten.index.Tensor and any(
+        isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8) for index in args[1]
+    )
+
+
+def _without_memory(value: Any) -> Any:
+    """A CPU tensor of zeros that all lie in one place."""
+    if isinstance(value, torch.Tensor):
+        return torch.zeros((), dtype=value.dtype).expand(value.shape)
+    return value
+
+
+@functools.cache
+def _takes_device(func: Any) -> bool:
+    return any(argument.name == "device" for argument in func._schema.arguments)
+
+
+@functools.cache
+def _fake_mode() -> Any:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    return FakeTensorMode()
+
+
+def _fall_back(func: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+    from torch.utils import _pytree as pytree
+
+    def enter(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cpu")
+        return torch.device("cpu") if value == _META else value
+
+    def leave(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=_META)
+        return value
+
+    try:
+        with _fake_mode():
+            out = func(*pytree.tree_map(enter, args), **pytree.tree_map(enter, kwargs))
+    except (DataDependentOutputException, DynamicOutputShapeException):
+        raise DependsOnData from None
+    return pytree.tree_map(leave, out)
