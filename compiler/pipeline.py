@@ -45,6 +45,8 @@ def compile_graph(graph: Graph) -> Plan:
     start = time.perf_counter()
     plan = emit_plan(partitioned)
     seconds["emit-plan"] = time.perf_counter() - start
+    if "plan" in knobs.log_topics():
+        print(f"monarch: {graph.name}: the plan\n{plan.graph}", file=sys.stderr)
     return replace(plan, costs={**plan.costs, "seconds": seconds})
 
 

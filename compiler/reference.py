@@ -20,6 +20,8 @@ from monarch.compiler.plan.blocks import block_of, reduce_in_order, whole_of
 from monarch.compiler.plan.local_ops import LOCAL_OPS
 from monarch.compiler.types import MeshSpec
 
+aten = torch.ops.aten
+
 Value = torch.Tensor | float | int
 PerWorker = list[Any]
 
@@ -57,7 +59,7 @@ def _place(graph: Graph, node: fx.Node, inputs: Mapping[str | int, Value], mesh:
     label = node.meta["label"]
     value = graph.constants[label] if node.meta["kind"] == "constant" else inputs[label]
     if not isinstance(value, torch.Tensor):
-        return [value] * mesh.workers
+        value = torch.tensor(value, dtype=tensor_type(node).dtype)
     if not graph.partitioned:
         return [value]
     return [block_of(value, tensor_type(node), mesh, rank).contiguous() for rank in range(mesh.workers)]
@@ -74,7 +76,8 @@ def _local(
         return args[0]
     if isinstance(node.target, ops.MonarchOp):
         return LOCAL_OPS[node.target.name](position, mesh.sizes, *args, **kwargs)
-    target: Any = node.target
+    # As in a plan: a collective's result is contiguous where the traced value may not have been.
+    target: Any = aten.reshape.default if node.target in (aten.view.default, aten._unsafe_view.default) else node.target
     return target(*args, **kwargs)
 
 

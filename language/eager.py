@@ -79,6 +79,7 @@ def _run(mesh: Mesh, recording: Recording, live: list[tuple[Cell, Value]]) -> No
             arguments.append(recording.scalars[str(spec.label)])
         else:
             arguments.append(cells[str(spec.label)].handle)
+    mesh.keep(state.cell for state in recording.states.values())
     handles = mesh.executor.run(compiled.plan, arguments)
     for spec, handle in zip(compiled.plan.outputs, handles, strict=True):
         label = str(spec.label)

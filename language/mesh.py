@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from monarch.compiler.errors import LayoutError, MonarchError
+from monarch.compiler.errors import DeviceMeshError, LayoutError, MonarchError
 from monarch.compiler.plan import Executor, executor_for
 from monarch.compiler.types import MeshSpec
 
 if TYPE_CHECKING:
     from monarch.language.recording import Recording
+    from monarch.language.tensor import Cell
+
+T = TypeVar("T")
 
 
 class _Workers:
@@ -20,6 +24,7 @@ class _Workers:
         self.spec = spec
         self.abstract = abstract
         self.executor: Executor | None = None
+        self.states: weakref.WeakSet[Cell] = weakref.WeakSet()
         self.closed = False
 
     def start(self) -> Executor:
@@ -247,6 +252,26 @@ class Mesh:
                 hint="place tensors with the dims that the mesh was made with; views with other dims cannot run yet.",
             )
         return self._workers.start()
+
+    def fetch(self, ask: Callable[[Executor], T]) -> T:
+        """What the executor answers. Where a step failed, state goes back to that of the last finished step first."""
+        try:
+            return ask(self.executor)
+        except DeviceMeshError:
+            self._recover()
+            raise
+
+    def _recover(self) -> None:
+        for cell in list(self._workers.states):
+            if cell.handle is not None:
+                try:
+                    cell.handle = self.executor.recover(cell.handle)
+                except DeviceMeshError:
+                    continue  # the failed step was to make it first, or the mesh is lost: who reads it is told so
+
+    def keep(self, cells: Iterable[Cell]) -> None:
+        """Note what steps replace: what `_recover` takes back after a failure."""
+        self._workers.states.update(cells)
 
     def flush(self) -> None:
         """Run what was recorded eagerly on this mesh and not run yet."""

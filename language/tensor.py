@@ -183,7 +183,7 @@ class DistributedTensor(torch.Tensor):
         handle, mesh = self._value()
         type_ = handle.type
         ranks = _holders(type_, mesh)
-        shards = mesh.executor.shards(handle, ranks)
+        shards = mesh.fetch(lambda executor: executor.shards(handle, ranks))
         if len(ranks) == 1:
             return shards[0]
         filled = dict(zip(ranks, shards, strict=True))
@@ -200,7 +200,7 @@ class DistributedTensor(torch.Tensor):
         for name, position in at.items():
             if not 0 <= position < mesh.size(name):
                 raise MonarchError(f"no worker at {name}={position}: '{name}' has size {mesh.size(name)}")
-        return mesh.executor.shards(handle, [mesh.spec.rank(at)])[0]
+        return mesh.fetch(lambda executor: executor.shards(handle, [mesh.spec.rank(at)]))[0]
 
     def _value(self) -> tuple[Handle, Mesh]:
         from monarch.language.recording import current_program
@@ -224,7 +224,7 @@ class DistributedTensor(torch.Tensor):
     def wait(self) -> DistributedTensor:
         """Wait until the workers have computed it, and raise what went wrong there."""
         handle, mesh = self._value()
-        mesh.executor.wait(handle)
+        mesh.fetch(lambda executor: executor.wait(handle))
         return self
 
     def item(self) -> Any:

@@ -83,6 +83,7 @@ class Variant:
         self._assigned = [(g.leaf, g.after) for g in trace.gradients if g.after is not g.before]
         self._identities = trace.identities
         self._fresh = True
+        self.mesh.keep(cell for _, cell in trace.states)
         trace.release()
 
     @staticmethod

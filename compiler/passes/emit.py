@@ -29,6 +29,9 @@ IN_PLACE = (
 ROW_MAJOR = {aten.view.default: "aten.reshape.default", aten._unsafe_view.default: "aten.reshape.default"}
 """A collective's result is contiguous where the traced value may not have been, so views must be able to copy."""
 
+OVERLAPPING = {aten.expand, aten.as_strided, aten.unfold}
+"""Views in which one element may stand at several places."""
+
 MAY_ALIAS = {ops.shard, ops.first_only, aten.reshape.default, aten.contiguous.default}
 
 
@@ -59,15 +62,17 @@ class _Emitter:
             self.slots[node] = i
         last = self.last_uses(calls)
         replaced = graph.states.keys() & graph.updates.keys()
+        free: dict[int, list[int]] = {}
+        for value, at in last.items():
+            free.setdefault(at, []).append(self.slots[value])
         instructions: list[Instruction] = []
         committed = False
         for i, node in enumerate(calls):
-            in_place = self.in_place(node, i, last, replaced)
-            if in_place and not committed and self.roots[args_of(node)[0]].op == "placeholder":
+            written = self.written(node, i, last, replaced)
+            if written is not None and written.op == "placeholder" and not committed:
                 instructions.append(Instruction("commit", (), {}, -1))
                 committed = True
-            free = tuple(sorted(self.slots[value] for value, at in last.items() if at == i))
-            instructions.append(self.instruction(node, in_place, free))
+            instructions.append(self.instruction(node, written is not None, tuple(sorted(free.get(i, ())))))
         inputs = [p for p in graph.placeholders if p.meta["kind"] != "constant"]
         plan = Plan(
             name=graph.name,
@@ -91,7 +96,7 @@ class _Emitter:
         for node in self.graph.fx.nodes:
             self.roots[node] = self.roots[viewed] if (viewed := _viewed(node)) is not None else node
             packet = getattr(node.target, "overloadpacket", None)
-            if packet is aten.expand or (viewed is not None and viewed in self.overlapping):
+            if packet in OVERLAPPING or (viewed is not None and viewed in self.overlapping):
                 self.overlapping.add(node)
 
     def copy_shared_results(self) -> None:
@@ -129,29 +134,32 @@ class _Emitter:
                 last.pop(result, None)
         return last
 
-    def in_place(self, node: fx.Node, i: int, last: dict[fx.Node, int], replaced: set[str]) -> bool:
-        """Whether the op may write its result over its first operand: the same type, and nobody reads that again."""
+    def written(self, node: fx.Node, i: int, last: dict[fx.Node, int], replaced: set[str]) -> fx.Node | None:
+        """The node whose buffer the op may write its result over, that of its first operand; None where it may not.
+
+        It may where the type is the same and nobody reads the buffer again, also not through a view.
+        """
         packet = getattr(node.target, "overloadpacket", None)
         if packet is None or packet.__name__ not in IN_PLACE or _inplace_overload(node.target) is None:
-            return False
+            return None
         target = args_of(node)[0]
         if not isinstance(target, fx.Node) or target in self.overlapping:
-            return False
+            return None
         a, b = tensor_type(target), tensor_type(node)
         if a.dtype != b.dtype or self.graph.local_shape(a) != self.graph.local_shape(b):
-            return False
+            return None
         root = self.roots[target]
         if root.op == "placeholder" and not (root.meta["kind"] == "state" and root.meta["label"] in replaced):
-            return False
+            return None
         sharing = self.members[root]
         if any(value not in last or last[value] > i for value in sharing):
-            return False
+            return None
         if any(operand is not target and self.roots[operand] is root for operand in node.all_input_nodes):
-            return False
+            return None
         for value in sharing:
             self.roots[value] = node  # from here on the buffer is this op's result
         self.members[node] += self.members.pop(root)
-        return True
+        return root
 
     # -- writing it down --------------------------------------------------------------------------------------------
 

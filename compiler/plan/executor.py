@@ -45,6 +45,11 @@ class Executor(Protocol):
         """Wait until every worker has finished the step that makes the value; raise what went wrong there."""
         ...
 
+    def recover(self, handle: Handle) -> Handle:
+        """For a state that a failed step was to make: its newest value that there is, which is that of the last step
+        that committed; `handle` itself where nothing failed. Raises DeviceMeshError where nothing is left."""
+        ...
+
     def close(self) -> None:
         """Stop the workers and give back everything they held. Idempotent."""
         ...

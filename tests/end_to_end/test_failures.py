@@ -1,0 +1,83 @@
+"""A step that fails on the workers: who, where and why, and state as the last finished step left it."""
+
+from __future__ import annotations
+
+import copy
+import os
+import signal
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import monarch
+from monarch.compiler.errors import DeviceMeshError
+from monarch.distributed import Mesh
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(16, 8), nn.Linear(8, 16)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.head(self.embedding(tokens))
+
+
+def test_a_failed_step_names_the_line_and_the_worker_and_leaves_state_as_it_was() -> None:
+    torch.manual_seed(0)
+    dense = Model()
+    model = copy.deepcopy(dense)
+    plain = torch.optim.AdamW(dense.parameters(), lr=0.1)
+    with Mesh(data=2) as mesh:
+        model = monarch.module_to_mesh(model, mesh, layouts=_replicated(model))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+
+        @monarch.program
+        def step(tokens: "i64[4@data]", targets: "i64[4@data]"):
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(tokens), targets)
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        def reference(tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+            plain.zero_grad()
+            loss = F.cross_entropy(dense(tokens), targets)
+            loss.backward()
+            plain.step()
+            return loss.detach()
+
+        good = torch.tensor([1, 2, 3, 4])
+        for _ in range(4):
+            torch.testing.assert_close(step(good, good).full_tensor(), reference(good, good))
+        failed = step(torch.tensor([1, 2, 3, 99]), good)  # there is no row 99; only worker data=1 is asked for it
+        after = step(good, good)  # sent before anybody knows
+        with pytest.raises(DeviceMeshError) as caught:
+            failed.item()
+        text = str(caught.value)
+        assert "test_failures.py" in text
+        assert "data=1" in text
+        assert "index out of range" in text
+        assert "aten.embedding" in text
+        with pytest.raises(DeviceMeshError):
+            after.item()
+        for p, expected in zip(model.parameters(), dense.parameters(), strict=True):
+            torch.testing.assert_close(p.full_tensor(), expected.detach())
+        for _ in range(3):
+            torch.testing.assert_close(step(good, good).full_tensor(), reference(good, good))
+
+
+def test_a_killed_worker_is_named_and_nothing_hangs() -> None:
+    with Mesh(data=2) as mesh:
+        x = monarch.distribute(torch.ones(4), mesh, ["data"])
+        assert (x + 1).sum().item() == 8
+        pids = mesh.executor.worker_pids()  # type: ignore[attr-defined]
+        os.kill(pids[1], signal.SIGKILL)
+        with pytest.raises(DeviceMeshError, match="data=1.*SIGKILL"):
+            (x + 2).sum().item()
+
+
+def _replicated(model: nn.Module) -> dict[str, list[None]]:
+    return {name: [None] * p.ndim for name, p in model.named_parameters()}
