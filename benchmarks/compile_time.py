@@ -68,19 +68,24 @@ def training_step(mesh: Mesh, layers: int, width: int) -> tuple[Any, Callable[[]
     return train_step, arguments
 
 
-def compile_time(layers: int, dims: dict[str, int]) -> CompileTime:
-    """Trace, partition and plan the GPT's training step for an abstract mesh, once: as a user waits for it."""
-    mesh = Mesh.abstract(**dims)
-    train_step, arguments = training_step(mesh, layers, width=256)
-    tokens, targets = arguments()
-    start = time.perf_counter()
-    graph = train_step.trace(tokens, targets).graph
-    trace = time.perf_counter() - start
-    start = time.perf_counter()
-    plan = compile_graph(graph)
-    whole = time.perf_counter() - start
-    emit = plan.costs["seconds"]["emit-plan"]
-    return CompileTime(layers, mesh.size(), sum(1 for _ in graph.calls), trace, whole - emit, emit)
+def compile_time(layers: int, dims: dict[str, int], repetitions: int = 3) -> CompileTime:
+    """Trace, partition and plan the GPT's training step for an abstract mesh (medians). The model is made anew each time,
+    so that nothing is known of it before."""
+    traces, partitions, plans = [], [], []
+    for _ in range(repetitions):
+        mesh = Mesh.abstract(**dims)
+        train_step, arguments = training_step(mesh, layers, width=256)
+        tokens, targets = arguments()
+        start = time.perf_counter()
+        graph = train_step.trace(tokens, targets).graph
+        traces.append(time.perf_counter() - start)
+        start = time.perf_counter()
+        plan = compile_graph(graph)
+        whole = time.perf_counter() - start
+        plans.append(plan.costs["seconds"]["emit-plan"])
+        partitions.append(whole - plans[-1])
+    medians = (statistics.median(seconds) for seconds in (traces, partitions, plans))
+    return CompileTime(layers, mesh.size(), sum(1 for _ in graph.calls), *medians)
 
 
 def step_time(layers: int, steps: int = 30) -> StepTime:
