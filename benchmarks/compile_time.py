@@ -69,8 +69,8 @@ def training_step(mesh: Mesh, layers: int, width: int) -> tuple[Any, Callable[[]
 
 
 def compile_time(layers: int, dims: dict[str, int], repetitions: int = 3) -> CompileTime:
-    """Trace, partition and plan the GPT's training step for an abstract mesh (medians). The model is made anew each time,
-    so that nothing is known of it before."""
+    """Trace, partition and plan the GPT's training step for an abstract mesh (medians). The model is new each time, so
+    nothing is known of it before."""
     traces, partitions, plans = [], [], []
     for _ in range(repetitions):
         mesh = Mesh.abstract(**dims)
