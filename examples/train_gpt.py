@@ -197,6 +197,8 @@ def main() -> None:
     parser.add_argument("--sample", type=int, default=400, help="how many bytes of text to generate")
     parser.add_argument("--plan", type=Path, default=Path("out/train_step.mplan"), help="where to save the plan")
     options = parser.parse_args()
+    if options.steps < 1:
+        parser.error(f"--steps is {options.steps}, and must be at least 1")
 
     text = corpus()
     ours, trained, plan = train_on_mesh(options, text)
