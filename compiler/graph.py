@@ -109,6 +109,11 @@ class Graph:
             for size, names in zip(type.shape, type.layout.shards, strict=True)
         )
 
+    def type_so_far(self, node: Node) -> TensorType:
+        """A value's type over the mesh dims partitioned so far. An input's own type speaks of all of them."""
+        type_ = tensor_type(node)
+        return type_.with_layout(type_.layout.only(self.partitioned))
+
     def empty_like(self) -> Graph:
         """A graph with the same name, mesh and constants and no nodes: what a pass fills."""
         return Graph(self.name, self.mesh, FxGraph(), self.partitioned, dict(self.constants))

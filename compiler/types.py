@@ -13,7 +13,7 @@ A `Layout` has one placement for each mesh dim; a `TensorType` is dtype, global 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import product
@@ -174,6 +174,14 @@ class Layout:
                 )
             shards[placement] += (mesh_dim,)
         return Layout(tuple(shards), partial, varying)
+
+    def only(self, mesh_dims: Collection[str]) -> Layout:
+        """This layout over some of the mesh dims, whole over the others."""
+        layout = self
+        for name in self.mesh_dims:
+            if name not in mesh_dims:
+                layout = layout.place(name, None)
+        return layout
 
     @property
     def is_replicated(self) -> bool:

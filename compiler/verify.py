@@ -211,7 +211,7 @@ class _Verifier(_Check):
         self, node: fx.Node, op: MonarchOp, given: dict[str, Any], at: int, tensor: fx.Node
     ) -> TensorType | None:
         """The type of what a collective makes of its operand number `at`; None where the type leaves it open."""
-        type_: TensorType = tensor.meta["type"]
+        type_ = self.graph.type_so_far(tensor)
         mesh_dims = tuple(given["mesh_dims"])
         if op in (ops.all_reduce, ops.reduce_scatter):
             for dim in mesh_dims:
@@ -240,7 +240,7 @@ class _Verifier(_Check):
         tensor, dim = given["tensor"], given["mesh_dim"]
         if not _is_tensor(tensor):
             self.fail("has to take a tensor", node)
-        type_: TensorType = tensor.meta["type"]
+        type_ = self.graph.type_so_far(tensor)
         if type_.layout.placement(dim) is not None:
             self.fail(f"takes %{tensor.name}, which is {type_} and so not whole on '{dim}'", node)
         expected = self.placed(node, type_, dim, given["dim"] if node.target is ops.shard else "sum")

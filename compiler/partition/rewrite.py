@@ -119,7 +119,7 @@ class _Rewrite:
     def reshard(self, copy: fx.Node, source: Placement, target: Placement, value: fx.Node, user: fx.Node) -> fx.Node:
         """Append the op that brings `copy` from `source` to `target`; `value` and `user` are whom it is for."""
         dim = self.options.mesh_dim
-        type_: TensorType = copy.meta["type"].place(dim, target)
+        type_ = self.new.type_so_far(copy).place(dim, target)
         cause: Source | None = user.meta.get("source") or value.meta.get("source")
         why = f"{_describe(value)} is {_words(source, dim)}; {_describe(user)} takes it {_words(target, dim)}"
         if user is value:

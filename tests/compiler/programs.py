@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from hypothesis import strategies as st
 from torch import fx
 
+from monarch.compiler import ops
 from monarch.compiler.graph import Graph
 from monarch.compiler.types import Layout, MeshSpec, TensorType
 
@@ -44,8 +46,19 @@ class Program:
         nodes = {id(tensor): node for node, tensor in self.made}
         result = op(*args, **kwargs)
         at = fx.node.map_aggregate(args, lambda x: nodes[id(x)] if isinstance(x, torch.Tensor) else x)
-        node = self.graph.call(op, *at, type=TensorType(result.dtype, tuple(result.shape)), **kwargs)
-        self.made.append((node, result))
+        several = [result] if isinstance(result, torch.Tensor) else list(result)
+        types = tuple(TensorType(each.dtype, tuple(each.shape)) for each in several)
+        node = self.graph.call(op, *at, type=types[0] if several[0] is result else types, **kwargs)
+        for i, (each, type_) in enumerate(zip(several, types, strict=True)):
+            one = node if each is result else self.graph.call(operator.getitem, node, i, type=type_)
+            self.made.append((one, each))
+
+    def lay_out(self, value: torch.Tensor, layout: Layout) -> None:
+        """`layout()` on a value."""
+        node = next(node for node, made in self.made if made is value)
+        type_ = TensorType(value.dtype, tuple(value.shape))
+        laid = self.graph.call(ops.constrain, node, str(layout), type=type_)
+        self.made.append((laid, value.clone()))
 
 
 def layouts(shape: tuple[int, ...], mesh: MeshSpec) -> st.SearchStrategy[Layout]:
@@ -104,11 +117,15 @@ def _step(draw: st.DrawFn, program: Program) -> None:
     same = [y for _, y in program.made if y.shape == x.shape]
     matrices = [y for _, y in program.made if y.ndim == 2 and x.ndim == 2 and y.shape[0] == x.shape[1]]
     choices = ["neg", "relu", "mul_scalar"]
-    choices += ["view", "sum"] if x.ndim else []
+    choices += ["view", "sum", "mean", "slice", "select", "unsqueeze", "layout", "layout"] if x.ndim else []
     choices += ["add", "mul"] if same else []
     choices += ["cat"] if same and x.ndim else []
     choices += ["mm"] * 3 if matrices else []
-    choices += ["permute", "softmax", "amax"] if x.ndim > 1 else []
+    choices += ["permute", "softmax", "amax", "layer_norm", "cumsum"] if x.ndim > 1 else []
+    tables = [y for _, y in program.made if y.ndim == 2]
+    choices += ["embedding"] if tables and x.numel() <= 64 else []
+    choices += ["bmm"] if x.ndim == 3 else []
+    choices += ["where"] if same else []
     if x.numel() > 2048 or x.abs().max() > 1e6:
         choices = ["sum", "sign"] if x.ndim else ["sign"]
     match draw(st.sampled_from(choices)):
@@ -132,6 +149,37 @@ def _step(draw: st.DrawFn, program: Program) -> None:
             program.apply(aten.permute.default, x, draw(st.permutations(range(x.ndim))))
         case "amax":
             program.apply(aten.amax.default, x, [draw(st.integers(0, x.ndim - 1))], draw(st.booleans()))
+        case "where":
+            program.apply(aten.gt.Scalar, x, 0)
+            condition = program.made[-1]
+            program.apply(aten.where.self, condition[1], x, draw(st.sampled_from(same)))
+            del program.made[-2]  # later ops are for numbers
+        case "mean":
+            program.apply(aten.mean.dim, x, [draw(st.integers(0, x.ndim - 1))], draw(st.booleans()))
+        case "slice":
+            dim = draw(st.integers(0, x.ndim - 1))
+            program.apply(aten.slice.Tensor, x, dim, 0, draw(st.integers(1, x.shape[dim])))
+        case "select":
+            dim = draw(st.integers(0, x.ndim - 1))
+            program.apply(aten.select.int, x, dim, draw(st.integers(0, x.shape[dim] - 1)))
+        case "unsqueeze":
+            program.apply(aten.unsqueeze.default, x, draw(st.integers(0, x.ndim)))
+        case "layout":
+            program.lay_out(x, draw(layouts(tuple(x.shape), program.graph.mesh)))
+        case "cumsum":
+            program.apply(aten.cumsum.default, x, draw(st.integers(0, x.ndim - 1)))
+        case "layer_norm":
+            program.apply(aten.native_layer_norm.default, x, [x.shape[-1]], None, None, 1e-5)
+        case "bmm":
+            program.apply(aten.permute.default, x, [0, 2, 1])
+            program.apply(aten.bmm.default, x, program.made[-1][1])
+        case "embedding":
+            table = draw(st.sampled_from(tables))
+            program.apply(aten.remainder.Scalar, x, table.shape[0])
+            program.apply(aten.nan_to_num.default, program.made[-1][1], 0.0, 0.0, 0.0)
+            program.apply(aten._to_copy.default, program.made[-1][1], dtype=torch.int64)
+            program.apply(aten.embedding.default, table, program.made[-1][1])
+            del program.made[-2]  # later ops are for floats
         case "softmax":
             program.apply(aten._softmax.default, x, draw(st.integers(0, x.ndim - 1)), False)
         case "sum":

@@ -11,7 +11,7 @@ from monarch.compiler.types import VARYING
 from tests.compiler.programs import Program, programs
 
 
-@settings(max_examples=150)
+@settings(max_examples=300)
 @given(programs())
 def test_partitioned_programs_give_the_dense_results(program: Program) -> None:
     partitioned = partition_graph(program.graph)
