@@ -9,6 +9,7 @@ from torch import fx
 
 from monarch.compiler import ops
 from monarch.compiler.graph import Graph, args_of
+from monarch.compiler.partition.cost import VIEWS
 from monarch.compiler.types import TensorType
 
 
@@ -45,8 +46,6 @@ def _nbytes(graph: Graph, type_: object) -> int:
 
 
 def _peak_bytes(graph: Graph) -> int:
-    from monarch.compiler.partition.cost import VIEWS
-
     nodes = list(graph.fx.nodes)
     last: dict[fx.Node, int] = {}
     for i, node in enumerate(nodes):

@@ -24,11 +24,10 @@ from collections.abc import Callable, Sequence
 from monarch.runtime import futex
 
 STEP_BITS = 24
-EVENT_LIMIT = 1 << STEP_BITS
 
 # One cache line a worker; offsets in 8-byte words.
 LINE = 8
-PROGRESS, PROGRESS_HINT, DONE, DONE_HINT, REPORTS, VALUES = range(6)
+PROGRESS, PROGRESS_HINT, DONE, DONE_HINT, REPORTS = range(5)
 
 # The mesh's own line comes first: the ring's head, its hint, and 1 + the rank of a worker that died.
 HEAD, HEAD_HINT, DEAD = range(3)

@@ -27,7 +27,7 @@ more."""
 
 @dataclass
 class Choice:
-    """What was chosen for one mesh dim: an alternative for every op, and the cost that the solver saw."""
+    """What was chosen for one mesh dim: an alternative for every op; `exact` says whether no cheaper choice exists."""
 
     alternatives: dict[fx.Node, Alternative]
     exact: bool
@@ -35,7 +35,7 @@ class Choice:
 
 def choose(options: Options) -> Choice:
     """The cheapest combination of alternatives. See Options for which there are, `cost` for what they cost."""
-    graph, k = options.graph, options.size
+    graph = options.graph
     network = CostNetwork()
     variables: dict[fx.Node, int] = {}
     alternatives: dict[fx.Node, list[Alternative]] = {}
@@ -56,15 +56,14 @@ def choose(options: Options) -> Choice:
         variables[node] = network.variable(own)
     for node in graph.calls:
         for producer in dict.fromkeys(options.operands[node]):
-            at = [i for i, operand in enumerate(options.operands[node]) if operand is producer]
-            wants = [tuple(dict.fromkeys(a.strategy.operands[i] for i in at)) for a in alternatives[node]]
             if producer.op == "placeholder":
                 continue  # its placement is the user's: `_own_costs` has counted it
+            at = [i for i, operand in enumerate(options.operands[node]) if operand is producer]
+            wants = [tuple(dict.fromkeys(a.strategy.operands[i] for i in at)) for a in alternatives[node]]
             costs = _edge(options, node, producer, alternatives[producer], wants)
             network.pair(variables[producer], variables[node], costs)
     picked = network.solve()
     chosen = {node: alternatives[node][picked[variable]] for node, variable in variables.items()}
-    assert k > 1
     return Choice(chosen, network.exact)
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 
 from torch import fx
 
-from monarch.compiler import ops
+from monarch.compiler import knobs, ops
 from monarch.compiler.errors import LayoutError
 from monarch.compiler.graph import Graph, args_of
 from monarch.compiler.partition.choose import choose
+from monarch.compiler.partition.cost import VIEWS
 from monarch.compiler.partition.options import find_options
 from monarch.compiler.partition.rewrite import rewrite
 from monarch.compiler.passes.base import Pass
@@ -43,7 +45,10 @@ class PartitionByMesh(Pass):
                 drop_constraints(graph)
             return graph
         options = find_options(graph, self.mesh_dim)
-        return rewrite(options, choose(options))
+        choice = choose(options)
+        if not choice.exact and "passes" in knobs.log_topics():
+            print(f"monarch: {self.name}: too many alternatives for an exact choice: near the best", file=sys.stderr)
+        return rewrite(options, choice)
 
 
 def drop_constraints(graph: Graph) -> None:
@@ -62,20 +67,14 @@ def split_state_views(graph: Graph) -> None:
         later = [user for user in node.users if user.meta.get("backward")]
         if not later or len(later) == len(node.users):
             continue
-        with graph.fx.inserting_before(min(later, key=_order(graph).__getitem__)):
+        with graph.fx.inserting_before(min(later)):
             copy = graph.fx.node_copy(node)
         copy.meta["backward"] = True
         for user in later:
             user.replace_input_with(node, copy)
 
 
-def _order(graph: Graph) -> dict[fx.Node, int]:
-    return {node: i for i, node in enumerate(graph.fx.nodes)}
-
-
 def _views_state(node: fx.Node) -> bool:
-    from monarch.compiler.partition.cost import VIEWS
-
     while node.op == "call_function" and getattr(node.target, "overloadpacket", None) in VIEWS:
         node = args_of(node)[0]
     return node.op == "placeholder" and node.meta["kind"] == "state"
