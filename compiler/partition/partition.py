@@ -41,9 +41,13 @@ class PartitionByMesh(Pass):
         split_state_views(graph)
         if graph.mesh.sizes[self.mesh_dim] == 1:
             graph.partitioned = (*graph.partitioned, self.mesh_dim)
-            if len(graph.partitioned) == len(graph.mesh.dims):
-                drop_constraints(graph)
-            return graph
+        else:
+            graph = self.partition(graph)
+        if len(graph.partitioned) == len(graph.mesh.dims):
+            drop_constraints(graph)
+        return graph
+
+    def partition(self, graph: Graph) -> Graph:
         options = find_options(graph, self.mesh_dim)
         choice = choose(options)
         if not choice.exact and "passes" in knobs.log_topics():
@@ -52,7 +56,7 @@ class PartitionByMesh(Pass):
 
 
 def drop_constraints(graph: Graph) -> None:
-    """Take out what `layout()` left: every dim lies as it says. Rewriting over the last dim does so where it splits."""
+    """Take out what `layout()` left, once every dim lies as it says."""
     for node in list(graph.calls):
         if node.target is ops.constrain:
             node.replace_all_uses_with(args_of(node)[0])

@@ -61,9 +61,6 @@ class _Rewrite:
                 self.deliver(operand, placement, node)
                 for operand, placement in zip(operands, strategy.operands, strict=True)
             ]
-            if node.target is ops.constrain and len(self.new.partitioned) == len(self.new.mesh.dims):
-                self.at[node] = {(strategy.results[0], ""): delivered[0]}  # every dim lies as the user said
-                return
             types = self.placed(type_, strategy)
             target, args, kwargs = self.localized(node, delivered, types, strategy)
             copy = self.copy(node, target, args, kwargs, types)

@@ -34,12 +34,12 @@ class ValueSpec:
 
 @dataclass(frozen=True)
 class Instruction:
-    """One call: `outs = op(*args, **kwargs)`, then the slots in `free` are cleared.
+    """One call: `out = op(*args, **kwargs)`, then the slots in `free` are cleared.
 
     `op` is an ATen overload ("aten.mm.default"), "getitem", or an op of `monarch.compiler.ops` by name. Arguments
-    are Slots, numbers, bools, strings, None, dtypes, and (nested) lists of these. `outs` has one slot; a
-    multi-output op leaves a tuple or list there, which "getitem" takes apart. `source` is an index into
-    `Plan.sources`, or -1.
+    are Slots, numbers, bools, strings, None, dtypes (and torch's other such enums), and (nested) lists of these.
+    `out` is a slot; a multi-output op leaves a tuple or list there, which "getitem" takes apart, and "commit", which
+    makes nothing, has -1. `source` is an index into `Plan.sources`, or -1.
     """
 
     op: str

@@ -124,10 +124,10 @@ def test_a_convolution_network_has_the_batch_statistics_of_the_whole_batch(mesh:
     assert moved.keys() == {"all_reduce"}
 
 
-def test_the_time_to_partition_does_not_depend_on_the_size_of_the_mesh() -> None:
-    """The graphs for 4 and for 4,096 workers have the same ops; only sizes differ."""
+def test_a_graph_is_as_long_for_many_workers_as_for_few() -> None:
+    """The graphs for 4 and for 32 workers have the same ops; only sizes differ."""
     texts = []
-    for data, model in ((2, 2), (4, 4)):
+    for data, model in ((2, 2), (8, 4)):
         step = gpt_step(MeshSpec.of(data=data, model=model), megatron)
         texts.append([str(node.target) for node in partition_graph(step.graph).calls])
     assert texts[0] == texts[1]

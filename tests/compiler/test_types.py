@@ -243,3 +243,11 @@ def test_dtypes_that_cannot_lie_on_a_mesh() -> None:
     assert str(caught.value) == (
         f"tensors of torch.complex64 cannot lie on a mesh yet\n  dtypes are {', '.join(DTYPES)}."
     )
+
+
+def test_a_layout_over_some_mesh_dims_is_whole_over_the_others() -> None:
+    layout = Layout((("b", "c"), ("a",)), partial=(("d", "sum"),), varying=("e",))
+    assert layout.only(["c", "a"]) == Layout((("c",), ("a",)))
+    assert layout.only(["b", "d"]) == Layout((("b",), ()), partial=(("d", "sum"),))
+    assert layout.only([]).is_replicated
+    assert layout.only(layout.mesh_dims) == layout
