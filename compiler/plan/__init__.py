@@ -8,13 +8,16 @@ from monarch.compiler.knobs import log_topics
 from monarch.compiler.ops import OPS
 from monarch.compiler.plan.executor import Executor, Handle, executor_for, set_executor_factory
 from monarch.compiler.plan.plan import Instruction, Plan, Slot, ValueSpec
+from monarch.compiler.plan.report import Alternative, Decision, Report, Value
 from monarch.compiler.types import DTYPE_NAMES, DTYPES, REDUCTIONS, Layout, MeshSpec, TensorType
 
 __all__ = [
+    "Alternative",
     "DTYPES",
     "DTYPE_NAMES",
     "OPS",
     "REDUCTIONS",
+    "Decision",
     "DeviceMeshError",
     "Executor",
     "Handle",
@@ -25,9 +28,11 @@ __all__ = [
     "MonarchError",
     "Plan",
     "PlanError",
+    "Report",
     "Slot",
     "Source",
     "TensorType",
+    "Value",
     "ValueSpec",
     "executor_for",
     "log_topics",

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from monarch.compiler.errors import Source
+from monarch.compiler.plan.report import Report
 from monarch.compiler.types import MeshSpec, TensorType
 
 
@@ -58,7 +59,10 @@ class Plan:
     `outputs`  the program's returns in order, then every state that the step changes or makes
     `donated`  for each input, whether the step may overwrite or free its buffer (a state that it replaces). A worker
                overwrites donated buffers only after a "commit" instruction.
+    `target`   what it was compiled for: "cpu", "cuda:90", "gfx942"
     `graph`    the partitioned graph's text, for people
+    `traced`   the traced graph's text, with global types: the passes can be run on it again
+    `report`   what the compiler knows of each value, for the inspector; None for plans compiled only to be run
     `costs`    what the compiler reckoned: collectives and bytes by mesh dim, peak bytes, seconds by pass
     `hash`     of everything that a worker runs, hex; workers hold plans by it
     """
@@ -73,7 +77,10 @@ class Plan:
     constants: dict[str, torch.Tensor] = field(default_factory=dict)
     constant_slots: dict[str, int] = field(default_factory=dict)
     sources: tuple[Source, ...] = ()
+    target: str = "cpu"
     graph: str = ""
+    traced: str = ""
+    report: Report | None = None
     costs: dict[str, Any] = field(default_factory=dict)
     hash: str = ""
 

@@ -1,0 +1,105 @@
+"""What the compiler knows of a plan beyond what a worker runs: the inspector's source.
+
+A report has one Value for every input and every op of the partitioned graph, in the order in which a worker meets them,
+so that a value's number is its place in the schedule. Bytes and seconds are those of one worker (all workers run the
+same program on blocks of the same size).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from monarch.compiler.types import TensorType
+
+PHASES = ("forward", "backward", "update")
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """One way to run an op on one mesh dim.
+
+    `text`   where operands and results lie on the mesh dim: `[@data, -], [-, -] -> [@data, -]`, and ` then [-, -]` where
+             the result is resharded at once for all of its users
+    `extra`  how much dearer the best whole program is in which the op runs so, in bytes sent by a worker (compute and
+             memory are counted in the same unit, see `partition/cost.py`); 0 for the one that was chosen
+    """
+
+    text: str
+    extra: float
+
+
+@dataclass(frozen=True)
+class Decision:
+    """How a value came to lie on one mesh dim.
+
+    `rule`          the op's sharding rule, `m k, k n -> m n`; "" where the value is the user's (inputs, state, layout())
+    `factor`        the factor of the rule that was sharded; "" for none
+    `why`           one sentence: what decided
+    `causes`        the values that led to it, by number: the operands that lay so already; () where the user said it
+    `alternatives`  the chosen one first, then the others, cheapest first
+    `exact`         whether the choice is known to be the cheapest for the whole graph
+    """
+
+    mesh_dim: str
+    rule: str
+    factor: str
+    why: str
+    causes: tuple[int, ...] = ()
+    alternatives: tuple[Alternative, ...] = ()
+    exact: bool = True
+
+
+@dataclass(frozen=True)
+class Value:
+    """An input or an op.
+
+    `name`         as the graph's text has it, without the percent sign
+    `op`           "input", "state", "constant", "scalar" or "seed"; for ops as the graph's text has it: "aten.mm"
+    `call`         the right side of its line in the graph's text: `aten.mm(%x, %w)`, `state "fc.weight"`
+    `reads`        the values that it reads, by number, in order, each once
+    `types`        the global type of each result (None for an output that the call does not make)
+    `instruction`  its place among the plan's instructions; -1 for inputs
+    `source`       the user's line, an index into `Plan.sources`; -1 for none
+    `module`       the path of the module whose forward (or its backward) computed it: "blocks.0.attn"; for a state the
+                   path of the module that holds it; for an optimizer's ops that of the state that they make. "" for none
+    `phase`        one of PHASES
+    `traced`       the value of the traced graph that it stems from; "" where the compiler made it
+    `why`          for a collective, and what else the compiler added: why it is there
+    `decisions`    one for each mesh dim, in nesting order; () for what the compiler added
+    `mesh_dims`    for a collective, the mesh dims that it runs over
+    `sent`         for a collective, the bytes that a worker puts in (for all_gather: gets out)
+    `flops`        floating-point operations of a worker
+    `moved`        bytes that a worker reads and writes in its own memory
+    `allocates`    bytes of memory that a worker takes for the results; 0 for views and in-place updates
+    `frees`        bytes of memory that a worker gives back behind it
+    `seconds`      the estimate for the plan's target
+    """
+
+    name: str
+    op: str
+    call: str
+    reads: tuple[int, ...]
+    types: tuple[TensorType | None, ...]
+    instruction: int = -1
+    source: int = -1
+    module: str = ""
+    phase: str = "forward"
+    traced: str = ""
+    why: str = ""
+    decisions: tuple[Decision, ...] = ()
+    mesh_dims: tuple[str, ...] = ()
+    sent: int = 0
+    flops: float = 0.0
+    moved: int = 0
+    allocates: int = 0
+    frees: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Report:
+    """`values` in the order of the schedule; `lines` the text of the user's lines, as `Plan.sources` numbers them ("" for
+    one that could not be read when the plan was made)."""
+
+    values: tuple[Value, ...]
+    lines: tuple[str, ...]
