@@ -18,8 +18,8 @@ PHASES = ("forward", "backward", "update")
 class Alternative:
     """One way to run an op on one mesh dim.
 
-    `text`   where operands and results lie on the mesh dim: `[@data, -], [-, -] -> [@data, -]`, and ` then [-, -]` where
-             the result is resharded at once for all of its users
+    `text`   where operands and results lie on the mesh dim: `[@data, -], [-, -] -> [@data, -]`, and ` then [-, -]`
+             where the result is resharded at once for all of its users
     `extra`  how much dearer the best whole program is in which the op runs so, in bytes sent by a worker (compute and
              memory are counted in the same unit, see `partition/cost.py`); 0 for the one that was chosen
     """
@@ -32,7 +32,7 @@ class Alternative:
 class Decision:
     """How a value came to lie on one mesh dim.
 
-    `rule`          the op's sharding rule, `m k, k n -> m n`; "" where the value is the user's (inputs, state, layout())
+    `rule`          the op's sharding rule, `m k, k n -> m n`; "" where the user said it (inputs, state, layout())
     `factor`        the factor of the rule that was sharded; "" for none
     `why`           one sentence: what decided
     `causes`        the values that led to it, by number: the operands that lay so already; () where the user said it
@@ -60,8 +60,9 @@ class Value:
     `types`        the global type of each result (None for an output that the call does not make)
     `instruction`  its place among the plan's instructions; -1 for inputs
     `source`       the user's line, an index into `Plan.sources`; -1 for none
-    `module`       the path of the module whose forward (or its backward) computed it: "blocks.0.attn"; for a state the
-                   path of the module that holds it; for an optimizer's ops that of the state that they make. "" for none
+    `module`       the path of the module whose forward (or its backward) computed it: "blocks.0.attn"; for a state
+                   that of the module that holds it, and for an optimizer's ops that of the state that they make; "" for
+                   none
     `phase`        one of PHASES
     `traced`       the value of the traced graph that it stems from; "" where the compiler made it
     `why`          for a collective, and what else the compiler added: why it is there
@@ -98,8 +99,8 @@ class Value:
 
 @dataclass(frozen=True)
 class Report:
-    """`values` in the order of the schedule; `lines` the text of the user's lines, as `Plan.sources` numbers them ("" for
-    one that could not be read when the plan was made)."""
+    """`values` in the order of the schedule; `lines` the text of the user's lines, as `Plan.sources` numbers them (""
+    for one that could not be read when the plan was made)."""
 
     values: tuple[Value, ...]
     lines: tuple[str, ...]
