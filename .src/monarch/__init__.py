@@ -15,7 +15,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from monarch.compiler.plan import Executor, set_executor_factory
+from monarch.compiler.executors import set_executor_factory
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import Partial, Replicate, Shard
@@ -104,10 +104,9 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
 
 
-def _start_local(mesh: MeshSpec) -> Executor:
-    """Start workers on this host. `language` asks for them through the Protocol, and knows no runtime."""
-    executor: Executor = importlib.import_module("monarch.runtime").start_local(mesh)
-    return executor
+def _start_local(mesh: MeshSpec) -> Any:
+    """Start workers on this host: an Executor. `language` asks for them through the Protocol, and knows no runtime."""
+    return importlib.import_module("monarch.runtime").start_local(mesh)
 
 
 set_executor_factory(_start_local)

@@ -4,9 +4,10 @@ The runtime may import this package and nothing else of the compiler, so what it
 """
 
 from monarch.compiler.errors import DeviceMeshError, LayoutError, MonarchError, PlanError, Source
+from monarch.compiler.executors import executor_for, executors_by, set_executor_factory
 from monarch.compiler.knobs import log_topics
 from monarch.compiler.ops import OPS
-from monarch.compiler.plan.executor import Executor, Handle, executor_for, set_executor_factory
+from monarch.compiler.plan.executor import Executor, Handle
 from monarch.compiler.plan.plan import Instruction, Plan, Slot, ValueSpec
 from monarch.compiler.plan.report import Alternative, Decision, Report, Value
 from monarch.compiler.types import DTYPE_NAMES, DTYPES, REDUCTIONS, Layout, MeshSpec, TensorType
@@ -35,6 +36,7 @@ __all__ = [
     "Value",
     "ValueSpec",
     "executor_for",
+    "executors_by",
     "log_topics",
     "set_executor_factory",
 ]

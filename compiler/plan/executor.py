@@ -3,7 +3,7 @@ other."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -53,19 +53,3 @@ class Executor(Protocol):
     def close(self) -> None:
         """Stop the workers and give back everything they held. Idempotent."""
         ...
-
-
-_factory: Callable[[MeshSpec], Executor] | None = None
-
-
-def set_executor_factory(factory: Callable[[MeshSpec], Executor]) -> None:
-    """Say how workers are started; `monarch` itself does so on import."""
-    global _factory
-    _factory = factory
-
-
-def executor_for(mesh: MeshSpec) -> Executor:
-    """Start workers for `mesh`."""
-    if _factory is None:
-        raise RuntimeError("no runtime: import monarch first")
-    return _factory(mesh)

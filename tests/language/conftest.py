@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from monarch.compiler.plan import executor, set_executor_factory
+from monarch.compiler.plan import executors_by
 from monarch.language import Mesh
 from monarch.language.compile import compiling_with
 from tests.language.dense import DenseExecutor, compile_dense
@@ -13,9 +13,5 @@ from tests.language.dense import DenseExecutor, compile_dense
 @pytest.fixture
 def mesh() -> Iterator[Mesh]:
     """A mesh whose programs run unpartitioned in this process."""
-    before = executor._factory
-    set_executor_factory(DenseExecutor)
-    with compiling_with(compile_dense), Mesh(data=2, model=2) as made:
+    with executors_by(DenseExecutor), compiling_with(compile_dense), Mesh(data=2, model=2) as made:
         yield made
-    if before is not None:
-        set_executor_factory(before)

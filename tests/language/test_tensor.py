@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from monarch.compiler.errors import LayoutError
-from monarch.compiler.plan import executor as plan_executor
-from monarch.compiler.plan import set_executor_factory
+from monarch.compiler.plan import executors_by
 from monarch.compiler.types import Layout
 from monarch.language import DistributedTensor, Mesh, distribute, layout, module_to_mesh, program
 from monarch.language.compile import compiling_with
@@ -297,32 +296,26 @@ def _play(
     inside=st.booleans(),
 )
 def test_views_and_writes_are_those_of_plain_tensors(steps: list[tuple[int, int, float]], inside: bool) -> None:
-    before = plan_executor._factory
-    set_executor_factory(DenseExecutor)
-    try:
-        with compiling_with(compile_dense), Mesh(data=2) as mesh:
-            start = torch.arange(24.0).view(4, 6)
-            dense = [start.clone()]
-            _play(dense, steps, lambda t: None)
-            base = distribute(start, mesh)
-            if inside:
+    with executors_by(DenseExecutor), compiling_with(compile_dense), Mesh(data=2) as mesh:
+        start = torch.arange(24.0).view(4, 6)
+        dense = [start.clone()]
+        _play(dense, steps, lambda t: None)
+        base = distribute(start, mesh)
+        if inside:
 
-                @program
-                def run() -> list[torch.Tensor]:
-                    tensors: list[torch.Tensor] = [base]
-                    _play(tensors, steps, lambda t: None)
-                    return tensors
+            @program
+            def run() -> list[torch.Tensor]:
+                tensors: list[torch.Tensor] = [base]
+                _play(tensors, steps, lambda t: None)
+                return tensors
 
-                ours: list[Any] = run()
-                assert torch.equal(base.full_tensor(), dense[0])
-            else:
-                ours = [base]
-                _play(ours, steps, lambda t: t.full_tensor())  # type: ignore[attr-defined]
-            for a, b in zip(ours, dense, strict=True):
-                torch.testing.assert_close(a.full_tensor(), b)
-    finally:
-        if before is not None:
-            set_executor_factory(before)
+            ours: list[Any] = run()
+            assert torch.equal(base.full_tensor(), dense[0])
+        else:
+            ours = [base]
+            _play(ours, steps, lambda t: t.full_tensor())  # type: ignore[attr-defined]
+        for a, b in zip(ours, dense, strict=True):
+            torch.testing.assert_close(a.full_tensor(), b)
 
 
 def test_importing_and_recording_load_no_compiler_of_torchs() -> None:
