@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from monarch.compiler.errors import DeviceMeshError, LayoutError, MonarchError
@@ -15,6 +16,20 @@ if TYPE_CHECKING:
     from monarch.language.tensor import Cell
 
 T = TypeVar("T")
+
+_sizes: Mapping[str, int] = {}
+
+
+@contextmanager
+def mesh_sizes(sizes: Mapping[str, int]) -> Iterator[None]:
+    """Meshes that are made within the block have these sizes, by dim name, whatever the program says: `monarchc
+    compile --mesh` compiles for another size than a file runs on."""
+    global _sizes
+    before, _sizes = _sizes, sizes
+    try:
+        yield
+    finally:
+        _sizes = before
 
 
 class _Workers:
@@ -75,6 +90,8 @@ class Mesh:
             pairs = tuple(zip(names, shape, strict=True))
         else:
             pairs = tuple(dims.items())
+        if _sizes:
+            pairs = tuple((name, _sizes.get(name, size)) for name, size in pairs)
         self._setup(_checked(pairs), None, tuple(range(MeshSpec(_checked(pairs)).workers)), abstract=False)
 
     def _setup(

@@ -8,6 +8,7 @@ import os
 import sys
 import sysconfig
 from types import CodeType, FrameType
+from typing import Any, TypeVar
 
 import torch
 
@@ -24,6 +25,8 @@ _PYTHON = tuple(
 )
 # Packages that a user installed live below the standard library's folder, and are the user's.
 _INSTALLED = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
+
+F = TypeVar("F", bound=Any)
 
 _is_users: dict[CodeType, bool] = {}
 _sources: dict[tuple[CodeType, int], Source] = {}
@@ -51,12 +54,24 @@ def _is_ours(file: str) -> bool:
     return os.path.realpath(file).startswith(_OURS)
 
 
+_outermost: set[CodeType] = set()
+
+
+def outermost(function: F) -> F:
+    """Say that nothing above a frame of this function is the user's: what runs users' files for them, such as the
+    command line, is called by code that looks like a user's."""
+    code = function.__code__
+    _outermost.add(code)
+    _is_users[code] = True  # so that the walk up the stack ends there, and costs no more than before
+    return function
+
+
 def user_frame() -> FrameType | None:
     """The innermost frame that is the user's, or None."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and not _belongs_to_user(frame.f_code):
         frame = frame.f_back
-    return frame
+    return None if frame is not None and frame.f_code in _outermost else frame
 
 
 def user_source() -> Source | None:
