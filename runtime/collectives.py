@@ -32,7 +32,7 @@ from monarch.compiler.plan import MeshSpec
 from monarch.compiler.plan.blocks import REDUCE
 from monarch.runtime import signals
 from monarch.runtime.blocks import Flat, Piece, rounds
-from monarch.runtime.signals import LINE, STEP_BITS, Aborted
+from monarch.runtime.signals import LINE, STEP_BITS, Aborted, TimedSignals
 from monarch.runtime.window import ALIGN, AREAS, Window
 
 Tensors = list[torch.Tensor]
@@ -99,6 +99,14 @@ class Collectives:
             except _Ended:
                 pass
         self.signals.store(LINE * (1 + self.rank), (step + 1) << STEP_BITS)
+
+    def time_waits(self, clock: Callable[[], int]) -> Callable[[], int]:
+        """From here on count the time spent waiting for peers; gives what tells it."""
+        self.signals = timed = TimedSignals(self.window.signals(), clock)
+        return lambda: timed.waited
+
+    def time_no_waits(self) -> None:
+        self.signals = self.window.signals()
 
     # -- rounds ----------------------------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -26,17 +27,23 @@ from monarch.compiler.plan import (
     MeshSpec,
     MonarchError,
     Plan,
+    PlanError,
     TensorType,
+    Trace,
     log_topics,
 )
+from monarch.compiler.plan.tracing import started
 from monarch.runtime import frame, futex, memory, signals, wire
 from monarch.runtime.controller_state import ControllerState, PlanRecord, Remote, Step, fresh
 from monarch.runtime.placing import Blocks, pieces
 from monarch.runtime.processes import WarmParent, warm_parent
 from monarch.runtime.replies import Replies
 from monarch.runtime.ring import Full, RingWriter, Space
+from monarch.runtime.tracing import Recorder, buffer_words, clock
 from monarch.runtime.window import RING_BYTES, STAGING_BYTES, Geometry, Window
 
+TARGET = "cpu"
+"""What the workers here run plans for."""
 WORKERS_PER_CORE = 64
 MAX_UNDER_WAY = 256
 _REFRESH_EVERY = 16
@@ -66,6 +73,7 @@ class LocalExecutor:
         self._plans: dict[int, tuple[weakref.ref[Plan], PlanRecord]] = {}
         self._records: dict[str, PlanRecord] = {}
         self._unloaded: deque[tuple[str, int]] = deque()
+        self._recorder: Recorder | None = None
 
         warm = warm_parent()
         fd = Window.create(geometry)
@@ -103,6 +111,7 @@ class LocalExecutor:
         self._pids: dict[int, int] = {}
         self._stop = weakref.finalize(self, _stop, warm, number, ends, os.getpid())
         _executors.add(self)
+        started(self)
 
     @property
     def mesh(self) -> MeshSpec:
@@ -118,6 +127,7 @@ class LocalExecutor:
             return handle
 
     def _put(self, tensor: torch.Tensor, type: TensorType, what: str = "the tensor") -> Remote:
+        start = clock()
         if tuple(tensor.shape) != type.shape or tensor.dtype != type.dtype:
             raise LayoutError(
                 f"{what} is {TensorType(tensor.dtype, tuple(tensor.shape))}, and {type} is to be placed",
@@ -147,6 +157,8 @@ class LocalExecutor:
             self._write(record, step.sequence)
         if self._log:
             self._say(f"put {id} {type}")
+        if self._recorder is not None:
+            self._recorder.did("put", str(type), start, step.sequence)
         return Remote(id, self._types.setdefault(type, type), step, self, self._freed)
 
     def _stage(self, size: int, command: int) -> int:
@@ -161,6 +173,7 @@ class LocalExecutor:
             return at % STAGING_BYTES
 
     def shards(self, handle: Handle, workers: Sequence[int] | None = None) -> list[torch.Tensor]:
+        start = clock()
         ranks = list(range(self._mesh.workers)) if workers is None else list(workers)
         with self._lock:
             self._enter()
@@ -190,6 +203,8 @@ class LocalExecutor:
         finally:
             with self._lock:
                 self._replies.forget(step.sequence)
+                if self._recorder is not None:
+                    self._recorder.did("fetch", str(remote.type), start, step.sequence)
 
     def held_values(self) -> list[int]:
         """How many values each worker holds, once it has done everything asked of it so far."""
@@ -217,10 +232,13 @@ class LocalExecutor:
             return [self._pids[rank] for rank in range(self._mesh.workers)]
 
     def wait(self, handle: Handle) -> None:
+        start = clock()
         remote = self._own(handle, "the value that is waited for")
         step = remote.step
         self._until(step.sequence + 1)
         with self._lock:
+            if self._recorder is not None:
+                self._recorder.did("wait", step.name, start, step.sequence)
             self._state.check(step)
 
     def recover(self, handle: Handle) -> Remote:
@@ -237,6 +255,7 @@ class LocalExecutor:
     def run(self, plan: Plan, arguments: Sequence[Argument]) -> list[Handle]:
         with self._lock:
             self._enter()
+            start = clock() if self._recorder is not None else 0
             known = self._plans.get(id(plan))
             record = known[1] if known is not None and known[0]() is plan else self._load(plan)
             if len(arguments) != len(record.dtypes):
@@ -275,6 +294,9 @@ class LocalExecutor:
             self._ring.publish()
             if self._log:
                 self._say(f"run {record.name} ({', '.join(map(str, values))}) -> {base} ...")
+            if self._recorder is not None:
+                self._recorder.ran(record.number, plan)
+                self._recorder.did("run", record.name, start, step.sequence)
             if step.sequence - self._refreshed >= _REFRESH_EVERY:
                 self._refreshed = step.sequence
                 self._refresh()
@@ -305,7 +327,12 @@ class LocalExecutor:
         """Send the plan to the workers, unless they have it."""
         if plan.mesh != self._mesh:
             raise MonarchError(f"plan '{plan.name}' is for {plan.mesh}, and this mesh is {self._mesh}")
-        bare = replace(plan, graph="", costs={})
+        if plan.target != TARGET:
+            raise PlanError(
+                f"plan '{plan.name}' is compiled for {plan.target}, and the workers of this mesh run {TARGET}",
+                hint=f"compile it for {TARGET}, or run it where there are workers for {plan.target}.",
+            )
+        bare = replace(plan, graph="", traced="", report=None, costs={})
         blob = b""
         key = plan.hash
         if not key:
@@ -313,6 +340,7 @@ class LocalExecutor:
             key = f"unnamed {hash(blob)}"
         record = self._records.get(key)
         if record is None:
+            start = clock()
             frame.check(plan)
             blob = blob or pickle.dumps(bare)
             record = PlanRecord(self._state.next_command, plan, self._types)
@@ -320,6 +348,8 @@ class LocalExecutor:
             self._records[key] = record
             if self._log:
                 self._say(f"load {record.name} as {record.number}: {len(blob)} bytes")
+            if self._recorder is not None:
+                self._recorder.did("load", record.name, start, record.number)
         # When the last object that stands for the plan is gone, the workers need not keep it either.
         identity = id(plan)
         record.users += 1
@@ -348,6 +378,52 @@ class LocalExecutor:
                 self._window.bytes[at : at + len(part)] = part
             head = wire.LOAD_HEAD.pack(wire.LOAD, number, len(blob), offset, piece.start, piece.stop)
             self._write(head + tail, step.sequence)
+
+    # -- measuring -------------------------------------------------------------------------------------------------
+
+    def trace_start(self) -> None:
+        words = buffer_words(self._mesh.workers)
+        size = 8 * words * self._mesh.workers
+        memory.require(size, f"tracing {self._mesh.workers} workers", memory.available_bytes)
+        with self._lock:
+            if self._recorder is not None:
+                raise MonarchError(f"the mesh {self._mesh} is being traced already", hint="stop that trace first.")
+            step = self._command_trace(words)
+        try:
+            self._gather(step, set(range(self._mesh.workers)))
+            with self._lock:
+                self._state.check(step)
+                self._recorder = Recorder(self._mesh)
+                self._recorder.buffers = self._replies.of(step.sequence)
+        except BaseException:
+            with suppress(MonarchError):
+                self._command_trace(0)
+            raise
+        finally:
+            with self._lock:
+                self._replies.forget(step.sequence)
+
+    def trace_stop(self) -> Trace:
+        with self._lock:
+            if self._recorder is None:
+                raise MonarchError(f"the mesh {self._mesh} is not being traced", hint="call trace_start() first.")
+            recorder, self._recorder = self._recorder, None
+        # A mesh that is closed, or has lost a worker, does nothing any more: what was measured is there all the same.
+        with suppress(MonarchError):
+            step = self._command_trace(0)
+            self._until(step.sequence + 1)
+            self._replies.forget(step.sequence)
+        return recorder.trace()
+
+    def _command_trace(self, words: int) -> Step:
+        with self._lock:
+            self._enter()
+            self._flush_freed()
+            step = self._state.step("trace")
+            self._replies.expect(step.sequence)
+            self._write(wire.numbers(wire.TRACE, words), step.sequence)
+            self._ring.publish()
+            return step
 
     # -- the ring --------------------------------------------------------------------------------------------------
 

@@ -10,6 +10,18 @@
 Names are made here, from slot numbers; ops and constants are bound as globals; only ints, bools, None and finite
 floats are written out. So nothing that a plan says becomes code. When an op fails, the line number of the traceback
 gives the instruction, at no cost to the steps that do not fail.
+
+To be measured, a plan is written a second time, with what notes down times and values between the lines:
+
+    def step(arguments, now, enter, ran, met, freed):
+        s0, s1 = arguments; arguments.clear()
+        enter((0, 1), (s0, s1))
+        t = now()
+        s2 = f0(s0, s1)
+        ran(0, t, now(), 2, s2)
+        s1 = None
+        freed((1,))
+        ...
 """
 
 from __future__ import annotations
@@ -17,8 +29,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import CodeType, TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -73,6 +86,23 @@ class Place:
     operands: list[str]
 
 
+class Observer(Protocol):
+    """What a frame that is measured tells, in this order: the inputs and constants; for each instruction, whether it
+    `ran` alone or `met` other workers (a commit makes no value, and comes without slot), and what was `freed` behind
+    it."""
+
+    @property
+    def clock(self) -> Callable[[], int]: ...
+
+    def enter(self, slots: Sequence[int], values: Sequence[Any]) -> None: ...
+
+    def ran(self, instruction: int, start: int, end: int, slot: int, value: Any) -> None: ...
+
+    def met(self, instruction: int, start: int, end: int, slot: int = -1, value: Any = None) -> None: ...
+
+    def freed(self, slots: Sequence[int]) -> None: ...
+
+
 class Frame:
     """A plan, ready to run. `run(arguments)` takes the inputs' values in order (and empties the list), and gives the
     outputs' in order. `bind(name, *args)` gives the callable for a local op or a collective of `compiler.ops`."""
@@ -83,32 +113,75 @@ class Frame:
         self._globals: dict[str, Any] = {"__builtins__": {}}
         self._names: dict[int, str] = {}
         self._kept: list[Any] = []
-        self._line_of: dict[int, int] = {}
-        self.source = self._write()
-        self.code: CodeType = compile(self.source, f"<plan {plan.name}>", "exec")
-        exec(self.code, self._globals)
-        self.run: Callable[[list[Any]], tuple[Any, ...]] = self._globals["step"]
-
-    def _write(self) -> str:
-        plan = self.plan
-        lines = ["def step(arguments):"]
-        heads = [f"s{_number(spec.slot)}" for spec in plan.inputs]
-        if heads:
-            lines.append(f"    {', '.join(heads)}, = arguments")
-        lines.append("    arguments.clear()")
-        for label, slot in plan.constant_slots.items():
-            lines.append(f"    s{_number(slot)} = {self._name(plan.constants[label])}")
-        for number, instruction in enumerate(plan.instructions):
-            target = "" if instruction.op == "commit" else f"s{_number(instruction.out)} = "
-            lines.append(f"    {target}{self._call(instruction)}")
-            self._line_of[len(lines)] = number
-            if instruction.free:
-                lines.append("    " + " = ".join(f"s{_number(slot)}" for slot in instruction.free) + " = None")
+        self._lines_of: dict[CodeType, dict[int, int]] = {}
+        self._calls = [self._call(instruction) for instruction in plan.instructions]
+        self._commit = ""
         if any(plan.donated) and not any(instruction.op == "commit" for instruction in plan.instructions):
             # States are replaced by all workers or by none, also where nothing is written in place.
-            lines.append(f"    {self._name(self._bind('commit'))}()")
-        lines.append(f"    return ({''.join(f's{_number(spec.slot)}, ' for spec in plan.outputs)})")
-        return "\n".join(lines) + "\n"
+            self._commit = f"{self._name(bind('commit'))}()"
+        self._plain = self._function(measured=False)
+        self._measured: Callable[..., tuple[Any, ...]] | None = None
+        self.run: Callable[[list[Any]], tuple[Any, ...]] = self._plain
+
+    def measure(self, observer: Observer | None) -> None:
+        """From the next run on, tell the observer what happens; with None, nothing any more."""
+        if observer is None:
+            self.run = self._plain
+            return
+        if self._measured is None:
+            self._measured = self._function(measured=True)
+        tell = (observer.clock, observer.enter, observer.ran, observer.met, observer.freed)
+        self.run = partial(self._measured, **dict(zip(_OBSERVER, tell, strict=True)))
+
+    def _function(self, measured: bool) -> Callable[..., tuple[Any, ...]]:
+        source, line_of = self._write(measured)
+        exec(compile(source, f"<plan {self.plan.name}>", "exec"), self._globals)
+        function: Any = self._globals.pop("step")
+        self._lines_of[function.__code__] = line_of
+        return function
+
+    def source(self, measured: bool = False) -> str:
+        """The function's text."""
+        return self._write(measured)[0]
+
+    def _write(self, measured: bool) -> tuple[str, dict[int, int]]:
+        """The function's text, and the instruction of each line that is one."""
+        plan = self.plan
+        lines: list[str] = []
+        line_of: dict[int, int] = {}
+
+        def write(line: str) -> None:
+            lines.append(f"    {line}")
+
+        def observe(line: str) -> None:
+            if measured:
+                write(line)
+
+        lines.append(f"def step({', '.join(('arguments', *(_OBSERVER if measured else ())))}):")
+        heads = [f"s{_number(spec.slot)}" for spec in plan.inputs]
+        if heads:
+            write(f"{', '.join(heads)}, = arguments")
+        write("arguments.clear()")
+        for label, slot in plan.constant_slots.items():
+            write(f"s{_number(slot)} = {self._name(plan.constants[label])}")
+        given = [*(spec.slot for spec in plan.inputs), *plan.constant_slots.values()]
+        observe(f"enter({_tuple(given)}, {_tuple(given, 's')})")
+        for number, (instruction, call) in enumerate(zip(plan.instructions, self._calls, strict=True)):
+            commit = instruction.op == "commit"
+            observe("t = now()")
+            write(call if commit else f"s{_number(instruction.out)} = {call}")
+            line_of[len(lines)] = number
+            made = "" if commit else f", {instruction.out}, s{instruction.out}"
+            observe(f"{'met' if instruction.op in _PARAMETERS else 'ran'}({number}, t, now(){made})")
+            if instruction.free:
+                write(" = ".join(f"s{_number(slot)}" for slot in instruction.free) + " = None")
+                observe(f"freed({_tuple(instruction.free)})")
+        if self._commit:
+            observe("t = now()")
+            write(self._commit)
+            observe(f"met({len(plan.instructions)}, t, now())")
+        write(f"return {_tuple([spec.slot for spec in plan.outputs], 's')}")
+        return "\n".join(lines) + "\n", line_of
 
     def _call(self, instruction: Instruction) -> str:
         op, args, kwargs = instruction.op, instruction.args, instruction.kwargs
@@ -161,10 +234,9 @@ class Frame:
 
     def place(self, traceback: TracebackType | None) -> Place | None:
         """The instruction from which an exception came."""
-        code = self.run.__code__
         while traceback is not None:
-            if traceback.tb_frame.f_code is code:
-                number = self._line_of.get(traceback.tb_lineno)
+            if (line_of := self._lines_of.get(traceback.tb_frame.f_code)) is not None:
+                number = line_of.get(traceback.tb_lineno)
                 if number is None:
                     return None
                 instruction = self.plan.instructions[number]
@@ -173,6 +245,13 @@ class Frame:
                 return Place(number, instruction, [_describe(values.get(f"s{slot}")) for slot in slots])
             traceback = traceback.tb_next
         return None
+
+
+_OBSERVER = ("now", "enter", "ran", "met", "freed")
+
+
+def _tuple(slots: Sequence[int], prefix: str = "") -> str:
+    return f"({''.join(f'{prefix}{_number(slot)}, ' for slot in slots)})"
 
 
 def _number(slot: int) -> int:

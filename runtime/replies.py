@@ -94,4 +94,6 @@ def _tensor(kind: int, body: bytes, fd: int) -> torch.Tensor:
     if kind == wire.VALUE:
         return torch.frombuffer(bytearray(memoryview(body)[start:]), dtype=dtype).view(shape)
     # The file's pages become the tensor's memory, and go when it does; no descriptor is kept for them.
-    return torch.from_file(f"/proc/self/fd/{fd}", shared=False, size=math.prod(shape), dtype=dtype).view(shape)
+    return torch.from_file(
+        f"/proc/self/fd/{fd}", shared=kind == wire.BUFFER_FILE, size=math.prod(shape), dtype=dtype
+    ).view(shape)

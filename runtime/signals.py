@@ -135,3 +135,19 @@ class Signals:
         """How many failures the workers have reported, all together."""
         words = self.words
         return sum([words[index] for index in range(LINE + REPORTS, LINE * (1 + self.workers), LINE)])
+
+
+class TimedSignals(Signals):
+    """Signals that add up how long they waited, by a clock, in `waited`."""
+
+    def __init__(self, like: Signals, clock: Callable[[], int]) -> None:
+        super().__init__(like.words, like.address, like.workers)
+        self.waited = 0
+        self._clock = clock
+
+    def wait(self, index: int, target: int, check: Callable[[int], None]) -> None:
+        start = self._clock()
+        try:
+            super().wait(index, target, check)
+        finally:
+            self.waited += self._clock() - start

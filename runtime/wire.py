@@ -11,6 +11,8 @@ Down, from the controller to all workers at once (a record of the ring each; num
     FREE    handles
     FETCH   handle, then the ranks that are to send it
     COUNT   nothing: every worker sends how many values it holds
+    TRACE   size, in words, of a buffer that every worker is to make, send, and measure into from then on (see
+            `tracing`); 0 to measure no longer
 
 Up, over a worker's own socket, a packet each: a kind, the command's number, and JSON or a tensor's bytes.
 """
@@ -27,7 +29,7 @@ import torch
 
 from monarch.compiler.plan import DTYPES
 
-RUN, PUT, LOAD, UNLOAD, FREE, FETCH, COUNT = range(1, 8)
+RUN, PUT, LOAD, UNLOAD, FREE, FETCH, COUNT, TRACE = range(1, 9)
 
 INLINE = -1
 INLINE_BYTES = 64 << 10
@@ -57,7 +59,7 @@ def unpack_numbers(body: bytes | bytearray) -> tuple[int, ...]:
 
 # -- up --------------------------------------------------------------------------------------------------------------
 
-REPORT, VALUE, VALUE_FILE, COUNTED = range(1, 5)
+REPORT, VALUE, VALUE_FILE, COUNTED, BUFFER_FILE = range(1, 6)
 UP_HEAD = struct.Struct("=2q")
 PACKET_BYTES = 128 << 10
 TEXT_LIMIT = 12_000
@@ -103,6 +105,10 @@ def value_head(kind: int, sequence: int, tensor: torch.Tensor) -> bytes:
     return UP_HEAD.pack(kind, sequence) + struct.pack(
         f"={2 + tensor.ndim}q", DTYPE_CODES[tensor.dtype], tensor.ndim, *tensor.shape
     )
+
+
+def buffer_head(sequence: int, words: int) -> bytes:
+    return UP_HEAD.pack(BUFFER_FILE, sequence) + struct.pack("=3q", DTYPE_CODES[torch.int64], 1, words)
 
 
 def read_value_head(body: bytes) -> tuple[torch.dtype, tuple[int, ...], int]:

@@ -8,6 +8,7 @@ import socket
 import threading
 import traceback
 from array import array
+from mmap import mmap
 
 import torch
 
@@ -15,9 +16,10 @@ from monarch.compiler.plan import MeshSpec
 from monarch.runtime import signals, wire
 from monarch.runtime.collectives import Collectives
 from monarch.runtime.ring import RingReader
+from monarch.runtime.tracing import Tracer, clock
 from monarch.runtime.window import RING_BYTES, Window
 from monarch.runtime.wire import Report
-from monarch.runtime.worker_state import Count, Message, Value, WorkerState
+from monarch.runtime.worker_state import Buffer, Count, Message, Value, WorkerState
 
 
 def serve(mesh: MeshSpec, rank: int, window: Window, up: socket.socket, threads: int) -> None:
@@ -55,7 +57,21 @@ def _loop(mesh: MeshSpec, rank: int, window: Window, up: socket.socket, threads:
     marks = collectives.signals
     ring = RingReader(window.bytes[geometry.ring : geometry.ring + RING_BYTES], marks)
     staging = window.view(geometry.staging, (geometry.windows - geometry.staging,), torch.uint8)
-    state = WorkerState(mesh, rank, collectives, lambda offset, size: staging[offset : offset + size])
+
+    def tracer(words: int) -> Tracer | None:
+        if not words:
+            collectives.time_no_waits()
+            return None
+        fd = os.memfd_create("monarch-trace", os.MFD_CLOEXEC)
+        try:
+            os.ftruncate(fd, 8 * words)
+            memory = mmap(fd, 8 * words)
+        except BaseException:
+            os.close(fd)
+            raise
+        return Tracer(memoryview(memory).cast("q"), clock, collectives.time_waits(clock), fd)
+
+    state = WorkerState(mesh, rank, collectives, lambda offset, size: staging[offset : offset + size], tracer)
     line = signals.line_of(rank)
     parent = os.getppid()
     reports = 0
@@ -90,6 +106,8 @@ def _send(up: socket.socket, rank: int, message: Message) -> Message:
                 message = Report("failed", rank, message.step, f"sending a value to the controller: {error}")
         if isinstance(message, Report):
             up.send(message.encode())
+        elif isinstance(message, Buffer):
+            _send_file(up, wire.buffer_head(message.step, len(message.tracer.memory)), message.tracer.fd)
         elif isinstance(message, Count):
             up.send(wire.UP_HEAD.pack(wire.COUNTED, message.step) + wire.KIND.pack(message.values))
     except ConnectionError:
@@ -110,7 +128,15 @@ def _send_value(up: socket.socket, value: Value) -> None:
         data = memoryview(row.numpy())  # type: ignore[arg-type]
         while data:
             data = data[os.write(fd, data) :]
-        head = wire.value_head(wire.VALUE_FILE, value.step, value.tensor)
+    except BaseException:
+        os.close(fd)
+        raise
+    _send_file(up, wire.value_head(wire.VALUE_FILE, value.step, value.tensor), fd)
+
+
+def _send_file(up: socket.socket, head: bytes, fd: int) -> None:
+    """Send a file with its head, and close it here."""
+    try:
         up.sendmsg([head], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [fd]))])
     finally:
         os.close(fd)

@@ -18,6 +18,7 @@ from monarch.compiler.plan.local_ops import LOCAL_OPS
 from monarch.runtime import wire
 from monarch.runtime.frame import Frame
 from monarch.runtime.signals import Aborted
+from monarch.runtime.tracing import CountedValues, Tracer
 from monarch.runtime.wire import Report
 
 _OPERANDS = 16
@@ -56,7 +57,15 @@ class Count:
     values: int
 
 
-Message = Report | Value | Count
+@dataclass(frozen=True)
+class Buffer:
+    """Where this worker writes what it measures, for the TRACE command `step`."""
+
+    step: int
+    tracer: Tracer
+
+
+Message = Report | Value | Count | Buffer
 
 
 class LoadedPlan:
@@ -80,8 +89,14 @@ class WorkerState:
     """
 
     def __init__(
-        self, mesh: MeshSpec, rank: int, collectives: Steps, staging: Callable[[int, int], torch.Tensor]
+        self,
+        mesh: MeshSpec,
+        rank: int,
+        collectives: Steps,
+        staging: Callable[[int, int], torch.Tensor],
+        tracer: Callable[[int], Tracer | None],
     ) -> None:
+        """`tracer(words)` gives what measures into a buffer of so many words; with 0 it ends that, and gives None."""
         self.rank = rank
         self.values: dict[int, torch.Tensor | Missing] = {}
         self.plans: dict[int, LoadedPlan | Report] = {}
@@ -89,6 +104,8 @@ class WorkerState:
         self._sizes = dict(mesh.sizes)
         self._collectives = collectives
         self._staging = staging
+        self._new_tracer = tracer
+        self._tracer: Tracer | None = None
         self._blob = bytearray()
         self._donated: list[int] = []
         self._committed = False
@@ -100,11 +117,53 @@ class WorkerState:
             wire.FREE: self._free,
             wire.FETCH: self._fetch,
             wire.COUNT: self._count,
+            wire.TRACE: self._trace,
         }
+        self._untraced = self._handlers
 
     def handle(self, step: int, body: bytearray) -> list[Message]:
         (kind,) = wire.KIND.unpack_from(body)
         return self._handlers[kind](step, body)
+
+    # -- measuring -------------------------------------------------------------------------------------------------
+
+    def _trace(self, step: int, body: bytearray) -> list[Message]:
+        """Measure from here on, or no longer: the handlers, the frames and the values are changed for those that note
+        things down, and back, so that what is not measured does not ask whether it is."""
+        _, words = wire.unpack_numbers(body)
+        try:
+            tracer = self._new_tracer(words)
+        except OSError as error:
+            return [Report("failed", self.rank, step, f"tracing with a buffer of {8 * words} bytes: {error}")]
+        self._tracer = tracer
+        self.values = dict(self.values)
+        self._handlers = self._untraced
+        if tracer is not None:
+            self.values = CountedValues(self.values, tracer.held)
+            self._handlers = {
+                kind: handler if kind in (wire.TRACE, wire.COUNT) else partial(self._measured, kind, handler, tracer)
+                for kind, handler in self._untraced.items()
+            }
+        for plan in self.plans.values():
+            if isinstance(plan, LoadedPlan):
+                plan.frame.measure(tracer)
+        return [] if tracer is None else [Buffer(step, tracer)]
+
+    def _measured(
+        self,
+        kind: int,
+        handler: Callable[[int, bytearray], list[Message]],
+        tracer: Tracer,
+        step: int,
+        body: bytearray,
+    ) -> list[Message]:
+        start = tracer.clock()
+        messages = handler(step, body)
+        if kind == wire.RUN:
+            tracer.step(step, _RUN_HEAD.unpack_from(body)[1], start, failed=bool(messages))
+        else:
+            tracer.other(kind, step, start)
+        return messages
 
     # -- steps -----------------------------------------------------------------------------------------------------
 
@@ -195,7 +254,9 @@ class WorkerState:
         blob, self._blob = bytes(self._blob), bytearray()
         try:
             plan: Plan = pickle.loads(blob)  # made by the process of which this one is a fork
-            self.plans[number] = LoadedPlan(plan, Frame(plan, self._bind))
+            frame = Frame(plan, self._bind)
+            frame.measure(self._tracer)
+            self.plans[number] = LoadedPlan(plan, frame)
         except Exception as error:  # told at each step that would run the plan
             self.plans[number] = report = Report(
                 "failed", self.rank, step, _describe(error), "".join(traceback.format_exception(error))

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         ProgramError,
         RuleError,
     )
+    from monarch.compiler.inspect.profile import profile
     from monarch.compiler.plan import Plan
     from monarch.compiler.types import Layout, MeshSpec, TensorType
     from monarch.language import (
@@ -53,6 +54,7 @@ _HOMES = {
         "ProgramError",
         "RuleError",
     ),
+    "monarch.compiler.inspect.profile": ("profile",),
     "monarch.compiler.plan": ("Plan",),
     "monarch.compiler.types": ("Layout", "MeshSpec", "TensorType"),
     "monarch.language": (
@@ -89,6 +91,7 @@ __all__ = [
     "layout",
     "manual_seed",
     "module_to_mesh",
+    "profile",
     "program",
 ]
 

@@ -10,10 +10,13 @@ from monarch.compiler.ops import OPS
 from monarch.compiler.plan.executor import Executor, Handle
 from monarch.compiler.plan.plan import Instruction, Plan, Slot, ValueSpec
 from monarch.compiler.plan.report import Alternative, Decision, Report, Value
+from monarch.compiler.plan.target import TARGETS, check_target
+from monarch.compiler.plan.trace import Command, Handled, Span, Step, Trace, TracedPlan
 from monarch.compiler.types import DTYPE_NAMES, DTYPES, REDUCTIONS, Layout, MeshSpec, TensorType
 
 __all__ = [
     "Alternative",
+    "Command",
     "DTYPES",
     "DTYPE_NAMES",
     "OPS",
@@ -22,6 +25,7 @@ __all__ = [
     "DeviceMeshError",
     "Executor",
     "Handle",
+    "Handled",
     "Instruction",
     "Layout",
     "LayoutError",
@@ -31,10 +35,16 @@ __all__ = [
     "PlanError",
     "Report",
     "Slot",
+    "TARGETS",
     "Source",
+    "Span",
+    "Step",
     "TensorType",
+    "Trace",
+    "TracedPlan",
     "Value",
     "ValueSpec",
+    "check_target",
     "executor_for",
     "executors_by",
     "log_topics",

@@ -9,6 +9,7 @@ from typing import Protocol, runtime_checkable
 import torch
 
 from monarch.compiler.plan.plan import Plan
+from monarch.compiler.plan.trace import Trace
 from monarch.compiler.types import MeshSpec, TensorType
 
 
@@ -48,6 +49,15 @@ class Executor(Protocol):
     def recover(self, handle: Handle) -> Handle:
         """For a state that a failed step was to make: its newest value that there is, which is that of the last step
         that committed; `handle` itself where nothing failed. Raises DeviceMeshError where nothing is left."""
+        ...
+
+    def trace_start(self) -> None:
+        """Measure every step from here on; waits until the workers are ready to."""
+        ...
+
+    def trace_stop(self) -> Trace:
+        """Wait for what was asked of the workers so far, and give what was measured. Also after the mesh was closed, or
+        lost a worker: then the trace is of what had been finished."""
         ...
 
     def close(self) -> None:

@@ -19,6 +19,7 @@ from monarch.runtime.frame import Frame
 from monarch.runtime.placing import pieces
 from monarch.runtime.ring import Full, Space
 from monarch.runtime.signals import Aborted
+from monarch.runtime.tracing import Tracer
 from monarch.runtime.wire import Report
 from monarch.runtime.worker_state import Count, Message, Missing, Value, WorkerState
 from tests.runtime.building import Building, whole
@@ -54,8 +55,22 @@ class Worker:
     def __init__(self) -> None:
         self.alone = Alone()
         self.staged = torch.arange(200, dtype=torch.uint8)
-        self.state = WorkerState(MESH, 2, self.alone, lambda offset, size: self.staged[offset : offset + size])
+        self.state = WorkerState(MESH, 2, self.alone, self._staging, self._new_tracer)
+        self.buffer = torch.zeros(0, dtype=torch.int64)
+        self.time = 0
         self.step = -1
+
+    def _staging(self, offset: int, size: int) -> torch.Tensor:
+        return self.staged[offset : offset + size]
+
+    def _new_tracer(self, words: int) -> Tracer | None:
+        """Into a buffer of its own, by a clock that goes on by one with every look."""
+        self.buffer = torch.zeros(words, dtype=torch.int64)
+        return Tracer(memoryview(self.buffer.numpy()), self._clock) if words else None
+
+    def _clock(self) -> int:
+        self.time += 1
+        return self.time
 
     def do(self, body: bytes) -> list[Message]:
         self.step += 1
@@ -225,7 +240,7 @@ def test_a_frame_is_straight_python() -> None:
     total = build.call("all_reduce", [z], ["a"], "sum", free=[z])
     build.output(total, whole((2,)))
     frame_ = Frame(build.plan(), bind)
-    assert frame_.source.splitlines() == [
+    assert frame_.source().splitlines() == [
         "def step(arguments):",
         "    s0, s1, = arguments",
         "    arguments.clear()",

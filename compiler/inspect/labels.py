@@ -1,0 +1,88 @@
+"""What a plan's instructions are called: by its report, else by its graph's text, else by their op."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from monarch.compiler.ops import OPS
+from monarch.compiler.plan.plan import Plan
+
+_INPUT = re.compile(r"\s*%\S+ = (input|state|constant|scalar|seed) ")
+_CALL = re.compile(r"\s*%(\S+) = (.*)")
+
+
+@dataclass(frozen=True)
+class Label:
+    """An instruction, for people. `line` is the user's, "train.py:12". Known from a report only are `module`, `sent`
+    (bytes that a worker puts into a collective), `moved` (bytes that it reads and writes) and `estimate` (seconds; -1
+    where there is none)."""
+
+    name: str
+    op: str
+    type: str = ""
+    line: str = ""
+    module: str = ""
+    sent: int = 0
+    moved: int = 0
+    estimate: float = -1.0
+    is_collective: bool = False
+
+
+def labels(plan: Plan) -> list[Label]:
+    """One for each instruction, and one for a commit behind the last."""
+    named = _from_report(plan) or _from_text(plan)
+    found = []
+    for number, instruction in enumerate(plan.instructions):
+        line = ""
+        if 0 <= instruction.source < len(plan.sources):
+            source = plan.sources[instruction.source]
+            line = f"{source.file.rsplit('/', 1)[-1]}:{source.line}"
+        op = instruction.op
+        known = named.get(number, Label(op, op))
+        found.append(
+            Label(
+                known.name,
+                known.op,
+                known.type,
+                line,
+                known.module,
+                known.sent,
+                known.moved,
+                known.estimate,
+                is_collective=op in OPS and OPS[op].collective,
+            )
+        )
+    return [*found, Label("commit", "commit", is_collective=True)]
+
+
+def _from_report(plan: Plan) -> dict[int, Label]:
+    if plan.report is None:
+        return {}
+    return {
+        value.instruction: Label(
+            value.name,
+            value.op,
+            ", ".join("-" if type_ is None else str(type_) for type_ in value.types),
+            module=value.module,
+            sent=value.sent,
+            moved=value.moved,
+            estimate=value.seconds,
+        )
+        for value in plan.report.values
+        if value.instruction >= 0
+    }
+
+
+def _from_text(plan: Plan) -> dict[int, Label]:
+    """A graph's calls stand in the order of the instructions, among which there is a commit."""
+    lines = [line.partition("  # ")[0] for line in plan.graph.splitlines() if not _INPUT.match(line)]
+    calls = [call for line in lines if (call := _CALL.fullmatch(line.rstrip()))]
+    numbers = [number for number, instruction in enumerate(plan.instructions) if instruction.op != "commit"]
+    if len(calls) != len(numbers):
+        return {}
+    found = {}
+    for number, call in zip(numbers, calls, strict=True):
+        text, _, type_ = call[2].rpartition(" : ")
+        found[number] = Label(call[1], text.partition("(")[0].strip(), type_.strip())
+    return found
