@@ -1,0 +1,71 @@
+// The collectives, sorted by bytes, time or mesh dim; and what moves over each mesh dim in all.
+
+import { h, replace } from "./dom";
+import { bytes, count, seconds } from "./format";
+import { hue } from "./layouts";
+import { PHASES } from "./model";
+import type { Page, Shown } from "./page";
+import { lineOf } from "./search";
+import { type Column, Table } from "./table";
+
+export class CollectivesView implements Shown {
+  readonly element = h("div", { class: "view collectives" });
+  private readonly totals = h("div", { class: "totals" });
+  private readonly table: Table<number>;
+  private dim = -2;
+
+  constructor(private readonly page: Page) {
+    const { model, measured, store } = page;
+    const values = model.data.values;
+    const columns: Column<number>[] = [
+      { name: "name", width: "minmax(8rem, 1.4fr)", cell: (at) => `%${model.name(at)}`, by: (at) => model.name(at) },
+      { name: "op", width: "minmax(6.5rem, 0.8fr)", cell: (at) => model.op(at), by: (at) => model.op(at) },
+      { name: "over", width: "6rem", cell: (at) => model.dimNames(at), by: (at) => model.dimNames(at) },
+      { name: "sent", width: "6rem", cell: (at) => bytes(values.sent[at]!), by: (at) => values.sent[at]!, number: true, title: "Bytes that a worker puts in; for all_gather what it gets out" },
+      { name: "estimated", width: "6.4rem", cell: (at) => seconds(values.seconds[at]!), by: (at) => values.seconds[at]!, number: true },
+    ];
+    if (measured) columns.push({ name: "measured", width: "6.4rem", cell: (at) => (Number.isNaN(measured.seconds[at]!) ? "" : seconds(measured.seconds[at]!)), by: (at) => measured.seconds[at] || 0, number: true, title: "Mean over runs and workers, waiting for the others included" });
+    columns.push(
+      { name: "phase", width: "5.5rem", cell: (at) => PHASES[model.phase(at)] ?? "", by: (at) => model.phase(at) },
+      { name: "module", width: "minmax(6rem, 1fr)", cell: (at) => model.module(at), by: (at) => model.module(at) },
+      { name: "line", width: "6.5rem", cell: (at) => lineOf(model, at), by: (at) => lineOf(model, at) },
+      { name: "why", width: "minmax(8rem, 2fr)", cell: (at) => model.why(at) },
+    );
+    this.table = new Table("Collectives", columns, (at) => store.select(at), { sort: "sent", picked: (at) => store.state.value === at, empty: "Nothing moves between workers." });
+    this.element.append(this.totals, this.table.element);
+  }
+
+  update(): void {
+    const { model, store } = this.page;
+    const { dim } = store.state;
+    if (dim !== this.dim) {
+      this.dim = dim;
+      this.showTotals();
+      this.table.show(dim < 0 ? model.collectives : model.collectives.filter((at) => model.data.values.dims[at]!.includes(dim)));
+    } else this.table.redraw();
+  }
+
+  private showTotals(): void {
+    const { model, store } = this.page;
+    const most = Math.max(1, ...model.data.mesh.map((_, dim) => this.over(dim).sent));
+    const cards = model.data.mesh.map(([name], dim) => {
+      const { many, sent, took } = this.over(dim);
+      const bar = h("span", { class: "meter", "aria-hidden": "true" });
+      bar.style.background = hue(dim);
+      bar.style.width = `${(100 * sent) / most}%`;
+      const isOn = store.state.dim === dim;
+      return h("button", { type: "button", class: "card", "aria-pressed": String(isOn), click: () => store.set({ dim: isOn ? -1 : dim }) }, h("b", {}, name), h("span", {}, bytes(sent)), h("span", { class: "muted" }, `${count(many, "collective")}, ${seconds(took)} estimated`), bar);
+    });
+    replace(this.totals, ...cards);
+  }
+
+  private over(dim: number): { many: number; sent: number; took: number } {
+    const { model } = this.page;
+    const found = model.collectives.filter((at) => model.data.values.dims[at]!.includes(dim));
+    return { many: found.length, sent: model.sum("sent", found), took: model.sum("seconds", found) };
+  }
+
+  focus(): void {
+    this.table.focus();
+  }
+}

@@ -1,0 +1,61 @@
+// The JSON that data.py puts into the page, field for field.
+
+export interface Columns {
+  name: string[];
+  op: number[];
+  call: string[];
+  reads: number[][];
+  types: number[][];
+  source: number[];
+  module: number[];
+  phase: number[];
+  traced: number[];
+  why: number[];
+  decisions: number[][];
+  dims: number[][];
+  sent: number[];
+  flops: number[];
+  moved: number[];
+  allocates: number[];
+  frees: number[];
+  seconds: number[];
+  instruction: number[];
+}
+
+/** mesh dim, rule, factor, why, causes, alternatives (text, extra), exact */
+export type DecisionRow = [number, number, number, number, number[], [number, number][], number];
+/** dtype, bytes of an element, global shape, mesh dims of each tensor dim, partial, varying, text */
+export type TypeRow = [string, number, number[], number[][], [number, string][], number[], string];
+/** file, line, column, end column, text of the line */
+export type SourceRow = [number, number, number, number, string];
+
+export interface PlanData {
+  name: string;
+  hash: string;
+  target: string;
+  mesh: [string, number][];
+  values: Columns;
+  decisions: DecisionRow[];
+  types: TypeRow[];
+  sources: SourceRow[];
+  outputs: [number, string, string][];
+  texts: string[];
+  passes: Record<string, number>;
+}
+
+/** number of the run, worker, start, end, and four numbers for each span: instruction, wait, duration, bytes held */
+export type StepRow = [number, number, number, number, number[]];
+
+export interface TraceData {
+  mesh: [string, number][];
+  runs: number;
+  steps: StepRow[];
+  commands: [string, string, number, number][];
+}
+
+export interface PageData {
+  title: string;
+  plan: PlanData;
+  trace: TraceData | null;
+  against: PlanData | null;
+}

@@ -1,0 +1,24 @@
+// What every view is given, and what the page expects of a view.
+
+import type { Alive } from "./alive";
+import type { Measured } from "./measured";
+import type { Model } from "./model";
+import type { Store } from "./store";
+import type { Tree } from "./tree";
+
+export interface Page {
+  title: string;
+  model: Model;
+  tree: Tree;
+  alive: Alive;
+  store: Store;
+  measured: Measured | null;
+  against: Model | null;
+}
+
+export interface Shown {
+  readonly element: HTMLElement;
+  /** called when the view comes onto the screen, and when something it shows may have changed */
+  update(): void;
+  focus(): void;
+}

@@ -1,0 +1,307 @@
+// The workers' time: for each a lane of computing and one of communicating, and the critical path through them. Without a
+// trace, the schedule as it is estimated, on one worker. Drawn on a canvas: a step can have hundreds of thousands of spans.
+
+import { framed, h, replace } from "./dom";
+import { bytes, clipped, count, seconds } from "./format";
+import type { Lane, Run } from "./measured";
+import type { Page, Shown } from "./page";
+
+const [HEAD, ROW, GAP, NAMES] = [30, 22, 12, 150];
+
+export class TimelineView implements Shown {
+  readonly element = h("div", { class: "view timeline" });
+  private readonly canvas = h("canvas", { tabindex: 0, role: "application", "aria-label": "Timeline of the workers. Arrow keys walk over the spans, plus and minus zoom." });
+  private readonly note = h("p", { class: "summary", role: "status" });
+  private readonly tip = h("div", { class: "tip", hidden: true });
+  private readonly stage = h("div", { class: "stage" }, this.canvas, this.tip);
+  private readonly runs: Run[];
+  private run: Run;
+  private critical = new Map<number, Set<number>>();
+  private from = 0;
+  private to = 1;
+  private top = 0;
+  private press: { x: number; y: number; moved: boolean } | null = null;
+  private lane = 0;
+  private readonly redraw = framed(() => this.draw());
+
+  constructor(private readonly page: Page) {
+    const { measured, store } = page;
+    this.runs = measured?.runs ?? [this.estimated()];
+    this.run = this.runs.at(-1)!;
+    const choose = h("select", { "aria-label": "Which run of the plan" }, ...this.runs.map((run, at) => h("option", { value: at, selected: run === this.run }, `run ${run.number}: ${seconds((run.end - run.start) * 1e-9)}`)));
+    choose.addEventListener("change", () => this.choose(this.runs[Number(choose.value)]!));
+    const button = (text: string, label: string, click: () => void) => h("button", { type: "button", class: "plain", title: label, "aria-label": label, click }, text);
+    const bar = h(
+      "p", { class: "key" },
+      measured ? choose : h("span", { class: "chip" }, "estimated: there is no trace"),
+      h("span", { class: "compute" }, "computing"), h("span", { class: "communicate" }, "communicating"), measured && h("span", { class: "critical" }, "critical path"),
+      button("+", "Zoom in", () => this.zoom(0.5, 0.6)), button("−", "Zoom out", () => this.zoom(0.5, 1.6)), button("Whole run", "Show the whole run", () => this.whole()),
+    );
+    this.element.append(bar, this.note, this.stage);
+    this.canvas.addEventListener("wheel", (event) => this.wheel(event), { passive: false });
+    this.canvas.addEventListener("pointerdown", (event) => {
+      this.press = { x: event.offsetX, y: event.offsetY, moved: false };
+      this.canvas.setPointerCapture(event.pointerId);
+    });
+    this.canvas.addEventListener("pointermove", (event) => this.move(event));
+    this.canvas.addEventListener("pointerup", (event) => {
+      const found = this.press && !this.press.moved ? this.hit(event.offsetX, event.offsetY) : null;
+      this.press = null;
+      if (found) {
+        this.lane = found[0];
+        store.select(this.run.lanes[found[0]]!.values[found[1]]!);
+      }
+    });
+    this.canvas.addEventListener("pointerleave", () => (this.tip.hidden = true));
+    this.canvas.addEventListener("keydown", (event) => this.key(event));
+    new ResizeObserver(this.redraw).observe(this.stage);
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", this.redraw);
+    new MutationObserver(this.redraw).observe(document.documentElement, { attributeFilter: ["data-theme"] });
+    this.choose(this.run);
+  }
+
+  private estimated(): Run {
+    const { model } = this.page;
+    const values = [...model.all()].filter((at) => model.data.values.seconds[at]! > 0);
+    const lane: Lane = { worker: 0, start: 0, end: 0, values: Int32Array.from(values), starts: new Float64Array(values.length), ends: new Float64Array(values.length), held: new Float64Array(values.length) };
+    let clock = 0;
+    values.forEach((at, index) => {
+      lane.starts[index] = clock;
+      clock += model.data.values.seconds[at]! * 1e9;
+      lane.ends[index] = clock;
+      lane.held[index] = model.held[at]!;
+    });
+    lane.end = clock;
+    return { number: 0, lanes: [lane], start: 0, end: clock };
+  }
+
+  private choose(run: Run): void {
+    const { model, measured } = this.page;
+    this.run = run;
+    this.critical = new Map();
+    let [computing, communicating] = [0, 0];
+    const busy = run.lanes.reduce((sum, lane) => sum + lane.values.reduce((inner, at, span) => inner + (at >= 0 && model.isCollective(at) ? 0 : lane.ends[span]! - lane.starts[span]!), 0), 0);
+    if (measured) {
+      for (const [lane, span] of measured.critical(run)) {
+        let spans = this.critical.get(lane);
+        if (!spans) this.critical.set(lane, (spans = new Set()));
+        spans.add(span);
+        const { values, starts, ends } = run.lanes[lane]!;
+        const took = (ends[span]! - starts[span]!) * 1e-9;
+        if (values[span]! >= 0 && model.isCollective(values[span]!)) communicating += took;
+        else computing += took;
+      }
+    }
+    const total = (run.end - run.start) * 1e-9;
+    const share = `${Math.round((100 * busy * 1e-9) / Math.max(1e-12, total * run.lanes.length))}% of the workers' time is computing`;
+    const path = `the critical path computes for ${seconds(computing)} and communicates for ${seconds(communicating)}`;
+    const kept = measured && measured.data.runs > measured.runs.length ? `, the last ${measured.runs.length} of ${measured.data.runs} runs are here` : "";
+    replace(this.note, h("b", {}, seconds(total)), ` on ${count(run.lanes.length, "worker")}; ${share}${measured ? `; ${path}` : ""}${kept}.`);
+    this.whole();
+  }
+
+  private whole(): void {
+    const margin = (this.run.end - this.run.start) * 0.01 || 1;
+    this.from = this.run.start - margin;
+    this.to = this.run.end + margin;
+    this.redraw();
+  }
+
+  private zoom(share: number, factor: number): void {
+    const least = 200;
+    const width = Math.max(least, Math.min((this.run.end - this.run.start) * 1.2 || 1, (this.to - this.from) * factor));
+    const pivot = this.from + share * (this.to - this.from);
+    this.from = pivot - share * width;
+    this.to = this.from + width;
+    this.redraw();
+  }
+
+  private pan(dx: number, dy: number): void {
+    const step = (dx * (this.to - this.from)) / (this.canvas.clientWidth - NAMES);
+    this.from -= step;
+    this.to -= step;
+    const tall = this.run.lanes.length * (2 * ROW + GAP) + HEAD;
+    this.top = Math.max(0, Math.min(tall - this.canvas.clientHeight, this.top - dy));
+    this.redraw();
+  }
+
+  private wheel(event: WheelEvent): void {
+    event.preventDefault();
+    if (event.shiftKey) this.pan(-event.deltaY, 0);
+    else if (Math.abs(event.deltaX) > Math.abs(event.deltaY)) this.pan(-event.deltaX, 0);
+    else if (event.altKey) this.pan(0, -event.deltaY);
+    else this.zoom(Math.max(0, (event.offsetX - NAMES) / (this.canvas.clientWidth - NAMES)), Math.exp(event.deltaY * 0.0016));
+  }
+
+  private move(event: PointerEvent): void {
+    if (this.press) {
+      const [dx, dy] = [event.offsetX - this.press.x, event.offsetY - this.press.y];
+      if (!this.press.moved && Math.hypot(dx, dy) < 4) return;
+      this.press = { x: event.offsetX, y: event.offsetY, moved: true };
+      this.tip.hidden = true;
+      return this.pan(dx, dy);
+    }
+    const found = this.hit(event.offsetX, event.offsetY);
+    this.tip.hidden = !found;
+    if (!found) return;
+    const { model } = this.page;
+    const lane = this.run.lanes[found[0]]!;
+    const at = lane.values[found[1]]!;
+    const took = (lane.ends[found[1]]! - lane.starts[found[1]]!) * 1e-9;
+    replace(this.tip, h("b", {}, at < 0 ? "not in this plan" : `%${model.name(at)}`), h("span", {}, at < 0 ? "" : model.op(at)), h("span", {}, seconds(took)), h("span", { class: "muted" }, `${bytes(lane.held[found[1]]!)} held`));
+    this.tip.style.left = `${Math.min(event.offsetX + 14, this.stage.clientWidth - 220)}px`;
+    this.tip.style.top = `${Math.min(event.offsetY + 14, this.stage.clientHeight - 84)}px`;
+  }
+
+  private hit(x: number, y: number): [number, number] | null {
+    const row = y - HEAD + this.top;
+    const at = Math.floor(row / (2 * ROW + GAP));
+    const lane = this.run.lanes[at];
+    if (!lane || x < NAMES || y < HEAD) return null;
+    const within = row - at * (2 * ROW + GAP);
+    if (within > 2 * ROW) return null;
+    const time = this.from + ((x - NAMES) / (this.canvas.clientWidth - NAMES)) * (this.to - this.from);
+    const near = (2 * (this.to - this.from)) / this.canvas.clientWidth;
+    const communicates = within > ROW;
+    for (let span = after(lane.ends, time - near); span < lane.values.length && lane.starts[span]! <= time + near; span += 1) {
+      const value = lane.values[span]!;
+      if ((value >= 0 && this.page.model.isCollective(value)) === communicates) return [at, span];
+    }
+    return null;
+  }
+
+  private key(event: KeyboardEvent): void {
+    const { model, store } = this.page;
+    const lane = this.run.lanes[this.lane];
+    if (!lane) return;
+    const span = lane.values.indexOf(store.state.value);
+    const to: Record<string, number> = { ArrowRight: span + 1, ArrowLeft: span - 1, Home: 0, End: lane.values.length - 1 };
+    if (to[event.key] !== undefined) {
+      const next = Math.max(0, Math.min(lane.values.length - 1, to[event.key]!));
+      if (lane.values[next]! >= 0) store.select(lane.values[next]!);
+      const width = this.to - this.from;
+      if (lane.starts[next]! < this.from || lane.ends[next]! > this.to) [this.from, this.to] = [lane.starts[next]! - width / 2, lane.starts[next]! + width / 2];
+    } else if (event.key === "ArrowDown" || event.key === "ArrowUp") {
+      this.lane = Math.max(0, Math.min(this.run.lanes.length - 1, this.lane + (event.key === "ArrowDown" ? 1 : -1)));
+    } else if (event.key === "+" || event.key === "=") this.zoom(0.5, 0.6);
+    else if (event.key === "-") this.zoom(0.5, 1.6);
+    else if (event.key === "0") this.whole();
+    else return;
+    void model;
+    event.preventDefault();
+    event.stopPropagation();
+    this.redraw();
+  }
+
+  update(): void {
+    this.redraw();
+  }
+
+  focus(): void {
+    this.canvas.focus();
+  }
+
+  private draw(): void {
+    const { clientWidth: width, clientHeight: height } = this.stage;
+    if (!width || !height) return;
+    const ratio = window.devicePixelRatio || 1;
+    if (this.canvas.width !== Math.round(width * ratio) || this.canvas.height !== Math.round(height * ratio)) {
+      this.canvas.width = Math.round(width * ratio);
+      this.canvas.height = Math.round(height * ratio);
+    }
+    const style = getComputedStyle(this.element);
+    const colour = (name: string) => style.getPropertyValue(`--${name}`).trim();
+    const paint = this.canvas.getContext("2d")!;
+    paint.setTransform(ratio, 0, 0, ratio, 0, 0);
+    paint.clearRect(0, 0, width, height);
+    const font = style.fontFamily;
+    const x = (time: number) => NAMES + ((time - this.from) / (this.to - this.from)) * (width - NAMES);
+    const colours = { compute: colour("dim0"), communicate: colour("dim1"), text: colour("text"), muted: colour("muted"), line: colour("line"), ground: colour("ground"), critical: colour("critical"), accent: colour("accent"), surface: colour("surface") };
+    this.run.lanes.forEach((lane, at) => {
+      const y = HEAD + at * (2 * ROW + GAP) - this.top;
+      if (y > height || y + 2 * ROW < HEAD) return;
+      paint.fillStyle = colours.surface;
+      paint.fillRect(NAMES, y, width - NAMES, 2 * ROW);
+      this.drawLane(paint, lane, at, y, x, width, colours, font);
+      paint.fillStyle = colours.ground;
+      paint.fillRect(0, y - GAP / 2, NAMES, 2 * ROW + GAP);
+      paint.fillStyle = at === this.lane && this.runs.length && this.run.lanes.length > 1 ? colours.accent : colours.text;
+      paint.font = `600 12px ${font}`;
+      paint.fillText(this.page.measured ? `worker ${lane.worker}` : "one worker", 12, y + ROW - 6);
+      paint.fillStyle = colours.muted;
+      paint.font = `11px ${font}`;
+      if (this.page.measured) paint.fillText(clipped(this.where(lane.worker), 22), 12, y + 2 * ROW - 7);
+    });
+    this.drawAxis(paint, x, width, colours, font);
+  }
+
+  private where(worker: number): string {
+    const { model, measured } = this.page;
+    return (measured?.point(worker) ?? []).map((place, dim) => `${model.dimName(dim)}=${place}`).join(" ");
+  }
+
+  private drawLane(paint: CanvasRenderingContext2D, lane: Lane, at: number, y: number, x: (time: number) => number, width: number, colours: Record<string, string>, font: string): void {
+    const { model, store } = this.page;
+    const path = this.critical.get(at);
+    const filled = [-1, -1];
+    paint.font = `11px ${font}`;
+    for (let span = after(lane.ends, this.from); span < lane.values.length && lane.starts[span]! < this.to; span += 1) {
+      const value = lane.values[span]!;
+      const row = value >= 0 && model.isCollective(value) ? 1 : 0;
+      const left = Math.max(NAMES, x(lane.starts[span]!));
+      const right = Math.min(width, x(lane.ends[span]!));
+      const isChosen = value === store.state.value;
+      const dim = store.state.dim;
+      // A pixel is painted once.
+      if (!isChosen && right < filled[row]! + 0.6) continue;
+      filled[row] = right;
+      const w = Math.max(0.8, right - left - (right - left > 3 ? 0.6 : 0));
+      paint.globalAlpha = dim >= 0 && !(value >= 0 && model.data.values.dims[value]!.includes(dim)) ? 0.25 : 1;
+      paint.fillStyle = row ? colours["communicate"]! : colours["compute"]!;
+      paint.fillRect(left, y + row * ROW + 2, w, ROW - 6);
+      if (path?.has(span)) {
+        paint.fillStyle = colours["critical"]!;
+        paint.fillRect(left, y + row * ROW + ROW - 4, Math.max(0.8, right - left), 3);
+      }
+      if (isChosen) {
+        paint.strokeStyle = colours["text"]!;
+        paint.lineWidth = 2;
+        paint.strokeRect(left - 1, y + row * ROW + 1, Math.max(3, w + 2), ROW - 4);
+      }
+      if (w > 46 && value >= 0) {
+        paint.fillStyle = colours["ground"]!;
+        paint.fillText(clipped(model.name(value), Math.floor((w - 8) / 6.2)), left + 4, y + row * ROW + 14);
+      }
+      paint.globalAlpha = 1;
+    }
+  }
+
+  private drawAxis(paint: CanvasRenderingContext2D, x: (time: number) => number, width: number, colours: Record<string, string>, font: string): void {
+    paint.fillStyle = colours["ground"]!;
+    paint.fillRect(0, 0, width, HEAD - 2);
+    const span = this.to - this.from;
+    const rough = span / Math.max(2, (width - NAMES) / 110);
+    const power = 10 ** Math.floor(Math.log10(rough));
+    const step = [1, 2, 5, 10].map((factor) => factor * power).find((each) => each >= rough)!;
+    paint.font = `11px ${font}`;
+    for (let time = Math.ceil((this.from - this.run.start) / step) * step; time + this.run.start <= this.to; time += step) {
+      const at = x(time + this.run.start);
+      if (at < NAMES) continue;
+      paint.fillStyle = colours["line"]!;
+      paint.fillRect(at, HEAD - 8, 1, this.canvas.clientHeight);
+      paint.fillStyle = colours["muted"]!;
+      paint.fillText(seconds(time * 1e-9), at + 4, HEAD - 12);
+    }
+  }
+}
+
+/** The first place in ascending `numbers` whose number is at least `least`. */
+function after(numbers: Float64Array, least: number): number {
+  let [low, high] = [0, numbers.length];
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (numbers[middle]! < least) low = middle + 1;
+    else high = middle;
+  }
+  return low;
+}
