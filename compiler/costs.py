@@ -1,4 +1,4 @@
-"""What a partitioned graph will cost, read off its types: collectives and bytes by mesh dim, ops, and peak memory."""
+"""What a partitioned graph will cost, read off its types: ops, collectives and bytes by mesh dim."""
 
 from __future__ import annotations
 
@@ -9,16 +9,14 @@ from torch import fx
 
 from monarch.compiler import ops
 from monarch.compiler.graph import Graph, args_of
-from monarch.compiler.partition.cost import VIEWS
 from monarch.compiler.types import TensorType
 
 
 def graph_costs(graph: Graph) -> dict[str, Any]:
-    """`{"ops": n, "collectives": {"data": {"all_reduce": {"count": n, "tensors": n, "bytes": n}}}, "peak_bytes": n}`.
+    """`{"ops": n, "collectives": {"data": {"all_reduce": {"count": n, "tensors": n, "bytes": n}}}}`.
 
     Bytes are those that one worker puts in (for all_gather: gets out), summed over the collectives; a collective over
-    several mesh dims stands under "data,model". Peak memory is what one worker holds at most, inputs and state
-    included, if every value is dropped after its last use and no view costs anything.
+    several mesh dims stands under "data,model".
     """
     collectives: dict[str, dict[str, dict[str, int]]] = {}
     for node in graph.calls:
@@ -30,35 +28,21 @@ def graph_costs(graph: Graph) -> dict[str, Any]:
         )
         entry["count"] += 1
         entry["tensors"] += len(tensors)
-        types = node.meta["type"] if node.target is ops.all_gather else [t.meta["type"] for t in tensors]
-        entry["bytes"] += sum(_nbytes(graph, type_) for type_ in types)
+        entry["bytes"] += bytes_sent(graph, node)
     return {
         "ops": sum(1 for _ in graph.calls),
         "collectives": collectives,
-        "peak_bytes": _peak_bytes(graph),
     }
 
 
-def _nbytes(graph: Graph, type_: object) -> int:
+def bytes_sent(graph: Graph, node: fx.Node) -> int:
+    """The bytes that one worker puts into a collective (for all_gather: gets out)."""
+    types = node.meta["type"] if node.target is ops.all_gather else [t.meta["type"] for t in args_of(node)[0]]
+    return sum(local_bytes(graph, type_) for type_ in types)
+
+
+def local_bytes(graph: Graph, type_: object) -> int:
+    """What one worker holds of a value of this type; 0 for None."""
     if isinstance(type_, TensorType):
         return math.prod(graph.local_shape(type_)) * type_.dtype.itemsize
     return 0
-
-
-def _peak_bytes(graph: Graph) -> int:
-    nodes = list(graph.fx.nodes)
-    last: dict[fx.Node, int] = {}
-    for i, node in enumerate(nodes):
-        last[node] = i
-        for operand in node.all_input_nodes:
-            last[operand] = i
-    freed: dict[int, int] = {}
-    held = peak = 0
-    for i, node in enumerate(nodes):
-        view = getattr(node.target, "overloadpacket", None) in VIEWS
-        size = 0 if view else _nbytes(graph, node.meta.get("type"))
-        held += size
-        peak = max(peak, held)
-        freed[last[node]] = freed.get(last[node], 0) + size
-        held -= freed.pop(i, 0)
-    return peak

@@ -8,7 +8,16 @@ What a node carries, in `node.meta`:
     "kind"      placeholders only: "input", "state", "constant", "scalar" or "seed"
     "label"     placeholders only: an input's position, a state's or scalar's name
     "backward"  True for an op that autograd ran
+    "module"    the path of the module whose forward ran the op, or the forward op that it is the backward of
     "why"       text: why the value has its layout, or why the collective is there
+
+and while a report is made (`pipeline.compile_graph(graph, report=True)`):
+
+    "traced"    the name that the value had in the traced graph; what the compiler adds has none
+    "key"       an object that stands for the value through the passes, by which decisions name their causes
+    "stands_for" keys of `layout()`s whose result this value is
+    "decisions" `partition.decide.Decided` for each mesh dim done so far
+    "reason"    as "why", for one result of a collective
 
 A graph's text form (`str(graph)`) parses back exactly (`monarch.compiler.text`):
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import sys
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,39 +13,106 @@ from typing import Any
 from monarch.compiler import knobs
 from monarch.compiler.errors import MonarchError
 from monarch.compiler.graph import Graph
+from monarch.compiler.inspect.build import build_report
+from monarch.compiler.inspect.memory import peak
 from monarch.compiler.partition import PartitionByMesh, nesting_order
+from monarch.compiler.partition.decide import mark_traced
 from monarch.compiler.passes.base import Pass
 from monarch.compiler.passes.collectives import JoinCollectives, SimplifyReductions
 from monarch.compiler.passes.decompose import DecomposeSplit
 from monarch.compiler.passes.emit import emit_plan
 from monarch.compiler.passes.simplify import SimplifyViews
 from monarch.compiler.plan import Plan
+from monarch.compiler.plan.target import check_target
+from monarch.compiler.text import print_graph
 from monarch.compiler.verify import verify
 
+Progress = Callable[[str, float, Graph], None]
+"""Called after each pass: its name, how many seconds it took, and the graph that it left."""
 
-def pipeline(graph: Graph) -> list[Pass]:
+
+def pipeline(graph: Graph, *, report: bool = False) -> list[Pass]:
     """The passes from a traced graph with global types to one with local types and explicit collectives."""
     return [
         SimplifyViews(),
         DecomposeSplit(),
-        *(PartitionByMesh(mesh_dim) for mesh_dim in nesting_order(graph)),
+        *_partition_by_mesh(graph, report),
         SimplifyReductions(),
         JoinCollectives(),
     ]
 
 
+def _partition_by_mesh(graph: Graph, report: bool = False) -> list[Pass]:
+    return [PartitionByMesh(dim, report=report) for dim in nesting_order(graph) if dim not in graph.partitioned]
+
+
+PASSES: dict[str, Callable[[Graph], list[Pass]]] = {
+    SimplifyViews.name: lambda graph: [SimplifyViews()],
+    DecomposeSplit.name: lambda graph: [DecomposeSplit()],
+    "partition-by-mesh": _partition_by_mesh,
+    SimplifyReductions.name: lambda graph: [SimplifyReductions()],
+    JoinCollectives.name: lambda graph: [JoinCollectives()],
+}
+"""What each name stands for in `run_passes`, in the order of the pipeline. "partition-by-<mesh dim>" is one dim of
+"partition-by-mesh"."""
+
+
+def run_passes(graph: Graph, names: Sequence[str], *, progress: Progress | None = None) -> Graph:
+    """The graph after some passes, by name (see PASSES). The argument is not changed.
+
+    Raises MonarchError for a name that is no pass, and what the passes raise."""
+    graph = _copy(graph)
+    for name in names:
+        for step in _passes_named(name, graph):
+            graph = _run([step], graph, {}, progress)
+    return graph
+
+
+def _passes_named(name: str, graph: Graph) -> list[Pass]:
+    if name in PASSES:
+        return PASSES[name](graph)
+    known = [*PASSES, *(f"partition-by-{dim}" for dim in graph.mesh.names)]
+    if name in known:
+        dim = name.removeprefix("partition-by-")
+        if dim in graph.partitioned:
+            raise MonarchError(f"the graph is partitioned by '{dim}' already")
+        return [PartitionByMesh(dim)]
+    close = difflib.get_close_matches(name, known, n=1)
+    raise MonarchError(
+        f"unknown pass {name!r}",
+        hint=(f"did you mean {close[0]}? " if close else "") + f"Passes are {', '.join(known)}.",
+    )
+
+
 def partition_graph(graph: Graph) -> Graph:
     """A traced graph, partitioned for its mesh. The argument is not changed. Raises LayoutError and RuleError."""
-    return _run(_copy(graph), {})
+    graph = _copy(graph)
+    return _run(pipeline(graph), graph, {})
 
 
-def compile_graph(graph: Graph) -> Plan:
-    """The plan of a traced graph. The argument is not changed. Raises LayoutError and RuleError."""
+def compile_graph(graph: Graph, *, report: bool = False, target: str = "cpu", progress: Progress | None = None) -> Plan:
+    """The plan of a traced graph. The argument is not changed.
+
+    `report` fills `Plan.report` and `Plan.traced`, for the inspector: it takes some time, and nothing of it runs on a
+    worker. Raises LayoutError and RuleError, and MonarchError for an unknown target.
+    """
+    check_target(target)
     seconds: dict[str, float] = {}
-    partitioned = _run(_copy(graph), seconds)
+    partitioned = _copy(graph)
+    if report:
+        mark_traced(partitioned)
+    partitioned = _run(pipeline(partitioned, report=report), partitioned, seconds, progress)
     start = time.perf_counter()
-    plan = emit_plan(partitioned)
+    plan = emit_plan(partitioned, target=target)
     seconds["emit-plan"] = time.perf_counter() - start
+    if progress is not None:
+        progress("emit-plan", seconds["emit-plan"], partitioned)
+    if report:
+        start = time.perf_counter()
+        made = build_report(partitioned, plan)
+        plan = replace(plan, report=made, traced=print_graph(graph, paths=True, modules=True))
+        plan.costs["peak_bytes"] = peak(plan)[0]
+        seconds["report"] = time.perf_counter() - start
     if "plan" in knobs.log_topics():
         print(f"monarch: {graph.name}: the plan\n{plan.graph}", file=sys.stderr)
     return replace(plan, costs={**plan.costs, "seconds": seconds})
@@ -58,9 +126,9 @@ def _copy(graph: Graph) -> Graph:
     return copy
 
 
-def _run(graph: Graph, seconds: dict[str, float]) -> Graph:
+def _run(steps: list[Pass], graph: Graph, seconds: dict[str, float], progress: Progress | None = None) -> Graph:
     dump = _Dump(graph)
-    for number, step in enumerate(pipeline(graph)):
+    for number, step in enumerate(steps):
         start = time.perf_counter()
         graph = step.run(graph)
         seconds[step.name] = time.perf_counter() - start
@@ -70,6 +138,8 @@ def _run(graph: Graph, seconds: dict[str, float]) -> Graph:
             print(f"monarch: {graph.name}: {step.name} {seconds[step.name]:.3f} s, {ops} ops", file=sys.stderr)
         if knobs.verify():
             verify(graph, after=step.name)
+        if progress is not None:
+            progress(step.name, seconds[step.name], graph)
     return graph
 
 

@@ -7,19 +7,21 @@ from contextlib import contextmanager
 
 from monarch.compiler.graph import Graph
 from monarch.compiler.plan import Plan
+from monarch.compiler.plan.tracing import is_watched
 
 Compile = Callable[[Graph], Plan]
 
 _compile: Compile | None = None
 
 
-def compile_graph(graph: Graph) -> Plan:
-    """The plan of a traced graph."""
+def compile_graph(graph: Graph, *, report: bool = False) -> Plan:
+    """The plan of a traced graph; `report` fills what the inspector shows of it."""
     if _compile is not None:
         return _compile(graph)
     from monarch.compiler import pipeline
 
-    return pipeline.compile_graph(graph)
+    # A trace is read with the report of what it measured.
+    return pipeline.compile_graph(graph, report=report or is_watched())
 
 
 def partition_graph(graph: Graph) -> Graph:

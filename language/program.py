@@ -43,7 +43,7 @@ class Traced:
 
     def compile(self) -> Plan:
         """The plan that workers run."""
-        return compile_graph(self.graph)
+        return compile_graph(self.graph, report=True)
 
     def __str__(self) -> str:
         return str(self.graph)
@@ -139,7 +139,7 @@ class Program(Generic[P, R]):
 
     def compile(self, *args: P.args, **kwargs: P.kwargs) -> Plan:
         """The plan for these arguments: `plan.save("step.mplan")`. Traces the function, and changes nothing."""
-        return compile_graph(self._look(args, kwargs))
+        return compile_graph(self._look(args, kwargs), report=True)
 
     def _look(self, args: Any, kwargs: Any) -> Graph:
         _, leaves, spec = self._signature(args, kwargs)

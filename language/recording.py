@@ -64,7 +64,9 @@ class Recording:
             assert view is not None
             value = self.tape.value(ref.fake, parent, view)
             out = value if view.output is None else (*(None,) * view.output, value)
-            self.tape.ops.append(Op(view.func, (parent, *view.args), view.kwargs, out, view.source, view.backward))
+            self.tape.ops.append(
+                Op(view.func, (parent, *view.args), view.kwargs, out, view.source, view.backward, view.module)
+            )
         ref.recording, ref.value = self, value
         return value
 
@@ -148,8 +150,7 @@ class Recording:
     # -- ops -----------------------------------------------------------------------------------------------------
 
     def append(self, func: Any, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...], out: Any) -> None:
-        source, backward = source_now()
-        self.tape.ops.append(Op(func, args, kwargs, out, source, backward))
+        self.tape.ops.append(Op(func, args, kwargs, out, *source_now()))
 
     def own(self, func: Any, args: tuple[Any, ...], shape: tuple[int, ...], dtype: torch.dtype) -> DistributedTensor:
         """Record one of our own ops, which gives a tensor of this shape and dtype."""
@@ -164,10 +165,11 @@ class Recording:
 
 class _Current(threading.local):
     recording: Recording | None = None
+    module: str = ""
 
 
 current = _Current()
-"""The program that each thread traces."""
+"""The program that each thread traces, and the path of the module whose forward it runs."""
 
 
 def current_program() -> Recording | None:
@@ -211,18 +213,18 @@ def mesh_error(first: Mesh, second: Mesh) -> ProgramError:
 
 # -- source lines ----------------------------------------------------------------------------------------------------
 
-_forward_sources: dict[int, Source | None] = {}
+_forward_sources: dict[int, tuple[Source | None, str]] = {}
 
 
-def source_now() -> tuple[Source | None, bool]:
-    """The user's line, and whether autograd runs this op: then the line is that of the forward op."""
+def source_now() -> tuple[Source | None, bool, str]:
+    """The user's line, whether autograd runs this op, and the module: for autograd's ops those of the forward op."""
     node = torch._C._current_autograd_node()
     if node is not None:
-        forward = _forward_sources.get(node._sequence_nr())
-        return (forward if forward is not None else user_source()), True
-    source = user_source()
+        source, module = _forward_sources.get(node._sequence_nr(), (None, ""))
+        return (source if source is not None else user_source()), True, module
+    source, module = user_source(), current.module
     # An op's autograd node gets its number before the op is dispatched to us.
     if len(_forward_sources) > 200_000:
         _forward_sources.clear()
-    _forward_sources.setdefault(torch._C._autograd._get_sequence_nr() - 1, source)
-    return source, False
+    _forward_sources.setdefault(torch._C._autograd._get_sequence_nr() - 1, (source, module))
+    return source, torch._C._current_graph_task_id() != -1, module  # autograd sums gradients outside of its nodes

@@ -26,6 +26,7 @@ from monarch.language.environment import (
     state_names,
 )
 from monarch.language.mesh import Mesh
+from monarch.language.modules import module_paths
 from monarch.language.optimizers import Hyperparameter, OptimizerSnapshot, OptimizerWatch
 from monarch.language.random import counting_streams
 from monarch.language.recorder import tracing
@@ -168,6 +169,7 @@ def trace(
             stack.enter_context(torch.enable_grad() if torch.is_grad_enabled() else torch.no_grad())
             stack.enter_context(counting_streams())
             stack.enter_context(watch.watching())
+            stack.enter_context(module_paths(environment))
             stack.enter_context(tracing(recording))
             returned = function(*args, **kwargs)
         result = _result(recording, returned)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from torch import fx
 from monarch.compiler import ops
 from monarch.compiler.graph import args_of
 from monarch.compiler.partition.cost import FORBIDDEN, GATHER, STATE_GATHER, compute_cost, reshard_cost
+from monarch.compiler.partition.margins import margins
 from monarch.compiler.partition.options import Alternative, Options, Shape
 from monarch.compiler.partition.solve import CostNetwork
 from monarch.compiler.rules import PARTIAL, Strategy
@@ -27,16 +28,21 @@ more."""
 
 @dataclass
 class Choice:
-    """What was chosen for one mesh dim: an alternative for every op; `exact` says whether no cheaper choice exists."""
+    """What was chosen for one mesh dim: an alternative for every op; `exact` says whether no cheaper choice exists.
+
+    `extra`  where it was asked for: each op's alternatives, and how much dearer the best whole program is with each
+             (see `margins`)
+    """
 
     alternatives: dict[fx.Node, Alternative]
     exact: bool
+    extra: dict[fx.Node, list[tuple[Alternative, float]]] = field(default_factory=dict)
 
 
-def choose(options: Options) -> Choice:
+def choose(options: Options, *, extra: bool = False) -> Choice:
     """The cheapest combination of alternatives. See Options for which there are, `cost` for what they cost."""
     graph = options.graph
-    network = CostNetwork()
+    network = CostNetwork(keep=extra)
     variables: dict[fx.Node, int] = {}
     alternatives: dict[fx.Node, list[Alternative]] = {}
     returned, states = set(graph.returns), graph.states
@@ -64,7 +70,12 @@ def choose(options: Options) -> Choice:
             network.pair(variables[producer], variables[node], costs)
     picked = network.solve()
     chosen = {node: alternatives[node][picked[variable]] for node, variable in variables.items()}
-    return Choice(chosen, network.exact)
+    choice = Choice(chosen, network.exact)
+    if extra:
+        found = margins(network, picked, [len(alternatives[node]) for node in variables])
+        for node, variable in variables.items():
+            choice.extra[node] = list(zip(alternatives[node], found[variable], strict=True))
+    return choice
 
 
 def _alternatives(options: Options, node: fx.Node) -> list[Alternative]:

@@ -83,12 +83,14 @@ def compute_cost(node: fx.Node, operands: Sequence[tuple[int, ...]], results: Se
     packet = getattr(node.target, "overloadpacket", node.target)
     if packet in VIEWS:
         return 0.0
-    flops = _flops(packet, operands, results)
+    flops = matrix_flops(packet, operands, results)
     touched = 4.0 * (sum(map(math.prod, operands)) + sum(map(math.prod, results)))
     return flops / FLOPS_PER_BYTE + touched * MEMORY_PER_BYTE
 
 
-def _flops(packet: object, operands: Sequence[tuple[int, ...]], results: Sequence[tuple[int, ...]]) -> float:
+def matrix_flops(packet: object, operands: Sequence[tuple[int, ...]], results: Sequence[tuple[int, ...]]) -> float:
+    """Floating-point operations of matrix products, convolutions and attention, a multiplication and an addition being
+    two; 0 for every other op."""
     if packet in (aten.mm, aten.bmm):
         return 2.0 * math.prod(results[0]) * operands[0][-1]
     if packet in (aten.addmm, aten.baddbmm):

@@ -12,6 +12,7 @@ from monarch.compiler.errors import LayoutError
 from monarch.compiler.graph import Graph, args_of
 from monarch.compiler.partition.choose import choose
 from monarch.compiler.partition.cost import VIEWS
+from monarch.compiler.partition.decide import decide, decide_alone, mark_keys, pass_on
 from monarch.compiler.partition.options import find_options
 from monarch.compiler.partition.rewrite import rewrite
 from monarch.compiler.passes.base import Pass
@@ -33,13 +34,18 @@ class PartitionByMesh(Pass):
     %y = aten.mm(%x, %v)   : f32[32, 1024] of f32[64@data, 1024]
     """
 
-    def __init__(self, mesh_dim: str) -> None:
+    def __init__(self, mesh_dim: str, *, report: bool = False) -> None:
+        """`report`: write down at each value why it lies as it does (`decide`)."""
         self.mesh_dim = mesh_dim
+        self.report = report
         self.name = f"partition-by-{mesh_dim}"
 
     def run(self, graph: Graph) -> Graph:
         split_state_views(graph)
         if graph.mesh.sizes[self.mesh_dim] == 1:
+            if self.report:
+                mark_keys(graph)
+                decide_alone(graph, self.mesh_dim)
             graph.partitioned = (*graph.partitioned, self.mesh_dim)
         else:
             graph = self.partition(graph)
@@ -49,7 +55,9 @@ class PartitionByMesh(Pass):
 
     def partition(self, graph: Graph) -> Graph:
         options = find_options(graph, self.mesh_dim)
-        choice = choose(options)
+        choice = choose(options, extra=self.report)
+        if self.report:
+            decide(options, choice)
         if not choice.exact and "passes" in knobs.log_topics():
             print(f"monarch: {self.name}: too many alternatives for an exact choice: near the best", file=sys.stderr)
         return rewrite(options, choice)
@@ -59,7 +67,9 @@ def drop_constraints(graph: Graph) -> None:
     """Take out what `layout()` left, once every dim lies as it says."""
     for node in list(graph.calls):
         if node.target is ops.constrain:
-            node.replace_all_uses_with(args_of(node)[0])
+            value = args_of(node)[0]
+            pass_on(node, value)
+            node.replace_all_uses_with(value)
             graph.fx.erase_node(node)
 
 
@@ -74,6 +84,7 @@ def split_state_views(graph: Graph) -> None:
         with graph.fx.inserting_before(min(later)):
             copy = graph.fx.node_copy(node)
         copy.meta["backward"] = True
+        copy.meta.pop("key", None)
         for user in later:
             user.replace_input_with(node, copy)
 

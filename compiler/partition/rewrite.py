@@ -117,6 +117,7 @@ class _Rewrite:
         """Append the op that brings `copy` from `source` to `target`; `value` and `user` are whom it is for."""
         dim = self.options.mesh_dim
         type_ = self.new.type_so_far(copy).place(dim, target)
+        module = user.meta.get("module") or value.meta.get("module") or ""
         cause: Source | None = user.meta.get("source") or value.meta.get("source")
         why = f"{_describe(value)} is {_words(source, dim)}; {_describe(user)} takes it {_words(target, dim)}"
         if user is value:
@@ -124,7 +125,7 @@ class _Rewrite:
 
         def local(op: ops.MonarchOp, *args: Any, to: TensorType = type_) -> fx.Node:
             node = self.new.call(op, *args, type=to, source=cause, name=f"{value.name}_{op.name}")
-            node.meta.update(why=why, backward=bool(user.meta.get("backward")))
+            node.meta.update(why=why, backward=bool(user.meta.get("backward")), module=module)
             return node
 
         def collective(op: ops.MonarchOp, *args: Any) -> fx.Node:
@@ -132,9 +133,9 @@ class _Rewrite:
                 op, [copy], [dim], *args, type=(type_,), source=cause, name=f"{value.name}_{op.name}"
             )
             node = self.new.call(operator.getitem, several, 0, type=type_, source=cause)
-            several.meta["why"] = why
+            several.meta["why"] = node.meta["reason"] = why
             for each in (several, node):
-                each.meta["backward"] = bool(user.meta.get("backward"))
+                each.meta.update(backward=bool(user.meta.get("backward")), module=module)
             return node
 
         if isinstance(source, int):

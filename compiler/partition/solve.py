@@ -25,12 +25,29 @@ class _Factor:
     table: Table  # one axis a variable of the scope
 
 
+@dataclass(frozen=True)
+class Bucket:
+    """A variable that left: the costs that it had with `scope`, the variables that it left a table to (last axis: its
+    own)."""
+
+    variable: int
+    scope: tuple[int, ...]
+    total: Table
+
+
 @dataclass
 class CostNetwork:
-    """Variables with costs of their own and costs between pairs of them."""
+    """Variables with costs of their own and costs between pairs of them.
+
+    `keep`     whether `solve` leaves its tables, in the order in which variables left, in `buckets`, and the variables
+               that it fixed in `fixed`: what `margins` reads
+    """
 
     limit: int = 300_000
     exact: bool = True
+    keep: bool = False
+    buckets: list[Bucket] = field(default_factory=list)
+    fixed: set[int] = field(default_factory=set)
     _sizes: list[int] = field(default_factory=list)
     _factors: list[_Factor] = field(default_factory=list)
 
@@ -86,6 +103,7 @@ class CostNetwork:
                 v = max(alive, key=lambda u: (len(scope_of(u)), -u))
                 neighbours = scope_of(v)
                 choice[v] = self._locally_best(v, touching[v])
+                self.fixed.add(v)
                 for factor in list(touching[v]):
                     rest = tuple(u for u in factor.scope if u != v)
                     table = np.take(factor.table, choice[v], axis=factor.scope.index(v))
@@ -93,6 +111,8 @@ class CostNetwork:
             else:
                 neighbours = scope_of(v)
                 total = self._sum(touching[v], (*neighbours, v))
+                if self.keep:
+                    self.buckets.append(Bucket(v, neighbours, total))
                 undo.append((v, neighbours, total.argmin(axis=-1)))
                 replace(list(touching[v]), _Factor(neighbours, total.min(axis=-1)) if neighbours else None)
             alive.discard(v)
@@ -101,6 +121,14 @@ class CostNetwork:
         for v, scope, best in reversed(undo):
             choice[v] = int(best[tuple(choice[u] for u in scope)])
         return choice
+
+    def around(self, choice: list[int], v: int) -> list[float]:
+        """What each alternative of `v` costs where every other variable is as `choice` says."""
+        costs = np.zeros(self._sizes[v])
+        for factor in self._factors:
+            if v in factor.scope:
+                costs += factor.table[tuple(slice(None) if u == v else choice[u] for u in factor.scope)]
+        return [float(cost) for cost in costs]
 
     def _without_fixed(self, factor: _Factor) -> _Factor:
         """The factor over those of its variables that have a choice."""

@@ -74,6 +74,7 @@ class View:
     output: int | None = None
     source: Source | None = field(default=None, compare=False)
     backward: bool = field(default=False, compare=False)
+    module: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +154,7 @@ class Op:
     out: Any
     source: Source | None = None
     backward: bool = False
+    module: str = ""
 
     @property
     def key(self) -> tuple[Any, ...]:

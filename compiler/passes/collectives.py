@@ -45,6 +45,10 @@ class SimplifyReductions(Pass):
                 inner = _sole_all_reduce(args_of(node)[0][0], node)
                 if inner is not None and args_of(inner)[2] == args_of(node)[2]:
                     node.args = (args_of(inner)[0], [*args_of(inner)[1], *args_of(node)[1]], args_of(node)[2])
+                    for result in node.users:
+                        result.meta["reason"] = "; ".join(
+                            dict.fromkeys(str(each.meta["why"]) for each in (inner, node) if each.meta.get("why"))
+                        )
         _erase_dead_collectives(graph)
         return graph
 
@@ -68,10 +72,15 @@ def _replace_collective(graph: Graph, node: fx.Node, op: ops.MonarchOp, *args: o
     with graph.fx.inserting_before(node):
         several = graph.call(op, *args, type=(type_,), source=node.meta.get("source"))
         one = graph.call(operator.getitem, several, 0, type=type_, source=node.meta.get("source"))
-    several.meta.update({key: node.meta[key] for key in ("why", "backward") if key in node.meta})
-    one.meta["backward"] = node.meta.get("backward")
+    several.meta.update({key: node.meta[key] for key in ("why", "backward", "module") if key in node.meta})
+    one.meta.update({key: node.meta[key] for key in _KEPT if key in node.meta})
+    one.meta.update(backward=node.meta.get("backward"), reason=node.meta.get("why", ""))
     node.replace_all_uses_with(one)
     graph.fx.erase_node(node)
+
+
+_KEPT = ("module", "key", "stands_for", "decisions")
+"""What of a value's meta is as true of the value that takes its place."""
 
 
 def _erase_dead_collectives(graph: Graph) -> None:
@@ -224,6 +233,7 @@ def _emit(graph: Graph, bucket: _Bucket, at: dict[fx.Node, float]) -> None:
             name=first.name,
         )
         joined.meta.update({key: first.meta[key] for key in ("why", "backward") if key in first.meta})
+        joined.meta["module"] = _common_path([member.meta.get("module") or "" for member in bucket.members])
         at[joined] = position
         offset = 0
         for member in bucket.members:
@@ -236,6 +246,15 @@ def _emit(graph: Graph, bucket: _Bucket, at: dict[fx.Node, float]) -> None:
                 graph.fx.erase_node(result)
             offset += len(args_of(member)[0])
             graph.fx.erase_node(member)
+
+
+def _common_path(paths: list[str]) -> str:
+    """The module that all of these lie in: "blocks.0" of "blocks.0.attention.q" and "blocks.0.mlp"."""
+    parts = [path.split(".") for path in paths]
+    same = 0
+    while all(len(each) > same and each[same] == parts[0][same] for each in parts):
+        same += 1
+    return ".".join(parts[0][:same])
 
 
 def _reorder(graph: Graph, at: dict[fx.Node, float]) -> None:

@@ -35,14 +35,19 @@ OVERLAPPING = {aten.expand, aten.as_strided, aten.unfold}
 MAY_ALIAS = {ops.shard, ops.first_only, aten.reshape.default, aten.contiguous.default}
 
 
-def emit_plan(graph: Graph) -> Plan:
-    """Lower a partitioned graph: slots, lifetimes, writes in place, and the commit point."""
-    return _Emitter(graph).run()
+def emit_plan(graph: Graph, *, target: str = "cpu") -> Plan:
+    """Lower a partitioned graph: slots, lifetimes, writes in place, and the commit point.
+
+    The graph gets a copy of each result that would share another's buffer; the plan then has an instruction for each of
+    its calls, in their order, and one "commit" where a step writes over state.
+    """
+    return _Emitter(graph, target).run()
 
 
 @dataclass
 class _Emitter:
     graph: Graph
+    target: str = "cpu"
     slots: dict[fx.Node, int] = field(default_factory=dict)
     roots: dict[fx.Node, fx.Node] = field(default_factory=dict)
     """The node whose buffer a value shares: views share the buffer of what they view."""
@@ -85,6 +90,7 @@ class _Emitter:
             constants=dict(graph.constants),
             constant_slots={p.meta["label"]: self.slots[p] for p in graph.placeholders if p.meta["kind"] == "constant"},
             sources=tuple(self.sources),
+            target=self.target,
             graph=str(graph),
             costs=graph_costs(graph),
         )

@@ -42,6 +42,7 @@ class Emitter:
         self.graph = graph
         self.source: Source | None = None
         self.backward = False
+        self.module = ""
         self._small: dict[Any, fx.Node] = {}
         self._seed: fx.Node | None = None
         self._scalars: dict[str, fx.Node] = {}
@@ -60,6 +61,8 @@ class Emitter:
         node = self.graph.call(func, *args, type=type, source=self.source, **kwargs)
         if self.backward:
             node.meta["backward"] = True
+        if self.module:
+            node.meta["module"] = self.module
         if key is not None:
             self._small[key] = node
         return node
@@ -187,10 +190,10 @@ class Functionalizer(Emitter):
             return known[1]
         assert value.view is not None
         base = self.value(value.parent)
-        here = self.source, self.backward
-        self.source, self.backward = value.view.source, value.view.backward
+        here = self.source, self.backward, self.module
+        self.source, self.backward, self.module = value.view.source, value.view.backward, value.view.module
         node = read_view(self, value, base)
-        self.source, self.backward = here
+        self.source, self.backward, self.module = here
         self._views[value] = (writes, node)
         return node
 
@@ -221,7 +224,7 @@ class Functionalizer(Emitter):
             self.define(entry.value, node)
 
     def op(self, op: Op) -> None:
-        self.source, self.backward = op.source, op.backward
+        self.source, self.backward, self.module = op.source, op.backward, op.module
         outs = op.out if isinstance(op.out, tuple) else (op.out,)
         if any(out is not None and out.parent is not None for out in outs):
             return  # a view is read where it is used, for its base may have changed by then
@@ -474,7 +477,7 @@ def functionalize(
     walk.inputs(tape)
     for op in tape.ops:
         walk.op(op)
-    walk.source, walk.backward = None, False
+    walk.source, walk.backward, walk.module = None, False, ""
 
     finals = {label: walk.value(value) for label, value in updates.items()}
     shared = _shared_inputs(tape, finals, walk)

@@ -15,6 +15,7 @@ import torch
 
 from monarch.compiler.errors import LayoutError, PlanError, Source
 from monarch.compiler.plan.plan import Instruction, Plan, Slot, ValueSpec
+from monarch.compiler.plan.target import TARGETS
 from monarch.compiler.text.names import CONSTANT_NAMES, CONSTANTS
 from monarch.compiler.types import DTYPE_NAMES, DTYPES, Layout, MeshSpec, TensorType
 
@@ -32,6 +33,7 @@ def encode_head(plan: Plan) -> dict[str, Any]:
     return {
         "name": plan.name,
         "mesh": [list(dim) for dim in plan.mesh.dims],
+        "target": plan.target,
         "inputs": [_encode_value(spec) for spec in plan.inputs],
         "outputs": [_encode_value(spec) for spec in plan.outputs],
         "slots": plan.slots,
@@ -42,16 +44,15 @@ def encode_head(plan: Plan) -> dict[str, Any]:
 
 
 def _encode_value(spec: ValueSpec) -> list[Any]:
-    type_ = spec.type
+    return [spec.kind, spec.label, encode_type(spec.type), spec.slot]
+
+
+def encode_type(type_: TensorType) -> list[Any]:
+    """`[dtype, shape, shards, partial, varying]`."""
     layout = type_.layout
     partial = [list(entry) for entry in layout.partial]
     shards = [list(names) for names in layout.shards]
-    return [
-        spec.kind,
-        spec.label,
-        [DTYPE_NAMES[type_.dtype], list(type_.shape), shards, partial, list(layout.varying)],
-        spec.slot,
-    ]
+    return [DTYPE_NAMES[type_.dtype], list(type_.shape), shards, partial, list(layout.varying)]
 
 
 def encode_instruction(instruction: Instruction) -> list[Any]:
@@ -127,6 +128,11 @@ class Decoder:
 
     def strings(self, value: Any, what: str) -> tuple[str, ...]:
         return tuple(self.string(entry, what) for entry in self.items(value, what))
+
+    def target(self, value: Any) -> str:
+        if value not in TARGETS if isinstance(value, str) else True:
+            self.fail(f"its target is {short(value)}, not one of {', '.join(TARGETS)}")
+        return str(value)
 
     def mesh(self, value: Any) -> MeshSpec:
         dims = []

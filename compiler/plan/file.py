@@ -2,9 +2,11 @@
 
 A file holds (see `container` for the bytes):
 
-    manifest               JSON: name, mesh, inputs, outputs, slots, source lines, costs, the plan's hash
+    manifest               JSON: name, mesh, target, inputs, outputs, slots, source lines, costs, the plan's hash
     program.jsonl          one instruction a line, a JSON array each (see `encode`)
     graph.txt              the partitioned graph, for people
+    traced.txt             the traced graph, on which the passes can be run again; empty where it was not kept
+    report.json            what the compiler knows of each value (see `encode_report`); null where it was not kept
     constants.safetensors  the constants' tensors
 
 No pickle, nothing compressed. Loading reads and checks; it runs nothing and imports nothing. The bytes are the same for
@@ -29,10 +31,17 @@ from monarch.compiler.errors import PlanError
 from monarch.compiler.plan.check import check_plan
 from monarch.compiler.plan.container import AGAIN, dump_json, load_json, seal, unseal
 from monarch.compiler.plan.encode import Decoder, encode_head, encode_instruction
+from monarch.compiler.plan.encode_report import decode_report, encode_report
 from monarch.compiler.plan.plan import Plan
 from monarch.compiler.types import DTYPE_NAMES
 
-PROGRAM, GRAPH, CONSTANTS = "program.jsonl", "graph.txt", "constants.safetensors"
+PROGRAM, GRAPH, TRACED, REPORT, CONSTANTS = MEMBERS = (
+    "program.jsonl",
+    "graph.txt",
+    "traced.txt",
+    "report.json",
+    "constants.safetensors",
+)
 INPUT_KINDS = ("input", "state", "scalar", "seed")
 OUTPUT_KINDS = ("return", "state")
 
@@ -76,9 +85,11 @@ def plan_bytes(plan: Plan) -> bytes:
     """A plan as the bytes of its file, the same for the same plan. Raises PlanError for one that could not be run."""
     head, program, constants = _parts(plan)
     check_plan(plan, Decoder(f"plan '{plan.name}'").fail)
+    report = dump_json(None if plan.report is None else encode_report(plan.report)).encode("ascii")
     try:
         manifest = {"plan": head, "hash": _hash(head, program, constants), "costs": plan.costs}
-        return seal(manifest, {PROGRAM: program, GRAPH: plan.graph.encode(), CONSTANTS: constants})
+        contents = (program, plan.graph.encode(), plan.traced.encode(), report, constants)
+        return seal(manifest, dict(zip(MEMBERS, contents, strict=True)))
     except (TypeError, ValueError) as error:
         raise PlanError(
             f"the costs of plan '{plan.name}' are not JSON: {error}",
@@ -88,13 +99,13 @@ def plan_bytes(plan: Plan) -> bytes:
 
 def plan_from_bytes(data: bytes, name: str = "the plan") -> Plan:
     """The plan that `plan_bytes` wrote; `name` is what errors call it. Raises PlanError."""
-    manifest, members = unseal(data, name, (PROGRAM, GRAPH, CONSTANTS))
+    manifest, members = unseal(data, name, MEMBERS)
     decoder = Decoder(name)
     decoder.mapping(manifest, "the manifest", ("plan", "hash", "costs"))
     head = decoder.mapping(
         manifest["plan"],
         "the plan",
-        ("name", "mesh", "inputs", "outputs", "slots", "donated", "constant_slots", "sources"),
+        ("name", "mesh", "target", "inputs", "outputs", "slots", "donated", "constant_slots", "sources"),
     )
     mesh = decoder.mesh(head["mesh"])
     slots = decoder.integer(head["slots"], "the number of slots", 0, 2**31)
@@ -108,18 +119,24 @@ def plan_from_bytes(data: bytes, name: str = "the plan") -> Plan:
     constants = _load_constants(members[CONSTANTS], decoder)
     if set(constants) != set(constant_slots):
         decoder.fail("its constants are not those that it names slots for")
+    sources = decoder.sources(head["sources"])
+    instructions = tuple([decoder.instruction(entry) for entry in _load_program(members[PROGRAM], decoder)])
+    report = load_json(members[REPORT], f"{REPORT} of {name}")
     plan = Plan(
         name=decoder.string(head["name"], "its name"),
         mesh=mesh,
         inputs=decoder.values(head["inputs"], mesh, slots, INPUT_KINDS),
         outputs=decoder.values(head["outputs"], mesh, slots, OUTPUT_KINDS),
-        instructions=tuple([decoder.instruction(entry) for entry in _load_program(members[PROGRAM], decoder)]),
+        instructions=instructions,
         slots=slots,
         donated=tuple(donated),
         constants={label: constants[label] for label in constant_slots},
         constant_slots=constant_slots,
-        sources=decoder.sources(head["sources"]),
-        graph=_load_text(members[GRAPH], decoder),
+        sources=sources,
+        target=decoder.target(head["target"]),
+        graph=_load_text(GRAPH, members, decoder),
+        traced=_load_text(TRACED, members, decoder),
+        report=None if report is None else decode_report(report, decoder, mesh, len(instructions), len(sources)),
         costs=decoder.costs(manifest["costs"]),
         hash=manifest["hash"],
     )
@@ -130,7 +147,7 @@ def plan_from_bytes(data: bytes, name: str = "the plan") -> Plan:
 
 
 def hash_of(plan: Plan) -> str:
-    """The SHA-256, in hex, of what a worker runs or reports of a plan: all but its graph's text and its costs."""
+    """The SHA-256, in hex, of what a worker runs or tells of a plan: all but its graphs' texts, report and costs."""
     return _hash(*_parts(plan))
 
 
@@ -157,11 +174,11 @@ def _load_program(data: bytes, decoder: Decoder) -> list[Any]:
     return decoder.items(load_json(b"[" + lines + b"]", f"{PROGRAM} of {decoder.name}"), PROGRAM)
 
 
-def _load_text(data: bytes, decoder: Decoder) -> str:
+def _load_text(member: str, members: dict[str, bytes], decoder: Decoder) -> str:
     try:
-        return data.decode()
+        return members[member].decode()
     except UnicodeDecodeError:
-        decoder.fail(f"its {GRAPH} is not text in UTF-8")
+        decoder.fail(f"its {member} is not text in UTF-8")
 
 
 def _save_constants(plan: Plan) -> bytes:

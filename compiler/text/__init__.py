@@ -2,7 +2,7 @@
 
 from monarch.compiler.text.names import find_op, op_name
 from monarch.compiler.text.parse import parse_graph, parse_layout, parse_mesh, parse_type
-from monarch.compiler.text.print import print_graph, print_node, print_type
+from monarch.compiler.text.print import print_call, print_graph, print_node, print_type
 
 __all__ = [
     "find_op",
@@ -11,6 +11,7 @@ __all__ = [
     "parse_layout",
     "parse_mesh",
     "parse_type",
+    "print_call",
     "print_graph",
     "print_node",
     "print_type",

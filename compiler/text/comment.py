@@ -1,4 +1,4 @@
-"""Where a value comes from, as the comment at the end of its line: `# train.py:12:9-14 backward; why`.
+"""Where a value comes from, as the comment at the end of its line: `# train.py:12:9-14 backward in "blocks.0"; why`.
 
 Every part may be missing: `# train.py:12`, `# backward`, `# ; the loss is whole on every worker`. A comment of another
 form is the writer's own and is skipped.
@@ -16,13 +16,13 @@ from monarch.compiler.errors import Source
 _STRING = r'"(?:[^"\\]|\\.)*"'
 _COMMENT = re.compile(
     rf"# ?(?:(?P<file>{_STRING}|[^\s\":;]+):(?P<line>\d+)(?::(?P<column>\d+)(?:-(?P<end>\d+))?)?)?"
-    r"(?P<backward>(?:(?<=# )|(?<!#) )backward)?(?:; (?P<why>.*))?",
+    rf"(?P<backward>(?:(?<=# )|(?<!#) )backward)?(?:(?:(?<=# )|(?<!#) )in (?P<module>{_STRING}))?(?:; (?P<why>.*))?",
     re.ASCII,
 )
 _PLAIN_FILE = re.compile(r"[^\s\":;]+")
 
 
-def print_comment(meta: Mapping[str, Any], *, paths: bool, why: bool) -> str:
+def print_comment(meta: Mapping[str, Any], *, paths: bool, why: bool, modules: bool = False) -> str:
     """The comment of a value with this `meta`, or "" for none. `paths` keeps a file's folder."""
     parts = []
     source: Source | None = meta.get("source")
@@ -34,6 +34,8 @@ def print_comment(meta: Mapping[str, Any], *, paths: bool, why: bool) -> str:
         parts.append(text)
     if meta.get("backward"):
         parts.append("backward")
+    if modules and (module := meta.get("module")):
+        parts.append(f"in {json.dumps(module)}")
     text = " ".join(parts)
     if why and (reason := meta.get("why")):
         plain = reason.isprintable() and reason == reason.strip() and not reason.startswith('"')
@@ -42,7 +44,7 @@ def print_comment(meta: Mapping[str, Any], *, paths: bool, why: bool) -> str:
 
 
 def parse_comment(text: str) -> dict[str, Any]:
-    """The "source", "backward" and "why" that a comment names, or {} where it is the writer's own."""
+    """The "source", "backward", "module" and "why" that a comment names, or {} where it is the writer's own."""
     match = _COMMENT.fullmatch(text.rstrip())
     if match is None:
         return {}
@@ -53,6 +55,8 @@ def parse_comment(text: str) -> dict[str, Any]:
             meta["source"] = Source(name, *(int(match[part] or 0) for part in ("line", "column", "end")))
         if match["backward"]:
             meta["backward"] = True
+        if module := match["module"]:
+            meta["module"] = json.loads(module)
         if why := match["why"]:
             meta["why"] = json.loads(why) if why.startswith('"') else why
     except ValueError:  # not JSON after all, or a number of thousands of digits

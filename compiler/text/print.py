@@ -20,13 +20,16 @@ CALL_COLUMN, TYPE_COLUMN = 64, 56
 """The widest call and type that others are padded to; longer ones stand out of line."""
 
 
-def print_graph(graph: Graph, *, paths: bool = False, why: bool = True) -> str:
+def print_graph(graph: Graph, *, paths: bool = False, why: bool = True, modules: bool = False) -> str:
     """A graph's text, a line for each value, without a newline at the end.
 
     `paths` prints source files with their folders, which otherwise are left out; `why` the reasons for layouts and
-    collectives. Raises GraphError for an argument that has no text.
+    collectives; `modules` the modules that ran the ops. Raises GraphError for an argument that has no text.
     """
-    rows = [_columns(node, graph) + (print_comment(node.meta, paths=paths, why=why),) for node in _values(graph)]
+    rows = [
+        _columns(node, graph) + (print_comment(node.meta, paths=paths, why=why, modules=modules),)
+        for node in _values(graph)
+    ]
     call_width = max((len(call) for call, _, _ in rows if len(call) <= CALL_COLUMN), default=0)
     type_width = max((len(type_) for _, type_, comment in rows if len(type_) <= TYPE_COLUMN and comment), default=0)
     lines = [_header(graph)]
@@ -74,14 +77,17 @@ def _values(graph: Graph) -> list[fx.Node]:
 
 
 def _columns(node: fx.Node, graph: Graph | None) -> tuple[str, str]:
+    return f"%{node.name} = {print_call(node)}", print_type(node.meta.get("type", "?"), graph)
+
+
+def print_call(node: fx.Node) -> str:
+    """The right side of a value's line: `aten.mm(%x, %w)`, `state "fc.weight"`."""
     if node.op == "placeholder":
         label = node.meta.get("label", node.name)
-        text = f"{node.meta.get('kind', 'input')} {label if isinstance(label, int) else _string(str(label))}"
-    elif node.op == "call_function":
-        text = _call(node)
-    else:
-        raise GraphError(f"%{node.name} is a '{node.op}' node: a graph has placeholders, calls of ops and an output")
-    return f"%{node.name} = {text}", print_type(node.meta.get("type", "?"), graph)
+        return f"{node.meta.get('kind', 'input')} {label if isinstance(label, int) else _string(str(label))}"
+    if node.op == "call_function":
+        return _call(node)
+    raise GraphError(f"%{node.name} is a '{node.op}' node: a graph has placeholders, calls of ops and an output")
 
 
 def _call(node: fx.Node) -> str:

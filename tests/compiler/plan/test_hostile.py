@@ -16,7 +16,7 @@ from safetensors.torch import save as save_tensors
 
 from monarch.compiler.errors import PlanError
 from monarch.compiler.plan.container import seal, unseal
-from monarch.compiler.plan.file import CONSTANTS, GRAPH, PROGRAM, _hash, plan_bytes, plan_from_bytes
+from monarch.compiler.plan.file import CONSTANTS, GRAPH, MEMBERS, PROGRAM, TRACED, _hash, plan_bytes, plan_from_bytes
 from tests.compiler.plan.test_file import small_plan
 
 HINT = "\n  plan.save() does not write this: do not use the file, and compile the program again."
@@ -25,7 +25,7 @@ LEAD = "step.mplan is not a plan that can be run: "
 
 def parts() -> tuple[dict[str, Any], list[Any], dict[str, bytes]]:
     """A good file's manifest, program, and members."""
-    manifest, members = unseal(plan_bytes(small_plan()), "", (PROGRAM, GRAPH, CONSTANTS))
+    manifest, members = unseal(plan_bytes(small_plan()), "", MEMBERS)
     return manifest, [json.loads(line) for line in members[PROGRAM].splitlines()], members
 
 
@@ -161,6 +161,8 @@ EDITS = {
     ("plan.sources", '[["x", -1, 0, 0]]'): (
         "a source line's number is -1, not a whole number from 0 to 9223372036854775807"
     ),
+    ("plan.target", '"cuda:91"'): "its target is 'cuda:91', not one of cpu, cuda:80, cuda:90, cuda:100, gfx942",
+    ("plan.target", "null"): "its target is None, not one of cpu, cuda:80, cuda:90, cuda:100, gfx942",
     ("plan.name", "null"): "its name is None, not a string",
     ("plan.name", '["x"]'): "its name is a list of 1, not a string",
     ("costs", "[]"): "'costs' is a list of 0, not an object",
@@ -184,11 +186,11 @@ def test_a_plan_with_another_plans_hash() -> None:
     assert refused(seal(manifest, members)) == f"{LEAD}its hash is not that of what it holds{HINT}"
 
 
-@pytest.mark.parametrize("member", [PROGRAM, GRAPH, CONSTANTS])
+@pytest.mark.parametrize("member", MEMBERS)
 def test_members_that_are_missing(member: str) -> None:
     manifest, _, members = parts()
     del members[member]
-    listed = "program.jsonl, graph.txt, constants.safetensors"
+    listed = "program.jsonl, graph.txt, traced.txt, report.json, constants.safetensors"
     lead = f"step.mplan does not list its members as {listed}, with lengths and digests"
     assert refused(seal(manifest, members)).startswith(lead)
 
@@ -210,7 +212,7 @@ def test_lists_of_members(listed: str) -> None:
     import struct
 
     text = json.dumps({"members": json.loads(listed)}).encode()
-    header = struct.pack("<8sIQ32s", b"\x93MPLAN\r\n", 1, len(text), hashlib.sha256(text).digest())
+    header = struct.pack("<8sIQ32s", b"\x93MPLAN\r\n", 2, len(text), hashlib.sha256(text).digest())
     assert "does not list its members" in refused(header + text)
 
 
@@ -262,12 +264,11 @@ def test_constants(constants: bytes, message: str) -> None:
     assert refused(sealed(manifest, program, {**members, CONSTANTS: constants})).startswith(message)
 
 
-def test_a_graph_that_is_no_text() -> None:
+@pytest.mark.parametrize("member", [GRAPH, TRACED])
+def test_a_graph_that_is_no_text(member: str) -> None:
     manifest, program, members = parts()
-    assert (
-        refused(sealed(manifest, program, {**members, GRAPH: b"\xff"}))
-        == f"{LEAD}its graph.txt is not text in UTF-8{HINT}"
-    )
+    refusal = refused(sealed(manifest, program, {**members, member: b"\xff"}))
+    assert refusal == f"{LEAD}its {member} is not text in UTF-8{HINT}"
 
 
 JSON = st.recursive(

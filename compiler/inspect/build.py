@@ -1,0 +1,219 @@
+"""Build a plan's report: every field of every value, from the partitioned graph and the plan that was made of it."""
+
+from __future__ import annotations
+
+import linecache
+import math
+import re
+
+import torch
+from torch import fx
+
+from monarch.compiler import ops
+from monarch.compiler.costs import bytes_sent, local_bytes
+from monarch.compiler.errors import GraphError
+from monarch.compiler.graph import Graph, args_of
+from monarch.compiler.inspect.estimate import collective_seconds, op_seconds
+from monarch.compiler.inspect.memory import footprint
+from monarch.compiler.partition.cost import VIEWS, matrix_flops
+from monarch.compiler.partition.decide import Decided
+from monarch.compiler.plan.plan import Plan
+from monarch.compiler.plan.report import Decision, Report, Value
+from monarch.compiler.rules import tensor_operands
+from monarch.compiler.text import op_name, parse_graph, print_call
+from monarch.compiler.types import TensorType
+
+FORWARD, BACKWARD, UPDATE = "forward", "backward", "update"
+
+
+def traced_graph(plan: Plan) -> Graph:
+    """The traced graph that a plan was made of, ready to be compiled again. Raises GraphError where it was not kept."""
+    if not plan.traced:
+        raise GraphError(
+            f"plan '{plan.name}' was saved without its traced graph",
+            hint="compile it with program.compile() or monarchc compile.",
+        )
+    graph = parse_graph(plan.traced)
+    labels = {str(p.meta["label"]) for p in graph.placeholders if p.meta["kind"] == "constant"}
+    graph.constants = {label: tensor for label, tensor in plan.constants.items() if label in labels}
+    return graph
+
+
+def build_report(graph: Graph, plan: Plan) -> Report:
+    """The report of a plan. `graph` is the partitioned graph, as `emit_plan` left it; `compile_graph` with `report` has
+    the passes leave in it what they know."""
+    return _Builder(graph, plan).run()
+
+
+class _Builder:
+    def __init__(self, graph: Graph, plan: Plan) -> None:
+        self.graph = graph
+        self.plan = plan
+        self.nodes = [*graph.placeholders, *graph.calls]
+        self.number = {node: i for i, node in enumerate(self.nodes)}
+        made_by = [i for i, instruction in enumerate(plan.instructions) if instruction.op != "commit"]
+        self.instruction = dict(zip(graph.calls, made_by, strict=True))
+        self.keys: dict[object, int] = {}
+        for node, number in self.number.items():
+            for key in (node.meta.get("key"), *node.meta.get("stands_for", ())):
+                if key is not None:
+                    self.keys.setdefault(key, number)
+        self.phases = _phases(graph)
+        self.owners = _owners(graph)
+        types = {at: _types(node) for node, at in self.instruction.items()}
+        self.memory = footprint(plan, types)
+
+    def run(self) -> Report:
+        values = tuple([self.placeholder(node) for node in self.graph.placeholders])
+        values += tuple([self.call(node) for node in self.graph.calls])
+        return Report(values, tuple(_line(source.file, source.line) for source in self.plan.sources))
+
+    def placeholder(self, node: fx.Node) -> Value:
+        kind, label = node.meta["kind"], node.meta["label"]
+        slots = {(spec.kind, spec.label): spec.slot for spec in self.plan.inputs}
+        slot = self.plan.constant_slots[str(label)] if kind == "constant" else slots[kind, label]
+        return Value(
+            name=node.name,
+            op=kind,
+            call=print_call(node),
+            reads=(),
+            types=_types(node),
+            module=module_of_state(str(label)) if kind == "state" else "",
+            traced=node.meta.get("traced", ""),
+            decisions=self.decisions(node),
+            allocates=self.memory.inputs[slot],
+        )
+
+    def call(self, node: fx.Node) -> Value:
+        at = self.instruction[node]
+        instruction = self.plan.instructions[at]
+        frees = self.memory.gives[at]
+        if at and self.plan.instructions[at - 1].op == "commit":
+            frees += self.memory.gives[at - 1]  # nothing is taken in between, so the peak is right too
+        flops, moved, seconds, sent = self.work(node, self.memory.takes[at])
+        dims = tuple(args_of(node)[1]) if ops.is_collective(node.target) else ()
+        phase = self.phases[node]
+        return Value(
+            name=node.name,
+            op=op_name(node.target) or str(node.target),
+            call=print_call(node),
+            reads=tuple(dict.fromkeys(self.number[operand] for operand in node.all_input_nodes)),
+            types=_types(node),
+            instruction=at,
+            source=instruction.source,
+            module=node.meta.get("module") or (self.owners.get(node, "") if phase == UPDATE else ""),
+            phase=phase,
+            traced=node.meta.get("traced", ""),
+            why=node.meta.get("reason") or node.meta.get("why") or "",
+            decisions=self.decisions(node),
+            mesh_dims=dims,
+            sent=sent,
+            flops=flops,
+            moved=moved,
+            allocates=self.memory.takes[at],
+            frees=frees,
+            seconds=seconds,
+        )
+
+    def decisions(self, node: fx.Node) -> tuple[Decision, ...]:
+        found = []
+        for decided in node.meta.get("decisions", ()):
+            assert isinstance(decided, Decided)
+            own = self.number[node]
+            causes = [self.keys[key] for key in decided.causes if key in self.keys]
+            found.append(
+                Decision(
+                    decided.mesh_dim,
+                    decided.rule,
+                    decided.factor,
+                    decided.why,
+                    tuple(dict.fromkeys(cause for cause in causes if cause != own)),
+                    decided.alternatives,
+                    decided.exact,
+                )
+            )
+        return tuple(found)
+
+    def work(self, node: fx.Node, takes: int) -> tuple[float, int, float, int]:
+        """Operations, bytes of local memory, estimated seconds, and bytes sent."""
+        graph, plan = self.graph, self.plan
+        if ops.is_collective(node.target):
+            sent = bytes_sent(graph, node)
+            workers = math.prod(plan.mesh.sizes[name] for name in args_of(node)[1])
+            moved = sum(local_bytes(graph, each.meta["type"]) for each in args_of(node)[0])
+            moved += sum(local_bytes(graph, each) for each in _types(node))
+            return 0.0, moved, collective_seconds(plan.target, ops.name_of(node.target), sent, workers), sent
+        packet = getattr(node.target, "overloadpacket", node.target)
+        made = [each for each in _types(node) if each is not None]
+        dtype = made[0].dtype if made else torch.float32
+        if op_name(node.target) == "getitem" or (packet in VIEWS and not takes):
+            return 0.0, 0, 0.0 if op_name(node.target) == "getitem" else op_seconds(plan.target, dtype, 0.0, 0), 0
+        operands = [each.meta["type"] for each in tensor_operands(node)]
+        read = [graph.local_shape(each) for each in operands]
+        results = [() if each is None else graph.local_shape(each) for each in _types(node)]
+        flops = matrix_flops(packet, read, results) if read and results else 0.0
+        if not flops and packet not in VIEWS and dtype.is_floating_point:
+            flops = float(max([math.prod(shape) for shape in (*read, *results)], default=0))  # one an element
+        moved = sum(local_bytes(graph, each) for each in (*operands, *made))
+        return flops, moved, op_seconds(plan.target, dtype, flops, moved), 0
+
+
+def _types(node: fx.Node) -> tuple[TensorType | None, ...]:
+    type_ = node.meta["type"]
+    return type_ if isinstance(type_, tuple) else (type_,)
+
+
+def _line(file: str, line: int) -> str:
+    return linecache.getline(file, line).rstrip("\n")
+
+
+# -- phases and owners -------------------------------------------------------------------------------------------------
+
+
+def _phases(graph: Graph) -> dict[fx.Node, str]:
+    """Backward is what autograd ran, update what depends on it and is needed by none of it. What the compiler added
+    goes with what it reduces, and else with who takes it."""
+    after: dict[fx.Node, bool] = {}
+    before: dict[fx.Node, bool] = {}
+    calls = list(graph.calls)
+    for node in calls:
+        after[node] = any(each.meta.get("backward") or after.get(each, False) for each in node.all_input_nodes)
+    for node in reversed(calls):
+        before[node] = any(user.meta.get("backward") or before.get(user, False) for user in node.users)
+    phases: dict[fx.Node, str] = {}
+    for node in calls:
+        backward = node.meta.get("backward") or (after[node] and before[node])
+        phases[node] = BACKWARD if backward else UPDATE if after[node] else FORWARD
+    for node in calls:
+        if "traced" in node.meta or not after[node]:
+            continue
+        # The sum of a gradient over the workers is its last step, whoever takes it.
+        reduces = node.target in (ops.all_reduce, ops.reduce_scatter)
+        element = op_name(node.target) == "getitem"
+        if (reduces or element) and any(phases.get(each) == BACKWARD for each in node.all_input_nodes):
+            phases[node] = BACKWARD
+    return phases
+
+
+def _owners(graph: Graph) -> dict[fx.Node, str]:
+    """For each value that flows into new state, the module of that state; "" where it flows into several modules'."""
+    owners: dict[fx.Node, str] = {}
+
+    def flows(node: fx.Node, module: str) -> None:
+        owners[node] = module if owners.get(node, module) == module else ""
+
+    for label, node in graph.updates.items():
+        flows(node, module_of_state(label))
+    for node in reversed(list(graph.calls)):
+        if node in owners:
+            for operand in node.all_input_nodes:
+                flows(operand, owners[node])
+    return owners
+
+
+def module_of_state(label: str) -> str:
+    """The path of the module that a state belongs to, from its label: "blocks.0" for "blocks.0.weight", and for
+    "adamw.exp_avg[blocks.0.weight]" and "grad[blocks.0.weight]"."""
+    if inner := re.search(r"\[(.*)\]", label):
+        label = inner.group(1)
+    return label.rpartition(".")[0]

@@ -1,0 +1,244 @@
+"""What a worker holds as a plan runs, from buffers that are followed through every instruction.
+
+Each instruction is carried out on tensors without data of one worker's shapes (torch's meta device), so that which
+results share a buffer with what they read (views, writes in place, a reshape that has to copy or has not) is what torch
+itself does. A buffer counts from the instruction that makes it until nothing holds it: neither a slot of the plan nor
+the worker, which keeps a program's inputs through the step and the states that the step replaces until the commit. What
+an op takes while it runs is not counted, and each result of a collective is taken to have a buffer of its own.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from monarch.compiler.errors import MonarchError
+from monarch.compiler.plan.local_ops import LOCAL_OPS
+from monarch.compiler.plan.plan import Instruction, Plan, Slot
+from monarch.compiler.text import find_op
+from monarch.compiler.types import MeshSpec, TensorType
+
+
+def held(plan: Plan) -> list[int]:
+    """The bytes that a worker holds after each value of the plan's report. Raises MonarchError where it has none."""
+    total = 0
+    found = []
+    for value in _values(plan):
+        total += value.allocates - value.frees
+        found.append(total)
+    return found
+
+
+def peak(plan: Plan) -> tuple[int, int]:
+    """The most bytes that a worker holds at once, and the number of the (first) value at which it does; (0, -1) for a
+    plan without values. Raises MonarchError where the plan has no report."""
+    total, most, at = 0, 0, -1
+    for number, value in enumerate(_values(plan)):
+        total += value.allocates
+        if at < 0 or total > most:
+            most, at = total, number
+        total -= value.frees
+    return most, at
+
+
+def _values(plan: Plan) -> Sequence[Any]:
+    if plan.report is None:
+        raise MonarchError(
+            f"plan '{plan.name}' has no report", hint="compile it with program.compile() or monarchc compile."
+        )
+    return plan.report.values
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Bytes that a worker takes and gives back: for each input (and constant) by slot, and for each instruction."""
+
+    inputs: dict[int, int]
+    takes: list[int]
+    gives: list[int]
+
+
+def footprint(plan: Plan, types: Mapping[int, tuple[TensorType | None, ...]]) -> Footprint:
+    """Follow a plan's buffers. `types` has the types of what each instruction gives, by its number, for ops that torch
+    cannot carry out without data."""
+    with torch.no_grad():
+        return _Follower(plan, types).run()
+
+
+@dataclass
+class _Follower:
+    plan: Plan
+    types: Mapping[int, tuple[TensorType | None, ...]]
+    slots: dict[int, Any] = field(default_factory=dict)
+    counts: dict[int, int] = field(default_factory=dict)
+    """How often each buffer is held."""
+    sizes: dict[int, int] = field(default_factory=dict)
+    dead: list[int] = field(default_factory=list)
+    """Sizes of the buffers that nothing holds any more."""
+    kept: list[torch.Tensor] = field(default_factory=list)
+    """What the worker holds through the step: a buffer is known by its address, so it must not go."""
+
+    def run(self) -> Footprint:
+        plan = self.plan
+        inputs: dict[int, int] = {}
+        until_commit: list[torch.Tensor] = []
+        for spec, donated in zip(plan.inputs, plan.donated, strict=True):
+            value = _empty(spec.type.local_shape(plan.mesh), spec.type.dtype)
+            inputs[spec.slot] = self.hold(value)
+            self.slots[spec.slot] = value
+            if spec.kind in ("input", "state"):
+                self.hold(value)
+                (until_commit if donated else self.kept).append(value)
+        for label, slot in plan.constant_slots.items():
+            value = _empty(tuple(plan.constants[label].shape), plan.constants[label].dtype)
+            inputs[slot] = self.hold(value)
+            self.hold(value)
+            self.kept.append(value)
+            self.slots[slot] = value
+        takes, gives = [], []
+        for number, instruction in enumerate(plan.instructions):
+            taken = 0
+            if instruction.op == "commit":
+                for value in until_commit:
+                    self.drop(value)
+                until_commit = []
+            else:
+                value = self.result(number, instruction)
+                taken = self.hold(value)
+                self.slots[instruction.out] = value
+            for slot in instruction.free:
+                self.drop(self.slots.pop(slot, None))
+            takes.append(taken)
+            gives.append(sum(self.dead))
+            self.dead = []
+        return Footprint(inputs, takes, gives)
+
+    # -- buffers ---------------------------------------------------------------------------------------------------
+
+    def hold(self, value: Any) -> int:
+        """Hold a value's buffers once more; gives the bytes of those that were not held before."""
+        new = 0
+        for tensor in _tensors(value):
+            storage = tensor.untyped_storage()
+            count = self.counts.get(storage._cdata, 0)
+            self.counts[storage._cdata] = count + 1
+            if not count:
+                self.sizes[storage._cdata] = storage.nbytes()
+                new += storage.nbytes()
+        return new
+
+    def drop(self, value: Any) -> None:
+        for tensor in _tensors(value):
+            buffer = tensor.untyped_storage()._cdata
+            self.counts[buffer] -= 1
+            if not self.counts[buffer]:
+                del self.counts[buffer]
+                self.dead.append(self.sizes.pop(buffer))
+
+    # -- ops -------------------------------------------------------------------------------------------------------
+
+    def result(self, number: int, instruction: Instruction) -> Any:
+        args = [self.filled(argument) for argument in instruction.args]
+        kwargs = {name: self.filled(argument) for name, argument in instruction.kwargs.items()}
+        try:
+            with torch.device("meta"):
+                return self.call(instruction.op, args, kwargs)
+        except (NotImplementedError, RuntimeError, TypeError):
+            # An op without a meta kernel, or one that looks at its data.
+            made = [
+                None if type_ is None else _empty(type_.local_shape(self.plan.mesh), type_.dtype)
+                for type_ in self.types[number]
+            ]
+            return made[0] if len(made) == 1 and not _gives_list(instruction.op) else made
+
+    def call(self, op: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        mesh = self.plan.mesh
+        if op == "getitem":
+            return operator.getitem(*args)
+        if op in _COLLECTIVES:
+            return _COLLECTIVES[op](mesh, *args, **kwargs)
+        if op in LOCAL_OPS:
+            # The last worker: where only the first keeps a value, the others make zeros of it.
+            return LOCAL_OPS[op]({name: size - 1 for name, size in mesh.dims}, mesh.sizes, *args, **kwargs)
+        return find_op(op)(*args, **kwargs)
+
+    def filled(self, argument: Any) -> Any:
+        if isinstance(argument, Slot):
+            return self.slots[argument.index]
+        if isinstance(argument, (list, tuple)):
+            return [self.filled(each) for each in argument]
+        return argument
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for each in value:
+            yield from _tensors(each)
+
+
+def _empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def _gives_list(op: str) -> bool:
+    return op in _COLLECTIVES or len(find_op(op)._schema.returns) != 1
+
+
+# -- collectives: what they give, on one worker ------------------------------------------------------------------------
+
+Tensors = Sequence[torch.Tensor]
+
+
+def _group(mesh: MeshSpec, mesh_dims: Sequence[str]) -> int:
+    size = 1
+    for name in mesh_dims:
+        size *= mesh.sizes[name]
+    return size
+
+
+def _resized(tensor: torch.Tensor, grown: int | None, shrunk: int | None, k: int) -> torch.Tensor:
+    shape = list(tensor.shape)
+    if grown is not None:
+        shape[grown] *= k
+    if shrunk is not None:
+        shape[shrunk] //= k
+    return _empty(shape, tensor.dtype)
+
+
+def _same(mesh: MeshSpec, tensors: Tensors, *rest: Any, **kwargs: Any) -> list[torch.Tensor]:
+    return [_empty(tensor.shape, tensor.dtype) for tensor in tensors]
+
+
+def _all_gather(mesh: MeshSpec, tensors: Tensors, mesh_dims: Sequence[str], dims: Sequence[int]) -> list[torch.Tensor]:
+    k = _group(mesh, mesh_dims)
+    return [_resized(tensor, dim, None, k) for tensor, dim in zip(tensors, dims, strict=True)]
+
+
+def _reduce_scatter(
+    mesh: MeshSpec, tensors: Tensors, mesh_dims: Sequence[str], dims: Sequence[int], reduction: str
+) -> list[torch.Tensor]:
+    k = _group(mesh, mesh_dims)
+    return [_resized(tensor, None, dim, k) for tensor, dim in zip(tensors, dims, strict=True)]
+
+
+def _all_to_all(
+    mesh: MeshSpec, tensors: Tensors, mesh_dims: Sequence[str], source_dims: Sequence[int], target_dims: Sequence[int]
+) -> list[torch.Tensor]:
+    k = _group(mesh, mesh_dims)
+    return [_resized(*each, k) for each in zip(tensors, source_dims, target_dims, strict=True)]
+
+
+_COLLECTIVES: dict[str, Callable[..., list[torch.Tensor]]] = {
+    "all_reduce": _same,
+    "all_gather": _all_gather,
+    "reduce_scatter": _reduce_scatter,
+    "all_to_all": _all_to_all,
+    "broadcast": _same,
+    "permute": _same,
+}
