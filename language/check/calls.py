@@ -1,0 +1,381 @@
+"""Calls in a program: what they give, and which of them the tracer refuses."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from monarch.language.check import hints
+from monarch.language.check.kinds import (
+    DERIVED,
+    LISTS,
+    MADE,
+    PYTHON,
+    PYTHON_METHODS,
+    READS,
+    SHAPE_CHANGES,
+    SHAPE_TAKERS,
+    SOME,
+    TENSOR_METHODS,
+    UNKNOWN,
+    VALUE_SHAPES,
+    VIEWS,
+    Kind,
+    Value,
+    container,
+    entry_of,
+    join,
+    join_all,
+)
+from monarch.language.check.scopes import Scope
+
+if TYPE_CHECKING:
+    from monarch.language.check.expressions import Expressions, Frame
+
+_GROWS = {"append", "extend", "insert", "add", "appendleft", "extendleft"}
+_CHANGES = {"update", "setdefault", "pop", "popitem", "remove", "discard", "clear", "sort", "reverse", "popleft"}
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """What a call is given. `starred`: some of it by * or **, which may be anything."""
+
+    positional: tuple[Value, ...]
+    keywords: dict[str, Value]
+    starred: bool = False
+
+    @property
+    def all(self) -> tuple[Value, ...]:
+        return (*self.positional, *self.keywords.values())
+
+    @property
+    def has_tensor(self) -> bool:
+        return any(
+            entry.is_tensor or entry.kind is Kind.DERIVED for value in self.all for entry in (value, entry_of(value))
+        )
+
+    @property
+    def key(self) -> object:
+        keywords = tuple(sorted((name, value.key) for name, value in self.keywords.items()))
+        return (tuple(value.key for value in self.positional), repr(keywords), self.starred)
+
+    def first(self) -> Value:
+        return self.positional[0] if self.positional else next(iter(self.keywords.values()), UNKNOWN)
+
+
+def evaluate(interpreter: Expressions, node: ast.Call, frame: Frame) -> Value:
+    """What a call gives; what it is given is gone through."""
+    holder: Value | None = None
+    if isinstance(node.func, ast.Attribute):
+        holder = interpreter.expression(node.func.value, frame)
+        callee = interpreter.attribute(holder, node.func, frame) if _is_looked_up(holder, node.func.attr) else UNKNOWN
+    else:
+        callee = interpreter.expression(node.func, frame)
+    arguments = _arguments(interpreter, node, frame)
+    if callee.kind is Kind.IMPORTED:
+        from monarch.language.check.imported import ImportedCall
+
+        return ImportedCall(interpreter, node, frame, arguments, callee.dotted).value()
+    if callee.kind in (Kind.FUNCTION, Kind.PROGRAM) and callee.function is not None:
+        return _follow(interpreter, callee, arguments, frame)
+    if callee.kind is Kind.CLASS:
+        return Value(Kind.INSTANCE, cls=callee.cls)
+    if callee.kind is Kind.INSTANCE and callee.cls is not None:
+        return _instance(interpreter, callee, arguments, frame)
+    if callee.kind is Kind.MODULE:
+        return result_of(arguments, frame)
+    if holder is not None and isinstance(node.func, ast.Attribute):
+        return _Method(interpreter, node, frame, arguments, holder, node.func).value()
+    return DERIVED if arguments.has_tensor else UNKNOWN
+
+
+def _is_looked_up(holder: Value, name: str) -> bool:
+    """Whether a called attribute is a value of its own, not a method of the kind of value."""
+    return holder.kind in (Kind.IMPORTED, Kind.INSTANCE)
+
+
+def _arguments(interpreter: Expressions, node: ast.Call, frame: Frame) -> Arguments:
+    positional: list[Value] = []
+    keywords: dict[str, Value] = {}
+    starred = False
+    for part in node.args:
+        value = interpreter.expression(part, frame)
+        if isinstance(part, ast.Starred):
+            starred = True
+        positional.append(value)
+    for keyword in node.keywords:
+        value = interpreter.expression(keyword.value, frame)
+        if keyword.arg is None:
+            starred = True
+        else:
+            keywords[keyword.arg] = value
+    return Arguments(tuple(positional), keywords, starred)
+
+
+def _follow(interpreter: Expressions, callee: Value, arguments: Arguments, frame: Frame) -> Value:
+    function = callee.function
+    assert function is not None
+    if callee.kind is Kind.PROGRAM and not frame.inside:
+        return UNKNOWN
+    if callee.bound is not None:
+        arguments = replace(arguments, positional=(callee.bound, *arguments.positional))
+    return interpreter.call(function, arguments, frame)
+
+
+def _instance(interpreter: Expressions, callee: Value, arguments: Arguments, frame: Frame) -> Value:
+    """An object that is called: a module's forward, or __call__."""
+    assert callee.cls is not None
+    method = interpreter.names.method(callee.cls, "__call__") or interpreter.names.method(callee.cls, "forward")
+    if method is not None:
+        given = replace(arguments, positional=(callee, *arguments.positional))
+        return interpreter.call(method, given, frame)
+    if interpreter.names.is_module(callee.cls):
+        return result_of(arguments, frame)
+    return DERIVED if arguments.has_tensor else UNKNOWN
+
+
+def result_of(arguments: Arguments, frame: Frame) -> Value:
+    """What an op makes of its arguments: inside a program a tensor of the mesh, also where it is given none."""
+    tensors = [value for given in arguments.all for value in (given, entry_of(given)) if value.is_tensor]
+    made = replace(MADE, detached=frame.no_grad or bool(tensors) and all(value.detached for value in tensors))
+    if any(value.kind is Kind.TENSOR for value in tensors) or (frame.inside and not tensors):
+        return made
+    kind = max((value.kind for value in tensors), default=Kind.HOST)
+    return replace(made, kind=kind)
+
+
+# -- what is refused wherever it stands ------------------------------------------------------------------------------
+
+
+def read(interpreter: Expressions, node: ast.expr, frame: Frame, what: str = "") -> None:
+    if frame.inside:
+        because = f": {what}" if what else ""
+        interpreter.report.add(
+            "M102",
+            node,
+            f"'{frame.program}' cannot read a tensor's value into Python{because}",
+            hints.read(interpreter.report.line_of(node)),
+        )
+
+
+def printed(interpreter: Expressions, node: ast.expr, values: Value, frame: Frame) -> None:
+    """Values that are made into text."""
+    given = values.items if values.items is not None else (values,)
+    if frame.inside and any(value.kind is Kind.TENSOR for value in given):
+        interpreter.report.add(
+            "M103",
+            node,
+            f"'{frame.program}' cannot print a tensor's value",
+            hints.printed(interpreter.report.line_of(node)),
+        )
+
+
+def written(interpreter: Expressions, node: ast.expr | ast.stmt, value: Value, frame: Frame) -> None:
+    """A tensor is changed in place."""
+    if not frame.inside:
+        return
+    line = interpreter.report.line_of(node)
+    if value.kind is Kind.TENSOR and value.origin == "argument":
+        interpreter.report.add("M105", node, "an argument of the program is changed in place", hints.argument(line))
+    elif value.kind is Kind.HOST:
+        interpreter.report.add("M106", node, "a plain tensor is changed in place in a program", hints.plain(line))
+
+
+def mutation(
+    interpreter: Expressions,
+    node: ast.expr | ast.stmt,
+    holder: ast.expr,
+    value: Value,
+    frame: Frame,
+    grows: bool = False,
+) -> None:
+    """A list or dict is changed. A tensor that is put at a key is left behind by the trace, and every call fills it."""
+    held = interpreter.expression(holder, frame)
+    if not frame.inside or held.kind is not Kind.CONTAINER or not held.closed or (value.is_tensor and not grows):
+        return
+    interpreter.report.add(
+        "M303",
+        node,
+        f"'{ast.unparse(holder)}' lies outside '{frame.program}', and is changed when it is traced",
+        hints.mutated(interpreter.report.line_of(node)),
+    )
+
+
+def changing(interpreter: Expressions, node: ast.expr, dotted: str, frame: Frame) -> None:
+    if frame.inside:
+        name = dotted.removeprefix("builtins.")
+        interpreter.report.add(
+            "M301", node, f"{name} gives another value at every call", hints.changing(interpreter.report.line_of(node))
+        )
+
+
+def indexed(interpreter: Expressions, node: ast.Subscript, index: Value, frame: Frame) -> None:
+    """Selecting by a mask gives as many entries as are true."""
+    parts = index.items if index.items is not None else (index,)
+    if frame.inside and any(part.kind is Kind.TENSOR and part.boolean for part in parts):
+        interpreter.report.add(
+            "M104",
+            node,
+            "selecting by a mask gives a shape that depends on values",
+            hints.shape(interpreter.report.line_of(node)),
+        )
+
+
+_CLOSED_OVER = (Kind.PYTHON, Kind.UNKNOWN, Kind.HOST, Kind.SOME, Kind.TENSOR, Kind.DERIVED)
+
+
+def closed_over(interpreter: Expressions, name: str, value: Value, home: Scope, node: ast.expr, frame: Frame) -> None:
+    """A name from outside that is bound anew, in a loop, below the program."""
+    if value.kind not in _CLOSED_OVER or name in frame.scope.outer or home.is_class:
+        return
+    later = [
+        binding
+        for binding in home.bindings[name]
+        if binding.line > frame.program_line
+        and binding.looped
+        and (binding.how in ("loop", "assign") or (binding.how == "augmented" and value.kind is not Kind.HOST))
+    ]
+    if later:
+        interpreter.report.add(
+            "M306",
+            node,
+            f"'{name}' is bound anew on line {later[0].line}, and '{frame.program}' keeps what it was when traced",
+            hints.closed_over(name, frame.program),
+        )
+
+
+# -- methods ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Method:
+    interpreter: Expressions
+    node: ast.Call
+    frame: Frame
+    arguments: Arguments
+    holder: Value
+    func: ast.Attribute
+
+    @property
+    def line(self) -> str:
+        return self.interpreter.report.line_of(self.node)
+
+    def value(self) -> Value:
+        holder, name = self.holder, self.func.attr
+        if name == "backward" and holder.kind in (Kind.UNKNOWN, Kind.DERIVED):
+            if isinstance(self.func.value, ast.Name) and self.frame.inside:
+                self.frame.env[self.func.value.id] = MADE
+            holder = MADE
+        if holder.kind is Kind.DERIVED and (name in TENSOR_METHODS or name in READS):
+            holder = MADE
+        if holder.is_tensor:
+            return self.of_tensor(holder, name)
+        if holder.kind in (Kind.MODULE, Kind.INSTANCE):
+            return self.of_module(holder, name)
+        if holder.kind is Kind.CONTAINER:
+            return self.of_container(holder, name)
+        if holder.kind is Kind.SCHEDULER and name == "step":
+            self.add("M110", "a learning-rate scheduler steps inside a program", hints.scheduler(self.line))
+        if holder.kind is Kind.OPTIMIZER and name == "step" and holder.fused:
+            self.add("M112", "a fused optimizer cannot step in a program", hints.fused(self.line))
+        if holder.kind is Kind.PYTHON:
+            if name == "format":
+                printed(self.interpreter, self.node, container(self.arguments.all), self.frame)
+            return PYTHON
+        return DERIVED if self.arguments.has_tensor else UNKNOWN
+
+    def add(self, code: str, message: str, hint: str) -> None:
+        if self.frame.inside:
+            self.interpreter.report.add(code, self.node, message, hint)
+
+    def of_tensor(self, holder: Value, name: str) -> Value:
+        on_mesh = holder.kind is Kind.TENSOR
+        given = self.arguments
+        if name in READS:
+            if on_mesh or any(value.kind is Kind.TENSOR for value in given.positional):
+                read(self.interpreter, self.node, self.frame)
+            return PYTHON
+        if name == "backward":
+            if self.frame.no_grad or holder.detached:
+                self.add("M113", "backward() where no gradients are recorded", hints.backward(self.line))
+            return PYTHON
+        if name in PYTHON_METHODS:
+            return PYTHON
+        if name in VALUE_SHAPES and on_mesh:
+            self.add("M104", f"{name}() gives a shape that depends on values", hints.shape(self.line))
+        if name in SHAPE_CHANGES and on_mesh:
+            self.add("M111", f"{name}() changes a tensor's shape in place", hints.reshaped(self.line, name))
+            return holder
+        if name in SHAPE_TAKERS:
+            sizes(self.interpreter, self.node, given, self.frame)
+        generator_given(self.interpreter, self.node, given, self.frame)
+        if name == "requires_grad_":
+            return holder
+        if name.endswith("_") and not name.startswith("_"):
+            if not on_mesh and any(value.kind is Kind.TENSOR for value in given.all):
+                holder = replace(holder, kind=max(holder.kind, Kind.HOST))
+            written(self.interpreter, self.node, holder, self.frame)
+            return holder
+        if name in LISTS:
+            return Value(Kind.CONTAINER, each=holder)
+        if name in VIEWS and name != "detach":
+            return holder
+        made = result_of(replace(given, positional=(holder, *given.positional)), self.frame)
+        boolean = name in ("isnan", "isinf", "isfinite", "eq", "ne", "lt", "le", "gt", "ge", "bool", "logical_not")
+        return replace(made, boolean=boolean, detached=made.detached or name == "detach")
+
+    def of_module(self, holder: Value, name: str) -> Value:
+        tensor = Value(Kind.TENSOR, "state", closed=True) if holder.placed else SOME
+        if name in ("parameters", "buffers"):
+            return Value(Kind.CONTAINER, each=tensor)
+        if name in ("named_parameters", "named_buffers"):
+            return Value(Kind.CONTAINER, each=container([PYTHON, tensor]))
+        if name in ("train", "eval", "to", "requires_grad_", "float", "double", "half", "bfloat16"):
+            return holder
+        if name == "get_parameter":
+            return tensor
+        if name in ("register_buffer", "register_parameter", "zero_grad", "state_dict", "load_state_dict"):
+            return UNKNOWN
+        return DERIVED if self.arguments.has_tensor else UNKNOWN
+
+    def of_container(self, holder: Value, name: str) -> Value:
+        given = self.arguments
+        if name in _GROWS or name in _CHANGES:
+            last = given.positional[-1] if given.positional else PYTHON
+            if name == "update":
+                last = join_all([entry_of(value) for value in given.positional] + list(given.keywords.values()))
+            mutation(self.interpreter, self.node, self.func.value, last, self.frame, grows=name in _GROWS)
+            if isinstance(self.func.value, ast.Name) and not holder.closed and name not in ("clear", "sort", "reverse"):
+                added = entry_of(last) if name in ("extend", "extendleft") else last
+                each = (
+                    join(entry_of(holder), added)
+                    if name in _GROWS or name in ("update", "setdefault")
+                    else entry_of(holder)
+                )
+                self.frame.env[self.func.value.id] = replace(holder, items=None, each=each)
+            return entry_of(holder) if name in ("pop", "setdefault", "popleft") else PYTHON
+        if name == "values" or name == "copy":
+            return holder
+        if name == "items":
+            return Value(Kind.CONTAINER, each=container([PYTHON, entry_of(holder)]))
+        if name == "get":
+            return join(entry_of(holder), join_all(given.positional[1:]))
+        return PYTHON
+
+
+def generator_given(interpreter: Expressions, node: ast.Call, arguments: Arguments, frame: Frame) -> None:
+    given = next((keyword.value for keyword in node.keywords if keyword.arg == "generator"), None)
+    if frame.inside and given is not None and not (isinstance(given, ast.Constant) and given.value is None):
+        interpreter.report.add(
+            "M109",
+            node,
+            "a torch.Generator cannot draw a program's random numbers",
+            hints.generator(interpreter.report.line_of(node)),
+        )
+
+
+def sizes(interpreter: Expressions, node: ast.Call, arguments: Arguments, frame: Frame) -> None:
+    values = [value for given in arguments.positional for value in (given, *(given.items or ()))]
+    if any(value.kind is Kind.TENSOR for value in values):
+        read(interpreter, node, frame, "a size is a Python number")

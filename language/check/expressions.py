@@ -1,0 +1,352 @@
+"""What each expression of a program is, and where its value would be needed."""
+
+from __future__ import annotations
+
+import ast
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from monarch.language.check import calls, hints
+from monarch.language.check.kinds import (
+    CHANGING,
+    MADE,
+    PYTHON,
+    PYTHON_ATTRIBUTES,
+    SOME,
+    TENSOR_METHODS,
+    UNKNOWN,
+    VIEWS,
+    Kind,
+    Value,
+    container,
+    entry_of,
+    join,
+    join_all,
+    named,
+)
+from monarch.language.check.names import Names
+from monarch.language.check.report import Reporter
+from monarch.language.check.scopes import Function, Scope
+
+if TYPE_CHECKING:
+    from monarch.language.check.calls import Arguments
+
+
+@dataclass
+class Frame:
+    """A function being followed. `inside` is false while a value of the file's own level is only looked up."""
+
+    scope: Scope
+    env: dict[str, Value] = field(default_factory=dict)
+    parent: Frame | None = None
+    inside: bool = True
+    program: str = ""
+    program_line: int = 0
+    no_grad: bool = False
+    returns: list[Value] = field(default_factory=list)
+
+    def frame_of(self, scope: Scope) -> Frame | None:
+        frame: Frame | None = self
+        while frame is not None and frame.scope is not scope:
+            frame = frame.parent
+        return frame
+
+
+class Expressions(ABC):
+    """Goes through expressions; `assign` and `call` are the statements' part."""
+
+    def __init__(self, names: Names, reporter: Reporter) -> None:
+        self.names = names
+        self.file = names.file
+        self.report = reporter
+        self.frames: dict[int, Frame] = {}
+        """The frame in which each function of a program was defined, by id of its node."""
+
+    @abstractmethod
+    def assign(self, target: ast.expr, value: Value, frame: Frame, source: ast.expr | None = None) -> None:
+        """Bind a target to a value."""
+
+    @abstractmethod
+    def call(self, function: Function, arguments: Arguments, caller: Frame) -> Value:
+        """Follow a function of the file, called so."""
+
+    def truth(self, node: ast.expr, frame: Frame) -> None:
+        """An expression whose truth decides what runs."""
+        if isinstance(node, ast.BoolOp):
+            for part in node.values:
+                self.truth(part, frame)
+            return
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+            self.truth(node.operand, frame)
+            return
+        if self.expression(node, frame).kind is Kind.TENSOR:
+            self.branch(node, frame)
+
+    def branch(self, node: ast.expr, frame: Frame) -> None:
+        if frame.inside:
+            self.report.add(
+                "M101",
+                node,
+                f"'{frame.program}' cannot branch on a tensor's value",
+                hints.branch(self.report.line_of(node)),
+            )
+
+    def expression(self, node: ast.expr, frame: Frame) -> Value:
+        """What an expression is; its parts are gone through."""
+        handler = getattr(self, f"_e_{type(node).__name__.lower()}", None)
+        if handler is not None:
+            value: Value = handler(node, frame)
+            return value
+        for part in ast.iter_child_nodes(node):
+            if isinstance(part, ast.expr):
+                self.expression(part, frame)
+        return PYTHON if isinstance(node, ast.Constant | ast.Slice) else UNKNOWN
+
+    def _e_constant(self, node: ast.Constant, frame: Frame) -> Value:
+        return PYTHON
+
+    def _e_name(self, node: ast.Name, frame: Frame) -> Value:
+        value = self.name(node.id, frame, node)
+        return value
+
+    def name(self, name: str, frame: Frame, node: ast.expr) -> Value:
+        """What a name is: of this function, of one that it stands in, or of the file's own level."""
+        if name in frame.env and name not in frame.scope.outer:
+            return frame.env[name]
+        home = frame.scope.home(name)
+        if home is None:
+            return Value(Kind.IMPORTED, dotted=f"builtins.{name}")
+        active = frame.parent.frame_of(home) if frame.parent is not None else None
+        if active is not None and name in active.env:
+            return active.env[name]
+        if home is frame.scope and frame.inside:
+            return UNKNOWN  # a local that has no value yet
+        value = self.names.static(home, name)
+        if not frame.inside:
+            return value
+        calls.closed_over(self, name, value, home, node, frame)
+        if value.kind is Kind.TENSOR:
+            return replace(value, origin="state", closed=True)
+        return replace(value, closed=True)
+
+    def _e_attribute(self, node: ast.Attribute, frame: Frame) -> Value:
+        holder = self.expression(node.value, frame)
+        return self.attribute(holder, node, frame)
+
+    def attribute(self, holder: Value, node: ast.Attribute, frame: Frame) -> Value:
+        name = node.attr
+        if holder.kind is Kind.IMPORTED:
+            dotted = f"{holder.dotted}.{name}"
+            return self.imported(dotted, node, frame)
+        if holder.is_tensor:
+            if name in ("layout", "tensor_type") and holder.kind is Kind.TENSOR and holder.origin == "made":
+                if frame.inside:
+                    self.report.add(
+                        "M108",
+                        node,
+                        "this tensor has no layout yet: the partitioner chooses it when the program is compiled",
+                        hints.layout_of_value(self.report.line_of(node)),
+                    )
+                return PYTHON
+            if name in PYTHON_ATTRIBUTES:
+                return PYTHON
+            if name == "grad":
+                return replace(MADE, origin="state") if holder.kind is Kind.TENSOR else SOME
+            if name in VIEWS:
+                return holder
+            return replace(holder, origin="made") if holder.kind is Kind.TENSOR else holder
+        if holder.kind is Kind.INSTANCE and holder.cls is not None:
+            if (method := self.names.method(holder.cls, name)) is not None:
+                return Value(Kind.FUNCTION, function=method, bound=holder)
+            value = self.names.attribute(holder.cls, name)
+            if value.kind is Kind.SOME and holder.placed:
+                value = Value(Kind.TENSOR, "state")
+            return replace(value, closed=holder.closed, placed=value.placed or holder.placed)
+        if holder.kind is Kind.MODULE and name in ("weight", "bias"):
+            return Value(Kind.TENSOR, "state") if holder.placed else SOME
+        if holder.kind is Kind.DERIVED and name in TENSOR_METHODS:
+            return MADE
+        if holder.kind is Kind.PYTHON:
+            return PYTHON
+        return UNKNOWN
+
+    def imported(self, dotted: str, node: ast.expr, frame: Frame) -> Value:
+        return Value(Kind.IMPORTED, dotted=dotted)
+
+    def _e_call(self, node: ast.Call, frame: Frame) -> Value:
+        return calls.evaluate(self, node, frame)
+
+    def _e_lambda(self, node: ast.Lambda, frame: Frame) -> Value:
+        self.frames[id(node)] = frame
+        function = self.file.functions.get(node)
+        return Value(Kind.FUNCTION, function=function) if function is not None else UNKNOWN
+
+    def _e_namedexpr(self, node: ast.NamedExpr, frame: Frame) -> Value:
+        value = self.expression(node.value, frame)
+        self.assign(node.target, value, frame)
+        return value
+
+    def _e_ifexp(self, node: ast.IfExp, frame: Frame) -> Value:
+        self.truth(node.test, frame)
+        return join(self.expression(node.body, frame), self.expression(node.orelse, frame))
+
+    def _e_boolop(self, node: ast.BoolOp, frame: Frame) -> Value:
+        for part in node.values[:-1]:
+            self.truth(part, frame)
+        return join_all([self.expression(part, frame) for part in node.values])
+
+    def _e_unaryop(self, node: ast.UnaryOp, frame: Frame) -> Value:
+        if isinstance(node.op, ast.Not):
+            self.truth(node.operand, frame)
+            return PYTHON
+        value = self.expression(node.operand, frame)
+        return replace(value, origin="made") if value.kind is Kind.TENSOR else value
+
+    def _e_binop(self, node: ast.BinOp, frame: Frame) -> Value:
+        if isinstance(node.op, ast.Mod) and isinstance(node.left, ast.Constant) and isinstance(node.left.value, str):
+            calls.printed(self, node, self.expression(node.right, frame), frame)
+            return PYTHON
+        values = []
+        left: ast.expr = node
+        while isinstance(left, ast.BinOp) and not isinstance(left.op, ast.Mod):  # a long sum is deep on the left
+            values.append(self.expression(left.right, frame))
+            left = left.left
+        if isinstance(left, ast.BinOp) and left is not node:
+            values.append(self.expression(left, frame))
+        elif isinstance(left, ast.BinOp):
+            values += [self.expression(left.left, frame), self.expression(left.right, frame)]
+        else:
+            values.append(self.expression(left, frame))
+        return self.combined(values)
+
+    def _e_compare(self, node: ast.Compare, frame: Frame) -> Value:
+        operands = [node.left, *node.comparators]
+        values = [self.expression(operand, frame) for operand in operands]
+        result = PYTHON
+        for place, operator in enumerate(node.ops):
+            if isinstance(operator, ast.Is | ast.IsNot):
+                continue
+            if isinstance(operator, ast.In | ast.NotIn):
+                if values[place + 1].kind is Kind.TENSOR:
+                    calls.read(self, node, frame, "'in' looks for a value in a tensor")
+                continue
+            compared = self.combined(values[place : place + 2])
+            if compared.is_tensor:
+                if compared.kind is Kind.TENSOR and place + 1 < len(node.ops):
+                    self.branch(node, frame)
+                result = replace(compared, boolean=True)
+            elif compared.kind is Kind.DERIVED:
+                result = compared
+        return result
+
+    def combined(self, values: list[Value]) -> Value:
+        """The result of arithmetic."""
+        tensors = [value for value in values if value.is_tensor]
+        if tensors:
+            kind = max(value.kind for value in tensors)
+            detached = all(value.detached for value in tensors)
+            return Value(kind, "made", boolean=all(value.boolean for value in tensors), detached=detached)
+        if any(value.kind is Kind.CONTAINER for value in values):
+            return container([entry_of(value) for value in values], known=False)
+        if any(value.kind is Kind.DERIVED for value in values):
+            return Value(Kind.DERIVED)
+        return PYTHON if all(value.kind is Kind.PYTHON for value in values) else UNKNOWN
+
+    def _e_subscript(self, node: ast.Subscript, frame: Frame) -> Value:
+        holder = self.expression(node.value, frame)
+        index = self.expression(node.slice, frame)
+        if holder.kind is Kind.IMPORTED and named(holder.dotted, CHANGING):
+            calls.changing(self, node, holder.dotted, frame)
+            return PYTHON
+        if holder.is_tensor:
+            if isinstance(node.ctx, ast.Load) and holder.kind is Kind.TENSOR:
+                calls.indexed(self, node, index, frame)
+            return replace(holder, origin="made") if index.is_tensor else holder
+        if holder.kind is Kind.CONTAINER:
+            if index.kind is Kind.TENSOR and holder.items is not None:
+                calls.read(self, node.slice, frame, "a list is indexed by a tensor's value")
+            if holder.items is not None and isinstance(place := node.slice, ast.Constant):
+                if isinstance(place.value, int) and -len(holder.items) <= place.value < len(holder.items):
+                    return holder.items[place.value]
+            return entry_of(holder)
+        return PYTHON if holder.kind is Kind.PYTHON else UNKNOWN
+
+    def _e_slice(self, node: ast.Slice, frame: Frame) -> Value:
+        for part in (node.lower, node.upper, node.step):
+            if part is not None and self.expression(part, frame).kind is Kind.TENSOR:
+                calls.read(self, part, frame, "a slice's bound is a Python number")
+        return PYTHON
+
+    def _e_tuple(self, node: ast.Tuple | ast.List | ast.Set, frame: Frame) -> Value:
+        values: list[Value] = []
+        known = True
+        for part in node.elts:
+            if isinstance(part, ast.Starred):
+                values.append(entry_of(self.expression(part.value, frame)))
+                known = False
+            else:
+                values.append(self.expression(part, frame))
+        return container(values, known)
+
+    _e_list = _e_tuple
+    _e_set = _e_tuple
+
+    def _e_dict(self, node: ast.Dict, frame: Frame) -> Value:
+        values = []
+        for key, value in zip(node.keys, node.values, strict=True):
+            if key is not None:
+                self.expression(key, frame)
+            found = self.expression(value, frame)
+            values.append(entry_of(found) if key is None else found)
+        return container(values, known=False)
+
+    def _e_starred(self, node: ast.Starred, frame: Frame) -> Value:
+        return entry_of(self.expression(node.value, frame))
+
+    def _e_joinedstr(self, node: ast.JoinedStr, frame: Frame) -> Value:
+        for part in node.values:
+            if isinstance(part, ast.FormattedValue):
+                value = self.expression(part.value, frame)
+                if part.conversion != ord("r"):
+                    calls.printed(self, part.value, container([value]), frame)
+                if part.format_spec is not None:
+                    self.expression(part.format_spec, frame)
+        return PYTHON
+
+    def _comprehension(self, node: ast.expr, generators: list[ast.comprehension], frame: Frame) -> None:
+        for generator in generators:
+            self.assign(generator.target, entry_of(self.expression(generator.iter, frame)), frame)
+            for condition in generator.ifs:
+                self.truth(condition, frame)
+
+    def _e_listcomp(self, node: ast.ListComp | ast.SetComp | ast.GeneratorExp, frame: Frame) -> Value:
+        before = dict(frame.env)
+        self._comprehension(node, node.generators, frame)
+        entry = self.expression(node.elt, frame)
+        self._leave(node.generators, before, frame)
+        return Value(Kind.CONTAINER, each=entry)
+
+    _e_setcomp = _e_listcomp
+    _e_generatorexp = _e_listcomp
+
+    def _e_dictcomp(self, node: ast.DictComp, frame: Frame) -> Value:
+        before = dict(frame.env)
+        self._comprehension(node, node.generators, frame)
+        self.expression(node.key, frame)
+        entry = self.expression(node.value, frame)
+        self._leave(node.generators, before, frame)
+        return Value(Kind.CONTAINER, each=entry)
+
+    @staticmethod
+    def _leave(generators: list[ast.comprehension], before: dict[str, Value], frame: Frame) -> None:
+        """A comprehension's names end with it; those that := binds in it stay."""
+        for generator in generators:
+            for part in ast.walk(generator.target):
+                if isinstance(part, ast.Name):
+                    frame.env.pop(part.id, None)
+                    if part.id in before:
+                        frame.env[part.id] = before[part.id]
+
+    def _e_await(self, node: ast.Await, frame: Frame) -> Value:
+        return self.expression(node.value, frame)

@@ -1,0 +1,170 @@
+"""The wrong line beside the right one, for each rule."""
+
+from __future__ import annotations
+
+from monarch.language.check.finding import beside
+
+
+def branch(line: str) -> str:
+    return beside(
+        line,
+        "the value lives on the workers, and this runs once, when the program is traced",
+        ("y = torch.where(loss > 0.1, a, b)", "both sides are computed, the workers choose"),
+        ("if step(x).item() > 0.1:", "outside the program: waits for the value"),
+    )
+
+
+def read(line: str) -> str:
+    return beside(
+        line,
+        "there is no value when the program is traced",
+        ("return loss", "give the tensor back"),
+        ("step(x).item()", "outside the program: waits for the value"),
+    )
+
+
+def printed(line: str) -> str:
+    return beside(
+        line,
+        "there is no value when the program is traced",
+        ("print(step(x))", "outside the program: waits for the value"),
+    )
+
+
+def shape(line: str) -> str:
+    return beside(
+        line,
+        "how large the result is, only its values say",
+        ("torch.where(mask, x, 0.0)", "the same shape whatever the values"),
+    )
+
+
+def argument(line: str) -> str:
+    return beside(
+        line,
+        "the caller would not see the change",
+        ("x = x + 1", "a new value"),
+        ("return x", "give it back to the caller"),
+    )
+
+
+def plain(line: str) -> str:
+    return beside(
+        line,
+        "a plain tensor lies in this process, not on the workers",
+        ("total = monarch.distribute(total, mesh)", "before the program: its state, updated in place on the workers"),
+    )
+
+
+def placed(line: str) -> str:
+    return beside(
+        line,
+        "the tensor's data would be built into the program",
+        ("x = monarch.distribute(x, mesh, layout)", "before the program: pass it, or close over it"),
+    )
+
+
+def layout_of_value(line: str) -> str:
+    return beside(
+        line,
+        "nothing has been decided when the program is traced",
+        ("y = monarch.layout(y, '[@data, -]')", "say what it shall be"),
+        ("step(x).layout", "outside the program"),
+    )
+
+
+def generator(line: str) -> str:
+    return beside(
+        line,
+        "random numbers on a mesh come from counters",
+        ("monarch.manual_seed(0)", "once, before the program; leave generator= out"),
+    )
+
+
+def scheduler(line: str) -> str:
+    return beside(
+        line,
+        "it changes the optimizer's rate while the program is traced",
+        ("scheduler.step()", "after the call of the program: the rate is read anew at every call"),
+    )
+
+
+def reshaped(line: str, method: str) -> str:
+    return beside(line, "a distributed tensor keeps its shape", (f"x = x.{method.rstrip('_')}(…)", "a new tensor"))
+
+
+def fused(line: str) -> str:
+    return beside(
+        line,
+        "this optimizer was made with fused=True, whose kernels change lists of tensors in place",
+        ("torch.optim.AdamW(parameters)", "the default, which the compiler makes one program of"),
+    )
+
+
+def backward(line: str) -> str:
+    return beside(
+        line,
+        "no gradients are recorded here",
+        ("loss.backward()", "outside of no_grad(), as is what loss is computed from"),
+    )
+
+
+def changing(line: str) -> str:
+    return beside(
+        line,
+        "runs when the program is traced; the value of that moment is built in",
+        ("def step(x, value):", "pass it: floats are given anew at every call"),
+    )
+
+
+def counter(line: str) -> str:
+    return beside(
+        line,
+        "runs when the program is traced, not at every call",
+        ("count += 1", "outside, beside the program's call"),
+        ("count.add_(1)", "with a tensor that lies on the mesh: the program's state"),
+    )
+
+
+def mutated(line: str) -> str:
+    return beside(
+        line,
+        "runs when the program is traced, not at every call",
+        ("losses.append(step(x))", "outside: what the program returns"),
+    )
+
+
+def data(line: str) -> str:
+    return beside(
+        line,
+        "the data of that moment is built into the program",
+        ("step(torch.from_numpy(batch))", "pass it as an argument"),
+    )
+
+
+def output(line: str) -> str:
+    return beside(
+        line,
+        "runs when the program is traced, not at every call",
+        ("result = step(x); print(result)", "outside: waits for the value"),
+    )
+
+
+def closed_over(name: str, program: str) -> str:
+    return beside(
+        f"… {name} …",
+        "its value when the program is traced is built in",
+        (f"def {program}(x, {name}):", "pass it: floats are given anew at every call"),
+    )
+
+
+def no_grad(line: str) -> str:
+    return beside(
+        line,
+        "makes an object and drops it",
+        ("with torch.no_grad():", "for the block below it"),
+    )
+
+
+def annotation(dtypes: str) -> str:
+    return f'a tensor type begins with one of {dtypes}: x: "f32[64@data, 1024]".'

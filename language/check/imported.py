@@ -1,0 +1,226 @@
+"""Calls of imported functions: Python's own, torch's and Monarch's."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from monarch.language.check import hints
+from monarch.language.check.calls import Arguments, changing, generator_given, printed, read, result_of, sizes, written
+from monarch.language.check.kinds import (
+    CHANGING,
+    DERIVED,
+    FACTORIES,
+    LISTS,
+    MADE,
+    OUTPUTS,
+    PRINTING_CALLS,
+    PYTHON,
+    READING_CALLS,
+    SOME,
+    TORCH_DATA,
+    TORCH_PYTHON,
+    TORCH_READS,
+    UNKNOWN,
+    VALUE_SHAPES,
+    Kind,
+    Value,
+    container,
+    entry_of,
+    join_all,
+    named,
+)
+from monarch.language.check.names import is_monarch
+
+if TYPE_CHECKING:
+    from monarch.language.check.expressions import Expressions, Frame
+
+_COMPARING = {f"builtins.{name}" for name in ("max", "min", "sorted", "any", "all")}
+_CONTAINERS = {f"builtins.{name}" for name in ("list", "tuple", "set", "frozenset", "dict", "reversed", "iter")}
+_TORCH_OPS = ("torch.nn.functional.", "torch.linalg.", "torch.fft.", "torch.special.", "torch.nn.init.", "torch.ops.")
+_HIGHER = {"torch.vmap", "torch.compile", "torch.cond", "torch.while_loop", "torch.export"}
+_BOOLEAN = set("isnan isinf isfinite eq ne lt le gt ge logical_and logical_or logical_not".split())
+
+
+@dataclass
+class ImportedCall:
+    interpreter: Expressions
+    node: ast.Call
+    frame: Frame
+    arguments: Arguments
+    dotted: str
+
+    @property
+    def line(self) -> str:
+        return self.interpreter.report.line_of(self.node)
+
+    def add(self, code: str, message: str, hint: str) -> None:
+        if self.frame.inside:
+            self.interpreter.report.add(code, self.node, message, hint)
+
+    def value(self) -> Value:
+        root = self.dotted.partition(".")[0]
+        if root == "monarch":
+            return self.of_monarch()
+        if root == "torch":
+            return self.of_torch()
+        given = self.arguments
+        if named(self.dotted, CHANGING):
+            changing(self.interpreter, self.node, self.dotted, self.frame)
+            return PYTHON
+        if self.dotted in PRINTING_CALLS:
+            return self.printing()
+        if self.dotted in READING_CALLS or root == "numpy":
+            return self.reading()
+        if named(self.dotted, OUTPUTS):
+            name = self.dotted.removeprefix("builtins.")
+            self.add("M305", f"{name} runs when '{self.frame.program}' is traced", hints.output(self.line))
+            return UNKNOWN
+        if root == "builtins":
+            return self.builtin(self.dotted.partition(".")[2])
+        if self.dotted in ("copy.copy", "copy.deepcopy"):
+            return given.first()
+        if root == "collections":
+            return Value(Kind.CONTAINER)
+        return DERIVED if given.has_tensor else UNKNOWN
+
+    def printing(self) -> Value:
+        given = self.arguments
+        printed(self.interpreter, self.node, Value(Kind.CONTAINER, items=given.all), self.frame)
+        refused = self.interpreter.report.has("M103", self.node)
+        if self.dotted in ("builtins.print", "rich.print", "pprint.pprint") and not refused:
+            self.add("M305", f"print runs when '{self.frame.program}' is traced", hints.output(self.line))
+        return PYTHON
+
+    def reading(self) -> Value:
+        values = list(self.arguments.all)
+        if self.dotted in _COMPARING:
+            # max(a, b) compares its arguments, max(list) the list's entries.
+            values = [entry for value in values for entry in (value, entry_of(value))]
+        if any(value.kind is Kind.TENSOR for value in values):
+            name = self.dotted.removeprefix("builtins.")
+            read(self.interpreter, self.node, self.frame, f"{name}() needs it")
+        if self.dotted in ("builtins.max", "builtins.min") and any(value.is_tensor for value in values):
+            return UNKNOWN
+        if self.dotted == "builtins.sorted":
+            return container([entry_of(self.arguments.first())], known=False)
+        return Value(Kind.PYTHON, dotted="numpy") if self.dotted.startswith("numpy.") else PYTHON
+
+    def builtin(self, name: str) -> Value:
+        given = self.arguments
+        first = given.first()
+        if f"builtins.{name}" in _CONTAINERS:
+            if name in ("list", "tuple") and first.items is not None:
+                return first if not first.closed else replace(first, closed=False)
+            entries = [entry_of(value) for value in given.positional] + list(given.keywords.values())
+            return container(entries, known=not entries)
+        if name == "enumerate":
+            return Value(Kind.CONTAINER, each=container([PYTHON, entry_of(first)]))
+        if name == "zip":
+            return Value(Kind.CONTAINER, each=container([entry_of(value) for value in given.positional]))
+        if name in ("map", "filter") and given.positional:
+            entries = [entry_of(value) for value in given.positional[1:]]
+            found = UNKNOWN
+            if first.function is not None:
+                found = self.interpreter.call(first.function, Arguments(tuple(entries), {}), self.frame)
+            return Value(Kind.CONTAINER, each=found if name == "map" else join_all(entries))
+        if name == "sum":
+            return self.interpreter.combined([entry_of(first), PYTHON])
+        if name == "next":
+            return entry_of(first)
+        if name in ("abs", "pow"):
+            return self.interpreter.combined(list(given.positional))
+        if name == "getattr":
+            return UNKNOWN
+        if name in ("len", "isinstance", "issubclass", "type", "id", "hash", "repr", "callable", "hasattr", "slice"):
+            return PYTHON
+        return DERIVED if given.has_tensor else UNKNOWN
+
+    def of_monarch(self) -> Value:
+        first = self.arguments.first()
+        if is_monarch(self.dotted, "program"):
+            return Value(Kind.PROGRAM, function=first.function) if first.function is not None else UNKNOWN
+        if self.interpreter.names.is_mesh_call(self.node, self.frame.scope):
+            return Value(Kind.MESH)
+        if is_monarch(self.dotted, "distribute"):
+            if first.kind is Kind.HOST:
+                self.add("M107", "distribute() of a plain tensor inside a program", hints.placed(self.line))
+            return MADE if self.frame.inside else Value(Kind.TENSOR, "state")
+        if is_monarch(self.dotted, "layout"):
+            if first.kind is Kind.HOST:
+                self.add("M107", "layout() of a plain tensor, which lies on no mesh", hints.placed(self.line))
+            return MADE if self.frame.inside else Value(Kind.TENSOR, "state")
+        if is_monarch(self.dotted, "module_to_mesh"):
+            known = first.kind in (Kind.MODULE, Kind.INSTANCE)
+            return replace(first, placed=True) if known else Value(Kind.MODULE, placed=True)
+        return DERIVED if self.arguments.has_tensor else UNKNOWN
+
+    def of_torch(self) -> Value:
+        given, dotted = self.arguments, self.dotted
+        parent, _, name = dotted.rpartition(".")
+        if dotted in TORCH_READS:
+            if any(value.kind is Kind.TENSOR for value in given.all):
+                read(self.interpreter, self.node, self.frame)
+            return PYTHON
+        if parent in ("torch.nn", "torch") and name == "Parameter" or dotted == "torch.nn.parameter.Parameter":
+            return SOME
+        if parent == "torch.optim.lr_scheduler":
+            return Value(Kind.SCHEDULER)
+        if dotted.startswith("torch.optim."):
+            return self.optimizer()
+        if dotted.startswith("torch.nn.") and name[:1].isupper():
+            return Value(Kind.MODULE)
+        if dotted in ("torch.autograd.grad", "torch.autograd.backward"):
+            if self.frame.no_grad or given.first().detached:
+                self.add("M113", "gradients are asked for where none are recorded", hints.backward(self.line))
+            return Value(Kind.CONTAINER, each=MADE) if name == "grad" else PYTHON
+        if dotted == "torch.utils.checkpoint.checkpoint":
+            return self.checkpoint()
+        if dotted.startswith("torch.nn.utils.clip_grad"):
+            return MADE if self.frame.inside else SOME
+        if parent == "torch" and name in TORCH_PYTHON or dotted.startswith("torch.autograd"):
+            return PYTHON
+        if dotted in TORCH_DATA:
+            if self.frame.inside:
+                self.add("M304", f"{dotted}() builds data into the program", hints.data(self.line))
+            return replace(MADE, kind=Kind.TENSOR if self.frame.inside else Kind.HOST)
+        if (parent == "torch" or dotted.startswith(_TORCH_OPS)) and not name[:1].isupper() and dotted not in _HIGHER:
+            return self.op(name)
+        return DERIVED if given.has_tensor else UNKNOWN
+
+    def optimizer(self) -> Value:
+        fused = next((keyword.value for keyword in self.node.keywords if keyword.arg == "fused"), None)
+        return Value(Kind.OPTIMIZER, fused=isinstance(fused, ast.Constant) and fused.value is True)
+
+    def checkpoint(self) -> Value:
+        """The function that is checkpointed runs at once."""
+        first, *rest = self.arguments.positional or (UNKNOWN,)
+        if first.function is None:
+            return result_of(self.arguments, self.frame)
+        positional = (first.bound, *rest) if first.bound is not None else tuple(rest)
+        return self.interpreter.call(first.function, Arguments(positional, {}, self.arguments.starred), self.frame)
+
+    def op(self, name: str) -> Value:
+        given = self.arguments
+        generator_given(self.interpreter, self.node, given, self.frame)
+        first = given.first()
+        if first.kind is Kind.TENSOR:
+            counted = {keyword.arg for keyword in self.node.keywords}
+            single = name == "where" and len(given.all) == 1
+            classes = name == "one_hot" and len(given.positional) < 2 and "num_classes" not in counted
+            if name in VALUE_SHAPES or single or classes:
+                self.add("M104", f"{name}() gives a shape that depends on values", hints.shape(self.line))
+            if name.endswith("_"):
+                written(self.interpreter, self.node, first, self.frame)
+        if name in FACTORIES:
+            sizes(self.interpreter, self.node, given, self.frame)
+        if name in ("tensor", "as_tensor", "asarray"):
+            if first.dotted == "numpy":
+                self.add("M304", f"torch.{name}() builds data into the program", hints.data(self.line))
+            return replace(MADE, kind=Kind.TENSOR if self.frame.inside else Kind.HOST)
+        made = result_of(given, self.frame)
+        if name in LISTS or name in ("meshgrid", "broadcast_tensors", "unbind"):
+            return Value(Kind.CONTAINER, each=made)
+        boolean = name in _BOOLEAN
+        return replace(made, boolean=boolean)

@@ -1,0 +1,228 @@
+"""What the linter knows of a value without running anything: above all whether it is a tensor on the mesh."""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import reduce
+
+import torch
+
+from monarch.language.check.scopes import Class, Function
+
+
+class Kind(enum.IntEnum):
+    """Where two paths meet, the greater kind is kept: what may be a tensor is treated as one."""
+
+    UNKNOWN = 0
+    PYTHON = 1  # no tensor: a number, a string, a shape, None
+    IMPORTED = 2  # what an import names: `dotted`
+    FUNCTION = 3
+    PROGRAM = 4
+    CLASS = 5
+    INSTANCE = 6  # of a class of the file
+    MODULE = 7  # a torch.nn.Module
+    OPTIMIZER = 8
+    SCHEDULER = 9
+    MESH = 10
+    CONTAINER = 11  # a list, tuple, dict or set, or an iterator: `each`, `items`
+    DERIVED = 12  # what an unknown function made of a tensor
+    HOST = 13  # a plain tensor in the controller's process
+    SOME = 14  # a tensor, on the mesh or not
+    TENSOR = 15  # a tensor on the mesh
+
+
+@dataclass(frozen=True)
+class Value:
+    """`origin` of a tensor: "argument" (or a view of one), "state" (from outside the program) or "made" in it.
+
+    `boolean`  a tensor of bools
+    `each`     what a container's entries are; `items` the entries of a tuple or list, where they are known
+    `closed`   it comes from outside the program
+    `placed`   of a module: it lies on a mesh
+    `fused`    of an optimizer: made with fused=True
+    `detached` a tensor made where no gradients are recorded
+    """
+
+    kind: Kind = Kind.UNKNOWN
+    origin: str = ""
+    boolean: bool = False
+    each: Value | None = None
+    items: tuple[Value, ...] | None = None
+    closed: bool = False
+    placed: bool = False
+    fused: bool = False
+    detached: bool = False
+    dotted: str = ""
+    function: Function | None = None
+    cls: Class | None = None
+    bound: Value | None = None
+
+    @property
+    def is_tensor(self) -> bool:
+        return self.kind in (Kind.HOST, Kind.SOME, Kind.TENSOR)
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """What tells the analyses of a function apart."""
+        items = tuple(item.kind for item in self.items) if self.items is not None else None
+        made_of = (self.each.kind if self.each else None, items, id(self.function), id(self.cls))
+        return (int(self.kind), self.origin, self.boolean, self.placed, self.detached, self.closed, made_of)
+
+
+UNKNOWN = Value()
+PYTHON = Value(Kind.PYTHON)
+DERIVED = Value(Kind.DERIVED)
+HOST = Value(Kind.HOST)
+SOME = Value(Kind.SOME)
+ARGUMENT = Value(Kind.TENSOR, "argument")
+STATE = Value(Kind.TENSOR, "state", closed=True)
+MADE = Value(Kind.TENSOR, "made")
+
+
+def join(first: Value, second: Value, depth: int = 3) -> Value:
+    """What a name is where two paths meet."""
+    if first == second:
+        return first
+    greater, other = (first, second) if first.kind >= second.kind else (second, first)
+    if greater.kind is Kind.CONTAINER and other.kind is Kind.CONTAINER:
+        if depth == 0:
+            return replace(greater, each=None, items=None)
+        if greater.items is not None and other.items is not None and len(greater.items) == len(other.items):
+            items = tuple(join(a, b, depth - 1) for a, b in zip(greater.items, other.items, strict=True))
+            return replace(greater, items=items)
+        return replace(greater, items=None, each=join(entry_of(greater), entry_of(other), depth - 1))
+    if greater.is_tensor and other.is_tensor:
+        return replace(greater, boolean=first.boolean and second.boolean, detached=first.detached and second.detached)
+    return greater
+
+
+def join_all(values: Iterable[Value]) -> Value:
+    return reduce(join, values, UNKNOWN)
+
+
+def container(entries: Iterable[Value], known: bool = True) -> Value:
+    items = tuple(entries)
+    if known and len(items) <= 16:
+        return Value(Kind.CONTAINER, items=items)
+    return Value(Kind.CONTAINER, each=join_all(items))
+
+
+def entry_of(value: Value) -> Value:
+    """What iterating over a value gives."""
+    if value.kind is Kind.CONTAINER:
+        if value.items is not None:
+            found = join_all(value.items)
+        else:
+            found = value.each or UNKNOWN
+        return replace(found, closed=True) if value.closed and found.kind is Kind.CONTAINER else found
+    if value.is_tensor or value.kind is Kind.PYTHON:
+        return value
+    return UNKNOWN
+
+
+# -- what torch's names give -----------------------------------------------------------------------------------------
+
+_PYTHONS_OWN = {name for kind in (str, bytes, list, dict, set, tuple, int, float, complex) for name in dir(kind)}
+_MODULES = {name for name in dir(torch.nn.Module) if not name.startswith("_")}
+_COMMON = set("name names data device dtype layout mode grad values indices state size".split())
+TENSOR_METHODS = {n for n in dir(torch.Tensor) if not n.startswith("_")} - _PYTHONS_OWN - _MODULES - _COMMON
+"""Methods and attributes that only tensors have (and arrays, which do not stand in programs)."""
+
+# Of a tensor: what is known without its values.
+PYTHON_ATTRIBUTES = set(
+    "shape ndim dtype device requires_grad is_leaf names mesh itemsize nbytes is_cuda is_cpu is_meta is_sparse "
+    "is_quantized grad_fn output_nr name retains_grad is_nested layout tensor_type".split()
+)
+PYTHON_METHODS = set(
+    "size dim numel nelement ndimension stride storage_offset element_size is_contiguous is_floating_point is_complex "
+    "type get_device data_ptr has_names is_shared is_pinned register_hook register_post_accumulate_grad_hook backward "
+    "retain_grad is_same_size is_signed is_inference is_conj is_neg is_distributed is_set_to storage untyped_storage "
+    "__len__ __repr__ __hash__".split()
+)
+READS = set("item tolist numpy full_tensor to_local wait is_nonzero equal allclose __bool__ __float__ __int__".split())
+"""Methods that need a tensor's value in Python."""
+
+VALUE_SHAPES = {"nonzero", "argwhere", "masked_select", "unique", "unique_consecutive", "bincount"}
+"""Ops that give a tensor whose shape depends on values."""
+
+SHAPE_CHANGES = set("unsqueeze_ squeeze_ t_ transpose_ swapaxes_ swapdims_ resize_ resize_as_ as_strided_".split())
+VIEWS = set(
+    "view view_as reshape reshape_as expand expand_as permute transpose t squeeze unsqueeze flatten unflatten narrow "
+    "select diagonal movedim moveaxis swapaxes swapdims detach unfold T mT H mH data real imag ravel contiguous".split()
+)
+LISTS = set("chunk split unbind tensor_split hsplit vsplit dsplit split_with_sizes unsafe_chunk unsafe_split".split())
+SHAPE_TAKERS = set("view reshape expand repeat unflatten narrow permute tile select roll new_zeros new_ones".split())
+"""Methods whose arguments are sizes and dims: Python numbers."""
+
+FACTORIES = set("zeros ones empty arange eye rand randn randint randperm full tril_indices triu_indices".split())
+TORCH_PYTHON = set(
+    "is_tensor is_grad_enabled numel is_floating_point is_complex get_default_dtype set_default_dtype manual_seed seed "
+    "initial_seed get_rng_state set_rng_state finfo iinfo device dtype broadcast_shapes result_type promote_types "
+    "can_cast no_grad enable_grad set_grad_enabled inference_mode autocast is_autocast_enabled compile "
+    "is_inference_mode_enabled set_num_threads get_num_threads typename is_storage is_conj "
+    "are_deterministic_algorithms_enabled use_deterministic_algorithms set_printoptions save "
+    "set_float32_matmul_precision".split()
+)
+TORCH_READS = {"torch.equal", "torch.allclose", "torch.is_nonzero"}
+TORCH_DATA = {"torch.from_numpy", "torch.load", "torch.frombuffer", "torch.from_file", "torch.from_dlpack"}
+
+READING_CALLS = {
+    *(
+        f"builtins.{name}"
+        for name in ("float", "int", "bool", "complex", "range", "max", "min", "sorted", "any", "all")
+    ),
+    *(f"builtins.{name}" for name in ("round", "chr", "hex", "bin", "oct", "divmod")),
+    *(f"math.{name}" for name in dir(math) if callable(getattr(math, name))),
+    "operator.index",
+    "operator.truth",
+    "numpy.array",
+    "numpy.asarray",
+    "statistics.mean",
+}
+"""Calls that need the value of a tensor that they are given."""
+
+PRINTING_CALLS = {"builtins.print", "builtins.str", "builtins.format", "builtins.ascii", "pprint.pprint", "rich.print"}
+
+CHANGING = (
+    "time.time",
+    "time.time_ns",
+    "time.perf_counter",
+    "time.perf_counter_ns",
+    "time.monotonic",
+    "time.monotonic_ns",
+    "time.process_time",
+    "datetime.datetime.now",
+    "datetime.datetime.today",
+    "datetime.datetime.utcnow",
+    "datetime.date.today",
+    "os.getenv",
+    "os.environ",
+    "os.urandom",
+    "uuid.uuid1",
+    "uuid.uuid4",
+    "random.",
+    "secrets.",
+    "numpy.random.",
+    "builtins.input",
+)
+"""Names, or their beginnings, of what gives another Python value at every call."""
+
+OUTPUTS = (
+    "builtins.open",
+    "logging.",
+    "warnings.warn",
+    "subprocess.",
+    "os.makedirs",
+    "os.remove",
+    "shutil.",
+    "sys.stdout",
+)
+"""Names of what writes or reads while the program is traced, not while it runs."""
+
+
+def named(dotted: str, names: Iterable[str]) -> bool:
+    """Whether a name is one of `names`, below one, or begins with one that ends in a dot."""
+    return any(dotted == name or dotted.startswith(name if name.endswith(".") else f"{name}.") for name in names)
