@@ -1,0 +1,191 @@
+"""What a trace says: how long each value takes, what a step's length hangs on, and where the workers' time goes.
+
+Pure functions of a trace and its plans. All times are nanoseconds.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from monarch.compiler.ops import OPS
+from monarch.compiler.plan.plan import Instruction, Plan
+from monarch.compiler.plan.trace import Span, Step, Trace
+from monarch.compiler.types import MeshSpec
+
+
+@dataclass(frozen=True)
+class Measured:
+    """An instruction over all steps and workers: how often it ran, and medians of how long it took and how long it
+    waited for peers in that."""
+
+    instruction: int
+    runs: int
+    took: float
+    waited: float
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """A part of a critical path: `worker` was at `instruction` (-1: between two, or before the first)."""
+
+    worker: int
+    instruction: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Shares:
+    """Where a worker's time went, from the first step's start to the last one's end. They add up to `total`.
+
+    `compute`        in ops of its own
+    `communication`  in collectives, moving data
+    `waiting`        in collectives, waiting for peers
+    `between`        in a step, but in no instruction
+    `commands`       in other commands: put, fetch, load, free
+    `idle`           with nothing to do: the controller had given no command yet
+    """
+
+    compute: int
+    communication: int
+    waiting: int
+    between: int
+    commands: int
+    idle: int
+
+    @property
+    def total(self) -> int:
+        return self.compute + self.communication + self.waiting + self.between + self.commands + self.idle
+
+
+def steps_of(trace: Trace, plan: Plan) -> tuple[Step, ...]:
+    """The steps that ran the plan (found by its hash), of all workers."""
+    numbers = {at for at, traced in enumerate(trace.plans) if traced.plan is plan or traced.hash == plan.hash}
+    return tuple(step for step in trace.steps if step.plan in numbers)
+
+
+def measured(steps: Sequence[Step]) -> dict[int, Measured]:
+    """By instruction, over steps of one plan. What a failed step did before it failed counts."""
+    spans: defaultdict[int, list[Span]] = defaultdict(list)
+    for step in steps:
+        for span in step.spans:
+            spans[span.instruction].append(span)
+    return {
+        number: Measured(
+            number,
+            len(found),
+            statistics.median(span.end - span.start for span in found),
+            statistics.median(span.waited for span in found),
+        )
+        for number, found in sorted(spans.items())
+    }
+
+
+def runs(steps: Sequence[Step]) -> list[tuple[Step, ...]]:
+    """Steps of one plan, those of one command together, where no worker's is missing or failed."""
+    by_number: defaultdict[int, list[Step]] = defaultdict(list)
+    for step in steps:
+        by_number[step.number].append(step)
+    workers = {step.worker for step in steps}
+    return [
+        tuple(sorted(found, key=lambda step: step.worker))
+        for _, found in sorted(by_number.items())
+        if len(found) == len(workers) and not any(step.failed for step in found)
+    ]
+
+
+def length(run: Sequence[Step]) -> int:
+    """Of one command's steps: from where the first worker begins to where the last one ends."""
+    return max(step.end for step in run) - min(step.start for step in run)
+
+
+def critical_path(run: Sequence[Step], plan: Plan) -> tuple[Stretch, ...]:
+    """What the length of one step hangs on, in order of time, without gaps: `run` holds each worker's step.
+
+    Followed back from the last instruction to end. Before an op comes the instruction before it on the same worker;
+    a collective starts when the last of its group comes to it, so before it comes what that worker did.
+    """
+    steps = {step.worker: step for step in run if step.spans}
+    if not steps:
+        return ()
+    places = {worker: {span.instruction: at for at, span in enumerate(step.spans)} for worker, step in steps.items()}
+    worker = max(steps, key=lambda rank: steps[rank].spans[-1].end)
+    at = len(steps[worker].spans) - 1
+    path: list[Stretch] = []
+    while True:
+        span = steps[worker].spans[at]
+        end, began = span.end, span.start
+        dims = collective_dims(plan, span.instruction)
+        if dims is not None:
+            group = [r for r in plan.mesh.group(worker, dims) if r in steps and span.instruction in places[r]]
+            last = max(group, key=lambda r: steps[r].spans[places[r][span.instruction]].start)
+            arrived = steps[last].spans[places[last][span.instruction]].start
+            if last != worker and arrived < end:
+                path.append(Stretch(worker, span.instruction, arrived, end))
+                worker, at, began = last, places[last][span.instruction], arrived
+                end = arrived
+        if began < end:
+            path.append(Stretch(worker, span.instruction, began, end))
+        before = steps[worker].spans[at - 1].end if at else steps[worker].start
+        if before < began:
+            path.append(Stretch(worker, -1, before, began))
+        if not at:
+            return tuple(path[::-1])
+        at -= 1
+
+
+def collective_dims(plan: Plan, instruction: int) -> tuple[str, ...] | None:
+    """The mesh dims over which an instruction meets others: all of them for a commit, also for the one behind the last
+    instruction; None for what meets nobody."""
+    if instruction >= len(plan.instructions):
+        return plan.mesh.names
+    found: Instruction = plan.instructions[instruction]
+    if found.op not in OPS or not OPS[found.op].collective:
+        return None
+    if found.op == "commit":
+        return plan.mesh.names
+    return tuple(found.kwargs["mesh_dims"] if "mesh_dims" in found.kwargs else found.args[1])
+
+
+def shares(trace: Trace, plans: Sequence[Plan | None]) -> dict[int, Shares]:
+    """By worker. `plans[i]` is that of `trace.plans[i]`; what a plan that is not known ran counts as computing."""
+    if not trace.steps:
+        return {}
+    first, last = min(step.start for step in trace.steps), max(step.end for step in trace.steps)
+    found = {}
+    meets = [
+        set()
+        if plan is None
+        else {at for at in range(len(plan.instructions) + 1) if collective_dims(plan, at) is not None}
+        for plan in plans
+    ]
+    for worker in sorted({step.worker for step in trace.steps}):
+        compute = communication = waiting = between = 0
+        for step in trace.steps:
+            if step.worker != worker:
+                continue
+            inside = 0
+            for span in step.spans:
+                took = span.end - span.start
+                inside += took
+                if span.instruction in meets[step.plan]:
+                    waiting += min(span.waited, took)
+                    communication += took - min(span.waited, took)
+                else:
+                    compute += took
+            between += step.end - step.start - inside
+        commands = sum(
+            max(0, min(each.end, last) - max(each.start, first)) for each in trace.handled if each.worker == worker
+        )
+        idle = last - first - (compute + communication + waiting + between + commands)
+        found[worker] = Shares(compute, communication, waiting, between, commands, max(0, idle))
+    return found
+
+
+def coordinates(mesh: MeshSpec, worker: int) -> str:
+    """`data=0, model=1`."""
+    point = zip(mesh.names, mesh.point(worker), strict=True)
+    return ", ".join(f"{name}={at}" for name, at in point) or "0"
