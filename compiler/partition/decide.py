@@ -144,7 +144,8 @@ class _Decider:
             text += f"; its result goes on as {self.placed(_ndim(node), chosen.after)}"
         rest = [other.extra for other in others[1:]]
         if strategy.factor and rest and min(rest) > 0:
-            text += f"; the {len(rest)} other way{'s' * (len(rest) > 1)} would cost {_bytes(min(rest))} more at least"
+            instead = "the other way" if len(rest) == 1 else f"the best of the {len(rest)} other ways"
+            text += f"; {instead} would cost {min(rest):,.0f} bytes more"
         return text
 
     def _wanted(self, node: fx.Node, strategy: Strategy) -> list[tuple[fx.Node, Placement]]:
@@ -222,7 +223,3 @@ def _listed(names: list[str]) -> str:
 
 def _is(causes: list[fx.Node]) -> str:
     return "is" if len(set(causes)) == 1 else "are"
-
-
-def _bytes(count: float) -> str:
-    return f"{count:,.0f} bytes"
