@@ -18,6 +18,7 @@ and while a report is made (`pipeline.compile_graph(graph, report=True)`):
     "stands_for" keys of `layout()`s whose result this value is
     "decisions" `partition.decide.Decided` for each mesh dim done so far
     "reason"    as "why", for one result of a collective
+    "named"     the names in "why" and "reason", with the keys of the values that had them
 
 A graph's text form (`str(graph)`) parses back exactly (`monarch.compiler.text`):
 

@@ -104,7 +104,7 @@ class _Builder:
             module=node.meta.get("module") or (self.owners.get(node, "") if phase == UPDATE else ""),
             phase=phase,
             traced=node.meta.get("traced", ""),
-            why=node.meta.get("reason") or node.meta.get("why") or "",
+            why=self.renamed(node.meta.get("reason") or node.meta.get("why") or "", node.meta.get("named", ())),
             decisions=self.decisions(node),
             mesh_dims=dims,
             sent=sent,
@@ -126,13 +126,18 @@ class _Builder:
                     decided.mesh_dim,
                     decided.rule,
                     decided.factor,
-                    decided.why,
+                    self.renamed(decided.why, decided.named),
                     tuple(dict.fromkeys(cause for cause in causes if cause != own)),
                     decided.alternatives,
                     decided.exact,
                 )
             )
         return tuple(found)
+
+    def renamed(self, text: str, named: tuple[tuple[str, object], ...]) -> str:
+        """A sentence with its values called by the names that they have now."""
+        now = {name: self.nodes[self.keys[key]].name for name, key in named if key in self.keys}
+        return re.sub(r"%(\w+)", lambda match: f"%{now.get(match[1], match[1])}", text) if now else text
 
     def work(self, node: fx.Node, takes: int) -> tuple[float, int, float, int]:
         """Operations, bytes of local memory, estimated seconds, and bytes sent."""
@@ -171,8 +176,8 @@ def _line(file: str, line: int) -> str:
 
 
 def _phases(graph: Graph) -> dict[fx.Node, str]:
-    """Backward is what autograd ran, update what depends on it and is needed by none of it. What the compiler added
-    goes with what it reduces, and else with who takes it."""
+    """Backward is what autograd ran; update what depends on it and is needed by none of it, and what only serves that
+    (an optimizer's bias correction). A gradient's sum over the workers is backward, whoever takes it."""
     after: dict[fx.Node, bool] = {}
     before: dict[fx.Node, bool] = {}
     calls = list(graph.calls)
@@ -184,10 +189,14 @@ def _phases(graph: Graph) -> dict[fx.Node, str]:
     for node in calls:
         backward = node.meta.get("backward") or (after[node] and before[node])
         phases[node] = BACKWARD if backward else UPDATE if after[node] else FORWARD
+    returned = set(graph.returns)
+    for node in reversed(calls):
+        users = [phases[user] for user in node.users if user.op != "output"]
+        if phases[node] == FORWARD and node not in returned and users and set(users) == {UPDATE}:
+            phases[node] = UPDATE
     for node in calls:
         if "traced" in node.meta or not after[node]:
             continue
-        # The sum of a gradient over the workers is its last step, whoever takes it.
         reduces = node.target in (ops.all_reduce, ops.reduce_scatter)
         element = op_name(node.target) == "getitem"
         if (reduces or element) and any(phases.get(each) == BACKWARD for each in node.all_input_nodes):

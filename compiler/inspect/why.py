@@ -317,6 +317,8 @@ def _text(found: Explanation) -> list[str]:
         lines.append("")
         lines.append(f"  {moved.why or 'the compiler added it'}")
         lines.append(f"    from {moved.before} to {moved.after}")
+        if len(found.moved) > 2:
+            continue
         for chain in moved.value_chains:
             lines += _chain(chain, "    ", f"%{chain.name} on '{chain.decision.mesh_dim}'")
         for chain in moved.taker_chains:
@@ -324,6 +326,8 @@ def _text(found: Explanation) -> list[str]:
             lines += _chain(chain, "    ", title, apart_from=moved.value)
         if len(moved.takers) > 1:
             lines.append(f"    and {len(moved.takers) - 1} more take it")
+    if len(found.moved) > 2:
+        lines += ["", f"  {len(found.moved)} tensors travel together: ask for one result's name to see its whole story"]
     for chain in found.chains:
         lines.append("")
         lines += _chain(chain, "  ", f"on '{chain.decision.mesh_dim}'")

@@ -19,7 +19,8 @@ from monarch.compiler.types import Layout, Placement, TensorType
 
 @dataclass(frozen=True)
 class Decided:
-    """A `plan.report.Decision` whose causes are still the keys of values (`node.meta["key"]`)."""
+    """A `plan.report.Decision` whose causes are still the keys of values (`node.meta["key"]`). `named` says which values
+    the names in `why` stand for: later passes may name them anew."""
 
     mesh_dim: str
     rule: str
@@ -28,6 +29,7 @@ class Decided:
     causes: tuple[object, ...] = ()
     alternatives: tuple[Reported, ...] = ()
     exact: bool = True
+    named: tuple[tuple[str, object], ...] = ()
 
 
 def mark_traced(graph: Graph) -> None:
@@ -101,7 +103,7 @@ class _Decider:
         if node.target is operator.getitem:
             (producer,) = self.options.operands[node]
             why = f"one of the results of %{producer.name}, which gives it so"
-            return Decided(self.dim, "", "", why, (_key(producer),), others, exact)
+            return Decided(self.dim, "", "", why, (_key(producer),), others, exact, ((producer.name, _key(producer)),))
         strategy = chosen.strategy
         operands = self.options.operands[node]
         lying = [
@@ -116,7 +118,8 @@ class _Decider:
         keys = tuple(dict.fromkeys(_key(operand) for operand in causes))
         factor = strategy.factor if strategy.factor != PARTIAL else ""
         why = self.why(node, chosen, causes, others)
-        return Decided(self.dim, str(self.options.rules[node]), factor, why, keys, others, exact)
+        named = tuple((_origin(cause).name, _key(cause)) for cause in causes)
+        return Decided(self.dim, str(self.options.rules[node]), factor, why, keys, others, exact, named)
 
     def lies(self, operand: fx.Node, wanted: Placement) -> bool:
         """Whether an operand is at hand in this placement without being moved."""

@@ -117,6 +117,7 @@ class _Rewrite:
         """Append the op that brings `copy` from `source` to `target`; `value` and `user` are whom it is for."""
         dim = self.options.mesh_dim
         type_ = self.new.type_so_far(copy).place(dim, target)
+        named = tuple((node.name, node.meta["key"]) for node in (value, user) if "key" in node.meta)
         module = user.meta.get("module") or value.meta.get("module") or ""
         cause: Source | None = user.meta.get("source") or value.meta.get("source")
         why = f"{_describe(value)} is {_words(source, dim)}; {_describe(user)} takes it {_words(target, dim)}"
@@ -125,7 +126,7 @@ class _Rewrite:
 
         def local(op: ops.MonarchOp, *args: Any, to: TensorType = type_) -> fx.Node:
             node = self.new.call(op, *args, type=to, source=cause, name=f"{value.name}_{op.name}")
-            node.meta.update(why=why, backward=bool(user.meta.get("backward")), module=module)
+            node.meta.update(why=why, backward=bool(user.meta.get("backward")), module=module, named=named)
             return node
 
         def collective(op: ops.MonarchOp, *args: Any) -> fx.Node:
@@ -135,7 +136,7 @@ class _Rewrite:
             node = self.new.call(operator.getitem, several, 0, type=type_, source=cause)
             several.meta["why"] = node.meta["reason"] = why
             for each in (several, node):
-                each.meta.update(backward=bool(user.meta.get("backward")), module=module)
+                each.meta.update(backward=bool(user.meta.get("backward")), module=module, named=named)
             return node
 
         if isinstance(source, int):

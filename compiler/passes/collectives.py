@@ -45,10 +45,10 @@ class SimplifyReductions(Pass):
                 inner = _sole_all_reduce(args_of(node)[0][0], node)
                 if inner is not None and args_of(inner)[2] == args_of(node)[2]:
                     node.args = (args_of(inner)[0], [*args_of(inner)[1], *args_of(node)[1]], args_of(node)[2])
+                    reasons = [str(each.meta["why"]) for each in (inner, node) if each.meta.get("why")]
+                    named = (*inner.meta.get("named", ()), *node.meta.get("named", ()))
                     for result in node.users:
-                        result.meta["reason"] = "; ".join(
-                            dict.fromkeys(str(each.meta["why"]) for each in (inner, node) if each.meta.get("why"))
-                        )
+                        result.meta.update(reason="; ".join(dict.fromkeys(reasons)), named=named)
         _erase_dead_collectives(graph)
         return graph
 
@@ -72,14 +72,14 @@ def _replace_collective(graph: Graph, node: fx.Node, op: ops.MonarchOp, *args: o
     with graph.fx.inserting_before(node):
         several = graph.call(op, *args, type=(type_,), source=node.meta.get("source"))
         one = graph.call(operator.getitem, several, 0, type=type_, source=node.meta.get("source"))
-    several.meta.update({key: node.meta[key] for key in ("why", "backward", "module") if key in node.meta})
+    several.meta.update({key: node.meta[key] for key in ("why", "backward", "module", "named") if key in node.meta})
     one.meta.update({key: node.meta[key] for key in _KEPT if key in node.meta})
     one.meta.update(backward=node.meta.get("backward"), reason=node.meta.get("why", ""))
     node.replace_all_uses_with(one)
     graph.fx.erase_node(node)
 
 
-_KEPT = ("module", "key", "stands_for", "decisions")
+_KEPT = ("module", "key", "stands_for", "decisions", "named")
 """What of a value's meta is as true of the value that takes its place."""
 
 
@@ -232,7 +232,7 @@ def _emit(graph: Graph, bucket: _Bucket, at: dict[fx.Node, float]) -> None:
             source=first.meta.get("source"),
             name=first.name,
         )
-        joined.meta.update({key: first.meta[key] for key in ("why", "backward") if key in first.meta})
+        joined.meta.update({key: first.meta[key] for key in ("why", "backward", "named") if key in first.meta})
         joined.meta["module"] = _common_path([member.meta.get("module") or "" for member in bucket.members])
         at[joined] = position
         offset = 0
