@@ -49,6 +49,10 @@ class Alone:
         return run
 
 
+def words_of(buffer: torch.Tensor) -> memoryview:
+    return memoryview(buffer.numpy()).cast("B").cast("q")
+
+
 class Worker:
     """A worker's state machine, fed with commands as the controller would write them."""
 
@@ -65,8 +69,10 @@ class Worker:
 
     def _new_tracer(self, words: int) -> Tracer | None:
         """Into a buffer of its own, by a clock that goes on by one with every look."""
+        if not words:
+            return None
         self.buffer = torch.zeros(words, dtype=torch.int64)
-        return Tracer(memoryview(self.buffer.numpy()), self._clock) if words else None
+        return Tracer(words_of(self.buffer), self._clock)
 
     def _clock(self) -> int:
         self.time += 1
