@@ -1,4 +1,7 @@
-"""The compiled form of a training loop: traced once, then one command to the workers a step."""
+"""The compiled form of a training loop: traced once, then one command to the workers a step.
+
+Without running it: monarchc inspect examples/compiled_training.py:train_step --mesh data=512
+"""
 
 import torch
 import torch.nn.functional as F
@@ -23,7 +26,8 @@ def train_step(tokens: "i64[16@data, 128]", targets: "i64[16@data, 128]"):
     return loss
 
 
-losses = []
-for tokens, targets in batches(corpus(1 << 20), batch=16, sequence=128, steps=20):
-    losses.append(train_step(tokens, targets))  # returns at once; one command to the workers
-print(f"loss {losses[0].item():.4f} at first, {losses[-1].item():.4f} after {len(losses)} steps")
+if __name__ == "__main__":
+    losses = []
+    for tokens, targets in batches(corpus(1 << 20), batch=16, sequence=128, steps=20):
+        losses.append(train_step(tokens, targets))  # returns at once; one command to the workers
+    print(f"loss {losses[0].item():.4f} at first, {losses[-1].item():.4f} after {len(losses)} steps")

@@ -20,6 +20,7 @@ from monarch.compiler.cli.compile import compile_
 from monarch.compiler.cli.diff import diff
 from monarch.compiler.cli.inspect import inspect
 from monarch.compiler.cli.opt import opt
+from monarch.compiler.cli.profile import profile
 from monarch.compiler.cli.run import run
 from monarch.compiler.cli.screen import clean
 from monarch.compiler.errors import DeviceMeshError, MonarchError
@@ -71,6 +72,7 @@ def monarchc(
 
 app.command("compile")(compile_)
 app.command()(run)
+app.command()(profile)
 app.command()(inspect)
 app.command()(opt)
 app.command()(diff)

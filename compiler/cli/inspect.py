@@ -1,134 +1,162 @@
-"""What `monarchc inspect` prints of a plan."""
+"""`monarchc inspect`: what a program became."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from typing import Any
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
-from rich.console import Console
-from rich.text import Text
+import typer
 
-from monarch.compiler.plan.plan import Plan, ValueSpec
-from monarch.compiler.types import TensorType
+from monarch.compiler.cli.options import Arguments, FirstCall, Json, Mesh, PlanOrProgram, Target
+from monarch.compiler.cli.screen import clean, console, print_json, size
+from monarch.compiler.errors import MonarchError
 
+if TYPE_CHECKING:
+    from rich.console import Console
 
-def summary(plan: Plan, graph: bool = True) -> dict[str, Any]:
-    """A plan as a JSON value: sizes in bytes, times in seconds, shapes of one worker under "local"."""
-    return {
-        "name": plan.name,
-        "hash": plan.hash,
-        "mesh": dict(plan.mesh.dims),
-        "workers": plan.mesh.workers,
-        "inputs": [
-            {**_value(plan, spec), "donated": donated} for spec, donated in zip(plan.inputs, plan.donated, strict=True)
-        ],
-        "outputs": [_value(plan, spec) for spec in plan.outputs],
-        "constants": {label: str(TensorType(t.dtype, tuple(t.shape))) for label, t in plan.constants.items()},
-        "slots": plan.slots,
-        "ops": dict(Counter(instruction.op for instruction in plan.instructions).most_common()),
-        "costs": plan.costs,
-        **({"graph": plan.graph} if graph else {}),
-    }
+    from monarch.compiler.plan import Plan
+
+    Show = Callable[[Console], None]
 
 
-def _value(plan: Plan, spec: ValueSpec) -> dict[str, Any]:
-    local = list(spec.type.local_shape(plan.mesh))
-    return {"kind": spec.kind, "label": spec.label, "type": str(spec.type), "local": local}
+def inspect(
+    plan: PlanOrProgram,
+    ops: Annotated[bool, typer.Option("--ops", help="What a worker computes, by op.")] = False,
+    kernels: Annotated[bool, typer.Option("--kernels", help="What runs on a worker, by kernel.")] = False,
+    comms: Annotated[bool, typer.Option("--comms", help="The collectives, by bytes.")] = False,
+    memory: Annotated[bool, typer.Option("--memory", help="What a worker holds, over the schedule.")] = False,
+    source: Annotated[bool, typer.Option("--source", help="Your lines, and what each costs.")] = False,
+    worker: Annotated[
+        str | None, typer.Option("--worker", metavar="DIM=I,…", help="What one worker holds: data=0,model=1.")
+    ] = None,
+    why: Annotated[
+        str | None,
+        typer.Option("--why", metavar="VALUE", help="Why a value lies as it does, or a collective is there."),
+    ] = None,
+    html: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE", help="Write a page to explore the plan in a browser.")
+    ] = None,
+    trace: Annotated[
+        Path | None, typer.Option("--trace", metavar="FILE", help="Show measured times on the page.")
+    ] = None,
+    against: Annotated[
+        Path | None, typer.Option("--against", metavar="PLAN", help="Show another plan beside it on the page.")
+    ] = None,
+    dot: Annotated[bool, typer.Option("--dot", help="The graph in Graphviz's language.")] = False,
+    text: Annotated[bool, typer.Option("--text", help="The graph's text.")] = False,
+    after: Annotated[
+        str | None,
+        typer.Option("--after", metavar="PASS", help="The graph's text after a pass; 'trace' for before all."),
+    ] = None,
+    mesh: Mesh = None,
+    target: Target = "cpu",
+    arg: Arguments = None,
+    first_call: FirstCall = False,
+    as_json: Json = False,
+) -> None:
+    """Print what a program became: a plan's file, or a program in a Python file. Runs nothing of it."""
+    if html is None and (trace is not None or against is not None):
+        raise MonarchError("--trace and --against are for the page", hint="say where to write it: --html page.html.")
+    read = _read(plan, mesh, target, arg, first_call)
+    wanted = {"ops": ops, "kernels": kernels, "comms": comms, "memory": memory, "source": source}
+    if html is not None:
+        _write_page(read, html, trace, against)
+    texts = dict(_texts(read, dot, text, after))
+    sections = dict(_sections(read, [name for name, on in wanted.items() if on], worker, why))
+    if not (html or texts or sections):
+        sections = dict(_sections(read, ["overview"], None, None))
+    if as_json:
+        overview = sections.pop("overview", None)
+        found = overview[0]() if overview else {"name": read.name, "hash": read.hash}
+        found |= {name: data() for name, (data, _) in sections.items()} | texts
+        print_json(found | ({"page": str(html)} if html else {}))
+        return
+    out = console()
+    for _, show in sections.values():
+        show(out)
+    for content in texts.values():
+        sys.stdout.write(clean(content) + "\n")
 
 
-def show(plan: Plan, graph: bool = True, console: Console | None = None) -> None:
-    """Print a plan for people. What comes from the file is printed as it is, never as markup or control characters."""
-    console = console or Console(highlight=False, soft_wrap=True)
-    workers = "1 worker" if plan.mesh.workers == 1 else f"{plan.mesh.workers} workers"
-    console.print(_text(plan.name, "bold"), _text(f"on {plan.mesh}: {workers}"))
-    console.print(_text(f"hash {plan.hash}", "dim"))
-    for title, lines in _tables(plan):
-        console.print()
-        console.print(_text(title, "bold"))
-        for line in lines:
-            console.print(_text(f"  {line}"))
-    if graph and plan.graph:
-        console.print()
-        text = _text(plan.graph)
-        text.highlight_regex(r"(?m)  # .*$", "dim")
-        console.print(text)
+def _read(plan: str, mesh: str | None, target: str, arg: list[str] | None, first_call: bool) -> Plan:
+    from monarch.compiler.cli.load import is_program
+
+    if is_program(plan):
+        from monarch.compiler.cli.compile import compiled
+
+        return compiled(plan, mesh, target, arg, first_call)
+    if mesh is not None or arg or first_call or target != "cpu":
+        raise MonarchError(
+            f"--mesh, --target, --arg and --first-call are for programs, and {plan} is a plan",
+            hint="a plan is compiled already; name the program instead: train.py:train_step.",
+        )
+    from monarch.compiler.plan.file import load_plan
+
+    return load_plan(plan)
 
 
-def _tables(plan: Plan) -> Iterator[tuple[str, list[str]]]:
-    if plan.inputs:
-        yield "inputs", _value_table(plan, plan.inputs, plan.donated)
-    if plan.outputs:
-        yield "outputs", _value_table(plan, plan.outputs)
-    if plan.constants:
-        rows = [(label, TensorType(t.dtype, tuple(t.shape)), size(t.nbytes)) for label, t in plan.constants.items()]
-        yield "constants", _table(rows, "<<>")
-    if collectives := list(_collectives(plan.costs)):
-        heading = ("mesh dim", "collective", "count", "tensors", "bytes a worker")
-        yield "collectives in a step", _table([heading, *collectives], "<<>>>")
-    counted = Counter(instruction.op for instruction in plan.instructions)
-    totals: list[tuple[object, ...]] = [("instructions", len(plan.instructions)), ("different ops", len(counted))]
-    peak = plan.costs.get("peak_bytes")
-    if isinstance(peak, int | float) and _is_number(peak):
-        totals.append(("peak memory of a worker", size(peak)))
-    yield "in all", _table(totals, "<>")
-    if seconds := list(_seconds(plan.costs)):
-        yield "compiled in", _table(seconds, "<>")
+def _sections(
+    plan: Plan, names: list[str], worker: str | None, why: str | None
+) -> Iterator[tuple[str, tuple[Callable[[], Any], Show]]]:
+    """The sections asked for: what each is as a JSON value, and what prints it."""
+    for name in names:
+        section = import_module(f"monarch.compiler.cli.sections.{name}")
+        yield name, (partial(section.data, plan), partial(section.show, plan=plan))
+    if worker is not None:
+        from monarch.compiler.cli.sections import worker as of_worker
+
+        at = of_worker.read_worker(worker, plan.mesh)
+        yield "worker", (lambda: of_worker.data(plan, at), lambda out: of_worker.show(out, plan, at))
+    if why is not None:
+        section = import_module("monarch.compiler.cli.sections.why")
+        yield "why", (partial(section.data, plan, why), partial(section.show, plan=plan, name=why))
 
 
-def _value_table(plan: Plan, specs: tuple[ValueSpec, ...], donated: tuple[bool, ...] = ()) -> list[str]:
-    rows = []
-    for at, spec in enumerate(specs):
-        local = spec.type.local_shape(plan.mesh)
-        of_one = "" if local == spec.type.shape else f"a worker holds {list(local)}"
-        rows.append((spec.kind, spec.label, spec.type, of_one, "replaced" if donated and donated[at] else ""))
-    return _table(rows, "<<<<<")
+def _texts(plan: Plan, dot: bool, text: bool, after: str | None) -> Iterator[tuple[str, str]]:
+    if text or after is not None:
+        yield "text", plan.graph if after is None else graph_after(plan, after)
+    if dot:
+        from monarch.compiler.cli.sections.dot import text as dot_text
+
+        yield "dot", dot_text(plan)
 
 
-# `costs` is free JSON: what has not the form that the compiler gives it is left out here, and printed by --json only.
+def graph_after(plan: Plan, name: str) -> str:
+    """The graph's text after the pass `name`, from the traced graph that the plan holds; "trace" for that itself."""
+    from monarch.compiler.pipeline import pipeline, run_passes
+    from monarch.compiler.text import parse_graph
+
+    if not plan.traced:
+        raise MonarchError(
+            f"plan '{plan.name}' does not hold its traced graph", hint="compile it with monarchc compile."
+        )
+    if name == "trace":
+        return plan.traced
+    traced = parse_graph(plan.traced)
+    names = [step.name for step in pipeline(traced)]
+    if name == "partition-by-mesh":
+        name = next(entry for entry in reversed(names) if entry.startswith("partition-by-"))
+    if name not in names:
+        raise MonarchError(f"the plan went through no pass '{name}'", hint=f"its passes are trace, {', '.join(names)}.")
+    return str(run_passes(traced, names[: names.index(name) + 1]))
 
 
-def _collectives(costs: dict[str, Any]) -> Iterator[tuple[object, ...]]:
-    for mesh_dims, by_op in _items(costs.get("collectives")):
-        for op, counts in _items(by_op):
-            numbers = dict(_items(counts))
-            if all(_is_number(numbers.get(key)) for key in ("count", "tensors", "bytes")):
-                yield mesh_dims, op, numbers["count"], numbers["tensors"], size(numbers["bytes"])
+def _write_page(plan: Plan, path: Path, trace: Path | None, against: Path | None) -> None:
+    from monarch.compiler.inspect.page import page
+    from monarch.compiler.inspect.trace import load_trace
+    from monarch.compiler.plan.file import load_plan
 
-
-def _seconds(costs: dict[str, Any]) -> Iterator[tuple[object, ...]]:
-    passes = [(name, took) for name, took in _items(costs.get("seconds")) if _is_number(took)]
-    yield from ((name, f"{took:.3f} s") for name, took in passes)
-    if passes:
-        yield "together", f"{sum(took for _, took in passes):.3f} s"
-
-
-def _items(value: object) -> list[tuple[str, Any]]:
-    return list(value.items()) if isinstance(value, dict) else []
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, float) or (type(value) is int and abs(value) < 2**63)
-
-
-def _table(rows: Sequence[tuple[object, ...]], align: str) -> list[str]:
-    """Rows as lines, in columns aligned to the left ("<") or right (">"), and never cut to a terminal's width."""
-    cells = [[str(cell) for cell in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    return [
-        "  ".join(f"{cell:{side}{width}}" for cell, side, width in zip(row, align, widths, strict=True)).rstrip()
-        for row in cells
-    ]
-
-
-def _text(text: str, style: str = "") -> Text:
-    """Text as it is: no markup, and nothing that a terminal would take for a command."""
-    return Text("".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text), style)
-
-
-def size(count: float) -> str:
-    """Bytes for people: `1.5 MiB`."""
-    unit = 0
-    while abs(count) >= 1024 and unit < 4:
-        count, unit = count / 1024, unit + 1
-    return f"{int(count)} B" if unit == 0 else f"{count:.1f} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[unit]}"
+    content = page(
+        plan,
+        trace=load_trace(trace) if trace is not None else None,
+        against=load_plan(against) if against is not None else None,
+    )
+    try:
+        path.write_text(content, encoding="utf-8")
+    except OSError as error:
+        raise MonarchError(f"cannot write {path}: {error.strerror}", hint="give a path that can be written.") from None
+    console(stderr=True).print(f"wrote {path}, {size(path.stat().st_size)}: open it in a browser", soft_wrap=True)

@@ -1,0 +1,136 @@
+"""`monarchc compile`: a program of a Python file to a plan's file, without workers and without a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from monarch.compiler.cli.options import (
+    Arguments,
+    FirstCall,
+    Json,
+    Mesh,
+    ProgramSpec,
+    Target,
+    Verbose,
+    read_mesh,
+    read_pairs,
+)
+from monarch.compiler.cli.screen import console, count, duration, heading, line, pairs, plain, print_json, size, table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from monarch.compiler.graph import Graph
+    from monarch.compiler.plan import Plan
+
+    Progress = Callable[[str, float, Graph], None]
+
+
+def compile_(
+    program: ProgramSpec,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="PLAN", help="Where to write the plan. [PROGRAM.mplan]")
+    ] = None,
+    mesh: Mesh = None,
+    target: Target = "cpu",
+    arg: Arguments = None,
+    first_call: FirstCall = False,
+    verbose: Verbose = False,
+    as_json: Json = False,
+) -> None:
+    """Compile a program ahead of time: no worker starts, and no GPU is needed."""
+    plan = compiled(program, mesh, target, arg, first_call, verbose)
+    from monarch.compiler.plan.file import save_plan
+
+    path = output or Path(f"{plan.name}.mplan")
+    save_plan(plan, path)
+    if as_json:
+        print_json(summary(plan, path))
+    else:
+        _show(console(), plan, path)
+
+
+def compiled(
+    program: str, mesh: str | None, target: str, arg: list[str] | None, first_call: bool, verbose: bool = False
+) -> Plan:
+    """The plan of a program in a file, with its report: what `compile` writes and `inspect` shows."""
+    sizes, given = read_mesh(mesh), read_pairs(arg, "--arg")
+    with passes_shown(verbose) as (say, progress):
+        say("loading torch")
+        from monarch.compiler.cli.load import load_program
+        from monarch.compiler.plan import check_target
+
+        check_target(target)
+        say(f"tracing {program}")
+        return load_program(program, sizes, given, first_call).compile(target, progress)
+
+
+@contextmanager
+def passes_shown(verbose: bool) -> Iterator[tuple[Callable[[str], None], Progress]]:
+    """What says on standard error what is being done, and which passes are done: with `verbose` a line each, else, on
+    a terminal, one line that changes."""
+    out = console(stderr=True)
+
+    def told(name: str, seconds: float, graph: Graph) -> None:
+        out.print(f"{name:<24} {duration(seconds):>8}  {sum(1 for _ in graph.calls):>6,} ops", soft_wrap=True)
+
+    if verbose:
+        yield lambda text: None, told
+    elif not out.is_terminal:
+        yield lambda text: None, lambda name, seconds, graph: None
+    else:
+        with out.status("starting") as status:
+            yield (
+                lambda text: status.update(plain(f"{text} …")),
+                lambda name, seconds, graph: status.update(plain(f"{name} done in {duration(seconds)} …")),
+            )
+
+
+def summary(plan: Plan, path: Path) -> dict[str, Any]:
+    """Bytes, seconds, and numbers of ops and collectives, as a JSON value."""
+    return {
+        "name": plan.name,
+        "hash": plan.hash,
+        "mesh": dict(plan.mesh.dims),
+        "workers": plan.mesh.workers,
+        "target": plan.target,
+        "ops": plan.costs["ops"],
+        "instructions": len(plan.instructions),
+        "collectives": plan.costs["collectives"],
+        "peak_bytes": plan.costs["peak_bytes"],
+        "seconds": plan.costs["seconds"],
+        "file": str(path),
+        "file_bytes": path.stat().st_size,
+    }
+
+
+def _show(out: Console, plan: Plan, path: Path) -> None:
+    made = summary(plan, path)
+    line(out, plain(plan.name, "bold"), f"on {plan.mesh}: {count(plan.mesh.workers, 'worker')}, for {plan.target}")
+    together = sum(c["count"] for by_op in made["collectives"].values() for c in by_op.values())
+    collectives = [
+        (dims, op, f"{c['count']:,}", f"{c['tensors']:,}", size(c["bytes"]))
+        for dims, by_op in made["collectives"].items()
+        for op, c in by_op.items()
+    ]
+    pairs(
+        out,
+        [
+            ("ops", f"{made['ops']:,}, with {count(together, 'collective')}"),
+            ("peak memory of a worker", size(made["peak_bytes"])),
+        ],
+    )
+    if collectives:
+        heading(out, "collectives in a step")
+        table(out, ["mesh dim", "collective", ">count", ">tensors", ">bytes a worker"], collectives)
+    seconds = made["seconds"]
+    heading(out, "compiled in", duration(sum(seconds.values())))
+    table(out, ["", ">"], [(name, duration(took)) for name, took in seconds.items()])
+    out.print()
+    line(out, f"wrote {path}, {size(made['file_bytes'])}; to see it: monarchc inspect {path}")

@@ -1,0 +1,125 @@
+"""`monarchc diff`: what changed from one plan to another, and on which lines."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from monarch.compiler.cli.completion import complete_program
+from monarch.compiler.cli.options import Json
+from monarch.compiler.cli.screen import amount, console, count, duration, heading, line, plain, print_json, size, table
+
+if TYPE_CHECKING:
+    from monarch.compiler.cli.differences import Differences
+    from monarch.compiler.plan import Plan
+
+_SHOWN = 30
+_AS = {
+    "bytes sent": size,
+    "inputs and state": size,
+    "peak memory": size,
+    "flops": amount,
+    "estimated seconds": duration,
+}
+
+
+def diff(
+    before: Annotated[Path, typer.Argument(metavar="A", help="A plan's file.", autocompletion=complete_program)],
+    after: Annotated[Path, typer.Argument(metavar="B", help="Another's.", autocompletion=complete_program)],
+    exit_code: Annotated[bool, typer.Option("--exit-code", help="Exit with status 1 where the plans differ.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Print what differs between two plans: layouts, collectives, bytes, memory, kernels, and the lines involved."""
+    from monarch.compiler.cli.differences import differences
+    from monarch.compiler.plan.file import load_plan
+
+    a, b = load_plan(before), load_plan(after)
+    found = differences(a, b)
+    if as_json:
+        print_json({"differ": found.any, "same_program": a.hash == b.hash, **asdict(found)})
+    else:
+        _show(console(), a, b, found)
+    if exit_code and found.any:
+        raise typer.Exit(1)
+
+
+def _show(out: Console, a: Plan, b: Plan, found: Differences) -> None:
+    if not found.any:
+        same = "the same program" if a.hash == b.hash else "programs that differ in names and line numbers only"
+        line(out, f"no difference: both are {same}.")
+        return
+    line(out, plain(a.name, "bold"), f"on {a.mesh}", plain("→", "bold"), plain(b.name, "bold"), f"on {b.mesh}")
+    table(
+        out,
+        ["", ">before", ">after", ">change"],
+        [
+            *((name, was, now, "") for name, (was, now) in found.settings.items() if name == "target"),
+            *((name, *_both(name, was, now), _change(was, now)) for name, (was, now) in found.totals.items()),
+        ],
+    )
+    if found.values:
+        heading(out, "inputs, state and results", count(len(found.values), "other type"))
+        rows = [(name, was or "none", now or "none") for name, (was, now) in found.values.items()]
+        table(out, ["~", "~before", "~after"], rows[:_SHOWN])
+        _more(out, len(rows))
+    if found.collectives:
+        heading(out, "collectives")
+        table(
+            out,
+            ["", ">before", ">bytes", ">after", ">bytes", ">change"],
+            [
+                (name, was[0], size(was[1]), now[0], size(now[1]), _change(was[1], now[1]))
+                for name, (was, now) in found.collectives.items()
+            ],
+        )
+    if found.layouts:
+        heading(out, "layouts", f"{count(sum(len(c.values) for c in found.layouts), 'value')} of another type")
+        table(
+            out,
+            [">", "op", "~where", "~module", "~before", "~after"],
+            [
+                (f"{len(c.values)} ×" if len(c.values) > 1 else "", c.op, c.where, c.module, c.before, c.after)
+                for c in found.layouts[:_SHOWN]
+            ],
+        )
+        _more(out, len(found.layouts))
+    if found.ops:
+        heading(out, "ops", "- only before, + only after")
+        ops = [
+            _op_row(entry.sign, entry.op, len(entry.values), entry.bytes, entry.where, entry.module, entry.why)
+            for entry in found.ops[:_SHOWN]
+        ]
+        table(out, ["", "op", ">", ">bytes", "~where", "~module", "~why"], ops)
+        _more(out, len(found.ops))
+    if found.kernels:
+        heading(out, "kernels", "calls of each")
+        rows_ = [(name, was, now, f"{now - was:+}") for name, (was, now) in found.kernels.items()]
+        table(out, ["~", ">before", ">after", ">change"], rows_[:_SHOWN])
+        _more(out, len(rows_))
+
+
+def _op_row(sign: str, op: str, number: int, sent: int, where: str, module: str, why: str) -> tuple[object, ...]:
+    style = "red" if sign == "-" else "green"
+    return Text(sign, style), plain(op, style), f"{number} ×", size(sent) if sent else "", where, module, why
+
+
+def _both(name: str, was: float, now: float) -> tuple[str, str]:
+    show = _AS.get(name, lambda value: f"{value:,.0f}")
+    return show(was), show(now)
+
+
+def _change(was: float, now: float) -> Text:
+    if was == now:
+        return Text("")
+    text = f"{(now - was) / was:+.1%}" if was else "new"
+    return Text(text, "red" if now > was else "green")
+
+
+def _more(out: Console, number: int) -> None:
+    if number > _SHOWN:
+        line(out, plain(f"  and {number - _SHOWN} more: --json has all", "dim"))

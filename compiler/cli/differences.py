@@ -1,0 +1,184 @@
+"""What differs between two plans, whatever their values are called.
+
+Values are matched by what they are to their user: the module, the phase, the op and the text of the user's line; among
+those that agree in that, first the ones of equal types, then in the order of the schedule. A line that was edited is
+matched by the rest.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from monarch.compiler.cli.sections.values import collectives_of, local_bytes, ops_of, report_of, types_text, where
+from monarch.compiler.inspect.memory import peak
+from monarch.compiler.plan import Plan, Value
+
+Key = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Changed:
+    """Values that lie otherwise now: how many, where, and how."""
+
+    op: str
+    where: str
+    module: str
+    before: str
+    after: str
+    values: tuple[str, ...]
+    """Their names in the second plan."""
+
+
+@dataclass(frozen=True)
+class Moved:
+    """Ops that only one of the plans has: `sign` is "-" for the first and "+" for the second."""
+
+    sign: str
+    op: str
+    where: str
+    module: str
+    why: str
+    bytes: int
+    values: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Differences:
+    """`totals` name -> (before, after); `values` label -> (type before, type after) of inputs, state and results, ""
+    where a plan has none; `collectives` "all_reduce over data" -> ((count, bytes) before, after); `kernels` name ->
+    (calls before, after). All but `totals` hold what differs only."""
+
+    totals: dict[str, tuple[float, float]]
+    settings: dict[str, tuple[str, str]] = field(default_factory=dict)
+    values: dict[str, tuple[str, str]] = field(default_factory=dict)
+    collectives: dict[str, tuple[tuple[int, int], tuple[int, int]]] = field(default_factory=dict)
+    kernels: dict[str, tuple[int, int]] = field(default_factory=dict)
+    layouts: tuple[Changed, ...] = ()
+    ops: tuple[Moved, ...] = ()
+
+    @property
+    def any(self) -> bool:
+        same = all(before == after for before, after in self.totals.values())
+        return not same or any((self.settings, self.values, self.collectives, self.kernels, self.layouts, self.ops))
+
+
+def differences(a: Plan, b: Plan) -> Differences:
+    """What changed from plan `a` to plan `b`. Raises MonarchError where one has no report."""
+    pairs_, only_a, only_b = match(a, b)
+    return Differences(
+        totals={name: (of(a), of(b)) for name, of in _TOTALS.items()},
+        settings={name: (of(a), of(b)) for name, of in _SETTINGS.items() if of(a) != of(b)},
+        values=_changed(_interface(a), _interface(b), ""),
+        collectives=_changed(_collectives(a), _collectives(b), (0, 0)),
+        kernels=_changed(_kernels(a), _kernels(b), 0),
+        layouts=_layouts(b, pairs_),
+        ops=(*_moved("-", a, only_a), *_moved("+", b, only_b)),
+    )
+
+
+def match(a: Plan, b: Plan) -> tuple[list[tuple[Value, Value]], list[Value], list[Value]]:
+    """The ops of two plans in pairs, and those that only one of them has."""
+    rest_a, rest_b = ops_of(a), ops_of(b)
+    found: list[tuple[Value, Value]] = []
+    keys: list[Callable[[Plan, Value], Key]] = [
+        lambda plan, value: (*_place(value), _code(plan, value), types_text(value)),
+        lambda plan, value: (*_place(value), _code(plan, value)),
+        lambda plan, value: (*_place(value), types_text(value)),
+        lambda plan, value: _place(value),
+    ]
+    for key in keys:
+        waiting: dict[Key, list[Value]] = defaultdict(list)
+        for value in reversed(rest_b):
+            waiting[key(b, value)].append(value)
+        left = []
+        for value in rest_a:
+            if others := waiting[key(a, value)]:
+                found.append((value, others.pop()))
+            else:
+                left.append(value)
+        rest_a = left
+        unmatched = {id(value) for others in waiting.values() for value in others}
+        rest_b = [value for value in rest_b if id(value) in unmatched]
+    return found, rest_a, rest_b
+
+
+def _place(value: Value) -> Key:
+    return value.module, value.phase, value.op, ",".join(value.mesh_dims)
+
+
+def _code(plan: Plan, value: Value) -> str:
+    return report_of(plan).lines[value.source].strip() if value.source >= 0 else ""
+
+
+def _layouts(plan: Plan, pairs: Iterable[tuple[Value, Value]]) -> tuple[Changed, ...]:
+    found: dict[tuple[str, str, str, str, str], list[str]] = {}
+    for before, after in pairs:
+        if types_text(before) != types_text(after):
+            key = (after.op, where(plan, after), after.module, types_text(before), types_text(after))
+            found.setdefault(key, []).append(after.name)
+    return tuple(Changed(*key, tuple(names)) for key, names in found.items())
+
+
+def _moved(sign: str, plan: Plan, values: Iterable[Value]) -> list[Moved]:
+    found: dict[tuple[str, str, str], list[Value]] = {}
+    for value in values:
+        found.setdefault((value.op, where(plan, value), value.module), []).append(value)
+    made = [
+        Moved(sign, *key, group[0].why, sum(value.sent for value in group), tuple(value.name for value in group))
+        for key, group in found.items()
+    ]
+    return sorted(made, key=lambda entry: -entry.bytes)
+
+
+def _interface(plan: Plan) -> dict[str, str]:
+    from monarch.compiler.cli.feed import input_names
+
+    found = {}
+    for name, spec in zip(input_names(plan), plan.inputs, strict=True):
+        if spec.kind in ("input", "state"):
+            found[f"{spec.kind} {name}"] = str(spec.type)
+    for spec in plan.outputs:
+        found.setdefault(f"{spec.kind} {spec.label}", str(spec.type))
+    return found
+
+
+def _collectives(plan: Plan) -> dict[str, tuple[int, int]]:
+    found: dict[str, tuple[int, int]] = {}
+    for value in collectives_of(plan):
+        name = f"{value.op} over {','.join(value.mesh_dims)}"
+        number, sent = found.get(name, (0, 0))
+        found[name] = (number + 1, sent + value.sent)
+    return found
+
+
+def _kernels(plan: Plan) -> dict[str, int]:
+    return dict(Counter(i.op for i in plan.instructions if i.op not in ("getitem", "commit")))
+
+
+def _changed(before: dict[str, Any], after: dict[str, Any], none: Any) -> dict[str, tuple[Any, Any]]:
+    names = [*before, *(name for name in after if name not in before)]
+    found = {name: (before.get(name, none), after.get(name, none)) for name in names}
+    return {name: (was, now) for name, (was, now) in found.items() if was != now}
+
+
+def _held(plan: Plan) -> float:
+    return float(sum(local_bytes(s.type, plan.mesh) for s in plan.inputs if s.kind in ("input", "state")))
+
+
+_TOTALS: dict[str, Callable[[Plan], float]] = {
+    "ops": lambda plan: len(ops_of(plan)),
+    "collectives": lambda plan: len(collectives_of(plan)),
+    "bytes sent": lambda plan: sum(value.sent for value in collectives_of(plan)),
+    "inputs and state": _held,
+    "peak memory": lambda plan: peak(plan)[0],
+    "flops": lambda plan: sum(value.flops for value in ops_of(plan)),
+    "estimated seconds": lambda plan: sum(value.seconds for value in ops_of(plan)),
+}
+_SETTINGS: dict[str, Callable[[Plan], str]] = {
+    "name": lambda plan: plan.name,
+    "mesh": lambda plan: str(plan.mesh),
+    "target": lambda plan: plan.target,
+}

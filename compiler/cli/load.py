@@ -1,0 +1,297 @@
+"""`train.py:train_step`: import a user's file without workers, and find and trace the program in it.
+
+The file is imported as a module of its own name, with its folder first on the path, and `__name__` is not "__main__".
+Its meshes have no workers: values on them have types and no data.
+
+What stands after the colon is the name of a program at the file's top level, or a path to one: `trainer.step` for a
+method of an object, `make_step()` for a program that a function without arguments makes.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import re
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from types import CodeType, ModuleType
+from typing import Any
+
+from monarch.compiler.cli.arguments import arguments_of
+from monarch.compiler.cli.without_workers import without_workers
+from monarch.compiler.errors import LayoutError, MonarchError, ProgramError, Source
+from monarch.compiler.graph import Graph
+from monarch.compiler.pipeline import compile_graph
+from monarch.compiler.plan import MeshSpec, Plan
+from monarch.language.environment import find_environment
+from monarch.language.mesh import Mesh
+from monarch.language.program import Program
+from monarch.language.source import _belongs_to_user, outermost
+
+_PATH = re.compile(r"[^\W\d]\w*(?:\(\))?(?:\.[^\W\d]\w*(?:\(\))?)*")
+
+
+@dataclass(frozen=True)
+class LoadedProgram:
+    """A program of a user's file, traced for the signature that was asked for.
+
+    `file`   the file that it stands in
+    `path`   what stood after the colon: "train_step", "trainer.step"
+    `graph`  the traced graph, with global types
+    """
+
+    file: Path
+    path: str
+    graph: Graph
+
+    @property
+    def name(self) -> str:
+        return self.graph.name
+
+    @property
+    def mesh(self) -> MeshSpec:
+        return self.graph.mesh
+
+    def compile(self, target: str = "cpu", progress: Callable[[str, float, Graph], None] | None = None) -> Plan:
+        """The plan, with the report that the inspector shows."""
+        return compile_graph(self.graph, report=True, target=target, progress=progress)
+
+
+def is_program(spec: str) -> bool:
+    """Whether a command's argument names a program (`train.py:step`, `train.py`) and not a plan's file."""
+    return re.search(r"\.py(:[^/]*)?$", spec) is not None
+
+
+@outermost
+def load_program(
+    spec: str,
+    mesh: MeshSpec | None = None,
+    given: Mapping[str, str] | None = None,
+    first_call: bool = False,
+) -> LoadedProgram:
+    """The program that `spec` names ("train.py:train_step"; the part after the colon may be left out where the file has
+    one program), traced.
+
+    `mesh` gives sizes for the dims of the meshes that the file makes, `given` the arguments by parameter name, as text
+    ("f32[64@data, 1024]", "0.1"). The trace is that of the second call, which all later calls share, where the first
+    makes state such as an optimizer's; with `first_call` it is that of the first. Raises MonarchError.
+    """
+    file, path = _split(spec)
+    sizes = dict(mesh.sizes) if mesh is not None else {}
+    with without_workers(sizes, [str(file)]):
+        module = import_file(file)
+        path = path or _only(file, module)
+        program = _on_mesh(_find(module, file, path), mesh, file, path)
+        with users_errors(f"tracing {path}"):
+            args, kwargs = arguments_of(program, path, module, given or {})
+            graph = program.trace(*args, **kwargs).graph
+            if not first_call and graph.updates.keys() - graph.states.keys():
+                program(*args, **kwargs)
+                graph = program.trace(*args, **kwargs).graph
+    if mesh is not None:
+        _check_dims(mesh, graph.mesh, path)
+    return LoadedProgram(file, path, graph)
+
+
+def _split(spec: str) -> tuple[Path, str]:
+    name, colon, path = spec.rpartition(":") if not spec.endswith(".py") else (spec, "", "")
+    file = Path(name if colon or spec.endswith(".py") else spec)
+    if file.suffix != ".py":
+        raise ProgramError(f"{spec} names no program", hint="write FILE.py:PROGRAM, such as train.py:train_step.")
+    if not file.is_file():
+        what = "is a folder" if file.is_dir() else "does not exist"
+        near = get_close_matches(file.name, _python_files(file.parent), n=1)
+        raise ProgramError(f"{file} {what}", hint=f"did you mean {file.parent / near[0]}?" if near else "")
+    if path and not _PATH.fullmatch(path):
+        raise ProgramError(
+            f"'{path}' is not the name of a program",
+            hint="it is a name, train_step, or a path to a program: trainer.step, make_step().",
+        )
+    return file, path
+
+
+def _python_files(folder: Path) -> list[str]:
+    return [path.name for path in folder.glob("*.py")] if folder.is_dir() else []
+
+
+# -- importing -------------------------------------------------------------------------------------------------------
+
+
+@outermost
+def import_file(file: Path) -> ModuleType:
+    """Import a user's file as a module of its own name. Raises ProgramError at the line that failed."""
+    file = file.resolve()
+    name = file.stem
+    while name in sys.modules or name in sys.stdlib_module_names:  # the file must not take the place of a library
+        name += "_"
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    folder = str(file.parent)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    sys.modules[name] = module
+    try:
+        with users_errors(f"importing {file.name}"):
+            spec.loader.exec_module(module)
+    except BaseException:
+        sys.modules.pop(name, None)
+        raise
+    return module
+
+
+@contextmanager
+def users_errors(doing: str) -> Iterator[None]:
+    """Errors of the user's own code, as one message with the user's line."""
+    try:
+        yield
+    except MonarchError as error:
+        if error.source is None and (source := _users_line(error)) is not None:
+            raise type(error)(error.message, hint=error.hint, source=source) from error
+        raise
+    except SyntaxError as error:
+        source = Source(error.filename or "", error.lineno or 0, error.offset or 0, error.end_offset or 0)
+        raise ProgramError(f"{doing}: {error.msg}", source=source if error.filename else None) from error
+    except SystemExit as error:
+        hint = 'put what is for running the file below if __name__ == "__main__":'
+        raise ProgramError(f"{doing} ended the process (sys.exit)", hint=hint, source=_users_line(error)) from error
+    except Exception as error:
+        what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        raise ProgramError(
+            f"{doing} raised {what}", hint="--debug shows the traceback.", source=_users_line(error)
+        ) from error
+
+
+def _users_line(error: BaseException) -> Source | None:
+    """The innermost line of the user's in an error's traceback."""
+    for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
+        code: CodeType = frame.f_code
+        if code.co_filename == __file__:
+            return None
+        if _belongs_to_user(code):
+            return Source(code.co_filename, line)
+    return None
+
+
+# -- finding the program ---------------------------------------------------------------------------------------------
+
+
+def programs(module: ModuleType) -> dict[str, Program[Any, Any]]:
+    """The programs of a module that a path leads to: those at its top level, and methods of objects there."""
+    found: dict[str, Program[Any, Any]] = {}
+    for name, value in list(vars(module).items()):
+        if isinstance(value, Program):
+            found[name] = value
+        elif not isinstance(value, type | ModuleType):
+            for key in vars(type(value)) if type(value).__module__ == module.__name__ else ():
+                if isinstance(method := getattr(value, key, None), Program):
+                    found[f"{name}.{key}"] = method
+    return found
+
+
+def _known(file: Path, module: ModuleType) -> str:
+    """What to write instead, for a name that is no program."""
+    names = list(programs(module))
+    if names:
+        return f"the programs of {file.name} are {', '.join(names)}."
+    methods = [
+        f"{name}.{key}"
+        for name, value in vars(module).items()
+        if isinstance(value, type) and value.__module__ == module.__name__
+        for key, method in vars(value).items()
+        if isinstance(method, Program)
+    ]
+    makers = [
+        f"{name}()"
+        for name, value in vars(module).items()
+        if inspect.isfunction(value) and value.__module__ == module.__name__ and not _needed(value)
+    ]
+    hint = f"{file.name} has no program at its top level: decorate a function there with @monarch.program."
+    if methods:
+        hint += f"\n{', '.join(methods)} needs an object: make one in the file, and name it: trainer.step."
+    if makers:
+        hint += f"\nA function that makes and returns one can be named with (): {', '.join(makers)}?"
+    return hint
+
+
+def _only(file: Path, module: ModuleType) -> str:
+    names = list(programs(module))
+    if len(names) != 1:
+        what = "no program" if not names else f"{len(names)} programs"
+        raise ProgramError(f"{file.name} has {what}: say which, {file.name}:NAME", hint=_known(file, module))
+    return names[0]
+
+
+def _find(module: ModuleType, file: Path, path: str) -> Program[Any, Any]:
+    value: Any = module
+    reached = ""
+    for part in path.split("."):
+        name = part.removesuffix("()")
+        try:
+            value = getattr(value, name)
+        except AttributeError:
+            near = get_close_matches(path, programs(module), n=1)
+            hint = f"did you mean {near[0]}?\n" if near else ""
+            where = f"'{reached}' of {file.name}" if reached else file.name
+            raise ProgramError(f"{where} has no '{name}'", hint=hint + _known(file, module)) from None
+        reached = f"{reached}.{part}" if reached else part
+        if part != name:
+            value = _call(value, reached)
+    if not isinstance(value, Program):
+        what = "a function" if inspect.isfunction(value) else f"a {type(value).__name__}"
+        raise ProgramError(f"'{path}' of {file.name} is no program: it is {what}", hint=_known(file, module))
+    if _needed(value.__wrapped__)[:1] == ["self"]:
+        method = value.__wrapped__.__name__
+        raise ProgramError(
+            f"'{path}' of {file.name} is a method, and what it closes over is an object's",
+            hint=f"make an object in the file and name it, as trainer.{method}, or a function that makes one, "
+            f"as make_trainer().{method}.",
+        )
+    return value
+
+
+def _call(maker: Any, path: str) -> Any:
+    if not callable(maker) or isinstance(maker, Program) or _needed(maker):
+        what = f"it needs {', '.join(_needed(maker))}" if callable(maker) else f"it is a {type(maker).__name__}"
+        what = "it is a program, not a function that makes one" if isinstance(maker, Program) else what
+        raise ProgramError(f"{path} cannot be called without arguments: {what}")
+    with users_errors(f"calling {path}"):
+        return maker()
+
+
+def _needed(function: Callable[..., Any]) -> list[str]:
+    """The parameters that a function cannot do without."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [p.name for p in parameters if p.default is p.empty and p.kind not in several]
+
+
+# -- its mesh --------------------------------------------------------------------------------------------------------
+
+
+def _on_mesh(program: Program[Any, Any], mesh: MeshSpec | None, file: Path, path: str) -> Program[Any, Any]:
+    """The program, on a mesh of the sizes asked for where it has none of its own."""
+    own = program._mesh or find_environment(program.__wrapped__).mesh()
+    if mesh is None:
+        return program
+    if own is None:
+        return Program(program.__wrapped__, Mesh([size for _, size in mesh.dims], mesh.names))
+    _check_dims(mesh, own.spec, path)
+    return program
+
+
+def _check_dims(asked: MeshSpec, own: MeshSpec, path: str) -> None:
+    for name in asked.names:
+        if name not in own.sizes:
+            raise LayoutError(
+                f"--mesh names '{name}', which is no dim of the mesh of {path}",
+                hint=f"--mesh asks for {asked}; the program's mesh has the dims {', '.join(own.names) or 'none'}.",
+            )

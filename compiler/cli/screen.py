@@ -1,0 +1,121 @@
+"""How the commands print: tables of 100 columns, text without control characters, bytes and seconds for people."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+WIDTH = 100
+
+STYLES = {"input": "cyan", "state": "green", "forward": "", "backward": "magenta", "update": "yellow"}
+
+
+def console(stderr: bool = False) -> Console:
+    """Where a command prints: a terminal as wide as it is, anything else 100 columns and without colours."""
+    made = Console(stderr=stderr, highlight=False, markup=False, emoji=False)
+    if not made.is_terminal:
+        made = Console(stderr=stderr, highlight=False, markup=False, emoji=False, width=WIDTH, no_color=True)
+    return made
+
+
+def clean(text: str) -> str:
+    """Text from a file, for a terminal: without the control characters that it could have brought in."""
+    return "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
+def plain(text: object, style: str = "") -> Text:
+    """Text as it is: no markup, nothing that a terminal would take for a command."""
+    return Text(clean(str(text)), style)
+
+
+def print_json(value: Any) -> None:
+    """A JSON object on standard output, in ASCII."""
+    sys.stdout.write(json.dumps(value, indent=2) + "\n")
+
+
+def line(out: Console, *parts: object) -> None:
+    """One line, however long, that is never wrapped."""
+    text = Text(" ").join(part if isinstance(part, Text) else plain(part) for part in parts)
+    out.print(text, soft_wrap=True)
+
+
+def heading(out: Console, text: str, note: str = "") -> None:
+    out.print()
+    line(out, plain(f"{text}: " if note else text, "bold") + plain(note))
+
+
+def table(out: Console, columns: Sequence[str], rows: Iterable[Sequence[object]], indent: int = 2) -> None:
+    """Rows below their columns' names, in columns aligned to the left, or right where the name begins with ">". What is
+    wider than the screen is folded in the columns whose names begin with "~"; the others keep their width."""
+    cells = [[cell if isinstance(cell, Text) else plain(cell) for cell in row] for row in rows]
+    if any(name.strip(">~") for name in columns):
+        cells.insert(0, [plain(name.lstrip(">~"), "dim") for name in columns])
+    widths = [max((len(row[at].plain) for row in cells), default=0) for at in range(len(columns))]
+    _narrow(widths, [at for at, name in enumerate(columns) if name.startswith("~")], out.width - indent)
+    for row in cells:
+        folded = [_fold(cell, width) for cell, width in zip(row, widths, strict=True)]
+        for number in range(max(map(len, folded))):
+            shown = Text(" " * indent)
+            for name, lines, width in zip(columns, folded, widths, strict=True):
+                part = lines[number] if number < len(lines) else Text("")
+                space = " " * (width - len(part.plain))
+                shown = shown + (Text(space) + part if name.startswith(">") else part + Text(space)) + Text("  ")
+            shown.rstrip()
+            out.print(shown, soft_wrap=True)
+
+
+def _narrow(widths: list[int], folding: list[int], limit: int) -> None:
+    """Take what is too much from the widest of the columns that may be folded."""
+    while folding and sum(widths) + 2 * (len(widths) - 1) > limit:
+        widest = max(folding, key=lambda at: widths[at])
+        if widths[widest] <= 12:
+            return
+        widths[widest] -= 1
+
+
+def _fold(text: Text, width: int) -> list[Text]:
+    """Text in lines of some width, broken behind a space, comma or dot where there is one in the last third."""
+    lines = []
+    while len(text.plain) > width:
+        at = max(text.plain.rfind(sign, 2 * width // 3, width) for sign in " ,.") + 1 or width
+        lines.append(text[:at])
+        text = text[at:]
+    return [*lines, text]
+
+
+def pairs(out: Console, rows: Iterable[Sequence[object]]) -> None:
+    """What something is, and its value."""
+    table(out, ["", "~"], rows)
+
+
+def size(count: float) -> str:
+    """Bytes for people: `1.5 MiB`."""
+    unit = 0
+    while abs(count) >= 1024 and unit < 4:
+        count, unit = count / 1024, unit + 1
+    return f"{int(count)} B" if unit == 0 else f"{count:.1f} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[unit]}"
+
+
+def duration(seconds: float) -> str:
+    """Seconds for people: `1.5 ms`."""
+    for limit, unit, factor in ((1e-3, "µs", 1e6), (1.0, "ms", 1e3)):
+        if seconds < limit:
+            return f"{seconds * factor:.3g} {unit}" if seconds else "0 s"
+    return f"{seconds:.3g} s"
+
+
+def amount(value: float) -> str:
+    """A large number for people: `1.5 G`."""
+    unit = 0
+    while abs(value) >= 1000 and unit < 5:
+        value, unit = value / 1000, unit + 1
+    return f"{value:.3g} {('', 'k', 'M', 'G', 'T', 'P')[unit]}".strip()
+
+
+def count(number: int, singular: str, plural: str = "") -> str:
+    return f"{number:,} {singular if number == 1 else plural or singular + 's'}"

@@ -1,0 +1,147 @@
+"""`--memory`: what a worker holds over the schedule, and what it holds at the peak."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from rich.console import Console
+
+from monarch.compiler.cli.screen import heading, line, plain, size, table
+from monarch.compiler.cli.sections.values import kind_of, report_of, where
+from monarch.compiler.inspect.memory import held, peak
+from monarch.compiler.plan import Plan, Value
+from monarch.compiler.plan.report import PHASES
+
+_BARS = " ▁▂▃▄▅▆▇█"
+_ROWS = 8
+_COLUMNS = 80
+
+KINDS = ("weights", "optimizer state", "gradients", "inputs", "constants", *PHASES)
+"""What a buffer holds: inputs and states by what they are, values by the phase that makes them."""
+
+
+def data(plan: Plan) -> dict[str, Any]:
+    """`held` bytes after each value, `peak` bytes and the value where they are reached, and what is `alive` there, in
+    bytes by layer and kind."""
+    most, at = peak(plan)
+    value = report_of(plan).values[at] if at >= 0 else None
+    return {
+        "peak": most,
+        "at": at,
+        "value": value.name if value else "",
+        "where": where(plan, value) if value else "",
+        "phase": value.phase if value else "",
+        "held": held(plan),
+        "alive": alive(plan),
+    }
+
+
+def layer_of(module: str) -> str:
+    """The layer that a module belongs to: `blocks.0` for `blocks.0.attn.q`, the first name where no number follows."""
+    match = re.match(r"(?:[^.]+\.)*?\d+(?=\.|$)", module)
+    return match[0] if match else module.partition(".")[0]
+
+
+def alive(plan: Plan) -> dict[str, dict[str, int]]:
+    """The bytes alive at the peak, by layer and kind, in the order of the schedule.
+
+    A buffer lives from the value that takes it to the last reader of that value and of its views; inputs, states and
+    results live to the end. What the peak has beyond that (a state's old buffer up to the commit) is under "".
+    """
+    values = report_of(plan).values
+    most, at = peak(plan)
+    outputs = {spec.slot for spec in plan.outputs}
+    root = list(range(len(values)))
+    last: dict[int, int] = {}
+    kept: set[int] = set()
+    for number, value in enumerate(values):
+        if not value.allocates and value.reads and value.instruction >= 0:
+            root[number] = root[value.reads[0]]
+        for operand in (number, *value.reads):
+            last[root[operand]] = number
+        if value.instruction < 0 or plan.instructions[value.instruction].out in outputs:
+            kept.add(root[number])
+    found: dict[str, dict[str, int]] = {}
+    total = 0
+    for number, value in enumerate(values[: at + 1]):
+        if value.allocates and (number in kept or last[number] >= at):
+            kinds = found.setdefault(layer_of(value.module), {})
+            kind = _kind(value)
+            kinds[kind] = kinds.get(kind, 0) + value.allocates
+            total += value.allocates
+    if total != most:
+        found.setdefault("", {})["waiting to be freed"] = most - total
+    return found
+
+
+def _kind(value: Value) -> str:
+    if value.op == "state":
+        return kind_of(_label(value.call))
+    if value.instruction >= 0:
+        return value.phase
+    return "inputs" if value.op == "input" else "constants"
+
+
+def _label(call: str) -> str:
+    match = re.fullmatch(r'state "(.*)"', call)
+    return match[1] if match else ""
+
+
+def show(out: Console, plan: Plan) -> None:
+    found = data(plan)
+    heading(out, "memory of a worker", f"at most {size(found['peak'])}")
+    placed = sum(1 for value in report_of(plan).values if value.instruction < 0)
+    for text in curve(found["held"][max(0, placed - 1) :], found["peak"]):
+        line(out, text)
+    line(out, plain(f"{'':11}{_phases(plan)}", "dim"))
+    if found["value"]:
+        place = f", {found['where']}" if found["where"] else ""
+        line(out, f"  the peak is at %{found['value']}{place} ({found['phase']})")
+    kinds = [kind for kind in (*KINDS, "waiting to be freed") if any(kind in row for row in found["alive"].values())]
+    heading(out, "alive at the peak")
+    table(
+        out,
+        ["~layer", *(f">{kind}" for kind in kinds), ">together"],
+        [
+            (
+                layer or "(no module)",
+                *(size(row[kind]) if kind in row else "" for kind in kinds),
+                size(sum(row.values())),
+            )
+            for layer, row in found["alive"].items()
+        ],
+    )
+
+
+def curve(heights: list[int], most: int) -> list[str]:
+    """A plot of some numbers, in eighths of a character: each column is the most of its part of the schedule. The first
+    is what is held before anything runs."""
+    if not heights or not most:
+        return []
+    wide = min(_COLUMNS, len(heights))
+    columns = [
+        max(heights[len(heights) * at // wide : max(len(heights) * (at + 1) // wide, len(heights) * at // wide + 1)])
+        for at in range(wide)
+    ]
+    lines = []
+    for row in range(_ROWS, 0, -1):
+        bars = "".join(_BARS[max(0, min(8, round(height / most * _ROWS * 8) - (row - 1) * 8))] for height in columns)
+        label = size(most) if row == _ROWS else size(most / 2) if row == _ROWS // 2 else ""
+        lines.append(f"{label:>10} {bars}".rstrip())
+    return lines
+
+
+def _phases(plan: Plan) -> str:
+    """The phases' names below the parts of the plot where they begin."""
+    values = [value for value in report_of(plan).values if value.instruction >= 0]
+    wide = min(_COLUMNS, len(values) + 1)
+    shown = [" "] * wide
+    for phase in PHASES:
+        first = next((number for number, value in enumerate(values, 1) if value.phase == phase), None)
+        if first is not None:
+            start = first * wide // (len(values) + 1)
+            for at, letter in enumerate(f"└{phase}"):
+                if start + at < wide:
+                    shown[start + at] = letter
+    return "".join(shown).rstrip()

@@ -1,0 +1,184 @@
+"""What `monarchc inspect` shows where nothing is asked for: a page about the plan, and where to look further."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+
+from monarch.compiler.cli.feed import input_names
+from monarch.compiler.cli.screen import amount, count, duration, heading, line, pairs, plain, size, table
+from monarch.compiler.cli.sections.values import kind_of, local_bytes, ops_of
+from monarch.compiler.plan import Plan, TensorType
+from monarch.compiler.plan.report import PHASES
+
+_SHOWN = 12
+
+
+def data(plan: Plan) -> dict[str, Any]:
+    """Name, hash, mesh, inputs, outputs and constants, and what the compiler reckoned."""
+    tensors = zip(input_names(plan), plan.inputs, plan.donated, strict=True)
+    return {
+        "name": plan.name,
+        "hash": plan.hash,
+        "mesh": dict(plan.mesh.dims),
+        "workers": plan.mesh.workers,
+        "target": plan.target,
+        "inputs": [
+            {"kind": spec.kind, "name": name, **_type(plan, spec.type), "donated": donated}
+            for name, spec, donated in tensors
+        ],
+        "outputs": [{"kind": spec.kind, "name": str(spec.label), **_type(plan, spec.type)} for spec in plan.outputs],
+        "constants": {label: str(TensorType(t.dtype, tuple(t.shape))) for label, t in plan.constants.items()},
+        "instructions": len(plan.instructions),
+        "costs": plan.costs,
+        **({"phases": _phases(plan)} if plan.report is not None else {}),
+    }
+
+
+def _type(plan: Plan, type: TensorType) -> dict[str, Any]:
+    local = list(type.local_shape(plan.mesh))
+    return {"type": str(type), "local": local, "bytes": local_bytes(type, plan.mesh)}
+
+
+def _phases(plan: Plan) -> dict[str, dict[str, float]]:
+    """Ops, flops, bytes sent and estimated seconds of a worker by phase."""
+    found: dict[str, dict[str, float]] = {}
+    for phase in PHASES:
+        if values := [value for value in ops_of(plan) if value.phase == phase]:
+            found[phase] = {
+                "ops": len(values),
+                "collectives": sum(1 for value in values if value.mesh_dims),
+                "flops": sum(value.flops for value in values),
+                "sent": sum(value.sent for value in values),
+                "seconds": sum(value.seconds for value in values),
+            }
+    return found
+
+
+def show(out: Console, plan: Plan) -> None:
+    found = data(plan)
+    workers = count(plan.mesh.workers, "worker")
+    line(out, plain(plan.name, "bold"), f"on {plan.mesh}: {workers}, for {plan.target}")
+    line(out, plain(f"hash {plan.hash}", "dim"))
+    _interface(out, found)
+    if "phases" in found:
+        _by_phase(out, found["phases"], plan.target)
+    if collectives := _collectives(plan.costs):
+        heading(out, "collectives in a step")
+        table(out, ["mesh dim", "collective", ">count", ">tensors", ">bytes a worker"], collectives)
+    heading(out, "in all")
+    totals = [("instructions", f"{len(plan.instructions):,}")]
+    if _is_number(plan.costs.get("peak_bytes")):
+        totals.append(("peak memory of a worker", size(plan.costs["peak_bytes"])))
+    if seconds := _seconds(plan.costs):
+        totals.append(("compiled in", duration(sum(took for _, took in seconds))))
+    pairs(out, totals)
+    if plan.report is not None:
+        out.print()
+        line(
+            out,
+            plain("  more: --ops --kernels --comms --memory --source --worker data=0 --why NAME --html p.html", "dim"),
+        )
+
+
+def _interface(out: Console, found: dict[str, Any]) -> None:
+    inputs = [entry for entry in found["inputs"] if entry["kind"] != "state"]
+    if inputs:
+        heading(out, "inputs")
+        table(out, ["", "~", "~", "~"], [_row(entry) for entry in inputs])
+    if states := [entry for entry in found["inputs"] if entry["kind"] == "state"]:
+        held = sum(entry["bytes"] for entry in states)
+        heading(out, "state", f"{count(len(states), 'tensor')}, {size(held)} a worker")
+        if len(states) <= _SHOWN:
+            table(out, ["~", "~", "~"], [_row(entry)[1:] for entry in states])
+        else:
+            _summed(out, states)
+    if outputs := [entry for entry in found["outputs"] if entry["kind"] == "return"]:
+        heading(out, "results")
+        table(out, ["", "~", "~", "~"], [_row(entry) for entry in outputs])
+    replaced = sum(1 for entry in found["inputs"] if entry["donated"])
+    made = sum(1 for entry in found["outputs"] if entry["kind"] == "state") - replaced
+    if replaced or made:
+        texts = [f"replaces {count(replaced, 'state')}"] if replaced else []
+        texts += [f"makes {made} anew"] if made > 0 else []
+        line(out, plain(f"  the step {' and '.join(texts)}", "dim"))
+    if found["constants"]:
+        heading(out, "constants")
+        table(out, ["~", "~"], list(found["constants"].items())[:_SHOWN])
+
+
+def _summed(out: Console, states: list[dict[str, Any]]) -> None:
+    """Many states: by kind and layout."""
+    groups: dict[tuple[str, str], list[int]] = {}
+    from monarch.compiler.text import parse_type
+
+    for entry in states:
+        layout = parse_type(entry["type"]).layout
+        shards = ", ".join(layout.mesh_dims)
+        key = (kind_of(entry["name"]), f"cut over {shards}" if shards else "whole on every worker")
+        groups.setdefault(key, []).append(entry["bytes"])
+    table(
+        out,
+        ["", "", ">", ">"],
+        [(kind, lies, count(len(held), "tensor"), size(sum(held))) for (kind, lies), held in groups.items()],
+    )
+
+
+def _row(entry: dict[str, Any]) -> tuple[object, ...]:
+    from monarch.compiler.text import parse_type
+
+    local = entry["local"]
+    whole = list(parse_type(entry["type"]).shape)
+    return (
+        entry["kind"],
+        plain(entry["name"], "bold"),
+        entry["type"],
+        "" if local == whole else f"a worker holds {local}",
+    )
+
+
+def _by_phase(out: Console, phases: dict[str, dict[str, float]], target: str) -> None:
+    heading(out, "a step of one worker", f"seconds are estimates for {target}")
+    table(
+        out,
+        ["", ">ops", ">collectives", ">flops", ">bytes sent", ">estimated"],
+        [
+            (
+                phase,
+                f"{row['ops']:,}",
+                f"{row['collectives']:,}",
+                amount(row["flops"]),
+                size(row["sent"]),
+                duration(row["seconds"]),
+            )
+            for phase, row in phases.items()
+        ],
+    )
+
+
+# `costs` is free JSON: what has not the form that the compiler gives it is left out here, and printed by --json only.
+
+
+def _collectives(costs: dict[str, Any]) -> list[tuple[object, ...]]:
+    found: list[tuple[object, ...]] = []
+    for mesh_dims, by_op in _items(costs.get("collectives")):
+        for op, counts in _items(by_op):
+            numbers = dict(_items(counts))
+            if all(_is_number(numbers.get(key)) for key in ("count", "tensors", "bytes")):
+                found.append(
+                    (mesh_dims, op, f"{numbers['count']:,}", f"{numbers['tensors']:,}", size(numbers["bytes"]))
+                )
+    return found
+
+
+def _seconds(costs: dict[str, Any]) -> list[tuple[str, float]]:
+    return [(name, took) for name, took in _items(costs.get("seconds")) if _is_number(took)]
+
+
+def _items(value: object) -> list[tuple[str, Any]]:
+    return list(value.items()) if isinstance(value, dict) else []
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, float) or (type(value) is int and abs(value) < 2**63)

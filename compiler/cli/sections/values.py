@@ -1,0 +1,56 @@
+"""What the sections ask of a plan's values."""
+
+from __future__ import annotations
+
+from monarch.compiler.errors import MonarchError, Source
+from monarch.compiler.plan import MeshSpec, Plan, Report, TensorType, Value
+
+UPDATES = ("optimizer state", "gradients")
+
+
+def report_of(plan: Plan) -> Report:
+    """The plan's report. Raises MonarchError where it was compiled without one."""
+    if plan.report is None:
+        raise MonarchError(
+            f"plan '{plan.name}' has no report: it was made only to be run",
+            hint="compile it with monarchc compile or program.compile().",
+        )
+    return plan.report
+
+
+def ops_of(plan: Plan) -> list[Value]:
+    """The values that are computed: no inputs, and no parts of another op's results."""
+    return [value for value in report_of(plan).values if value.instruction >= 0 and value.op != "getitem"]
+
+
+def collectives_of(plan: Plan) -> list[Value]:
+    return [value for value in report_of(plan).values if value.mesh_dims]
+
+
+def where(plan: Plan, value: Value) -> str:
+    """`train.py:12`, or "" where the value has no line."""
+    source = source_of(plan, value)
+    return f"{source.file.rsplit('/', 1)[-1]}:{source.line}" if source is not None else ""
+
+
+def source_of(plan: Plan, value: Value) -> Source | None:
+    return plan.sources[value.source] if 0 <= value.source < len(plan.sources) else None
+
+
+def types_text(value: Value) -> str:
+    return ", ".join("none" if type_ is None else str(type_) for type_ in value.types)
+
+
+def local_bytes(type: TensorType, mesh: MeshSpec) -> int:
+    """What a worker holds of a tensor, in bytes."""
+    total = type.dtype.itemsize
+    for length in type.local_shape(mesh):
+        total *= length
+    return total
+
+
+def kind_of(label: str) -> str:
+    """What a state is, by the name that programs give it: "weights", "gradients" or "optimizer state"."""
+    if label.startswith("grad["):
+        return "gradients"
+    return "optimizer state" if label.endswith("]") and "[" in label else "weights"

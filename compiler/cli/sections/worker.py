@@ -1,0 +1,111 @@
+"""`--worker data=0,model=1`: what one worker holds of the plan's inputs and results."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+
+from monarch.compiler.cli.feed import input_names
+from monarch.compiler.cli.screen import heading, size, table
+from monarch.compiler.cli.sections.values import local_bytes
+from monarch.compiler.errors import MonarchError
+from monarch.compiler.plan import MeshSpec, Plan, TensorType
+from monarch.compiler.plan.local_ops import nested_index
+
+
+def read_worker(text: str, mesh: MeshSpec) -> dict[str, int]:
+    """`data=0,model=1` as coordinates; dims that are left out are 0. Raises MonarchError."""
+    at = dict.fromkeys(mesh.names, 0)
+    for part in text.split(","):
+        name, equals, number = (piece.strip() for piece in part.partition("="))
+        if not equals or not (number.isascii() and number.isdigit()):
+            raise MonarchError(f"--worker: {part.strip()!r} is not DIM=POSITION", hint="write it as data=0,model=1.")
+        if name not in mesh.sizes:
+            raise MonarchError(f"--worker: '{name}' is no dim of {mesh}", hint=f"its dims are {', '.join(mesh.names)}.")
+        if len(number) > 18 or int(number) >= mesh.sizes[name]:
+            raise MonarchError(
+                f"--worker: no worker at {name}={number}",
+                hint=f"'{name}' has size {mesh.sizes[name]}: positions are 0 to {mesh.sizes[name] - 1}.",
+            )
+        at[name] = int(number)
+    return at
+
+
+def ranges(type: TensorType, mesh: MeshSpec, at: Mapping[str, int]) -> list[tuple[int, int]]:
+    """The part of each dim of the global tensor that the worker holds: from, and up to but not with."""
+    found = []
+    for names, length in zip(type.layout.shards, type.local_shape(mesh), strict=True):
+        start = nested_index(names, dict(at), mesh.sizes) * length if names else 0
+        found.append((start, start + length))
+    return found
+
+
+def data(plan: Plan, at: Mapping[str, int]) -> dict[str, Any]:
+    def entry(kind: str, name: str, type: TensorType) -> dict[str, Any]:
+        return {
+            "kind": kind,
+            "name": name,
+            "type": str(type),
+            "local": list(type.local_shape(plan.mesh)),
+            "ranges": [list(range_) for range_ in ranges(type, plan.mesh, at)],
+            "partial": dict(type.layout.partial),
+            "varying": list(type.layout.varying),
+            "bytes": local_bytes(type, plan.mesh),
+        }
+
+    tensors = [
+        (name, spec)
+        for name, spec in zip(input_names(plan), plan.inputs, strict=True)
+        if spec.kind in ("input", "state")
+    ]
+    return {
+        "worker": dict(at),
+        "rank": plan.mesh.rank(at),
+        "inputs": [entry(spec.kind, name, spec.type) for name, spec in tensors],
+        "outputs": [entry(spec.kind, str(spec.label), spec.type) for spec in plan.outputs],
+    }
+
+
+def show(out: Console, plan: Plan, at: Mapping[str, int]) -> None:
+    found = data(plan, at)
+    place = ", ".join(f"{name}={position}" for name, position in at.items())
+    for title in ("inputs", "outputs"):
+        rows = found[title]
+        held = sum(row["bytes"] for row in rows)
+        heading(out, f"{title} of worker {found['rank']}", f"at {place}: {size(held)}")
+        table(
+            out,
+            ["", "~name", "~type", "a worker holds", "~of the whole", ">bytes"],
+            [
+                (
+                    row["kind"],
+                    row["name"],
+                    row["type"],
+                    str(row["local"]),
+                    _part(row),
+                    size(row["bytes"]),
+                )
+                for row in rows
+            ],
+        )
+
+
+def _part(row: dict[str, Any]) -> str:
+    """`[0:32, :]`, a colon alone for a dim of which it holds everything."""
+    whole = _sizes(row["type"])
+    parts = [
+        ":" if (start, stop) == (0, size_) else f"{start}:{stop}"
+        for (start, stop), size_ in zip(row["ranges"], whole, strict=True)
+    ]
+    text = f"[{', '.join(parts)}]" if any(part != ":" for part in parts) else "all of it"
+    for name, reduction in row["partial"].items():
+        text += f", its part of the {reduction} over {name}"
+    return text + (f", its own along {', '.join(row['varying'])}" if row["varying"] else "")
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    from monarch.compiler.text import parse_type
+
+    return parse_type(text).shape

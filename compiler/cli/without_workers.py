@@ -1,0 +1,81 @@
+"""Running users' files without workers: values have types and no data, and nothing is forked."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from monarch.compiler.errors import ProgramError
+from monarch.compiler.plan import Executor, Handle, MeshSpec, Plan, TensorType, Trace, executors_by
+from monarch.language.mesh import mesh_sizes
+from monarch.language.source import user_source
+
+
+@dataclass(frozen=True, eq=False)
+class TypedHandle:
+    """A value that is only a type."""
+
+    type: TensorType
+
+
+class TypesOnly:
+    """An `Executor` that computes types: what is placed has the type that it was placed with, and a step's results
+    have those that its plan names."""
+
+    def __init__(self, mesh: MeshSpec) -> None:
+        self.mesh = mesh
+
+    def put(self, tensor: torch.Tensor, type: TensorType) -> Handle:
+        type.check(self.mesh)
+        return TypedHandle(type)
+
+    def run(self, plan: Plan, arguments: Sequence[Handle | torch.Tensor | float | int]) -> list[Handle]:
+        return [TypedHandle(spec.type) for spec in plan.outputs]
+
+    def shards(self, handle: Handle, workers: Sequence[int] | None = None) -> list[torch.Tensor]:
+        raise _needs_workers("a tensor's value is needed")
+
+    def wait(self, handle: Handle) -> None:
+        """There is nothing to wait for."""
+
+    def recover(self, handle: Handle) -> Handle:
+        return handle
+
+    def trace_start(self) -> None:
+        raise _needs_workers("steps are to be measured")
+
+    def trace_stop(self) -> Trace:
+        raise _needs_workers("steps are to be measured")
+
+    def close(self) -> None:
+        """There is nothing to stop."""
+
+
+def _needs_workers(what: str) -> ProgramError:
+    return ProgramError(
+        f"{what} while the file is loaded, and no workers run that could compute it",
+        hint="monarchc imports the file only to find the program. Put what runs the program below\n"
+        '    if __name__ == "__main__":\n'
+        "so that importing the file computes nothing.",
+        source=user_source(),
+    )
+
+
+@contextlib.contextmanager
+def without_workers(sizes: Mapping[str, int], arguments: Sequence[str]) -> Iterator[None]:
+    """Meshes made within the block have no workers, and `sizes` instead of their own. What the user's code prints goes
+    to standard error, for standard output is the command's own; it sees `arguments` as its command line."""
+    before, sys.argv = sys.argv, list(arguments)
+    try:
+        with executors_by(_types_only), mesh_sizes(sizes), contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        sys.argv = before
+
+
+def _types_only(mesh: MeshSpec) -> Executor:
+    return TypesOnly(mesh)
