@@ -176,7 +176,9 @@ class _Reader:
         if len(self._list(words, "a step's spans")) % 5 or any(type(word) is not int for word in words):
             self.fail("a step's spans are not five whole numbers each")
         spans = tuple(Span(*span) for span in self._fives(words))
-        for span in spans:
+        for before, span in zip((None, *spans), spans, strict=False):
+            if before is not None and span.start < before.end:
+                self.fail("a span starts before the last one ended")
             if not (start <= span.start <= span.end <= end):
                 self.fail("a span lies outside of its step")
             if (

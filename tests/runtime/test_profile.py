@@ -185,7 +185,7 @@ def test_a_worker_measures_while_it_is_asked_to() -> None:
     assert worker.do(wire.numbers(wire.TRACE, 0)) == []
     assert worker.state._handlers is plain and type(worker.state.values) is dict
     worker.run(1, with_state(), 9, 6, 5)
-    assert records(worker.buffer) == found and worker.state.values[10].tolist() == [4.0] * 3
+    assert records(worker.buffer) == found and worker.state.values[10].tolist() == [6.0] * 3
 
 
 def test_a_buffer_that_cannot_be_had_is_told_and_changes_nothing() -> None:
