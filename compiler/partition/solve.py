@@ -100,6 +100,7 @@ class CostNetwork:
                 continue
             if size > self.limit:
                 self.exact = False
+                heapq.heappush(heap, (size, v))  # another one is fixed, perhaps
                 v = max(alive, key=lambda u: (len(scope_of(u)), -u))
                 neighbours = scope_of(v)
                 choice[v] = self._locally_best(v, touching[v])

@@ -1,0 +1,50 @@
+"""Modules in a line's comment: printed only where they are asked for, and read back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from monarch.compiler.errors import Source
+from monarch.compiler.text import parse_graph, print_graph
+from monarch.compiler.text.comment import parse_comment, print_comment
+
+AT = Source("/home/me/train.py", 12, 9, 14)
+
+
+@pytest.mark.parametrize(
+    ("meta", "text"),
+    [
+        ({"source": AT, "module": "blocks.0.attn"}, '# /home/me/train.py:12:9-14 in "blocks.0.attn"'),
+        ({"source": AT, "backward": True, "module": "up"}, '# /home/me/train.py:12:9-14 backward in "up"'),
+        ({"backward": True, "module": "up", "why": "it is"}, '# backward in "up"; it is'),
+        ({"module": 'odd "name"; too'}, '# in "odd \\"name\\"; too"'),
+        ({"module": "", "source": AT}, "# /home/me/train.py:12:9-14"),
+        ({"module": ""}, ""),
+    ],
+)
+def test_comments_with_modules(meta: dict[str, Any], text: str) -> None:
+    assert print_comment(meta, paths=True, why=True, modules=True) == text
+    assert parse_comment(text) == {key: value for key, value in meta.items() if value}
+    assert " in " not in print_comment({**meta, "why": ""}, paths=True, why=True)
+
+
+@pytest.mark.parametrize("text", ["# in three steps", "# in blocks", '# within "x"', '# in "x" and "y"', '# in "\\q"'])
+def test_the_writers_own_comments_name_no_module(text: str) -> None:
+    assert parse_comment(text) == {}
+
+
+def test_a_graph_keeps_its_modules() -> None:
+    text = """graph @f on mesh<> {
+  %x = input 0         : f32[8]
+  %a = aten.relu(%x)   : f32[8]  # train.py:3 in "up"
+  %b = aten.neg(%a)    : f32[8]  # train.py:3 backward in "up"
+  return %b
+}"""
+    graph = parse_graph(text)
+    assert [node.meta.get("module") for node in graph.calls] == ["up", "up"]
+    assert ' in "up"' not in str(graph)
+    printed = print_graph(graph, modules=True)
+    assert print_graph(parse_graph(printed), modules=True) == printed
+    assert printed.count('in "up"') == 2
