@@ -10,21 +10,34 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
+# The inspector's page: TypeScript, which npm bundles into one file.
+WEB := compiler/inspect/page/web
+MODULES := $(WEB)/node_modules/.package-lock.json
+PAGE := compiler/inspect/page/page.html
+
 .PHONY: help setup demo test check lint format format-check types imports bench clean
 
 help:
-	@echo "make setup    a virtual environment in $(VENV), with torch and this package, editable"
+	@echo "make setup    a virtual environment in $(VENV), with torch and this package, editable, and the page"
 	@echo "make demo     train a small GPT over four local workers, and compare it with plain PyTorch"
 	@echo "make test     run all tests; ARGS='-k name' passes arguments on to pytest"
 	@echo "make check    lint, formatting, types and import rules; make format mends what can be mended"
 	@echo "make bench    measure, and write benchmarks/results/<date>.md"
 
-setup: $(READY)
+setup: $(READY) $(PAGE)
 
 # The stamp holds what the environment was made from; it is made anew when that has changed.
 $(READY): pyproject.toml .ci/setup
 	@bash .ci/setup "$(PYTHON)" "$(VENV)" "$(TORCH)"
 	@touch $@
+
+$(MODULES): $(WEB)/package.json $(WEB)/package-lock.json
+	@command -v npm >/dev/null || { echo "make setup: npm is needed for the inspector's page. On Debian: apt-get install nodejs npm" >&2; exit 1; }
+	@cd $(WEB) && npm ci --silent --no-progress
+	@touch $@
+
+$(PAGE): $(MODULES) $(filter-out %/node_modules,$(wildcard $(WEB)/*))
+	@cd $(WEB) && npm run --silent build
 
 # Threads that wait for each other spinning lose most of their time where something else runs on the machine.
 demo: setup
@@ -47,6 +60,7 @@ format: setup
 
 types: setup
 	$(BIN)/mypy
+	cd $(WEB) && npm run --silent types
 
 imports: setup
 	$(BIN)/lint-imports
@@ -55,4 +69,4 @@ bench: setup
 	$(BIN)/python -m benchmarks $(ARGS)
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist out
+	rm -rf $(VENV) $(WEB)/node_modules $(PAGE) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist out

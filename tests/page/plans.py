@@ -1,7 +1,7 @@
 """Plans as the compiler would report them for a transformer's training step, of any size, without compiling anything.
 
-`training_plan(layers)` has 143 values a layer: inputs, parameters, forward, backward and AdamW's update, over a mesh with
-data and tensor parallelism.
+`training_plan(layers)` has 112 values a layer, 94 of them ops: parameters, forward, backward and AdamW's update, over a
+mesh with data and tensor parallelism.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class PlanBuilder:
         return 0 if type_ is None else math.prod(type_.local_shape(self.mesh)) * type_.dtype.itemsize
 
     def add(
-        self, op: str, type_: TensorType, reads: tuple[int, ...] = (), *, call: str = "", name: str = "", flops: float = 0.0,
-        rule: str = "", why: str = "", mesh_dims: tuple[str, ...] = (), inplace: bool = False,
+        self, op: str, type_: TensorType, reads: tuple[int, ...] = (), *, call: str = "", name: str = "",
+        flops: float = 0.0, rule: str = "", why: str = "", mesh_dims: tuple[str, ...] = (), inplace: bool = False,
     ) -> int:  # fmt: skip
         stem = name or op.split(".")[-1]
         count = self.taken[stem] = self.taken.get(stem, -1) + 1

@@ -15,6 +15,7 @@ import monarch
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("compiler", "language", "runtime", "stdlib")
+PAGE = "monarch/compiler/inspect/page/page.html"
 
 
 def sources() -> set[str]:
@@ -23,7 +24,8 @@ def sources() -> set[str]:
     for folder in FOLDERS:
         paths = (path.relative_to(ROOT) for path in (ROOT / folder).rglob("*") if path.is_file())
         files |= {f"monarch/{path}" for path in paths if "__pycache__" not in path.parts}
-    return files
+    # What the inspector's page is built from stays behind: the wheel has the built page.
+    return {name for name in files if not name.startswith("monarch/compiler/inspect/page/web/")}
 
 
 def build(kind: str, source: Path, out: Path) -> Path:
@@ -45,6 +47,7 @@ def check_wheel(wheel: Path) -> None:
     assert {name for name in names if name.startswith("monarch/")} == sources()
     tops = {name.split("/")[0] for name in names}
     assert tops == {"monarch", f"monarchc-{monarch.__version__}.dist-info"}, "something else would be installed too"
+    assert PAGE in names
 
 
 def test_the_wheel_holds_every_file_of_ours_and_nothing_else(tmp_path: Path) -> None:
@@ -58,11 +61,23 @@ def test_the_sdist_builds_the_same_wheel(sdist: Path, tmp_path: Path) -> None:
     check_wheel(build("wheel", unpacked, tmp_path / "wheel"))
 
 
+def test_a_wheel_is_not_built_without_the_inspectors_page(sdist: Path, tmp_path: Path) -> None:
+    with tarfile.open(sdist) as archive:
+        archive.extractall(tmp_path, filter="data")
+    (unpacked,) = tmp_path.iterdir()
+    (unpacked / ".src" / PAGE).unlink()
+    command = [sys.executable, "-m", "build", "--no-isolation", "--wheel", str(unpacked)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert result.returncode != 0
+    assert "page.html has not been built: run 'make setup'" in result.stdout + result.stderr
+
+
 def test_the_sdist_holds_no_build_or_cache(sdist: Path) -> None:
     with tarfile.open(sdist) as archive:
         names = archive.getnames()
     assert any(name.endswith("/LICENSE") for name in names)
-    assert [name for name in names if "__pycache__" in name or "/.venv/" in name or name.endswith(".mplan")] == []
+    unwanted = ("__pycache__", "/.venv/", "/node_modules/")
+    assert [name for name in names if name.endswith(".mplan") or any(part in name for part in unwanted)] == []
 
 
 def test_every_public_name_loads() -> None:

@@ -1,8 +1,8 @@
 """The page's HTML text: the built template (`web/`), filled with a plan's data.
 
-Everything in a plan is untrusted text. It goes into the page as JSON only, in which `<`, `>` and `&` are escaped, so that
-no text can end the element that it stands in; the page's script puts it on the screen as text, never as markup. The
-content security policy allows the one script and the one style sheet by their hashes, and nothing from anywhere.
+Everything in a plan is untrusted text. It goes into the page as JSON only, in which `<`, `>` and `&` are escaped, so
+that no text can end the element that it stands in; the page's script puts it on the screen as text, never as markup.
+The content security policy allows the one script and the one style sheet by their hashes, and nothing from anywhere.
 """
 
 from __future__ import annotations
@@ -41,25 +41,24 @@ def page(plan: Plan, *, trace: Trace | None = None, against: Plan | None = None,
             f"the inspector's page has not been built: there is no {TEMPLATE.name} in monarch/compiler/inspect/page",
             hint="in a clone of the repository, run 'make setup': it builds the page with npm.",
         ) from error
+    title = title or plan.name
     data = {
-        "title": title or plan.name,
+        "title": title,
         "plan": plan_data(plan),
         "trace": None if trace is None else trace_data(trace, plan),
         "against": None if against is None else plan_data(against),
     }
-    template = template.replace("/*{{light}}*/", palette.variables("light"), 1)
-    template = template.replace("/*{{dark}}*/", palette.variables("dark"))
+    for theme in ("light", "dark"):
+        template = re.sub(rf"--palette-{theme}:\s*0;?", palette.variables(theme), template)
     head, body = template.split("{{plan}}")
-    head = head.replace("{{policy}}", _policy(template)).replace("{{title}}", html.escape(data["title"]))
-    return f"{head}{_inline(data)}{body}"
+    head = head.replace("{{policy}}", _policy(template)).replace("{{title}}", html.escape(title))
+    # Lone surrogates are allowed in a Python string, but not in a file.
+    return re.sub("[\ud800-\udfff]", "\ufffd", f"{head}{_inline(data)}{body}")
 
 
 def _inline(data: object) -> str:
     """`data` as JSON that can stand in a script element."""
-    text = json.dumps(data, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-    # Lone surrogates are allowed in a Python string, but not in a file.
-    text = re.sub("[\ud800-\udfff]", "\ufffd", text)
-    return text.translate(_ESCAPES)
+    return json.dumps(data, separators=(",", ":"), ensure_ascii=False, allow_nan=False).translate(_ESCAPES)
 
 
 def _policy(template: str) -> str:

@@ -1,5 +1,6 @@
-// Two plans side by side: what differs in layouts, collectives, bytes and memory. Values are the same if they stem from the
-// same traced value and are its first, second, … ; what the compiler added is matched by its name.
+// Two plans side by side: what differs in layouts, collectives, bytes and memory. A value is the same
+// if it stems from the same traced value, and a collective if it moves the same values over the same mesh dims; what else
+// the compiler added is matched by its name.
 
 import { h, replace } from "./dom";
 import { bytes, count, flops, seconds, signedBytes } from "./format";
@@ -52,7 +53,9 @@ function keys(model: Model): Map<string, number> {
   const counts = new Map<string, number>();
   for (const at of model.all()) {
     const traced = model.traced(at);
-    const stem = traced && !model.isCollective(at) ? `t${traced} ${model.op(at)}` : `n${model.op(at)} ${model.name(at)}`;
+    const moves = model.isCollective(at);
+    const read = () => model.reads(at).map((other) => model.traced(other) || model.name(other));
+    const stem = moves ? `c${model.op(at)} ${model.dimNames(at)} ${read()}` : traced ? `t${traced} ${model.op(at)}` : `n${model.op(at)} ${model.name(at)}`;
     const place = counts.get(stem) ?? 0;
     counts.set(stem, place + 1);
     found.set(`${stem} ${place}`, at);

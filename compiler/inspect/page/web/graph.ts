@@ -3,7 +3,7 @@
 
 import { add, h, replace, svg } from "./dom";
 import { clipped, seconds } from "./format";
-import { kindOf, patterns, swatch } from "./layouts";
+import { kindOf, swatch } from "./layouts";
 import { type Model, PHASES } from "./model";
 import { type Box, type Edge, HEADER, type Inner, keyOf, Placer } from "./place";
 import type { State, Store } from "./store";
@@ -18,6 +18,7 @@ interface Placed {
 }
 
 const TINY = 5;
+const READABLE = 0.78;
 
 export class GraphView {
   readonly element = h("div", { class: "graph" });
@@ -41,11 +42,9 @@ export class GraphView {
     this.open.add(tree.root);
     this.openFirst();
     this.zoom = new Zoom(this.surface, () => this.moved());
-    const marker = svg("marker", { id: "arrow", viewBox: "0 0 8 8", refX: 7, refY: 4, markerWidth: 7, markerHeight: 7, orient: "auto-start-reverse" });
+    const marker = svg("marker", { id: "arrow", viewBox: "0 0 8 8", refX: 7, refY: 4, markerWidth: 8, markerHeight: 8, markerUnits: "userSpaceOnUse", orient: "auto-start-reverse" });
     marker.append(svg("path", { d: "M0,0.8 L7.5,4 L0,7.2 z" }));
-    const defs = patterns();
-    defs.append(marker);
-    this.surface.append(defs, this.world);
+    this.surface.append(svg("defs", {}, marker), this.world);
     const button = (label: string, text: string, act: () => void) => h("button", { type: "button", "aria-label": label, title: label, click: act }, text);
     const controls = h(
       "div",
@@ -110,7 +109,9 @@ export class GraphView {
   private fitStart(): void {
     const { width, height } = this.root;
     this.zoom.fit(0, 0, width, height, 1, false);
-    if (this.zoom.scale < 0.5) this.zoom.to(24, 24, Math.min(0.8, Math.max(0.5, (this.surface.clientWidth - 48) / width)), false);
+    if (this.zoom.scale >= READABLE) return;
+    const left = Math.max(24, (this.surface.clientWidth - width * READABLE) / 2);
+    this.zoom.to(left, 24, READABLE, false);
   }
 
   fitAll(): void {
@@ -157,7 +158,9 @@ export class GraphView {
   }
 
   private drawInner(inner: Inner, x: number, y: number, parts: SVGElement[]): void {
-    for (const edge of inner.edges) this.drawEdge(edge, x, y, parts);
+    const labels: SVGElement[] = [];
+    for (const edge of inner.edges) this.drawEdge(edge, x, y, parts, labels);
+    parts.push(...labels);
     for (const box of inner.boxes) {
       const [left, top] = [x + box.x, y + box.y];
       if (!this.visible(left, top, box.width, box.height)) continue;
@@ -174,15 +177,14 @@ export class GraphView {
     }
   }
 
-  private drawEdge(edge: Edge, x: number, y: number, parts: SVGElement[]): void {
+  private drawEdge(edge: Edge, x: number, y: number, parts: SVGElement[], labels: SVGElement[]): void {
     const xs = edge.points.map((point) => point[0] + x);
     const ys = edge.points.map((point) => point[1] + y);
     const [left, top] = [Math.min(...xs), Math.min(...ys)];
     if (!this.visible(left, top, Math.max(...xs) - left + 1, Math.max(TINY / this.drawn.scale + 1, Math.max(...ys) - top))) return;
     parts.push(svg("path", { class: edge.values.some((at) => this.model.isCollective(at)) && edge.values.length === 1 ? "edge moved" : "edge", d: curve(xs, ys), "marker-end": "url(#arrow)" }));
     if (edge.at && this.drawn.scale > 0.3) {
-      const label = svg("text", { class: "type", x: edge.at[0] + x, y: edge.at[1] + y + 4, "text-anchor": "middle" }, edge.label);
-      parts.push(label);
+      labels.push(svg("text", { class: "type", x: edge.at[0] + x, y: edge.at[1] + y + 4, "text-anchor": "middle" }, edge.label));
     }
   }
 

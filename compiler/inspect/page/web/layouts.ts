@@ -12,14 +12,15 @@ export function hue(dim: number): string {
 
 export interface Kind {
   key: string;
-  label: string;
+  /** in a few words, for the legend */
+  short: string;
   cut: number[];
   partial: number[];
   varying: number[];
 }
 
 export function kindOf(model: Model, type: TensorType | null): Kind {
-  if (!type) return { key: "none", label: "no tensor", cut: [], partial: [], varying: [] };
+  if (!type) return { key: "none", short: "no tensor", cut: [], partial: [], varying: [] };
   const cut = type.cut;
   const partial = type.partial.map(([dim]) => dim);
   const names = (dims: number[]) => dims.map((dim) => model.dimName(dim)).join(", ");
@@ -28,8 +29,13 @@ export function kindOf(model: Model, type: TensorType | null): Kind {
     partial.length ? `pending ${type.partial[0]![1]} over ${names(partial)}` : "",
     type.varying.length ? `varying over ${names(type.varying)}` : "",
   ].filter(Boolean);
-  const label = parts.join(", ") || "replicated";
-  return { key: label, label, cut, partial, varying: type.varying };
+  const short = [
+    cut.length ? names(cut) : "",
+    partial.length ? `pending ${names(partial)}` : "",
+    type.varying.length ? `varying ${names(type.varying)}` : "",
+  ].filter(Boolean);
+  const key = parts.join(", ") || "replicated";
+  return { key, short: short.join(" + ") || key, cut, partial, varying: type.varying };
 }
 
 /** The layout as a small swatch: one band for each mesh dim that cuts, hatched or dotted for the others. */
@@ -49,13 +55,13 @@ export function swatch(kind: Kind, x: number, y: number, width: number, height: 
   return group;
 }
 
-/** The patterns that swatches use, for one <svg>. */
-export function patterns(): SVGDefsElement {
+/** The patterns that all swatches use, once for the whole page: those of a hidden picture would not be drawn. */
+export function patterns(): SVGSVGElement {
   const hatch = svg("pattern", { id: "hatch", width: 5, height: 5, patternUnits: "userSpaceOnUse", patternTransform: "rotate(45)" });
   hatch.append(svg("rect", { width: 2.2, height: 5, fill: "var(--ground)" }));
   const dots = svg("pattern", { id: "dots", width: 5, height: 5, patternUnits: "userSpaceOnUse" });
   dots.append(svg("circle", { cx: 2.5, cy: 2.5, r: 1.4, fill: "var(--ground)" }));
-  return svg("defs", {}, hatch, dots);
+  return svg("svg", { class: "shared", "aria-hidden": "true" }, svg("defs", {}, hatch, dots));
 }
 
 /** The range of indices, from and to (exclusive), that the worker at `point` has of each tensor dim. */
@@ -98,7 +104,6 @@ export function shards(model: Model, type: TensorType, point: number[], width = 
   const top = 20;
   const label = `${type.text}: ${pieces(down)} by ${pieces(across)} blocks`;
   const picture = svg("svg", { class: "shards", viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label });
-  picture.append(patterns());
   const w = (width - left - 4) / n;
   const h = (height - top - 4) / m;
   const fills = kindOf(model, type);

@@ -8,6 +8,7 @@ import { h } from "./dom";
 import { count } from "./format";
 import { GraphView } from "./graph";
 import { Help } from "./help";
+import { patterns } from "./layouts";
 import { Measured } from "./measured";
 import { MemoryView } from "./memory";
 import { MeshStrip } from "./mesh";
@@ -94,7 +95,7 @@ function start(): void {
     });
     shown.get(view)!.update();
   };
-  document.body.append(top, new MeshStrip(page).element, h("div", { class: "middle" }, main, panel.element), help.element);
+  document.body.append(patterns(), top, new MeshStrip(page).element, h("div", { class: "middle" }, main, panel.element), help.element);
   show();
   store.on(show);
 

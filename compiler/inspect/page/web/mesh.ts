@@ -21,13 +21,11 @@ export class MeshStrip {
 
   private update(): void {
     const focused = document.activeElement instanceof HTMLElement && this.element.contains(document.activeElement) ? document.activeElement.dataset["focus"] : undefined;
-    const { model, store } = this.page;
+    const { model } = this.page;
     const dims = model.data.mesh.map(([name, size], dim) => this.dim(name, size, dim));
     replace(this.element, h("div", { class: "dims" }, ...dims), this.workers(), this.legend);
     this.updateLegend();
     if (focused) this.element.querySelector<HTMLElement>(`[data-focus="${focused}"]`)?.focus();
-    this.element.title = "";
-    void store;
   }
 
   private dim(name: string, size: number, dim: number): HTMLElement {
@@ -90,9 +88,9 @@ export class MeshStrip {
     const entries = [...kinds].sort((a, b) => b[1].many - a[1].many);
     const buttons = entries.map(([key, { at, many }]) => {
       const isOn = store.state.layout === key;
-      return h("button", { type: "button", class: "kind", "data-focus": `kind${key.replace(/\W/g, "_")}`, "aria-pressed": String(isOn), title: `${key}: ${count(many, "value")}. Click to pick them out.`, click: () => store.set({ layout: isOn ? "" : key }) }, swatchIcon(kindOf(model, model.type(at))), key);
+      return h("button", { type: "button", class: "kind", "data-focus": `kind${key.replace(/\W/g, "_")}`, "aria-pressed": String(isOn), title: `${key}: ${count(many, "value")}. Click to pick them out.`, click: () => store.set({ layout: isOn ? "" : key }) }, swatchIcon(kindOf(model, model.type(at))), kindOf(model, model.type(at)).short);
     });
     const mark = h("span", { class: "kind static" }, h("span", { class: "pill", "aria-hidden": "true" }, "⇄"), "collective");
-    replace(this.legend, ...buttons, mark);
+    replace(this.legend, mark, ...buttons);
   }
 }

@@ -2,10 +2,9 @@
 
 import { type Child, h, replace } from "./dom";
 import { bytes, count, flops, seconds } from "./format";
-import { hue, kindOf, localBytes, localShape, patterns, ranges, shards, swatch } from "./layouts";
+import { hue, kindOf, localBytes, localShape, ranges, shards, swatch } from "./layouts";
 import { type Decision, type Model, PHASES, place, type TensorType } from "./model";
 import type { Page } from "./page";
-import { lineOf } from "./search";
 import type { Group } from "./tree";
 
 const LISTED = 12;
@@ -114,7 +113,7 @@ export class Panel {
     const others = model.typesOf(at).slice(1);
     const facts: [string, Child][] = [
       ["type", h("code", {}, type.text)],
-      ["lies", kindOf(model, type).label],
+      ["lies", kindOf(model, type).key],
       ["a worker holds", h("code", {}, `${type.dtype}[${localShape(model, type).join(", ")}]`)],
       ["bytes", bytes(localBytes(model, type))],
     ];
@@ -170,7 +169,7 @@ export class Panel {
     }
     const rows = [...shares.values()].sort((a, b) => b.count - a.count).map(({ at, count: many }) => {
       const kind = kindOf(this.model, this.model.type(at));
-      return h("li", {}, swatchIcon(kind), ` ${kind.label} `, h("span", { class: "muted" }, String(many)));
+      return h("li", {}, swatchIcon(kind), ` ${kind.key} `, h("span", { class: "muted" }, String(many)));
     });
     return h("ul", { class: "shares" }, ...rows);
   }
@@ -205,7 +204,7 @@ export class Panel {
     const collectives = members.filter((at) => model.isCollective(at)).length;
     const measured = this.page.measured;
     const facts: [string, Child][] = [
-      ["values", `${count(ops, "op")}, ${count(members.length - ops, "input")}`],
+      ["values", [ops && count(ops, "op"), members.length > ops && count(members.length - ops, "input")].filter(Boolean).join(", ")],
       ["collectives", collectives.toLocaleString("en-US")],
       ["sent by a worker", bytes(model.sum("sent", members))],
       ["computes", flops(model.sum("flops", members))],
@@ -242,7 +241,7 @@ export function swatchIcon(kind: ReturnType<typeof kindOf>): SVGSVGElement {
   icon.setAttribute("viewBox", "0 0 14 14");
   icon.setAttribute("class", "swatch-icon");
   icon.setAttribute("aria-hidden", "true");
-  icon.append(patterns(), swatch(kind, 1, 1, 12, 12));
+  icon.append(swatch(kind, 1, 1, 12, 12));
   return icon;
 }
 
@@ -268,4 +267,3 @@ function times(measured: number, estimated: number): string {
   return estimated > 0 ? `${Number((measured / estimated).toPrecision(2))}× the estimate` : "not estimated";
 }
 
-export { lineOf };

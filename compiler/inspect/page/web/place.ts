@@ -12,6 +12,7 @@ export const HEADER = 34;
 const PAD = 14;
 const STUB = 18;
 const LABEL = 42;
+const GAP = 26;
 
 export interface Edge {
   points: [number, number][];
@@ -121,7 +122,7 @@ export class Placer {
 
   size(item: Item): [number, number] {
     if (item instanceof Group) {
-      return [Math.max(190, Math.min(330, textWidth(clipped(item.label, 36), 8) + 74)), 54];
+      return [Math.max(170, textWidth(clipped(item.label, 36), 8) + 56, textWidth(this.tree.describe(item), 6) + 50), 54];
     }
     const text = Math.max(textWidth(clipped(this.model.op(item), 34), 7.4), textWidth(clipped(this.model.name(item), 38), 6.3));
     return [Math.max(130, text + (this.model.isCollective(item) ? 56 : 36)), 42];
@@ -133,17 +134,20 @@ export class Placer {
     const graph = new graphlib.Graph();
     // Bigger views take the faster ranking: the difference is in how tight long edges are.
     const ranker = group.children.length > 60 ? "tight-tree" : "network-simplex";
-    graph.setGraph({ rankdir: isRoot ? "LR" : "TB", nodesep: 26, ranksep: isRoot ? 60 : 30, edgesep: 14, ranker });
+    graph.setGraph({ rankdir: isRoot ? "LR" : "TB", nodesep: 26, ranksep: isRoot ? 50 : 22, edgesep: 14, ranker });
     graph.setDefaultEdgeLabel(() => ({}));
 
     const boxes = new Map<string, Box>();
+    const outside = this.outside(group);
+    const linked = new Set<Item>([...links.flatMap((link) => [link.from, link.to]), ...[...outside.values()].flat()]);
     const leaves = new Set(links.map((link) => keyOf(link.from)));
     for (const item of group.children) {
       const inner = item instanceof Group && open.has(item) ? this.inside(item, open) : null;
       const [width, height] = inner ? [Math.max(inner.width, this.size(item)[0]) + 2 * PAD, inner.height + HEADER + PAD] : this.size(item);
       const stub = !(item instanceof Group) && !leaves.has(keyOf(item)) ? clipped(this.model.typeText(item), LABEL) : "";
       boxes.set(keyOf(item), { item, x: 0, y: 0, width, height, stub, inner });
-      graph.setNode(keyOf(item), { width: Math.max(width, textWidth(stub, 5.6)), height: height + (stub ? STUB : 0) });
+      if (!linked.has(item)) continue;
+      graph.setNode(keyOf(item), { width: Math.max(width, textWidth(stub)), height: height + (stub ? STUB : 0) });
     }
     // The same value goes to many readers under one label; the first edge has it.
     const labelled = new Set<number>();
@@ -154,20 +158,19 @@ export class Placer {
       graph.setEdge(keyOf(link.from), keyOf(link.to), {
         link,
         text: label,
-        width: label ? textWidth(label, 5.6) + 8 : 0,
+        width: label ? textWidth(label) + 8 : 0,
         height: label ? 16 : 0,
         labelpos: "c",
         weight: link.from instanceof Group ? 1 : 2,
       });
     }
-    const outside = this.outside(group);
     for (const [value, readers] of outside) {
       const key = `p${value}`;
-      graph.setNode(key, { width: textWidth(clipped(this.model.name(value), 26), 5.8) + 24, height: 20 });
+      graph.setNode(key, { width: textWidth(`%${clipped(this.model.name(value), 26)}`, 6.6) + 18, height: 20 });
       for (const reader of readers) graph.setEdge(key, `v${reader}`, { port: value, width: 0, height: 0, weight: 1 });
     }
-    layout(graph);
-    return this.collect(graph, boxes, outside);
+    if (graph.nodeCount()) layout(graph);
+    return pack(this.collect(graph, boxes, outside), [...boxes.values()].filter((box) => !linked.has(box.item)));
   }
 
   private outside(group: Group): Map<number, number[]> {
@@ -187,6 +190,7 @@ export class Placer {
 
   private collect(graph: graphlib.Graph, boxes: Map<string, Box>, outside: Map<number, number[]>): Inner {
     for (const [key, box] of boxes) {
+      if (!graph.hasNode(key)) continue;
       const at = graph.node(key) as { x: number; y: number; height: number };
       box.x = at.x - box.width / 2;
       box.y = at.y - at.height / 2;
@@ -207,4 +211,21 @@ export class Placer {
     const { width = 0, height = 0 } = graph.graph() as { width?: number; height?: number };
     return { boxes: [...boxes.values()], edges, ports, width, height };
   }
+}
+
+/** Boxes that nothing links stand in rows below the others, about as wide as all of it is high. */
+function pack(inner: Inner, loose: Box[]): Inner {
+  if (!loose.length) return inner;
+  const area = loose.reduce((sum, box) => sum + (box.width + GAP) * (box.height + STUB + GAP), 0);
+  const most = Math.max(inner.width, Math.sqrt(area * 1.4), ...loose.map((box) => box.width));
+  const top = inner.height ? inner.height + GAP : 0;
+  let [x, y, high, wide] = [0, top, 0, inner.width];
+  for (const box of loose) {
+    if (x > 0 && x + box.width > most) [x, y, high] = [0, y + high + GAP, 0];
+    Object.assign(box, { x, y });
+    x += box.width + GAP;
+    high = Math.max(high, box.height + (box.stub ? STUB : 0));
+    wide = Math.max(wide, x - GAP);
+  }
+  return { ...inner, width: wide, height: y + high };
 }

@@ -55,7 +55,7 @@ export class Search {
     this.texts ??= [...model.all()].map((at) => {
       const source = model.source(at);
       const where = source ? `${place(source)} ${source.text}` : "";
-      return `%${model.name(at)} ${model.call(at)} ${model.op(at)} ${model.module(at)} ${model.typeText(at)} ${kindOf(model, model.type(at)).label} ${where}`.toLowerCase();
+      return `%${model.name(at)} ${model.call(at)} ${model.op(at)} ${model.module(at)} ${model.typeText(at)} ${kindOf(model, model.type(at)).key} ${where}`.toLowerCase();
     });
     return this.texts;
   }

@@ -31,16 +31,18 @@ export class SourceView implements Shown {
     this.lines = this.gather();
     const most = Math.max(1e-30, ...this.lines.map((line) => line.seconds));
     const files = new Set(this.lines.map((line) => line.file)).size;
+    // What all lines are indented by says nothing.
+    const indent = Math.min(...this.lines.filter((line) => line.text.trim()).map((line) => line.text.length - line.text.trimStart().length));
     const columns: Column<Line>[] = [
       { name: "line", width: files > 1 ? "8.5rem" : "4rem", cell: (line) => (files > 1 ? `${fileName(line.file)}:${line.line}` : String(line.line)), by: (line) => `${line.file}:${line.line}`, number: files <= 1 },
-      { name: "code", width: "minmax(14rem, 4fr)", cell: (line) => h("code", { class: "line-code", title: line.text.trim() }, line.text || "(the line could not be read)") },
-      { name: "values", width: "5rem", cell: (line) => String(line.values.length), by: (line) => line.values.length, number: true },
-      { name: "collectives", width: "6.4rem", cell: (line) => String(line.collectives || ""), by: (line) => line.collectives, number: true },
-      { name: "sent", width: "6rem", cell: (line) => (line.sent ? bytes(line.sent) : ""), by: (line) => line.sent, number: true },
-      { name: "computes", width: "7rem", cell: (line) => (line.flops ? flops(line.flops) : ""), by: (line) => line.flops, number: true },
-      { name: "estimated", width: "8rem", cell: (line) => heat(line.seconds, most), by: (line) => line.seconds, number: true },
+      { name: "code", width: "minmax(15rem, 4fr)", cell: (line) => h("code", { class: "line-code", title: line.text.trim() }, line.text.slice(indent) || "(the line could not be read)") },
+      { name: "values", width: "4.2rem", cell: (line) => String(line.values.length), by: (line) => line.values.length, number: true },
+      { name: "collectives", width: "5.8rem", cell: (line) => String(line.collectives || ""), by: (line) => line.collectives, number: true },
+      { name: "sent", width: "5.2rem", cell: (line) => (line.sent ? bytes(line.sent) : ""), by: (line) => line.sent, number: true },
+      { name: "computes", width: "6.6rem", cell: (line) => (line.flops ? flops(line.flops) : ""), by: (line) => line.flops, number: true },
+      { name: "estimated", width: "6.4rem", cell: (line) => heat(line.seconds, most), by: (line) => line.seconds, number: true },
     ];
-    if (measured) columns.push({ name: "measured", width: "6.4rem", cell: (line) => (line.measured ? seconds(line.measured) : ""), by: (line) => line.measured, number: true });
+    if (measured) columns.push({ name: "measured", width: "5.6rem", cell: (line) => (line.measured ? seconds(line.measured) : ""), by: (line) => line.measured, number: true });
     this.table = new Table("Source lines", columns, (line) => this.choose(line), { picked: (line) => line === this.chosen, empty: "The plan names no source lines." });
     this.values = new Table<number>(
       "Values of the line",

@@ -29,6 +29,7 @@ export class Table<Row> {
   private down = true;
   private printing = false;
   private readonly template: string;
+  private readonly least: string;
 
   constructor(
     label: string,
@@ -37,11 +38,15 @@ export class Table<Row> {
     private readonly options: { sort?: string; picked?: (row: Row) => boolean; empty?: string } = {},
   ) {
     this.template = columns.map((column) => column.width).join(" ");
+    // Columns keep their least widths: a table that is wider than its place scrolls sideways, head and all.
+    this.least = `${columns.reduce((sum, column) => sum + Number.parseFloat(/[\d.]+/.exec(column.width)![0]), 0)}rem`;
     this.head = h("div", { class: "row head", role: "row" });
     this.head.style.gridTemplateColumns = this.template;
+    this.head.style.minWidth = this.least;
     this.space = h("div", { class: "space", role: "rowgroup" });
-    this.body = h("div", { class: "rows", tabindex: 0, role: "presentation", "aria-label": label }, this.space);
-    this.element = h("div", { class: "table", role: "grid", "aria-label": label }, h("div", { role: "rowgroup", class: "heads" }, this.head), this.body);
+    this.space.style.minWidth = this.least;
+    this.body = h("div", { class: "rows", tabindex: 0, role: "grid", "aria-label": label }, h("div", { role: "rowgroup", class: "heads" }, this.head), this.space);
+    this.element = h("div", { class: "table" }, this.body);
     const draw = framed(() => this.draw());
     this.body.addEventListener("scroll", draw, { passive: true });
     this.body.addEventListener("keydown", (event) => this.key(event));
@@ -108,7 +113,7 @@ export class Table<Row> {
   }
 
   private draw(): void {
-    this.element.setAttribute("aria-rowcount", String(this.sorted.length + 1));
+    this.body.setAttribute("aria-rowcount", String(this.sorted.length + 1));
     const total = this.printing ? Math.min(this.sorted.length, PRINTED) : this.sorted.length;
     this.space.style.height = `${total * HEIGHT}px`;
     if (!total) return replace(this.space, h("p", { class: "empty" }, this.options.empty ?? "Nothing to show."));
@@ -143,8 +148,9 @@ export class Table<Row> {
   private move(at: number): void {
     this.at = Math.max(0, Math.min(this.sorted.length - 1, at));
     const top = this.at * HEIGHT;
+    const seen = this.body.clientHeight - this.head.clientHeight;
     if (top < this.body.scrollTop) this.body.scrollTop = top;
-    else if (top + HEIGHT > this.body.scrollTop + this.body.clientHeight) this.body.scrollTop = top + HEIGHT - this.body.clientHeight;
+    else if (top + HEIGHT > this.body.scrollTop + seen) this.body.scrollTop = top + HEIGHT - seen;
     this.draw();
   }
 

@@ -3,10 +3,12 @@
 
 import { framed, h, replace } from "./dom";
 import { bytes, clipped, count, seconds } from "./format";
+import { hue } from "./layouts";
 import type { Lane, Run } from "./measured";
 import type { Page, Shown } from "./page";
 
-const [HEAD, ROW, GAP, NAMES] = [30, 22, 12, 150];
+const [HEAD, GAP, NAMES] = [30, 12, 150];
+const [LOW, HIGH] = [20, 38];
 
 export class TimelineView implements Shown {
   readonly element = h("div", { class: "view timeline" });
@@ -20,6 +22,7 @@ export class TimelineView implements Shown {
   private from = 0;
   private to = 1;
   private top = 0;
+  private row = LOW;
   private press: { x: number; y: number; moved: boolean } | null = null;
   private lane = 0;
   private readonly redraw = framed(() => this.draw());
@@ -34,8 +37,8 @@ export class TimelineView implements Shown {
     const bar = h(
       "p", { class: "key" },
       measured ? choose : h("span", { class: "chip" }, "estimated: there is no trace"),
-      h("span", { class: "compute" }, "computing"), h("span", { class: "communicate" }, "communicating"), measured && h("span", { class: "critical" }, "critical path"),
-      button("+", "Zoom in", () => this.zoom(0.5, 0.6)), button("−", "Zoom out", () => this.zoom(0.5, 1.6)), button("Whole run", "Show the whole run", () => this.whole()),
+      h("span", { class: "compute" }, "computing"), h("span", { class: "communicate" }, "communicating over"), ...page.model.data.mesh.map(([name], dim) => dimKey(name, dim)), measured && h("span", { class: "critical" }, "critical path"),
+      button("+", "Zoom in", () => this.zoom(0.5, 0.6)), button("−", "Zoom out", () => this.zoom(0.5, 1.6)), button("Whole", "Show the whole run", () => this.whole()),
     );
     this.element.append(bar, this.note, this.stage);
     this.canvas.addEventListener("wheel", (event) => this.wheel(event), { passive: false });
@@ -120,7 +123,7 @@ export class TimelineView implements Shown {
     const step = (dx * (this.to - this.from)) / (this.canvas.clientWidth - NAMES);
     this.from -= step;
     this.to -= step;
-    const tall = this.run.lanes.length * (2 * ROW + GAP) + HEAD;
+    const tall = this.run.lanes.length * (2 * this.row + GAP) + HEAD;
     this.top = Math.max(0, Math.min(tall - this.canvas.clientHeight, this.top - dy));
     this.redraw();
   }
@@ -155,14 +158,14 @@ export class TimelineView implements Shown {
 
   private hit(x: number, y: number): [number, number] | null {
     const row = y - HEAD + this.top;
-    const at = Math.floor(row / (2 * ROW + GAP));
+    const at = Math.floor(row / (2 * this.row + GAP));
     const lane = this.run.lanes[at];
     if (!lane || x < NAMES || y < HEAD) return null;
-    const within = row - at * (2 * ROW + GAP);
-    if (within > 2 * ROW) return null;
+    const within = row - at * (2 * this.row + GAP);
+    if (within > 2 * this.row) return null;
     const time = this.from + ((x - NAMES) / (this.canvas.clientWidth - NAMES)) * (this.to - this.from);
     const near = (2 * (this.to - this.from)) / this.canvas.clientWidth;
-    const communicates = within > ROW;
+    const communicates = within > this.row;
     for (let span = after(lane.ends, time - near); span < lane.values.length && lane.starts[span]! <= time + near; span += 1) {
       const value = lane.values[span]!;
       if ((value >= 0 && this.page.model.isCollective(value)) === communicates) return [at, span];
@@ -215,22 +218,24 @@ export class TimelineView implements Shown {
     paint.setTransform(ratio, 0, 0, ratio, 0, 0);
     paint.clearRect(0, 0, width, height);
     const font = style.fontFamily;
+    // Few workers get higher lanes.
+    this.row = Math.max(LOW, Math.min(HIGH, Math.floor(((height - HEAD) / this.run.lanes.length - GAP) / 2)));
     const x = (time: number) => NAMES + ((time - this.from) / (this.to - this.from)) * (width - NAMES);
-    const colours = { compute: colour("dim0"), communicate: colour("dim1"), text: colour("text"), muted: colour("muted"), line: colour("line"), ground: colour("ground"), critical: colour("critical"), accent: colour("accent"), surface: colour("surface") };
+    const colours = { compute: colour("whole"), ...Object.fromEntries([0, 1, 2, 3, 4, 5].map((dim) => [`dim${dim}`, colour(`dim${dim}`)])), text: colour("text"), muted: colour("muted"), line: colour("line"), ground: colour("ground"), critical: colour("critical"), accent: colour("accent"), surface: colour("surface") };
     this.run.lanes.forEach((lane, at) => {
-      const y = HEAD + at * (2 * ROW + GAP) - this.top;
-      if (y > height || y + 2 * ROW < HEAD) return;
+      const y = HEAD + at * (2 * this.row + GAP) - this.top;
+      if (y > height || y + 2 * this.row < HEAD) return;
       paint.fillStyle = colours.surface;
-      paint.fillRect(NAMES, y, width - NAMES, 2 * ROW);
+      paint.fillRect(NAMES, y, width - NAMES, 2 * this.row);
       this.drawLane(paint, lane, at, y, x, width, colours, font);
       paint.fillStyle = colours.ground;
-      paint.fillRect(0, y - GAP / 2, NAMES, 2 * ROW + GAP);
+      paint.fillRect(0, y - GAP / 2, NAMES, 2 * this.row + GAP);
       paint.fillStyle = at === this.lane && this.runs.length && this.run.lanes.length > 1 ? colours.accent : colours.text;
       paint.font = `600 12px ${font}`;
-      paint.fillText(this.page.measured ? `worker ${lane.worker}` : "one worker", 12, y + ROW - 6);
+      paint.fillText(this.page.measured ? `worker ${lane.worker}` : "one worker", 12, y + this.row - 6);
       paint.fillStyle = colours.muted;
       paint.font = `11px ${font}`;
-      if (this.page.measured) paint.fillText(clipped(this.where(lane.worker), 22), 12, y + 2 * ROW - 7);
+      if (this.page.measured) paint.fillText(clipped(this.where(lane.worker), 22), 12, y + 2 * this.row - 7);
     });
     this.drawAxis(paint, x, width, colours, font);
   }
@@ -257,20 +262,20 @@ export class TimelineView implements Shown {
       filled[row] = right;
       const w = Math.max(0.8, right - left - (right - left > 3 ? 0.6 : 0));
       paint.globalAlpha = dim >= 0 && !(value >= 0 && model.data.values.dims[value]!.includes(dim)) ? 0.25 : 1;
-      paint.fillStyle = row ? colours["communicate"]! : colours["compute"]!;
-      paint.fillRect(left, y + row * ROW + 2, w, ROW - 6);
+      paint.fillStyle = row ? colours[`dim${model.data.values.dims[value]![0]! % 6}`]! : colours["compute"]!;
+      paint.fillRect(left, y + row * this.row + 2, w, this.row - 6);
       if (path?.has(span)) {
         paint.fillStyle = colours["critical"]!;
-        paint.fillRect(left, y + row * ROW + ROW - 4, Math.max(0.8, right - left), 3);
+        paint.fillRect(left, y + row * this.row + this.row - 4, Math.max(0.8, right - left), 3);
       }
       if (isChosen) {
         paint.strokeStyle = colours["text"]!;
         paint.lineWidth = 2;
-        paint.strokeRect(left - 1, y + row * ROW + 1, Math.max(3, w + 2), ROW - 4);
+        paint.strokeRect(left - 1, y + row * this.row + 1, Math.max(3, w + 2), this.row - 4);
       }
       if (w > 46 && value >= 0) {
-        paint.fillStyle = colours["ground"]!;
-        paint.fillText(clipped(model.name(value), Math.floor((w - 8) / 6.2)), left + 4, y + row * ROW + 14);
+        paint.fillStyle = row ? colours["ground"]! : colours["text"]!;
+        paint.fillText(clipped(model.name(value), Math.floor((w - 8) / 6.2)), left + 4, y + row * this.row + this.row / 2 + 3);
       }
       paint.globalAlpha = 1;
     }
@@ -293,6 +298,12 @@ export class TimelineView implements Shown {
       paint.fillText(seconds(time * 1e-9), at + 4, HEAD - 12);
     }
   }
+}
+
+function dimKey(name: string, dim: number): HTMLElement {
+  const key = h("span", {}, name);
+  key.style.setProperty("--swatch", hue(dim));
+  return key;
 }
 
 /** The first place in ascending `numbers` whose number is at least `least`. */
