@@ -1,6 +1,6 @@
 """The compiled form of a training loop: traced once, then one command to the workers a step.
 
-Without running it: monarchc inspect examples/compiled_training.py:train_step --mesh data=512
+Without running it: monarchc inspect examples/compiled_training.py:train_step --mesh data=16
 """
 
 import torch

@@ -20,12 +20,15 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 import monarch
+from monarch.compiler.inspect.page import page
+from monarch.compiler.inspect.trace import load_trace
 from monarch.distributed import Mesh
 from monarch.stdlib.data import batches, corpus, decode, encode
 from monarch.stdlib.models.gpt import GPT, Block
 from monarch.stdlib.parallel import tensor_parallel
 
 BATCH, SEQUENCE, RATE, WARMUP = 16, 128, 1e-3, 20
+PLAN, TRACE, PAGE = "train_step.mplan", "train_step.trace.json", "train_step.html"
 SPARKS = "▁▂▃▄▅▆▇█"
 
 console = Console()
@@ -49,41 +52,59 @@ def make_optimizer(
     return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, share)
 
 
-def train_on_mesh(options: argparse.Namespace, text: torch.Tensor) -> tuple[list[float], GPT, Path]:
-    """Train on the mesh: the loss of each step, a plain copy of the trained model, and where the plan lies."""
+class Training:
+    """The model and its optimizer on a mesh, and the step that trains it."""
+
+    def __init__(self, mesh: Mesh, options: argparse.Namespace) -> None:
+        model = make_model(options)
+        self.model = monarch.module_to_mesh(model, mesh, layouts=tensor_parallel(model, mesh, "model"))
+        self.optimizer, self.scheduler = make_optimizer(self.model, options.steps)
+
+    @monarch.program
+    def step(self, tokens: "i64[16@data, 128]", targets: "i64[16@data, 128]"):
+        self.optimizer.zero_grad()
+        loss = F.cross_entropy(self.model(tokens).flatten(0, 1), targets.flatten())
+        loss.backward()
+        self.optimizer.step()
+        return loss
+
+
+def make_training() -> Training:
+    """For the command line: monarchc inspect 'examples/train_gpt.py:make_training().step' --mesh data=8,model=2"""
+    return Training(Mesh(data=2, model=2), parser().parse_args([]))
+
+
+def train_on_mesh(options: argparse.Namespace, text: torch.Tensor) -> tuple[list[float], GPT]:
+    """Train on the mesh: the loss of each step, and a plain copy of the trained model. Writes the plan and its page."""
     with Mesh(data=2, model=2) as mesh:
         console.print(f"[bold]Training on {mesh}[/]")
-        model = make_model(options)
-        layouts = tensor_parallel(model, mesh, "model")
-        model = monarch.module_to_mesh(model, mesh, layouts=layouts)
-        optimizer, scheduler = make_optimizer(model, options.steps)
-
-        @monarch.program
-        def train_step(tokens: "i64[16@data, 128]", targets: "i64[16@data, 128]"):
-            optimizer.zero_grad()
-            loss = F.cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
-            loss.backward()
-            optimizer.step()
-            return loss
-
+        training = Training(mesh, options)
         losses, running = [], []
         with progress(options.steps) as show:
             for tokens, targets in data(options, text):
-                running.append(train_step(tokens, targets))  # returns at once
-                scheduler.step()
+                running.append(training.step(tokens, targets))  # returns at once
+                training.scheduler.step()
                 if len(running) > 2:  # let the program run two steps ahead of what is shown
                     losses.append(running.pop(0).item())
                     show(losses)
             for loss in running:
                 losses.append(loss.item())
                 show(losses)
-
-        options.plan.parent.mkdir(parents=True, exist_ok=True)
-        train_step.compile(tokens, targets).save(str(options.plan))
-
         trained = make_model(options)
-        trained.load_state_dict({name: value.full_tensor() for name, value in model.state_dict().items()})
-    return losses, trained, options.plan
+        trained.load_state_dict({name: value.full_tensor() for name, value in training.model.state_dict().items()})
+        write_plan(training, tokens, targets, options.out)
+    return losses, trained
+
+
+def write_plan(training: Training, tokens: torch.Tensor, targets: torch.Tensor, out: Path) -> None:
+    """The step's plan, what a few steps of it took, and a page that shows both."""
+    out.mkdir(parents=True, exist_ok=True)
+    plan = training.step.compile(tokens, targets)
+    plan.save(str(out / PLAN))
+    with monarch.profile(str(out / TRACE)):
+        for _ in range(3):
+            training.step(tokens, targets).wait()
+    (out / PAGE).write_text(page(plan, trace=load_trace(out / TRACE), title="train_gpt.py"), encoding="utf-8")
 
 
 def train_plainly(options: argparse.Namespace, text: torch.Tensor) -> list[float]:
@@ -188,20 +209,24 @@ def comparison(ours: list[float], plain: list[float]) -> Table:
     return table
 
 
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--steps", type=int, default=200)
+    made.add_argument("--layers", type=int, default=4)
+    made.add_argument("--width", type=int, default=256)
+    made.add_argument("--seed", type=int, default=0)
+    made.add_argument("--sample", type=int, default=400, help="how many bytes of text to generate")
+    made.add_argument("--out", type=Path, default=Path("out"), help="where to write the plan, its trace and its page")
+    return made
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--layers", type=int, default=4)
-    parser.add_argument("--width", type=int, default=256)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--sample", type=int, default=400, help="how many bytes of text to generate")
-    parser.add_argument("--plan", type=Path, default=Path("out/train_step.mplan"), help="where to save the plan")
-    options = parser.parse_args()
+    options = parser().parse_args()
     if options.steps < 1:
-        parser.error(f"--steps is {options.steps}, and must be at least 1")
+        parser().error(f"--steps is {options.steps}, and must be at least 1")
 
     text = corpus()
-    ours, trained, plan = train_on_mesh(options, text)
+    ours, trained = train_on_mesh(options, text)
     plain = train_plainly(options, text)
 
     before, after = layer_graphs(options.width)
@@ -221,8 +246,13 @@ def main() -> None:
     console.print(comparison(ours, plain))
     worst = max(abs(a - b) for a, b in zip(ours, plain, strict=True))
     console.print(f"largest difference over {len(ours)} steps: {worst:.1e}")
-    console.print(f"the plan of the training step lies in {plan}; to see it:")
-    console.print(f"    .venv/bin/monarchc inspect {plan}", highlight=False, soft_wrap=True)
+    console.print("what became of the training step:")
+    for what, name in (
+        ("its page, for a browser", f"{options.out / PAGE}"),
+        ("its plan", f".venv/bin/monarchc inspect {options.out / PLAN} --comms"),
+        ("a trace of three steps, for ui.perfetto.dev", f"{options.out / TRACE}"),
+    ):
+        console.print(f"    {what}: {name}", highlight=False, soft_wrap=True)
 
 
 if __name__ == "__main__":

@@ -47,8 +47,8 @@ def check(
         except MonarchError as error:
             unreadable.append(error)
     _PRINTERS[Format.JSON if as_json else format_](findings, len(paths))
-    for error in unreadable:
-        typer.echo(f"monarchc: error: {clean(str(error))}", err=True)
+    for wrong in unreadable:
+        typer.echo(f"monarchc: error: {clean(str(wrong))}", err=True)
     errors = sum(finding.level == "error" for finding in findings)
     if unreadable:
         raise typer.Exit(2)

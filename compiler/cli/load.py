@@ -22,6 +22,8 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
+from torch.utils import _pytree as pytree
+
 from monarch.compiler.cli.arguments import arguments_of
 from monarch.compiler.cli.without_workers import without_workers
 from monarch.compiler.errors import LayoutError, MonarchError, ProgramError, Source
@@ -32,6 +34,7 @@ from monarch.language.environment import find_environment
 from monarch.language.mesh import Mesh
 from monarch.language.program import Program
 from monarch.language.source import _belongs_to_user, outermost
+from monarch.language.tensor import DistributedTensor
 
 _PATH = re.compile(r"[^\W\d]\w*(?:\(\))?(?:\.[^\W\d]\w*(?:\(\))?)*")
 
@@ -89,6 +92,7 @@ def load_program(
         program = _on_mesh(_find(module, file, path), mesh, file, path)
         with users_errors(f"tracing {path}"):
             args, kwargs = arguments_of(program, path, module, given or {})
+            _check_mesh(program, args, kwargs, path)
             graph = program.trace(*args, **kwargs).graph
             if not first_call and graph.updates.keys() - graph.states.keys():
                 program(*args, **kwargs)
@@ -105,8 +109,8 @@ def _split(spec: str) -> tuple[Path, str]:
         raise ProgramError(f"{spec} names no program", hint="write FILE.py:PROGRAM, such as train.py:train_step.")
     if not file.is_file():
         what = "is a folder" if file.is_dir() else "does not exist"
-        near = get_close_matches(file.name, _python_files(file.parent), n=1)
-        raise ProgramError(f"{file} {what}", hint=f"did you mean {file.parent / near[0]}?" if near else "")
+        near = get_close_matches(file.stem, _python_files(file.parent), n=1)
+        raise ProgramError(f"{file} {what}", hint=f"did you mean {file.with_name(near[0])}.py?" if near else "")
     if path and not _PATH.fullmatch(path):
         raise ProgramError(
             f"'{path}' is not the name of a program",
@@ -116,7 +120,7 @@ def _split(spec: str) -> tuple[Path, str]:
 
 
 def _python_files(folder: Path) -> list[str]:
-    return [path.name for path in folder.glob("*.py")] if folder.is_dir() else []
+    return [path.stem for path in folder.glob("*.py")] if folder.is_dir() else []
 
 
 # -- importing -------------------------------------------------------------------------------------------------------
@@ -163,7 +167,7 @@ def users_errors(doing: str) -> Iterator[None]:
     except Exception as error:
         what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         raise ProgramError(
-            f"{doing} raised {what}", hint="--debug shows the traceback.", source=_users_line(error)
+            f"{what}, raised while {doing}", hint="--debug shows the traceback.", source=_users_line(error)
         ) from error
 
 
@@ -244,7 +248,10 @@ def _find(module: ModuleType, file: Path, path: str) -> Program[Any, Any]:
             value = _call(value, reached)
     if not isinstance(value, Program):
         what = "a function" if inspect.isfunction(value) else f"a {type(value).__name__}"
-        raise ProgramError(f"'{path}' of {file.name} is no program: it is {what}", hint=_known(file, module))
+        hint = _known(file, module)
+        if inspect.isfunction(value) and not _needed(value):
+            hint += f"\nIf it makes a program, name what it makes: '{file.name}:{path}()'."
+        raise ProgramError(f"'{path}' of {file.name} is no program: it is {what}", hint=hint)
     if _needed(value.__wrapped__)[:1] == ["self"]:
         method = value.__wrapped__.__name__
         raise ProgramError(
@@ -286,6 +293,15 @@ def _on_mesh(program: Program[Any, Any], mesh: MeshSpec | None, file: Path, path
         return Program(program.__wrapped__, Mesh([size for _, size in mesh.dims], mesh.names))
     _check_dims(mesh, own.spec, path)
     return program
+
+
+def _check_mesh(program: Program[Any, Any], args: Any, kwargs: Any, path: str) -> None:
+    on_one = any(isinstance(leaf, DistributedTensor) for leaf in pytree.tree_leaves((args, kwargs)))
+    if not on_one and program._mesh is None and find_environment(program.__wrapped__).mesh() is None:
+        raise ProgramError(
+            f"{path} has no mesh: nothing that it closes over is on one",
+            hint="say which: --mesh data=2,model=2, or @monarch.program(mesh=mesh) in the file.",
+        )
 
 
 def _check_dims(asked: MeshSpec, own: MeshSpec, path: str) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from monarch.compiler.inspect.trace import load_trace
 from monarch.compiler.plan import Plan
 
 ROOT = Path(__file__).parents[2]
@@ -86,11 +87,16 @@ def test_the_demo_prints_one_layers_graphs(demo: tuple[str, Path]) -> None:
     assert after.count("= all_reduce(") == 2
 
 
-def test_the_demo_saves_its_plan(demo: tuple[str, Path]) -> None:
+def test_the_demo_writes_its_plan_a_trace_of_it_and_its_page(demo: tuple[str, Path]) -> None:
     output, folder = demo
-    assert "out/train_step.mplan" in output
+    for name in ("train_step.mplan", "train_step.trace.json", "train_step.html"):
+        assert f"out/{name}" in output
     plan = Plan.load(str(folder / "out" / "train_step.mplan"))
     assert str(plan.mesh) == "mesh<data=2, model=2>"
+    trace = load_trace(folder / "out" / "train_step.trace.json")
+    assert [traced.hash for traced in trace.plans] == [plan.hash]
+    assert {step.worker for step in trace.steps} == {0, 1, 2, 3}
+    assert plan.hash in (folder / "out" / "train_step.html").read_text()
 
 
 def test_the_demo_generates_text(demo: tuple[str, Path]) -> None:
