@@ -32,7 +32,7 @@ from monarch.compiler.plan import (
     Trace,
     log_topics,
 )
-from monarch.compiler.plan.tracing import started
+from monarch.compiler.plan.tracing import ended, started
 from monarch.runtime import frame, futex, memory, signals, wire
 from monarch.runtime.controller_state import ControllerState, PlanRecord, Remote, Step, fresh
 from monarch.runtime.placing import Blocks, pieces
@@ -528,6 +528,7 @@ class LocalExecutor:
                 f"the mesh {self._mesh} has lost its workers: the process that they were forked from has ended"
             )
         if state.dead is not None:
+            ended(self)
             raise fresh(state.dead)
 
     def _read_deaths(self, seconds: float) -> None:
@@ -554,6 +555,7 @@ class LocalExecutor:
 
     def close(self) -> None:
         self._closing = True  # seen by whoever waits with the lock held
+        ended(self)
         with self._lock:
             if self._stop.alive:
                 self._stop()

@@ -18,11 +18,20 @@ def started(executor: Executor) -> None:
         watcher(executor)
 
 
+def ended(executor: Executor) -> None:
+    """An executor says that it is closed, or has lost a worker: it runs nothing any more."""
+    _running.discard(executor)
+
+
 def watch(watcher: Callable[[Executor], None]) -> None:
     """Call `watcher` with every executor that runs, and with each that starts until `unwatch`."""
     _watchers.append(watcher)
-    for executor in list(_running):
-        watcher(executor)
+    try:
+        for executor in list(_running):
+            watcher(executor)
+    except BaseException:
+        _watchers.remove(watcher)
+        raise
 
 
 def unwatch(watcher: Callable[[Executor], None]) -> None:

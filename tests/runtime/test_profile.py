@@ -394,6 +394,25 @@ def test_what_is_compiled_in_the_block_has_a_report() -> None:
     assert [value.op for value in names["triple"].report.values] == ["input", "aten.mul.Tensor"]
 
 
+def test_a_mesh_that_was_closed_or_lost_before_is_none_to_measure() -> None:
+    with Mesh(data=2) as closed, Mesh(data=2) as lost, Mesh(data=2) as mesh:
+        for each in (closed, lost, mesh):
+            assert monarch.distribute(torch.ones(2), each).sum().item() == 2
+        closed.close()
+        executor = lost.executor
+        assert isinstance(executor, LocalExecutor)
+        pid = executor.worker_pids()[1]
+        busy = keep_busy(executor)
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(DeviceMeshError, match="has lost a worker"):
+            executor.wait(busy)
+        with monarch.profile() as profile:
+            assert monarch.distribute(torch.ones(2), mesh).sum().item() == 2
+            with pytest.raises(MonarchError, match="being traced already"), monarch.profile():
+                raise AssertionError("the block has been entered")
+    assert profile.trace.mesh == mesh.spec
+
+
 def test_an_error_in_the_block_is_the_users_and_the_trace_is_written(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     with Mesh(data=2) as mesh:
