@@ -58,6 +58,7 @@ class Interpreter(Expressions):
         positional = [*arguments.posonlyargs, *arguments.args]
         defaults = dict(zip([p.arg for p in positional][::-1], arguments.defaults[::-1], strict=False))
         defaults.update({p.arg: d for p, d in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if d})
+        passed = self.names.passed(function)
         for place, parameter in enumerate(parameters(arguments)):
             if place == 0 and function.owner is not None:
                 frame.env[parameter.arg] = Value(Kind.INSTANCE, cls=function.owner, closed=True, placed=True)
@@ -69,7 +70,8 @@ class Interpreter(Expressions):
             if value is None and place < given:
                 value = UNKNOWN
             if value is None:
-                value = ARGUMENT if self.names.used_as_tensor(parameter.arg, function) else UNKNOWN
+                is_tensor = parameter.arg in passed or self.names.used_as_tensor(parameter.arg, function)
+                value = ARGUMENT if is_tensor else UNKNOWN
             if parameter is arguments.vararg or parameter is arguments.kwarg:
                 value = Value(Kind.CONTAINER, each=value)
             frame.env[parameter.arg] = value

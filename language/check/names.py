@@ -45,6 +45,7 @@ class Names:
         self.file = file
         self.interpreter: Interpreter
         self._known: dict[tuple[int, str], Value] = {}
+        self._calls: dict[int, list[tuple[ast.Call, Scope]]] | None = None
         self._open: set[tuple[int, str]] = set()
 
     # -- values --------------------------------------------------------------------------------------------------
@@ -241,6 +242,35 @@ class Names:
                     if dotted.startswith("torch.") and dotted.partition(".")[2] in TENSOR_METHODS:
                         return True
         return False
+
+    def passed(self, function: Function) -> set[str]:
+        """The parameters of a program that the file's own calls give tensors: `step(x)`, `step.trace(x)`."""
+        arguments = function.node.args
+        positional = [parameter.arg for parameter in (*arguments.posonlyargs, *arguments.args)]
+        if function.owner is not None:
+            positional = positional[1:]
+        found: set[str] = set()
+        for call, scope in self._calls_of().get(id(function.node), ()):
+            named_ = [(keyword.arg, keyword.value) for keyword in call.keywords if keyword.arg]
+            for name, value in (*zip(positional, call.args, strict=False), *named_):
+                if not isinstance(value, ast.Starred) and self.evaluate(value, scope).is_tensor:
+                    found.add(name)
+        return found
+
+    def _calls_of(self) -> dict[int, list[tuple[ast.Call, Scope]]]:
+        """The file's calls of its own functions, by id of the function's node."""
+        if self._calls is None:
+            self._calls = {}
+            known = {function.name for function in self.file.functions.values()}
+            for call, scope in self.file.calls:
+                callee = call.func
+                if isinstance(callee, ast.Attribute) and callee.attr in ("trace", "compile", "inspect"):
+                    callee = callee.value
+                if isinstance(callee, ast.Name) or (isinstance(callee, ast.Attribute) and callee.attr in known):
+                    function = self.evaluate(callee, scope).function
+                    if function is not None:
+                        self._calls.setdefault(id(function.node), []).append((call, scope))
+        return self._calls
 
     # -- programs and meshes -------------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ class Reporter:
 
     def __init__(self, path: str, text: str) -> None:
         self.path = path
-        self.lines = text.splitlines()
+        self.lines = re.split(r"\r\n|\r|\n", text)  # as the parser counts them
         self.silent = 0
         """Above zero while values are only looked up: nothing is reported then."""
         self._found: dict[tuple[str, int, int], Finding] = {}
