@@ -24,6 +24,7 @@ from benchmarks.measure import HEAD, Row, cells, duration, table
 
 COMPARED = ("train_step", "tracing", "all_reduce", "dispatch", "start")
 COMPILER = "compile_time"
+PAGE = "page"
 RESULTS = Path(__file__).parent / "results"
 
 
@@ -78,18 +79,50 @@ def compiler_tables() -> list[tuple[str, tuple[str, ...], list[tuple[str, ...]]]
     ]
 
 
+def page_tables() -> list[tuple[str, tuple[str, ...], list[tuple[str, ...]]]]:
+    """The inspector's page in a browser, as (title, head, lines)."""
+    from benchmarks import page
+
+    return [
+        (
+            "The inspector's page, in headless Chromium without a GPU",
+            (
+                "ops",
+                "size",
+                "written",
+                "opened",
+                "a layer expanded",
+                "a search",
+                "frame while panning",
+                "slowest frame",
+            ),
+            [
+                (
+                    f"{found.ops:,}",
+                    f"{found.size / 2**20:.2g} MiB",
+                    *(duration(each) for each in (found.write, found.open, found.expand, found.search)),
+                    *(duration(each) for each in (found.frame, found.slowest)),
+                )
+                for found in page.measure()
+            ],
+        )
+    ]
+
+
 def markdown(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in [head, ["---"] * len(head), *lines])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", help=f"of {', '.join([*COMPARED, COMPILER])}; all of them if none is given")
+    parser.add_argument(
+        "names", nargs="*", help=f"of {', '.join([*COMPARED, COMPILER, PAGE])}; all of them if none is given"
+    )
     parser.add_argument("--results", type=Path, default=RESULTS, help="the folder to write to")
     options = parser.parse_args()
-    if unknown := set(options.names) - {*COMPARED, COMPILER}:
+    if unknown := set(options.names) - {*COMPARED, COMPILER, PAGE}:
         parser.error(f"no such benchmark: {', '.join(sorted(unknown))}")
-    names = options.names or [*COMPARED, COMPILER]
+    names = options.names or [*COMPARED, COMPILER, PAGE]
 
     console = Console()
     if not console.is_terminal:
@@ -116,9 +149,11 @@ def main() -> None:
             "Medians; in brackets the quartiles of the ratios of pairs.",
             table(rows),
         ]
-    if COMPILER in names:
-        with console.status(COMPILER):
-            tables = compiler_tables()
+    for name, tables_of in ((COMPILER, compiler_tables), (PAGE, page_tables)):
+        if name not in names:
+            continue
+        with console.status(name):
+            tables = tables_of()
         for title, head, lines in tables:
             show(console, title, head, lines)
             parts += [f"## {title}", markdown(head, lines)]

@@ -12,9 +12,9 @@ import math
 import torch
 
 from monarch.compiler.errors import Source
-from monarch.compiler.inspect.trace import Command, Span, Step, Trace, TracedPlan
 from monarch.compiler.plan.plan import Instruction, Plan, Slot, ValueSpec
 from monarch.compiler.plan.report import Alternative, Decision, Report, Value
+from monarch.compiler.plan.trace import Command, Span, Step, Trace, TracedPlan
 from monarch.compiler.types import Layout, MeshSpec, TensorType
 
 MESH = MeshSpec.of(data=2, model=2)
@@ -120,7 +120,8 @@ class PlanBuilder:
             at = -1
             if value.op not in ("input", "state"):
                 at = len(instructions)
-                args = tuple(Slot(read) for read in value.reads)
+                reads = [Slot(read) for read in value.reads]
+                args = (reads, list(value.mesh_dims), "sum") if value.mesh_dims else tuple(reads)
                 instructions.append(Instruction(value.op, args, {}, number, tuple(free[number]), value.source))
             finished.append(Value(**{**vars(value), "instruction": at, "frees": frees[number]}))
         inputs = [number for number, value in enumerate(values) if value.op in ("input", "state")]
@@ -373,14 +374,16 @@ def trace_of(plan: Plan, runs: int = 2) -> Trace:
         starts = list(clocks)
         holding = held
         for value in values:
-            holding += value.allocates - value.frees
+            holding += value.allocates
             before = list(clocks)
             for rank in range(plan.mesh.workers):
                 group = plan.mesh.group(rank, value.mesh_dims)
                 ready = max(before[peer] for peer in group) if value.mesh_dims else before[rank]
                 jitter = 0.85 + 0.3 * (hash((value.instruction, rank, run)) % 97) / 97
                 clocks[rank] = ready + value.seconds * 1e9 * jitter
-                spans[rank].append(Span(value.instruction, int(before[rank]), int(clocks[rank]), holding))
+                waited = int(ready - before[rank])
+                spans[rank].append(Span(value.instruction, int(before[rank]), int(clocks[rank]), holding, waited))
+            holding -= value.frees
         steps += [
             Step(0, run, rank, int(starts[rank]), int(clocks[rank]), tuple(spans[rank])) for rank in range(len(clocks))
         ]

@@ -9,9 +9,10 @@ from collections.abc import Hashable
 from typing import Any, Generic, TypeVar
 
 from monarch.compiler.errors import MonarchError
-from monarch.compiler.inspect.trace import Step, Trace
+from monarch.compiler.inspect.timeline import Stretch, critical_path, measured, runs, steps_of
 from monarch.compiler.plan.plan import Plan
 from monarch.compiler.plan.report import PHASES, Decision, Report, Value
+from monarch.compiler.plan.trace import Step, Trace
 from monarch.compiler.types import DTYPE_NAMES, TensorType
 
 T = TypeVar("T", bound=Hashable)
@@ -133,41 +134,43 @@ def _outputs(plan: Plan, values: tuple[Value, ...]) -> list[list[Any]]:
 
 
 def trace_data(trace: Trace, plan: Plan) -> dict[str, Any] | None:
-    """What was measured of `plan`; None where the trace has no step of it.
+    """What was measured of `plan`; None where no step of it was finished by all workers.
 
-    Times are nanoseconds. A step is [number, worker, start, end, spans], and its spans lie flat, four numbers each:
-    instruction, start from the end of the one before, duration, bytes held.
+    Times are nanoseconds. `instructions` has the medians over all steps, as [instruction, took, waited]. Of the last
+    steps each is [number, workers' parts, critical path]; a part is [worker, start, end, spans], and spans lie flat,
+    five numbers each: instruction, start from the end of the one before, duration, waited, bytes held. The critical
+    path lies flat too, four numbers each: worker, instruction (-1 for none), start, end.
     """
-    numbers = {at for at, traced in enumerate(trace.plans) if traced.hash == plan.hash}
-    steps = [step for step in trace.steps if step.plan in numbers]
-    if not steps:
+    steps = steps_of(trace, plan)
+    complete = runs(steps)
+    if not complete:
         return None
-    runs: dict[int, list[Step]] = {}
-    for step in steps:
-        runs.setdefault(step.number, []).append(step)
-    kept: list[Step] = []
-    for number in sorted(runs, reverse=True):
-        if kept and sum(len(step.spans) for step in kept + runs[number]) > SPANS:
+    kept: list[tuple[Step, ...]] = []
+    room = SPANS
+    for run in reversed(complete):
+        room -= sum(len(step.spans) for step in run)
+        if kept and room < 0:
             break
-        kept += runs[number]
-    kept.sort(key=lambda step: (step.number, step.worker))
-    first = min(step.start for step in kept)
+        kept.insert(0, run)
+    first = min(step.start for step in kept[0])
     return {
-        "mesh": trace.mesh.dims,
-        "runs": len(runs),
-        "steps": [_step(step, first) for step in kept],
-        "commands": [
-            [command.kind, command.label, command.start - first, command.end - first]
-            for command in trace.commands
-            if command.end >= first
+        "runs": len(complete),
+        "instructions": [[each.instruction, each.took, each.waited] for each in measured(steps).values()],
+        "steps": [
+            [run[0].number, [_part(step, first) for step in run], _path(critical_path(run, plan), first)]
+            for run in kept
         ],
     }
 
 
-def _step(step: Step, first: int) -> list[Any]:
+def _part(step: Step, first: int) -> list[Any]:
     flat: list[int] = []
     before = step.start
     for span in step.spans:
-        flat += [span.instruction, span.start - before, span.end - span.start, span.held]
+        flat += [span.instruction, span.start - before, span.end - span.start, span.waited, span.held]
         before = span.end
-    return [step.number, step.worker, step.start - first, step.end - first, flat]
+    return [step.worker, step.start - first, step.end - first, flat]
+
+
+def _path(path: tuple[Stretch, ...], first: int) -> list[int]:
+    return [number for each in path for number in (each.worker, each.instruction, each.start - first, each.end - first)]

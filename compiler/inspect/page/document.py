@@ -17,8 +17,8 @@ from pathlib import Path
 from monarch.compiler.errors import MonarchError
 from monarch.compiler.inspect import palette
 from monarch.compiler.inspect.page.data import plan_data, trace_data
-from monarch.compiler.inspect.trace import Trace
 from monarch.compiler.plan.plan import Plan
+from monarch.compiler.plan.trace import Trace
 
 TEMPLATE = Path(__file__).with_name("page.html")
 

@@ -18,13 +18,13 @@ export class CollectivesView implements Shown {
     const { model, measured, store } = page;
     const values = model.data.values;
     const columns: Column<number>[] = [
-      { name: "name", width: "minmax(6.2rem, 1.2fr)", cell: (at) => `%${model.name(at)}`, by: (at) => model.name(at) },
+      { name: "name", width: "minmax(8rem, 2fr)", cell: (at) => `%${model.name(at)}`, by: (at) => model.name(at) },
       { name: "op", width: "minmax(5.4rem, 0.8fr)", cell: (at) => model.op(at), by: (at) => model.op(at) },
       { name: "over", width: "minmax(3.8rem, 0.5fr)", cell: (at) => model.dimNames(at), by: (at) => model.dimNames(at) },
       { name: "sent", width: "4.8rem", cell: (at) => bytes(values.sent[at]!), by: (at) => values.sent[at]!, number: true, title: "Bytes that a worker puts in; for all_gather what it gets out" },
       { name: "estimated", width: "5.6rem", cell: (at) => seconds(values.seconds[at]!), by: (at) => values.seconds[at]!, number: true },
     ];
-    if (measured) columns.push({ name: "measured", width: "5.6rem", cell: (at) => (Number.isNaN(measured.seconds[at]!) ? "" : seconds(measured.seconds[at]!)), by: (at) => measured.seconds[at] || 0, number: true, title: "Mean over runs and workers, waiting for the others included" });
+    if (measured) columns.push({ name: "measured", width: "5.6rem", cell: (at) => (Number.isNaN(measured.seconds[at]!) ? "" : seconds(measured.seconds[at]!)), by: (at) => measured.seconds[at] || 0, number: true, title: "Median over steps and workers, waiting for peers included" });
     columns.push(
       { name: "phase", width: "4.8rem", cell: (at) => PHASES[model.phase(at)] ?? "", by: (at) => model.phase(at) },
       { name: "module", width: "minmax(5rem, 1fr)", cell: (at) => model.module(at), by: (at) => model.module(at) },

@@ -43,14 +43,15 @@ export interface PlanData {
   passes: Record<string, number>;
 }
 
-/** number of the run, worker, start, end, and four numbers for each span: instruction, wait, duration, bytes held */
-export type StepRow = [number, number, number, number, number[]];
+/** worker, start, end, and five numbers for each span: instruction, start from the end before, duration, waited, held */
+export type PartRow = [number, number, number, number[]];
 
 export interface TraceData {
-  mesh: [string, number][];
   runs: number;
-  steps: StepRow[];
-  commands: [string, string, number, number][];
+  /** instruction, nanoseconds it took, nanoseconds it waited in that: medians */
+  instructions: [number, number, number][];
+  /** number, the workers' parts, and the critical path, four numbers each: worker, instruction, start, end */
+  steps: [number, PartRow[], number[]][];
 }
 
 export interface PageData {

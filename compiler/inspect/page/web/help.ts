@@ -8,7 +8,7 @@ const KEYS: [string, string][] = [
   ["arrows", "graph: to the next box in that direction; tables and charts: to the next row or place"],
   ["Enter", "graph: open or close the selected group; tables: select the row"],
   ["Backspace", "graph: select the group around the selection"],
-  ["R, W", "to the first value that reads the selected one, or that it reads (writes what it reads)"],
+  ["R, W", "to the first reader of the selected value, or to what writes its first operand"],
   ["[ and ]", "to the value before or after in the schedule"],
   ["+, -, 0", "zoom in, zoom out, show everything"],
   ["C", "graph: collapse all groups"],
@@ -46,6 +46,9 @@ export class Help {
 
   toggle(): void {
     if (this.element.open) this.element.close();
-    else this.element.showModal();
+    else {
+      this.element.showModal();
+      this.element.querySelector<HTMLElement>("form button")!.focus();
+    }
   }
 }

@@ -1,31 +1,38 @@
-// What a trace says: for each run and worker the spans of the plan's values, the mean time of each value, and the
-// critical path.
+// What a trace says: the median time of each value, and for each run the workers' spans and the critical path.
 
 import type { TraceData } from "./data";
 import type { Model } from "./model";
 
 export interface Lane {
   worker: number;
-  start: number;
-  end: number;
-  /** the value of each span */
+  /** the value of each span; -1 for the commit at a step's end, which no value stands for */
   values: Int32Array;
   starts: Float64Array;
   ends: Float64Array;
+  waited: Float64Array;
   held: Float64Array;
+}
+
+export interface Stretch {
+  worker: number;
+  value: number;
+  start: number;
+  end: number;
 }
 
 export interface Run {
   number: number;
   lanes: Lane[];
+  critical: Stretch[];
   start: number;
   end: number;
 }
 
 export class Measured {
-  readonly runs: Run[] = [];
-  /** mean seconds of each value over runs and workers; NaN where it was not measured */
+  readonly runs: Run[];
+  /** seconds of each value, and of these the seconds in which it waited for peers; NaN where it was not measured */
   readonly seconds: Float64Array;
+  readonly waited: Float64Array;
 
   constructor(
     private readonly model: Model,
@@ -35,31 +42,22 @@ export class Measured {
     model.data.values.instruction.forEach((instruction, at) => {
       if (instruction >= 0) valueOf.set(instruction, at);
     });
-    const sums = new Float64Array(model.size);
-    const counts = new Float64Array(model.size);
-    for (const [number, worker, start, end, flat] of data.steps) {
-      const lane: Lane = { worker, start, end, values: new Int32Array(flat.length / 4), starts: new Float64Array(flat.length / 4), ends: new Float64Array(flat.length / 4), held: new Float64Array(flat.length / 4) };
-      let clock = start;
-      for (let at = 0; at * 4 < flat.length; at += 1) {
-        const value = valueOf.get(flat[at * 4]!) ?? -1;
-        const begin = clock + flat[at * 4 + 1]!;
-        clock = begin + flat[at * 4 + 2]!;
-        lane.values[at] = value;
-        lane.starts[at] = begin;
-        lane.ends[at] = clock;
-        lane.held[at] = flat[at * 4 + 3]!;
-        if (value >= 0) {
-          sums[value] = sums[value]! + (clock - begin) * 1e-9;
-          counts[value] = counts[value]! + 1;
-        }
-      }
-      let run = this.runs.find((each) => each.number === number);
-      if (!run) this.runs.push((run = { number, lanes: [], start, end }));
-      run.lanes.push(lane);
-      run.start = Math.min(run.start, start);
-      run.end = Math.max(run.end, end);
+    this.seconds = new Float64Array(model.size).fill(NaN);
+    this.waited = new Float64Array(model.size).fill(NaN);
+    for (const [instruction, took, waited] of data.instructions) {
+      const at = valueOf.get(instruction);
+      if (at === undefined) continue;
+      this.seconds[at] = took * 1e-9;
+      this.waited[at] = waited * 1e-9;
     }
-    this.seconds = sums.map((sum, at) => sum / counts[at]!);
+    this.runs = data.steps.map(([number, parts, path]) => {
+      const critical: Stretch[] = [];
+      for (let at = 0; at < path.length; at += 4) {
+        critical.push({ worker: path[at]!, value: valueOf.get(path[at + 1]!) ?? -1, start: path[at + 2]!, end: path[at + 3]! });
+      }
+      const lanes = parts.map(([worker, start, , flat]) => laneOf(worker, start, flat, valueOf));
+      return { number, lanes, critical, start: Math.min(...parts.map((part) => part[1])), end: Math.max(...parts.map((part) => part[2])) };
+    });
   }
 
   /** The coordinates of a worker, last mesh dim fastest. */
@@ -71,35 +69,23 @@ export class Measured {
     }
     return point;
   }
+}
 
-  /**
-   * The chain of spans that the run's end waited for, last first, as [lane, span]: backwards from the span that ended
-   * last, to the one before it on the same worker; from a collective first to the worker of its group that came to it last.
-   */
-  critical(run: Run): [number, number][] {
-    const points = run.lanes.map((lane) => this.point(lane.worker));
-    const spanOf = run.lanes.map((lane) => {
-      const found = new Map<number, number>();
-      lane.values.forEach((value, at) => found.set(value, at));
-      return found;
-    });
-    let lane = run.lanes.reduce((latest, each, at) => ((each.ends.at(-1) ?? 0) > (run.lanes[latest]!.ends.at(-1) ?? 0) ? at : latest), 0);
-    let span = (run.lanes[lane]?.values.length ?? 0) - 1;
-    const path: [number, number][] = [];
-    while (span >= 0) {
-      const value = run.lanes[lane]!.values[span]!;
-      if (value >= 0 && this.model.isCollective(value)) {
-        const dims = this.model.data.values.dims[value]!;
-        const here = points[lane]!;
-        for (const [other, point] of points.entries()) {
-          if (point.some((place, dim) => !dims.includes(dim) && place !== here[dim])) continue;
-          const there = spanOf[other]!.get(value);
-          if (there !== undefined && run.lanes[other]!.starts[there]! > run.lanes[lane]!.starts[span]!) [lane, span] = [other, there];
-        }
-      }
-      path.push([lane, span]);
-      span -= 1;
-    }
-    return path;
+export function emptyLane(worker: number, spans: number): Lane {
+  return { worker, values: new Int32Array(spans), starts: new Float64Array(spans), ends: new Float64Array(spans), waited: new Float64Array(spans), held: new Float64Array(spans) };
+}
+
+function laneOf(worker: number, start: number, flat: number[], valueOf: Map<number, number>): Lane {
+  const lane = emptyLane(worker, flat.length / 5);
+  let clock = start;
+  for (let at = 0; at < lane.values.length; at += 1) {
+    const from = clock + flat[at * 5 + 1]!;
+    clock = from + flat[at * 5 + 2]!;
+    lane.values[at] = valueOf.get(flat[at * 5]!) ?? -1;
+    lane.starts[at] = from;
+    lane.ends[at] = clock;
+    lane.waited[at] = flat[at * 5 + 3]!;
+    lane.held[at] = flat[at * 5 + 4]!;
   }
+  return lane;
 }

@@ -6,7 +6,7 @@ import { hue, kindOf } from "./layouts";
 import type { Page } from "./page";
 import { swatchIcon } from "./panel";
 
-const DRAWN = 64;
+const DRAWN = 16;
 
 export class MeshStrip {
   readonly element = h("div", { class: "mesh", role: "group", "aria-label": "The mesh" });
@@ -52,15 +52,17 @@ export class MeshStrip {
     return h("div", { class: "dim-group" }, toggle, h("label", { class: "coordinate" }, place, h("span", { class: "muted" }, `of ${size}`)));
   }
 
-  /** The workers as a grid, where they are few: the last mesh dim across. */
+  /** The workers as a grid, where they are few. */
   private workers(): Child {
     const { model, store } = this.page;
     const mesh = model.data.mesh;
     if (model.workers > DRAWN || !mesh.length) return h("span", { class: "muted many" }, count(model.workers, "worker"));
     const across = mesh.at(-1)![1];
     const grid = h("div", { class: "workers", role: "group", "aria-label": "Workers" });
-    const columns = mesh.length === 1 || model.workers / across > 4 ? Math.min(model.workers, Math.max(across, 16)) : across;
-    grid.style.gridTemplateColumns = `repeat(${columns}, auto)`;
+    // The longer side lies across: the strip is wider than it is high.
+    const rows = model.workers / across;
+    if (rows <= across) grid.style.gridTemplateColumns = `repeat(${across}, auto)`;
+    else Object.assign(grid.style, { gridTemplateRows: `repeat(${across}, auto)`, gridAutoFlow: "column" });
     for (let worker = 0; worker < model.workers; worker += 1) {
       const point: number[] = [];
       let rest = worker;

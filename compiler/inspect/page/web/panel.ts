@@ -99,6 +99,8 @@ export class Panel {
     if (values.frees[at]) facts.push(["gives back", bytes(values.frees[at]!)]);
     if (!this.model.isInput(at)) facts.push(["estimated", seconds(values.seconds[at]!)]);
     if (!Number.isNaN(measured)) facts.push(["measured", `${seconds(measured)} (${times(measured, values.seconds[at]!)})`]);
+    const waited = this.page.measured?.waited[at] || 0;
+    if (waited) facts.push(["of it waiting for peers", seconds(waited)]);
     facts.push(["in the schedule", `${(at + 1).toLocaleString("en-US")} of ${this.model.size.toLocaleString("en-US")}`]);
     if (until !== null && values.allocates[at] && until > at) facts.push(["kept until", this.link(until)]);
     if (output) facts.push([output[1] === "return" ? "returned as" : "new value of", output[1] === "return" ? `result ${output[2]}` : output[2]]);
@@ -127,7 +129,7 @@ export class Panel {
     const mark = h("span", { class: "dot", "aria-hidden": "true" });
     mark.style.background = hue(decision.dim);
     const rows = decision.alternatives.map((alternative, at) =>
-      h("tr", { class: at === 0 ? "chosen" : "" }, h("td", {}, at === 0 ? "✓" : ""), h("td", {}, h("code", {}, alternative.text)), h("td", { class: "number" }, at === 0 ? "chosen" : `+${bytes(alternative.extra)}`)),
+      h("tr", { class: at === 0 ? "chosen" : "" }, h("td", {}, at === 0 ? "✓" : ""), h("td", {}, h("code", {}, alternative.text)), h("td", { class: "number" }, at === 0 ? "chosen" : alternative.extra ? `+${bytes(alternative.extra)}` : "as dear")),
     );
     return h(
       "div",

@@ -4,7 +4,7 @@
 import { framed, h, replace } from "./dom";
 import { bytes, clipped, count, seconds } from "./format";
 import { hue } from "./layouts";
-import type { Lane, Run } from "./measured";
+import { emptyLane, type Lane, type Run } from "./measured";
 import type { Page, Shown } from "./page";
 
 const [HEAD, GAP, NAMES] = [30, 12, 150];
@@ -18,7 +18,6 @@ export class TimelineView implements Shown {
   private readonly stage = h("div", { class: "stage" }, this.canvas, this.tip);
   private readonly runs: Run[];
   private run: Run;
-  private critical = new Map<number, Set<number>>();
   private from = 0;
   private to = 1;
   private top = 0;
@@ -37,7 +36,7 @@ export class TimelineView implements Shown {
     const bar = h(
       "p", { class: "key" },
       measured ? choose : h("span", { class: "chip" }, "estimated: there is no trace"),
-      h("span", { class: "compute" }, "computing"), h("span", { class: "communicate" }, "communicating over"), ...page.model.data.mesh.map(([name], dim) => dimKey(name, dim)), measured && h("span", { class: "critical" }, "critical path"),
+      h("span", { class: "compute" }, "computing"), h("span", { class: "communicate" }, "communicating over"), ...page.model.data.mesh.map(([name], dim) => dimKey(name, dim)), measured && h("span", { class: "muted plain-text" }, "(a line: waiting)"), measured && h("span", { class: "critical" }, "critical path"),
       button("+", "Zoom in", () => this.zoom(0.5, 0.6)), button("−", "Zoom out", () => this.zoom(0.5, 1.6)), button("Whole", "Show the whole run", () => this.whole()),
     );
     this.element.append(bar, this.note, this.stage);
@@ -66,7 +65,7 @@ export class TimelineView implements Shown {
   private estimated(): Run {
     const { model } = this.page;
     const values = [...model.all()].filter((at) => model.data.values.seconds[at]! > 0);
-    const lane: Lane = { worker: 0, start: 0, end: 0, values: Int32Array.from(values), starts: new Float64Array(values.length), ends: new Float64Array(values.length), held: new Float64Array(values.length) };
+const lane = emptyLane(0, values.length);
     let clock = 0;
     values.forEach((at, index) => {
       lane.starts[index] = clock;
@@ -74,33 +73,37 @@ export class TimelineView implements Shown {
       lane.ends[index] = clock;
       lane.held[index] = model.held[at]!;
     });
-    lane.end = clock;
-    return { number: 0, lanes: [lane], start: 0, end: clock };
+    return { number: 0, lanes: [lane], critical: [], start: 0, end: clock };
   }
 
   private choose(run: Run): void {
-    const { model, measured } = this.page;
+    const { measured } = this.page;
     this.run = run;
-    this.critical = new Map();
-    let [computing, communicating] = [0, 0];
-    const busy = run.lanes.reduce((sum, lane) => sum + lane.values.reduce((inner, at, span) => inner + (at >= 0 && model.isCollective(at) ? 0 : lane.ends[span]! - lane.starts[span]!), 0), 0);
-    if (measured) {
-      for (const [lane, span] of measured.critical(run)) {
-        let spans = this.critical.get(lane);
-        if (!spans) this.critical.set(lane, (spans = new Set()));
-        spans.add(span);
-        const { values, starts, ends } = run.lanes[lane]!;
-        const took = (ends[span]! - starts[span]!) * 1e-9;
-        if (values[span]! >= 0 && model.isCollective(values[span]!)) communicating += took;
-        else computing += took;
+    let [busy, waited] = [0, 0];
+    for (const lane of run.lanes) {
+      for (let span = 0; span < lane.values.length; span += 1) {
+        if (!this.communicates(lane.values[span]!)) busy += lane.ends[span]! - lane.starts[span]!;
+        waited += lane.waited[span]!;
       }
     }
+    let [computing, communicating, between] = [0, 0, 0];
+    for (const { value, start, end } of run.critical) {
+      if (value < 0) between += (end - start) * 1e-9;
+      else if (this.communicates(value)) communicating += (end - start) * 1e-9;
+      else computing += (end - start) * 1e-9;
+    }
     const total = (run.end - run.start) * 1e-9;
-    const share = `${Math.round((100 * busy * 1e-9) / Math.max(1e-12, total * run.lanes.length))}% of the workers' time is computing`;
-    const path = `the critical path computes for ${seconds(computing)} and communicates for ${seconds(communicating)}`;
+    const of = (time: number) => `${Math.round((100 * time * 1e-9) / Math.max(1e-12, total * run.lanes.length))}%`;
+    const share = measured ? `${of(busy)} of the workers' time is computing, ${of(waited)} waiting for peers` : `${of(busy)} of it computing`;
+    const path = `the critical path computes for ${seconds(computing)}, communicates for ${seconds(communicating)}, and is between ops for ${seconds(between)}`;
     const kept = measured && measured.data.runs > measured.runs.length ? `, the last ${measured.runs.length} of ${measured.data.runs} runs are here` : "";
     replace(this.note, h("b", {}, seconds(total)), ` on ${count(run.lanes.length, "worker")}; ${share}${measured ? `; ${path}` : ""}${kept}.`);
     this.whole();
+  }
+
+  /** Collectives, and the commit at a step's end (-1), at which workers meet too. */
+  private communicates(value: number): boolean {
+    return value < 0 || this.page.model.isCollective(value);
   }
 
   private whole(): void {
@@ -151,7 +154,8 @@ export class TimelineView implements Shown {
     const lane = this.run.lanes[found[0]]!;
     const at = lane.values[found[1]]!;
     const took = (lane.ends[found[1]]! - lane.starts[found[1]]!) * 1e-9;
-    replace(this.tip, h("b", {}, at < 0 ? "not in this plan" : `%${model.name(at)}`), h("span", {}, at < 0 ? "" : model.op(at)), h("span", {}, seconds(took)), h("span", { class: "muted" }, `${bytes(lane.held[found[1]]!)} held`));
+    const waited = lane.waited[found[1]]! * 1e-9;
+    replace(this.tip, h("b", {}, at < 0 ? "commit" : `%${model.name(at)}`), h("span", {}, at < 0 ? "" : model.op(at)), h("span", {}, waited ? `${seconds(took)}, ${seconds(waited)} of it waiting` : seconds(took)), h("span", { class: "muted" }, `${bytes(lane.held[found[1]]!)} held`));
     this.tip.style.left = `${Math.min(event.offsetX + 14, this.stage.clientWidth - 220)}px`;
     this.tip.style.top = `${Math.min(event.offsetY + 14, this.stage.clientHeight - 84)}px`;
   }
@@ -168,13 +172,13 @@ export class TimelineView implements Shown {
     const communicates = within > this.row;
     for (let span = after(lane.ends, time - near); span < lane.values.length && lane.starts[span]! <= time + near; span += 1) {
       const value = lane.values[span]!;
-      if ((value >= 0 && this.page.model.isCollective(value)) === communicates) return [at, span];
+      if (this.communicates(value) === communicates) return [at, span];
     }
     return null;
   }
 
   private key(event: KeyboardEvent): void {
-    const { model, store } = this.page;
+    const { store } = this.page;
     const lane = this.run.lanes[this.lane];
     if (!lane) return;
     const span = lane.values.indexOf(store.state.value);
@@ -190,7 +194,6 @@ export class TimelineView implements Shown {
     else if (event.key === "-") this.zoom(0.5, 1.6);
     else if (event.key === "0") this.whole();
     else return;
-    void model;
     event.preventDefault();
     event.stopPropagation();
     this.redraw();
@@ -227,7 +230,7 @@ export class TimelineView implements Shown {
       if (y > height || y + 2 * this.row < HEAD) return;
       paint.fillStyle = colours.surface;
       paint.fillRect(NAMES, y, width - NAMES, 2 * this.row);
-      this.drawLane(paint, lane, at, y, x, width, colours, font);
+      this.drawLane(paint, lane, y, x, width, colours, font);
       paint.fillStyle = colours.ground;
       paint.fillRect(0, y - GAP / 2, NAMES, 2 * this.row + GAP);
       paint.fillStyle = at === this.lane && this.runs.length && this.run.lanes.length > 1 ? colours.accent : colours.text;
@@ -245,14 +248,13 @@ export class TimelineView implements Shown {
     return (measured?.point(worker) ?? []).map((place, dim) => `${model.dimName(dim)}=${place}`).join(" ");
   }
 
-  private drawLane(paint: CanvasRenderingContext2D, lane: Lane, at: number, y: number, x: (time: number) => number, width: number, colours: Record<string, string>, font: string): void {
+  private drawLane(paint: CanvasRenderingContext2D, lane: Lane, y: number, x: (time: number) => number, width: number, colours: Record<string, string>, font: string): void {
     const { model, store } = this.page;
-    const path = this.critical.get(at);
     const filled = [-1, -1];
     paint.font = `11px ${font}`;
     for (let span = after(lane.ends, this.from); span < lane.values.length && lane.starts[span]! < this.to; span += 1) {
       const value = lane.values[span]!;
-      const row = value >= 0 && model.isCollective(value) ? 1 : 0;
+      const row = this.communicates(value) ? 1 : 0;
       const left = Math.max(NAMES, x(lane.starts[span]!));
       const right = Math.min(width, x(lane.ends[span]!));
       const isChosen = value === store.state.value;
@@ -262,22 +264,30 @@ export class TimelineView implements Shown {
       filled[row] = right;
       const w = Math.max(0.8, right - left - (right - left > 3 ? 0.6 : 0));
       paint.globalAlpha = dim >= 0 && !(value >= 0 && model.data.values.dims[value]!.includes(dim)) ? 0.25 : 1;
-      paint.fillStyle = row ? colours[`dim${model.data.values.dims[value]![0]! % 6}`]! : colours["compute"]!;
-      paint.fillRect(left, y + row * this.row + 2, w, this.row - 6);
-      if (path?.has(span)) {
-        paint.fillStyle = colours["critical"]!;
-        paint.fillRect(left, y + row * this.row + this.row - 4, Math.max(0.8, right - left), 3);
-      }
+      paint.fillStyle = row ? value < 0 ? colours["muted"]! : colours[`dim${model.data.values.dims[value]![0]! % 6}`]! : colours["compute"]!;
+      // Waiting for peers is a line, what follows it a block.
+      const wait = lane.waited[span]! ? Math.min(w, Math.max(0, x(lane.starts[span]! + lane.waited[span]!) - left)) : 0;
+      if (wait) paint.fillRect(left, y + row * this.row + this.row / 2 - 3, wait, 3);
+      paint.fillRect(left + wait, y + row * this.row + 2, w - wait, this.row - 6);
       if (isChosen) {
         paint.strokeStyle = colours["text"]!;
         paint.lineWidth = 2;
         paint.strokeRect(left - 1, y + row * this.row + 1, Math.max(3, w + 2), this.row - 4);
       }
-      if (w > 46 && value >= 0) {
+      if (wait > 46 && w - wait < 46) {
+        paint.fillStyle = colours["muted"]!;
+        if (this.row >= 28) paint.fillText(`${clipped(value < 0 ? "commit" : model.name(value), Math.floor((wait - 8) / 6.4))}`, left + 3, y + row * this.row + this.row / 2 - 7);
+      } else if (w > 46 && value >= 0) {
         paint.fillStyle = row ? colours["ground"]! : colours["text"]!;
-        paint.fillText(clipped(model.name(value), Math.floor((w - 8) / 6.2)), left + 4, y + row * this.row + this.row / 2 + 3);
+        paint.fillText(clipped(model.name(value), Math.floor((w - wait - 8) / 6.2)), left + wait + 4, y + row * this.row + this.row / 2 + 3);
       }
       paint.globalAlpha = 1;
+    }
+    paint.fillStyle = colours["critical"]!;
+    for (const stretch of this.run.critical) {
+      if (stretch.worker !== lane.worker || stretch.end < this.from || stretch.start > this.to) continue;
+      const [left, right] = [Math.max(NAMES, x(stretch.start)), Math.min(width, x(stretch.end))];
+      paint.fillRect(left, y + this.row - 3, Math.max(0.8, right - left), 3);
     }
   }
 
