@@ -46,7 +46,7 @@ def plan() -> Plan:
         ),
         slots=4,
         donated=(False,),
-        sources=(Source("/home/someone/train.py", 7),),
+        sources=(Source("job/train.py", 7),),
         graph=GRAPH,
         hash="5e7",
     )
