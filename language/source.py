@@ -8,7 +8,6 @@ import os
 import sys
 import sysconfig
 from types import CodeType, FrameType
-from typing import Any, TypeVar
 
 import torch
 
@@ -26,21 +25,19 @@ _PYTHON = tuple(
 # Packages that a user installed live below the standard library's folder, and are the user's.
 _INSTALLED = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
 
-F = TypeVar("F", bound=Any)
-
-_is_users: dict[CodeType, bool] = {}
-_sources: dict[tuple[CodeType, int], Source] = {}
+# Code objects of two files may be equal, so a file's name is always part of the key.
+_sources: dict[tuple[str, CodeType, int], Source] = {}
+_outermost: set[str] = set()
 
 
 def _belongs_to_user(code: CodeType) -> bool:
-    known = _is_users.get(code)
-    if known is None:
-        known = _is_users[code] = _is_users_file(code.co_filename)
-    return known
+    return _is_users_file(code.co_filename)
 
 
 @functools.cache
 def _is_users_file(file: str) -> bool:
+    if file in _outermost:
+        return True  # so that the walk up the stack ends there, and costs no more than without it
     if file.startswith("<frozen"):
         return False
     real = os.path.realpath(file)
@@ -54,16 +51,11 @@ def _is_ours(file: str) -> bool:
     return os.path.realpath(file).startswith(_OURS)
 
 
-_outermost: set[CodeType] = set()
-
-
-def outermost(function: F) -> F:
-    """Say that nothing above a frame of this function is the user's: what runs users' files for them, such as the
-    command line, is called by code that looks like a user's."""
-    code = function.__code__
-    _outermost.add(code)
-    _is_users[code] = True  # so that the walk up the stack ends there, and costs no more than before
-    return function
+def outermost(file: str) -> None:
+    """Say that nothing above a frame of this file (a module's `__file__`) is the user's: what runs users' files for
+    them, such as the command line, is called by code that looks like a user's."""
+    _outermost.add(file)
+    _is_users_file.cache_clear()
 
 
 def user_frame() -> FrameType | None:
@@ -71,7 +63,7 @@ def user_frame() -> FrameType | None:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and not _belongs_to_user(frame.f_code):
         frame = frame.f_back
-    return None if frame is not None and frame.f_code in _outermost else frame
+    return None if frame is not None and frame.f_code.co_filename in _outermost else frame
 
 
 def user_source() -> Source | None:
@@ -80,9 +72,10 @@ def user_source() -> Source | None:
     if frame is None:
         return None
     code, lasti = frame.f_code, frame.f_lasti
-    source = _sources.get((code, lasti))
+    key = (code.co_filename, code, lasti)
+    source = _sources.get(key)
     if source is None:
-        source = _sources[code, lasti] = _locate(code, lasti, frame.f_lineno)
+        source = _sources[key] = _locate(code, lasti, frame.f_lineno)
     return source
 
 

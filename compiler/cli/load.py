@@ -36,6 +36,8 @@ from monarch.language.program import Program
 from monarch.language.source import _belongs_to_user, outermost
 from monarch.language.tensor import DistributedTensor
 
+outermost(__file__)
+
 _PATH = re.compile(r"[^\W\d]\w*(?:\(\))?(?:\.[^\W\d]\w*(?:\(\))?)*")
 
 
@@ -70,7 +72,6 @@ def is_program(spec: str) -> bool:
     return re.search(r"\.py(:[^/]*)?$", spec) is not None
 
 
-@outermost
 def load_program(
     spec: str,
     mesh: MeshSpec | None = None,
@@ -126,7 +127,6 @@ def _python_files(folder: Path) -> list[str]:
 # -- importing -------------------------------------------------------------------------------------------------------
 
 
-@outermost
 def import_file(file: Path) -> ModuleType:
     """Import a user's file as a module of its own name. Raises ProgramError at the line that failed."""
     file = file.resolve()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
 
 from monarch.compiler.cli.screen import heading, line, plain, size, table
-from monarch.compiler.cli.sections.values import kind_of, report_of, where
+from monarch.compiler.cli.sections.values import kind_of, local_bytes, report_of, where
 from monarch.compiler.inspect.memory import held, peak
 from monarch.compiler.plan import Plan, Value
 from monarch.compiler.plan.report import PHASES
@@ -19,6 +20,9 @@ _COLUMNS = 80
 
 KINDS = ("weights", "optimizer state", "gradients", "inputs", "constants", *PHASES)
 """What a buffer holds: inputs and states by what they are, values by the phase that makes them."""
+
+WAITING = "waiting"
+"""What nothing reads any more and is not given back yet."""
 
 
 def data(plan: Plan) -> dict[str, Any]:
@@ -47,32 +51,60 @@ def alive(plan: Plan) -> dict[str, dict[str, int]]:
     """The bytes alive at the peak, by layer and kind, in the order of the schedule.
 
     A buffer lives from the value that takes it to the last reader of that value and of its views; inputs, states and
-    results live to the end. What the peak has beyond that (a state's old buffer up to the commit) is under "".
+    results live to the end. What the peak has beyond that (a state's old buffer up to the commit) is "waiting".
     """
     values = report_of(plan).values
     most, at = peak(plan)
-    outputs = {spec.slot for spec in plan.outputs}
-    root = list(range(len(values)))
-    last: dict[int, int] = {}
-    kept: set[int] = set()
-    for number, value in enumerate(values):
-        if not value.allocates and value.reads and value.instruction >= 0:
-            root[number] = root[value.reads[0]]
-        for operand in (number, *value.reads):
-            last[root[operand]] = number
-        if value.instruction < 0 or plan.instructions[value.instruction].out in outputs:
-            kept.add(root[number])
     found: dict[str, dict[str, int]] = {}
     total = 0
-    for number, value in enumerate(values[: at + 1]):
-        if value.allocates and (number in kept or last[number] >= at):
+    for buffer in _buffers(plan):
+        if buffer.made <= at <= buffer.last:
+            value = values[buffer.made]
             kinds = found.setdefault(layer_of(value.module), {})
             kind = _kind(value)
-            kinds[kind] = kinds.get(kind, 0) + value.allocates
-            total += value.allocates
+            kinds[kind] = kinds.get(kind, 0) + buffer.size
+            total += buffer.size
     if total != most:
-        found.setdefault("", {})["waiting to be freed"] = most - total
+        found.setdefault("", {})[WAITING] = most - total
     return found
+
+
+@dataclass
+class _Buffer:
+    """Memory that a value takes: by number, the value that makes it and the last one that needs it."""
+
+    size: int
+    made: int
+    last: int
+
+
+def _buffers(plan: Plan) -> list[_Buffer]:
+    """Every buffer of the plan; a value that takes none shares that of the first value that it reads."""
+    values = report_of(plan).values
+    outputs = {spec.slot for spec in plan.outputs}
+    made: list[_Buffer] = []
+    of: list[list[_Buffer]] = []
+    for number, value in enumerate(values):
+        if value.allocates:
+            sizes = [0 if type_ is None else local_bytes(type_, plan.mesh) for type_ in value.types]
+            sizes = sizes if sum(sizes) == value.allocates else [value.allocates]
+            own = [_Buffer(size_, number, number) for size_ in sizes]
+            made += own
+        elif value.reads and value.instruction >= 0:
+            own = of[value.reads[0]]
+            element = re.fullmatch(r"getitem\(%\w+, (\d{1,9})\)", value.call, re.ASCII)
+            if element and int(element[1]) < len(own) > 1:
+                own = [own[int(element[1])]]
+        else:
+            own = []
+        of.append(own)
+        ends = value.instruction < 0 or plan.instructions[value.instruction].out in outputs
+        for buffer in own:
+            buffer.last = max(buffer.last, len(values) if ends else number)
+        for operand in value.reads if value.op != "getitem" else ():
+            for buffer in of[operand]:
+                buffer.last = max(buffer.last, number)
+    return made
 
 
 def _kind(value: Value) -> str:
@@ -98,11 +130,11 @@ def show(out: Console, plan: Plan) -> None:
     if found["value"]:
         place = f", {found['where']}" if found["where"] else ""
         line(out, f"  the peak is at %{found['value']}{place} ({found['phase']})")
-    kinds = [kind for kind in (*KINDS, "waiting to be freed") if any(kind in row for row in found["alive"].values())]
+    kinds = [kind for kind in (*KINDS, WAITING) if any(kind in row for row in found["alive"].values())]
     heading(out, "alive at the peak")
     table(
         out,
-        ["~layer", *(f">{kind}" for kind in kinds), ">together"],
+        ["~layer", *(f">{kind.removesuffix(' state')}" for kind in kinds), ">together"],
         [
             (
                 layer or "(no module)",

@@ -1,0 +1,102 @@
+"""`monarchc compile`: users' files without workers."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from monarch.compiler.cli.options import TARGETS as COMPLETED
+from monarch.compiler.plan import TARGETS
+from monarch.compiler.plan.file import load_plan
+from tests.cli.conftest import Run
+
+
+@pytest.fixture
+def no_fork(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise AssertionError("a process is started")
+
+    monkeypatch.setattr("monarch.runtime.start_local", refuse)
+    monkeypatch.setattr(os, "fork", refuse)
+
+
+def test_a_training_step_without_a_worker(folder: Path, monarchc: Run, no_fork: None) -> None:
+    result = monarchc("compile", "train.py:train_step", "-o", "step.mplan")
+    assert result.out.startswith("train_step on mesh<data=2>: 2 workers, for cpu\n")
+    assert re.search(r"^  data +reduce_scatter +\d", result.out, re.MULTILINE)
+    assert "wrote step.mplan" in result.out
+    assert result.err == "loading\n"  # what the user's file prints
+    plan = load_plan("step.mplan")
+    assert plan.report is not None and plan.traced.startswith("graph @train_step")
+
+
+def test_the_plan_is_that_of_the_calls_that_follow_the_first(folder: Path, monarchc: Run) -> None:
+    monarchc("compile", "train.py:train_step", "-o", "later.mplan")
+    monarchc("compile", "train.py:train_step", "-o", "first.mplan", "--first-call")
+    later, first = load_plan("later.mplan"), load_plan("first.mplan")
+    moments = "adamw.exp_avg[0.weight]"
+    assert moments in {spec.label for spec in later.inputs}
+    assert moments not in {spec.label for spec in first.inputs}
+    assert moments in {spec.label for spec in first.outputs}
+
+
+def test_mesh_gives_the_sizes(folder: Path, monarchc: Run) -> None:
+    shown = json.loads(monarchc("compile", "mlp.py", "--mesh", "data=4", "-o", "a.mplan", "--json").out)
+    assert (shown["mesh"], shown["workers"]) == ({"data": 4, "model": 2}, 8)
+    assert shown["file_bytes"] == Path("a.mplan").stat().st_size
+    assert shown["collectives"]["model"]["all_reduce"]["count"] == 1
+    assert "partition-by-data" in shown["seconds"]
+
+
+def test_a_plan_for_a_gpu_needs_none(folder: Path, monarchc: Run) -> None:
+    monarchc("compile", "mlp.py", "--target", "cuda:90", "-o", "a.mplan")
+    assert load_plan("a.mplan").target == "cuda:90"
+    assert "for cuda:90" in monarchc("inspect", "a.mplan").out
+    error = monarchc("run", "a.mplan", "--fill", "zeros", code=2).err
+    assert "the plan is for cuda:90, and workers of this machine run plans for cpu" in error
+
+
+def test_the_shell_completes_the_targets_there_are() -> None:
+    assert set(COMPLETED) == set(TARGETS)
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [("trainer.step", "step"), ("make_step()", "inner"), ("Trainer().step", "step"), ("evaluate", "evaluate")],
+)
+def test_ways_to_name_a_program(path: str, name: str, folder: Path, monarchc: Run) -> None:
+    assert monarchc("compile", f"train.py:{path}").out.startswith(f"{name} on mesh<data=2>")
+    assert load_plan(f"{name}.mplan").name == name
+
+
+def test_arguments_come_from_the_command_the_file_and_the_annotations(folder: Path, monarchc: Run) -> None:
+    monarchc("compile", "train.py:evaluate", "-o", "a.mplan")
+    (x,) = (spec for spec in load_plan("a.mplan").inputs if spec.kind == "input")
+    assert str(x.type) == "f32[4, 16]"
+    arguments = ["--arg", "x=f32[32@data, 16]", "--arg", "scale=0.5", "--arg", "causal=true"]
+    monarchc("compile", "train.py:evaluate", "-o", "b.mplan", *arguments)
+    (x,) = (spec for spec in load_plan("b.mplan").inputs if spec.kind == "input")
+    assert str(x.type) == "f32[32@data, 16]"
+
+
+def test_passes_are_shown_when_asked_for(folder: Path, monarchc: Run) -> None:
+    lines = monarchc("compile", "mlp.py", "-v").err.splitlines()
+    names = ["simplify-views", "decompose", "partition-by-data", "partition-by-model"]
+    assert [line.split()[0] for line in lines][:4] == names
+    assert all(re.search(r"\d ops$", line) for line in lines)
+
+
+def test_users_modules_do_not_take_the_place_of_libraries(folder: Path, monarchc: Run) -> None:
+    json_ = sys.modules["json"]
+    (folder / "json.py").write_text((folder / "mlp.py").read_text())
+    monarchc("compile", "json.py")
+    assert sys.modules["json"] is json_
+
+
+def test_a_plan_that_cannot_be_written(folder: Path, monarchc: Run) -> None:
+    assert "cannot write no/such/a.mplan" in monarchc("compile", "mlp.py", "-o", "no/such/a.mplan", code=2).err
