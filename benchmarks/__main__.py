@@ -100,8 +100,10 @@ def page_tables() -> list[tuple[str, tuple[str, ...], list[tuple[str, ...]]]]:
                 (
                     f"{found.ops:,}",
                     f"{found.size / 2**20:.2g} MiB",
-                    *(duration(each) for each in (found.write, found.open, found.expand, found.search)),
-                    *(duration(each) for each in (found.frame, found.slowest)),
+                    duration(found.write),
+                    duration(found.open),
+                    "" if found.expand is None else duration(found.expand),
+                    *(duration(each) for each in (found.search, found.frame, found.slowest)),
                 )
                 for found in page.measure()
             ],

@@ -1,4 +1,4 @@
-"""How long the inspector's page takes in a browser: to open, to expand a layer, to search, and for a frame while panning.
+"""How long the inspector's page takes in a browser: to open, to expand a layer, to search, and a frame while panning.
 
 The plans are made up (`tests/page/plans.py`), so that this measures the page and not the compiler.
 """
@@ -60,14 +60,14 @@ SEARCHED = """() => new Promise(done => {
 
 @dataclass(frozen=True)
 class PageTime:
-    """Bytes of the file; seconds to make it, from opening it until it can be used, to expand a group of layers, and to
-    search for the first time (medians); and of the frames while panning the median and the slowest."""
+    """Bytes of the file; seconds to make it, from opening it until it can be used, to expand a group of layers (None
+    where there is none), and to search for the first time (medians); the median and the slowest frame while panning."""
 
     ops: int
     size: int
     write: float
     open: float
-    expand: float
+    expand: float | None
     search: float
     frame: float
     slowest: float
@@ -100,7 +100,7 @@ def _measure(browser: Browser, plan: Plan, folder: Path) -> PageTime:
         len(text),
         write,
         middle["open"],
-        middle.get("expand", 0.0),
+        middle.get("expand"),
         middle["search"],
         middle["frames"],
         max(found["frames"]) / 1e3,

@@ -129,7 +129,7 @@ class PlanBuilder:
             ValueSpec(values[n].op, values[n].call.split(" ", 1)[1].strip('"'), values[n].types[0], n) for n in inputs
         )
         loss = max((n for n, value in enumerate(values) if value.name == "loss"), default=len(values) - 1)
-        digest = hashlib.sha256(repr(finished).encode()).hexdigest()
+        digest = hashlib.sha256("".join(value.call for value in finished).encode()).hexdigest()
         return Plan(
             self.name,
             self.mesh,

@@ -36,7 +36,7 @@ export class TimelineView implements Shown {
     const bar = h(
       "p", { class: "key" },
       measured ? choose : h("span", { class: "chip" }, "estimated: there is no trace"),
-      h("span", { class: "compute" }, "computing"), h("span", { class: "communicate" }, "communicating over"), ...page.model.data.mesh.map(([name], dim) => dimKey(name, dim)), measured && h("span", { class: "muted plain-text" }, "(a line: waiting)"), measured && h("span", { class: "critical" }, "critical path"),
+      h("span", { class: "compute" }, "computing"), h("span", { class: "communicate" }, "communicating over"), ...page.model.data.mesh.map(([name], dim) => dimKey(name, dim)), measured && h("span", { class: "critical" }, "critical path"),
       button("+", "Zoom in", () => this.zoom(0.5, 0.6)), button("−", "Zoom out", () => this.zoom(0.5, 1.6)), button("Whole", "Show the whole run", () => this.whole()),
     );
     this.element.append(bar, this.note, this.stage);
@@ -97,7 +97,7 @@ const lane = emptyLane(0, values.length);
     const share = measured ? `${of(busy)} of the workers' time is computing, ${of(waited)} waiting for peers` : `${of(busy)} of it computing`;
     const path = `the critical path computes for ${seconds(computing)}, communicates for ${seconds(communicating)}, and is between ops for ${seconds(between)}`;
     const kept = measured && measured.data.runs > measured.runs.length ? `, the last ${measured.runs.length} of ${measured.data.runs} runs are here` : "";
-    replace(this.note, h("b", {}, seconds(total)), ` on ${count(run.lanes.length, "worker")}; ${share}${measured ? `; ${path}` : ""}${kept}.`);
+    replace(this.note, h("b", {}, seconds(total)), ` on ${count(run.lanes.length, "worker")}; ${share}${measured ? `; ${path}` : ""}${kept}.${measured ? " Thin lines are waiting." : ""}`);
     this.whole();
   }
 
