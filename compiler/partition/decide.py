@@ -19,8 +19,8 @@ from monarch.compiler.types import Layout, Placement, TensorType
 
 @dataclass(frozen=True)
 class Decided:
-    """A `plan.report.Decision` whose causes are still the keys of values (`node.meta["key"]`). `named` says which values
-    the names in `why` stand for: later passes may name them anew."""
+    """A `plan.report.Decision` whose causes are still the keys of values (`node.meta["key"]`). `named` says which
+    values the names in `why` stand for: later passes may name them anew."""
 
     mesh_dim: str
     rule: str

@@ -55,7 +55,9 @@ def cost_of(own: list[list[float]], pairs: dict[tuple[int, int], np.ndarray], at
 
 @given(networks())
 @settings(max_examples=300)
-def test_margins_are_those_of_trying_everything(made: tuple[list[list[float]], dict[tuple[int, int], np.ndarray]]) -> None:
+def test_margins_are_those_of_trying_everything(
+    made: tuple[list[list[float]], dict[tuple[int, int], np.ndarray]],
+) -> None:
     own, pairs = made
     network = network_of(own, pairs)
     choice = network.solve()
