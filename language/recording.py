@@ -227,4 +227,4 @@ def source_now() -> tuple[Source | None, bool, str]:
     if len(_forward_sources) > 200_000:
         _forward_sources.clear()
     _forward_sources.setdefault(torch._C._autograd._get_sequence_nr() - 1, (source, module))
-    return source, torch._C._current_graph_task_id() != -1, module  # autograd sums gradients outside of its nodes
+    return source, False, module

@@ -144,7 +144,7 @@ class _Explainer:
             found = [number for number, value in enumerate(self.values) if value.op == kind and _label(value) == wanted]
             if found:
                 return found
-        traced = [number for number, value in enumerate(self.values) if value.traced == wanted]
+        traced = [number for number, value in enumerate(self.values) if wanted and value.traced == wanted]
         if traced:
             return traced
         known = dict.fromkeys(

@@ -37,9 +37,7 @@ def networks(draw: st.DrawFn) -> tuple[list[list[float]], dict[tuple[int, int], 
     return own, pairs
 
 
-def network_of(
-    own: list[list[float]], pairs: dict[tuple[int, int], np.ndarray], limit: int = 300_000
-) -> CostNetwork:
+def network_of(own: list[list[float]], pairs: dict[tuple[int, int], np.ndarray], limit: int = 300_000) -> CostNetwork:
     network = CostNetwork(limit=limit, keep=True)
     for costs in own:
         network.variable(costs)
