@@ -76,7 +76,9 @@ def inspect(
         print_json(found | ({"page": str(html)} if html else {}))
         return
     out = console()
-    for _, show in sections.values():
+    for number, (_, show) in enumerate(sections.values()):
+        if number:
+            out.print()
         show(out)
     for content in texts.values():
         sys.stdout.write(clean(content) + "\n")

@@ -44,8 +44,10 @@ def line(out: Console, *parts: object) -> None:
     out.print(text, soft_wrap=True)
 
 
-def heading(out: Console, text: str, note: str = "") -> None:
-    out.print()
+def heading(out: Console, text: str, note: str = "", *, first: bool = False) -> None:
+    """A table's title, behind an empty line where it is not the first."""
+    if not first:
+        out.print()
     line(out, plain(f"{text}: " if note else text, "bold") + plain(note))
 
 

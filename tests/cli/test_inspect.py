@@ -150,7 +150,7 @@ def test_several_sections_at_once(training: Plan, monarchc: Run) -> None:
     shown = json.loads(monarchc("inspect", "step.mplan", "--json", *(f"--{name}" for name in names)).out)
     assert list(shown) == ["name", "hash", *names]
     out = monarchc("inspect", "step.mplan", *(f"--{name}" for name in names)).out
-    heads = ["\nops: ", "\nkernels: ", "\ncollectives: ", "\nmemory of a worker: ", "\nyour lines: "]
+    heads = ["ops: ", "\nkernels: ", "\ncollectives: ", "\nmemory of a worker: ", "\nyour lines: "]
     assert all(head in out for head in heads)
     assert max(map(len, out.splitlines())) <= 100
 

@@ -39,11 +39,11 @@ def data(plan: Plan) -> list[dict[str, Any]]:
 def show(out: Console, plan: Plan) -> None:
     rows = data(plan)
     if not rows:
-        heading(out, "collectives")
+        heading(out, "collectives", first=True)
         line(out, "  none: no worker needs anything of another.")
         return
     total = sum(row["bytes"] for row in rows)
-    heading(out, "collectives", f"{count(len(rows), 'collective')}, {size(total)} a worker")
+    heading(out, "collectives", f"{count(len(rows), 'collective')}, {size(total)} a worker", first=True)
     cells: list[tuple[object, ...]] = []
     for row in rows:
         over = f"{row['op']} over {','.join(row['mesh_dims'])}"

@@ -37,7 +37,7 @@ def data(plan: Plan) -> list[dict[str, Any]]:
 
 def show(out: Console, plan: Plan) -> None:
     rows = data(plan)
-    heading(out, "kernels", f"{count(len(rows), 'kernel')}, none of them generated")
+    heading(out, "kernels", f"{count(len(rows), 'kernel')}, none of them generated", first=True)
     table(
         out,
         ["~kernel", "by", ">calls", ">estimated"],

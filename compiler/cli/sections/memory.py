@@ -122,7 +122,7 @@ def _label(call: str) -> str:
 
 def show(out: Console, plan: Plan) -> None:
     found = data(plan)
-    heading(out, "memory of a worker", f"at most {size(found['peak'])}")
+    heading(out, "memory of a worker", f"at most {size(found['peak'])}", first=True)
     placed = sum(1 for value in report_of(plan).values if value.instruction < 0)
     for text in curve(found["held"][max(0, placed - 1) :], found["peak"]):
         line(out, text)

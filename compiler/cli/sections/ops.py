@@ -29,9 +29,8 @@ def data(plan: Plan) -> list[dict[str, Any]]:
 
 def show(out: Console, plan: Plan) -> None:
     rows = data(plan)
-    heading(
-        out, "ops", f"{count(sum(row['count'] for row in rows), 'op')} of {count(len(rows), 'kind')}, of one worker"
-    )
+    total = count(sum(row["count"] for row in rows), "op")
+    heading(out, "ops", f"{total} of {count(len(rows), 'kind')}, of one worker", first=True)
     table(
         out,
         ["~op", ">count", ">forward", ">backward", ">update", ">flops", ">bytes moved", ">estimated"],

@@ -58,7 +58,7 @@ def _shown(file: str) -> str:
 def show(out: Console, plan: Plan) -> None:
     rows = data(plan)
     total = sum(row["seconds"] for row in rows)
-    heading(out, "your lines", f"what each costs a worker: estimated {duration(total)} in all")
+    heading(out, "your lines", f"what each costs a worker: estimated {duration(total)} in all", first=True)
     for file in dict.fromkeys(row["file"] for row in rows):
         line(out, plain(f"  {_shown(file)}", "underline"))
         cells: list[tuple[object, ...]] = []

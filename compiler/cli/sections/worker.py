@@ -74,7 +74,7 @@ def show(out: Console, plan: Plan, at: Mapping[str, int]) -> None:
     for title in ("inputs", "outputs"):
         rows = found[title]
         held = sum(row["bytes"] for row in rows)
-        heading(out, f"{title} of worker {found['rank']}", f"at {place}: {size(held)}")
+        heading(out, f"{title} of worker {found['rank']}", f"at {place}: {size(held)}", first=title == "inputs")
         table(
             out,
             ["", "~name", "~type", "a worker holds", "~of the whole", ">bytes"],
