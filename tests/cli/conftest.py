@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import linecache
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -98,12 +99,13 @@ Run = Callable[..., Result]
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder with the programs, and the one in which commands run."""
     for name, text in PROGRAMS.items():
         (tmp_path / name).write_text(text)
     monkeypatch.chdir(tmp_path)
-    return tmp_path
+    yield tmp_path
+    linecache.clearcache()  # lines of a relative `train.py` are this folder's
 
 
 @pytest.fixture
