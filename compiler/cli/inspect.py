@@ -129,16 +129,12 @@ def _texts(plan: Plan, dot: bool, text: bool, after: str | None) -> Iterator[tup
 
 def graph_after(plan: Plan, name: str) -> str:
     """The graph's text after the pass `name`, from the traced graph that the plan holds; "trace" for that itself."""
+    from monarch.compiler.inspect.build import traced_graph
     from monarch.compiler.pipeline import pipeline, run_passes
-    from monarch.compiler.text import parse_graph
 
-    if not plan.traced:
-        raise MonarchError(
-            f"plan '{plan.name}' does not hold its traced graph", hint="compile it with monarchc compile."
-        )
+    traced = traced_graph(plan)
     if name == "trace":
         return plan.traced
-    traced = parse_graph(plan.traced)
     names = [step.name for step in pipeline(traced)]
     if name == "partition-by-mesh":
         name = next(entry for entry in reversed(names) if entry.startswith("partition-by-"))

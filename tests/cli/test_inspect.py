@@ -14,7 +14,7 @@ import pytest
 
 import monarch
 from monarch.compiler.cli.sections.comms import data as comms
-from monarch.compiler.cli.sections.memory import alive, curve, layer_of
+from monarch.compiler.cli.sections.memory import WAITING, alive, curve, grouped, layer_of
 from monarch.compiler.cli.sections.ops import data as ops
 from monarch.compiler.cli.sections.source import data as source
 from monarch.compiler.inspect.memory import held, peak
@@ -81,6 +81,21 @@ def test_what_is_alive_at_the_peak_is_the_peak(training: Plan, monarchc: Run) ->
     assert {"weights", "optimizer state", "inputs"} <= {kind for row in alive(training).values() for kind in row}
     out = monarchc("inspect", "step.mplan", "--memory").out
     assert "└forward" in out and "└backward" in out and "└update" in out
+
+
+def test_what_is_alive_at_the_peak_of_a_first_call_is_the_peak(folder: Path, monarchc: Run) -> None:
+    for arguments in (["--first-call"], ["--mesh", "data=4"], ["--mesh", "data=1"]):
+        monarchc("compile", "train.py:train_step", "-o", "step.mplan", *arguments)
+        plan = load_plan("step.mplan")
+        together = sum(bytes_ for kinds in alive(plan).values() for bytes_ in kinds.values())
+        assert together == peak(plan)[0] and not any(WAITING in kinds for kinds in alive(plan).values())
+
+
+def test_layers_alike_are_one_row() -> None:
+    same = {"forward": 8}
+    layers = {"embedding": {"weights": 1}, **{f"blocks.{n}": same for n in range(5)}, "norm": {"weights": 1}}
+    assert [name for name, _ in grouped(layers)] == ["embedding", "blocks.0 to 4, each", "norm"]
+    assert [name for name, _ in grouped({"a": same, "b": same})] == ["a", "b"]
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
+import sys
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 from rich.console import Console
@@ -50,8 +54,8 @@ def layer_of(module: str) -> str:
 def alive(plan: Plan) -> dict[str, dict[str, int]]:
     """The bytes alive at the peak, by layer and kind, in the order of the schedule.
 
-    A buffer lives from the value that takes it to the last reader of that value and of its views; inputs, states and
-    results live to the end. What the peak has beyond that (a state's old buffer up to the commit) is "waiting".
+    A buffer lives from the value that takes it to the last reader of that value and of its views; inputs and results
+    live to the end, states that the step replaces to its commit. What the peak has beyond that is "waiting".
     """
     values = report_of(plan).values
     most, at = peak(plan)
@@ -82,6 +86,9 @@ def _buffers(plan: Plan) -> list[_Buffer]:
     """Every buffer of the plan; a value that takes none shares that of the first value that it reads."""
     values = report_of(plan).values
     outputs = {spec.slot for spec in plan.outputs}
+    replaced = {str(s.label) for s, donated in zip(plan.inputs, plan.donated, strict=True) if donated}
+    commit = next((at for at, i in enumerate(plan.instructions) if i.op == "commit"), len(plan.instructions))
+    committed = sum(1 for value in values if value.instruction < commit) - 1
     made: list[_Buffer] = []
     of: list[list[_Buffer]] = []
     for number, value in enumerate(values):
@@ -98,13 +105,23 @@ def _buffers(plan: Plan) -> list[_Buffer]:
         else:
             own = []
         of.append(own)
-        ends = value.instruction < 0 or plan.instructions[value.instruction].out in outputs
+        end = _end(plan, value, committed, replaced, outputs)
         for buffer in own:
-            buffer.last = max(buffer.last, len(values) if ends else number)
+            buffer.last = max(buffer.last, number, end)
         for operand in value.reads if value.op != "getitem" else ():
             for buffer in of[operand]:
                 buffer.last = max(buffer.last, number)
     return made
+
+
+def _end(plan: Plan, value: Value, committed: int, replaced: Collection[str], outputs: Collection[int]) -> int:
+    """Until which value a worker keeps a buffer whoever reads it: inputs and results to the end, states that the step
+    replaces to the commit."""
+    if value.instruction >= 0:
+        return sys.maxsize if plan.instructions[value.instruction].out in outputs else -1
+    if value.op in ("scalar", "seed"):
+        return -1
+    return committed if value.op == "state" and _label(value.call) in replaced else sys.maxsize
 
 
 def _kind(value: Value) -> str:
@@ -116,8 +133,11 @@ def _kind(value: Value) -> str:
 
 
 def _label(call: str) -> str:
-    match = re.fullmatch(r'state "(.*)"', call)
-    return match[1] if match else ""
+    match = re.fullmatch(r'state (".*")', call)
+    try:
+        return str(json.loads(match[1])) if match else ""
+    except ValueError:  # a plan's text is anybody's
+        return ""
 
 
 def show(out: Console, plan: Plan) -> None:
@@ -136,14 +156,22 @@ def show(out: Console, plan: Plan) -> None:
         out,
         ["~layer", *(f">{kind.removesuffix(' state')}" for kind in kinds), ">together"],
         [
-            (
-                layer or "(no module)",
-                *(size(row[kind]) if kind in row else "" for kind in kinds),
-                size(sum(row.values())),
-            )
-            for layer, row in found["alive"].items()
+            (layer, *(size(row[kind]) if kind in row else "" for kind in kinds), size(sum(row.values())))
+            for layer, row in grouped(found["alive"])
         ],
     )
+
+
+def grouped(alive: dict[str, dict[str, int]]) -> Iterator[tuple[str, dict[str, int]]]:
+    """The layers with what each holds; many alike that follow one another are one row."""
+    for _, group in groupby(alive.items(), key=lambda item: sorted(item[1].items())):
+        rows = list(group)
+        if len(rows) > 3:
+            first, last = rows[0][0], rows[-1][0]
+            same = first.rpartition(".")[0] == last.rpartition(".")[0]
+            yield f"{first} to {last.rpartition('.')[2] if same else last}, each", rows[0][1]
+        else:
+            yield from ((layer or "(no module)", row) for layer, row in rows)
 
 
 def curve(heights: list[int], most: int) -> list[str]:
