@@ -26,10 +26,11 @@ def train_step(x: "f32[16@data, 32]", labels: "i64[16@data]"):
     return loss
 
 
-x, labels = torch.randn(16, 32), torch.randint(8, (16,))
-print(train_step.trace(x, labels).graph)  # global types
-print(train_step.trace(x, labels).partition().graph)  # local types, collectives explicit
+if __name__ == "__main__":
+    x, labels = torch.randn(16, 32), torch.randint(8, (16,))
+    print(train_step.trace(x, labels).graph)  # global types
+    print(train_step.trace(x, labels).partition().graph)  # local types, collectives explicit
 
-path = sys.argv[1] if len(sys.argv) > 1 else "step.mplan"
-train_step.compile(x, labels).save(path)
-print(f"the plan lies in {path}: see it with monarchc inspect {path}")
+    path = sys.argv[1] if len(sys.argv) > 1 else "step.mplan"
+    train_step.compile(x, labels).save(path)
+    print(f"the plan lies in {path}: see it with monarchc inspect {path}")

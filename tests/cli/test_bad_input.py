@@ -218,6 +218,20 @@ def test_damaged_plans_are_refused(data: st.DataObject, damaged: tuple[Path, byt
     assert result.out == "" and result.err.startswith("monarchc: error: ")
 
 
+@given(data=st.data())
+def test_mangled_graphs_are_refused_or_run(data: st.DataObject, damaged: tuple[Path, bytes, Run]) -> None:
+    path, whole, monarchc = damaged
+    path.write_bytes(whole)
+    text = load_plan(path).traced
+    at = data.draw(st.integers(0, len(text) - 1))
+    piece = data.draw(st.text(alphabet='01ax%@[](),=: \n"#', max_size=3))
+    mangled = path.with_name("mangled.txt")
+    mangled.write_text(text[:at] + piece + text[at + data.draw(st.integers(0, 6)) :])
+    result = monarchc("opt", mangled, "--passes", "simplify-views,partition-by-mesh", code=None)
+    assert result.code in (0, 2)
+    assert result.err.startswith("monarchc: error: ") if result.code else result.out.startswith("graph @")
+
+
 @pytest.fixture(scope="module")
 def whole_plan(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     from monarch.compiler.cli.load import load_program
@@ -240,7 +254,7 @@ def damaged(whole_plan: bytes, tmp_path_factory: pytest.TempPathFactory) -> tupl
     path.write_bytes(whole_plan)
     assert load_plan(path).name == "mlp"
 
-    def run(*arguments: object, code: int) -> Result:
+    def run(*arguments: object, code: int | None) -> Result:
         before, sys.argv = sys.argv, ["monarchc", *map(str, arguments)]
         out, err = io.StringIO(), io.StringIO()
         try:
@@ -248,7 +262,7 @@ def damaged(whole_plan: bytes, tmp_path_factory: pytest.TempPathFactory) -> tupl
                 main()
         finally:
             sys.argv = before
-        assert exit_.value.code == code
-        return Result(code, out.getvalue(), err.getvalue())
+        assert code is None or exit_.value.code == code
+        return Result(int(exit_.value.code or 0), out.getvalue(), err.getvalue())
 
     return path, whole_plan, run
