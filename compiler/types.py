@@ -214,6 +214,12 @@ class Layout:
         heads = ["" if names else "-" for names in self.shards]
         return self.dims_text(heads) + self.tail_text()
 
+    def _repr_html_(self) -> str:
+        """A drawing of a tensor that is cut so, for a notebook."""
+        from monarch.compiler.inspect.html import layout_html
+
+        return layout_html(self)
+
 
 @dataclass(frozen=True)
 class TensorType:
@@ -302,3 +308,9 @@ class TensorType:
 
     def __str__(self) -> str:
         return DTYPE_NAMES[self.dtype] + self.layout.dims_text(self.shape) + self.layout.tail_text()
+
+    def _repr_html_(self) -> str:
+        """A drawing of the tensor, for a notebook."""
+        from monarch.compiler.inspect.html import type_html
+
+        return type_html(self)

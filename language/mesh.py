@@ -171,6 +171,21 @@ class Mesh:
         inside = ", ".join(text for text in (dims, part) if text)
         return f"Mesh.abstract({inside})" if self.is_abstract else f"Mesh({inside})"
 
+    def _repr_html_(self) -> str:
+        """The grid of workers, for a notebook. Starts none."""
+        from monarch.compiler.inspect.html import mesh_html
+
+        notes = []
+        if len(self._ranks) != self._workers.spec.workers:
+            notes.append(f"part of {self._workers.spec.workers:,}")
+        if self.is_abstract:
+            notes.append("abstract: for compiling ahead of time")
+        elif self.is_closed:
+            notes.append("closed")
+        elif self._workers.executor is None:
+            notes.append("not started yet")
+        return mesh_html(self.spec, self._ranks, " · ".join(notes))
+
     # -- other meshes --------------------------------------------------------------------------------------------
 
     def __getitem__(self, dims: str | Sequence[str]) -> Mesh:

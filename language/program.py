@@ -7,12 +7,12 @@ import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Generic, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
 import torch
 from torch.utils import _pytree as pytree
 
-from monarch.compiler.errors import MonarchError, ProgramError
+from monarch.compiler.errors import MonarchError, ProgramError, Source
 from monarch.compiler.graph import Graph
 from monarch.compiler.plan import Plan
 from monarch.compiler.types import TensorType
@@ -26,6 +26,9 @@ from monarch.language.source import user_source
 from monarch.language.tensor import DistributedTensor
 from monarch.language.trace import Trace, trace, undone
 from monarch.language.variant import Variant, type_of
+
+if TYPE_CHECKING:
+    from monarch.compiler.inspect.inspection import Inspection
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -140,6 +143,35 @@ class Program(Generic[P, R]):
     def compile(self, *args: P.args, **kwargs: P.kwargs) -> Plan:
         """The plan for these arguments: `plan.save("step.mplan")`. Traces the function, and changes nothing."""
         return compile_graph(self._look(args, kwargs), report=True)
+
+    def inspect(self, *args: P.args, **kwargs: P.kwargs) -> Inspection:
+        """The inspector on what the program becomes for these arguments: its page in a notebook, a summary in a
+        terminal; `.save("page.html")` writes the page. Traces and compiles the function; runs and changes nothing."""
+        from monarch.compiler.inspect.inspection import Inspection
+
+        return Inspection(self.compile(*args, **kwargs))
+
+    def _repr_html_(self) -> str:
+        """Name, signature and mesh, for a notebook. Traces nothing."""
+        from monarch.compiler.inspect.html import program_html
+
+        code = getattr(inspect.unwrap(self.__wrapped__), "__code__", None)
+        mesh = self._resolved or find_environment(self.__wrapped__).mesh()
+        parameters: list[tuple[str, TensorType | str]] = []
+        for parameter in _parameters(self.__wrapped__):
+            annotated = self._annotations.get(parameter.name)
+            parameters.append((str(parameter).partition(":")[0].partition("=")[0], annotated or _written(parameter)))
+        notes = [f"traced for {len(self._entries)} signature{'s' * (len(self._entries) != 1)}"] if self._entries else []
+        if mesh is None:
+            notes.append("its mesh is that of its arguments")
+        return program_html(
+            getattr(self, "__name__", "program"),
+            parameters,
+            mesh.spec if mesh is not None else None,
+            mesh._ranks if mesh is not None else None,
+            str(Source(code.co_filename, code.co_firstlineno)) if code is not None else "",
+            notes,
+        )
 
     def _look(self, args: Any, kwargs: Any) -> Graph:
         _, leaves, spec = self._signature(args, kwargs)
@@ -277,6 +309,20 @@ class _ById:
         return id(self.value)
 
 
+def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    try:
+        return list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):  # a callable that does not say
+        return []
+
+
+def _written(parameter: inspect.Parameter) -> str:
+    """What else than a tensor type a parameter's annotation and default say."""
+    annotation = parameter.annotation
+    text = "" if annotation is parameter.empty else inspect.formatannotation(annotation).strip("'")
+    return text if parameter.default is parameter.empty else f"{text} = {parameter.default!r}".strip()
+
+
 def _is_hashable(value: Any) -> bool:
     try:
         hash(value)
@@ -294,8 +340,6 @@ def _tensor_annotations(function: Callable[..., Any]) -> dict[str, TensorType]:
             type_ = from_annotation(annotation)
         except MonarchError as error:
             code = getattr(function, "__code__", None)
-            from monarch.compiler.errors import Source
-
             source = Source(code.co_filename, code.co_firstlineno) if code is not None else None
             raise type(error)(f"parameter '{name}': {error.message}", hint=error.hint, source=source) from None
         if type_ is not None and name != "return":

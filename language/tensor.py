@@ -268,6 +268,25 @@ class DistributedTensor(torch.Tensor):
         note = ", not computed yet" if cell.handle is None and not cell.mesh.is_abstract else ""
         return f"DistributedTensor({self._ref.type} on {cell.mesh.spec}{note}{grad})"
 
+    def _repr_html_(self) -> str:
+        """The tensor's type, and which workers hold what of it, for a notebook: from what is known in this process. No
+        worker is started for it, and nothing is run or fetched."""
+        from monarch.compiler.inspect.html import tensor_html
+
+        cell = self._ref.cell
+        mesh, view = cell.mesh, self._ref.parent is not None
+        error, notes = "", ["requires grad"] if self.requires_grad else []
+        if cell.error is not None:
+            error = getattr(cell.error, "message", "") or str(cell.error) or type(cell.error).__name__
+        elif cell.handle is None and not mesh.is_abstract:
+            notes.append("not computed yet")
+        placed = cell.placed and not view and self._ref.type.layout.ndim == self.ndim
+        if view:
+            notes.append("a view of another tensor: its layout is chosen when it is used")
+        elif not placed:
+            notes.append("its layout is not chosen yet")
+        return tensor_html(self._ref.type, mesh.spec, mesh._ranks, notes, error, placed)
+
     def __str__(self) -> str:
         if self._ref.cell.mesh.is_abstract:
             return repr(self)

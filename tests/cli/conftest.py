@@ -98,14 +98,20 @@ class Result:
 Run = Callable[..., Result]
 
 
+@pytest.fixture(autouse=True)
+def forgotten_lines() -> Iterator[None]:
+    """The lines of a relative `train.py` are those of one test's folder: no other test may be shown them."""
+    yield
+    linecache.clearcache()
+
+
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with the programs, and the one in which commands run."""
     for name, text in PROGRAMS.items():
         (tmp_path / name).write_text(text)
     monkeypatch.chdir(tmp_path)
-    yield tmp_path
-    linecache.clearcache()  # lines of a relative `train.py` are this folder's
+    return tmp_path
 
 
 @pytest.fixture

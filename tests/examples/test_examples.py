@@ -58,6 +58,17 @@ def test_print_graphs(tmp_path: Path) -> None:
     assert (plan.name, str(plan.mesh)) == ("train_step", "mesh<data=2, model=2>")
 
 
+def test_inspecting(tmp_path: Path) -> None:
+    output = run("inspecting.py", "page.html", cwd=tmp_path)
+    assert "traced: 39 ops" in output
+    assert "train_step on mesh<data=8, model=4>: 32 workers, for cpu" in output
+    assert re.search(r"most bytes: \w+, [\d,]+ a worker, over data: .* takes it whole on 'data'", output)
+    assert "for the line: loss = F.cross_entropy(model(x), labels)" in output
+    assert "the layout that state '0.up.weight' was given says so" in output  # the chain of causes
+    page = (tmp_path / "page.html").read_text()
+    assert page.startswith("<!doctype html>") and "train_step" in page
+
+
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     folder = tmp_path_factory.mktemp("demo")

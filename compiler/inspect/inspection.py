@@ -1,0 +1,66 @@
+"""`Program.inspect(…)`: a compiled program to look at, in a notebook, in a terminal, or as a page."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+from monarch.compiler.errors import MonarchError
+from monarch.compiler.inspect.html import frame_html, size_text
+from monarch.compiler.inspect.memory import peak
+from monarch.compiler.inspect.page import page
+from monarch.compiler.inspect.why import Explanation, explain
+from monarch.compiler.plan.plan import Plan
+
+
+class Inspection:
+    """What a program became for some arguments: `plan` has all of it.
+
+    In a notebook it shows the inspector's page, in a terminal a summary. `save("page.html")` writes the page, which
+    needs nothing else to be opened.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        if plan.report is None:
+            raise MonarchError(
+                f"plan '{plan.name}' has no report", hint="compile it with program.compile() or monarchc compile."
+            )
+        self.plan = plan
+
+    def html(self) -> str:
+        """The inspector's page, whole."""
+        return page(self.plan)
+
+    def save(self, path: str | Path) -> None:
+        """Write the page to a file. Raises MonarchError where it cannot be written."""
+        try:
+            Path(path).write_text(self.html(), encoding="utf-8")
+        except OSError as error:
+            raise MonarchError(f"cannot write {path}: {error.strerror}") from error
+
+    def explain(self, name: str) -> Explanation:
+        """Why a value lies as it does, or why a collective is there: the chain of causes. Raises MonarchError, with
+        near names, where there is no such value."""
+        return explain(self.plan, name)
+
+    def _repr_html_(self) -> str:
+        return frame_html(self.html(), f"{self.plan.name} on {self.plan.mesh}")
+
+    def __repr__(self) -> str:
+        plan = self.plan
+        assert plan.report is not None
+        values = plan.report.values
+        workers = "1 worker" if plan.mesh.workers == 1 else f"{plan.mesh.workers:,} workers"
+        collectives = [value for value in values if value.mesh_dims]
+        over = Counter(" and ".join(value.mesh_dims) for value in collectives)
+        counted = ", ".join(f"{count:,} over {dims}" for dims, count in over.most_common())
+        ops = sum(value.instruction >= 0 for value in values)
+        lines = [
+            f"{plan.name} on {plan.mesh}: {workers}, for {plan.target}",
+            f"  {ops:,} ops, {len(collectives):,} collective{'s' * (len(collectives) != 1)}"
+            + (f" ({counted})" if counted else ""),
+            f"  a worker sends {size_text(sum(value.sent for value in collectives))} a step, "
+            f"and holds {size_text(peak(plan)[0])} at most",
+            '  .save("page.html") writes the inspector\'s page; .explain("name") says why a value lies as it does',
+        ]
+        return "\n".join(lines)
