@@ -15,17 +15,11 @@ from monarch.compiler.cli.options import Json
 from monarch.compiler.cli.screen import amount, console, count, duration, heading, line, plain, print_json, size, table
 
 if TYPE_CHECKING:
-    from monarch.compiler.cli.differences import Differences
+    from monarch.compiler.inspect.differences import Differences
     from monarch.compiler.plan import Plan
 
 _SHOWN = 30
-_AS = {
-    "bytes sent": size,
-    "inputs and state": size,
-    "peak memory": size,
-    "flops": amount,
-    "estimated seconds": duration,
-}
+_AS = {"bytes": size, "flops": amount, "seconds": duration, "": lambda value: f"{value:,.0f}"}
 
 
 def diff(
@@ -35,7 +29,7 @@ def diff(
     as_json: Json = False,
 ) -> None:
     """Print what differs between two plans: layouts, collectives, bytes, memory, kernels, and the lines involved."""
-    from monarch.compiler.cli.differences import differences
+    from monarch.compiler.inspect.differences import differences
     from monarch.compiler.plan.file import load_plan
 
     a, b = load_plan(before), load_plan(after)
@@ -83,7 +77,7 @@ def _show(out: Console, a: Plan, b: Plan, found: Differences) -> None:
             out,
             [">", "op", "~where", "~module", "~before", "~after"],
             [
-                (f"{len(c.values)} ×" if len(c.values) > 1 else "", c.op, c.where, c.module, c.before, c.after)
+                (f"{len(c.values)} ×" if len(c.values) > 1 else "", _op(c.op, c.over), c.where, c.module, c.before, c.after)
                 for c in found.layouts[:_SHOWN]
             ],
         )
@@ -91,7 +85,7 @@ def _show(out: Console, a: Plan, b: Plan, found: Differences) -> None:
     if found.ops:
         heading(out, "ops", "- only before, + only after")
         ops = [
-            _op_row(entry.sign, entry.op, len(entry.values), entry.bytes, entry.where, entry.module, entry.why)
+            _op_row(entry.sign, _op(entry.op, entry.over), len(entry.values), entry.bytes, entry.where, entry.module, entry.why)
             for entry in found.ops[:_SHOWN]
         ]
         table(out, ["", "op", ">", ">bytes", "~where", "~module", "~why"], ops)
@@ -108,8 +102,14 @@ def _op_row(sign: str, op: str, number: int, sent: int, where: str, module: str,
     return Text(sign, style), plain(op, style), f"{number} ×", size(sent) if sent else "", where, module, why
 
 
+def _op(op: str, over: str) -> str:
+    return f"{op} over {over}" if over else op
+
+
 def _both(name: str, was: float, now: float) -> tuple[str, str]:
-    show = _AS.get(name, lambda value: f"{value:,.0f}")
+    from monarch.compiler.inspect.differences import UNITS
+
+    show = _AS[UNITS.get(name, "")]
     return show(was), show(now)
 
 

@@ -3,7 +3,6 @@ filling for the rest."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -15,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from monarch.compiler.cli.screen import count
 from monarch.compiler.errors import MonarchError
+from monarch.compiler.inspect.labels import input_names
 from monarch.compiler.plan import Plan, TensorType, ValueSpec
 from monarch.language.random import manual_seed, next_seed
 
@@ -35,23 +35,6 @@ class Feed:
     scalars: dict[str, float]
     unused: tuple[str, ...]
     filled: tuple[str, ...]
-
-
-def input_names(plan: Plan) -> list[str]:
-    """The name of each of the plan's inputs: a parameter's name, a state's or a scalar's label, "seed".
-
-    A parameter's name is that in the graph's text; its position where the text does not say, or a state is called so.
-    """
-    named = {int(at): name for name, at in re.findall(r"^\s*%(\w+) = input (\d+)\s", plan.graph, re.MULTILINE)}
-    taken = {str(spec.label) for spec in plan.inputs if spec.kind in ("state", "scalar")}
-    names = []
-    for spec in plan.inputs:
-        name = str(spec.label)
-        if spec.kind == "input":
-            better = named.get(int(spec.label), name)
-            name = name if better in taken else better
-        names.append("seed" if spec.kind == "seed" else name)
-    return names
 
 
 def read_tensors(path: Path | None) -> dict[str, torch.Tensor]:

@@ -1,4 +1,4 @@
-"""What a plan's instructions are called: by its report, else by its graph's text, else by their op."""
+"""What a plan's inputs and instructions are called: by its report, else by its graph's text, else by their op."""
 
 from __future__ import annotations
 
@@ -86,3 +86,20 @@ def _from_text(plan: Plan) -> dict[int, Label]:
         text, _, type_ = call[2].rpartition(" : ")
         found[number] = Label(call[1], text.partition("(")[0].strip(), type_.strip())
     return found
+
+
+def input_names(plan: Plan) -> list[str]:
+    """The name of each of the plan's inputs: a parameter's name, a state's or a scalar's label, "seed".
+
+    A parameter's name is that in the graph's text; its position where the text does not say, or a state is called so.
+    """
+    named = {int(at): name for name, at in re.findall(r"^\s*%(\w+) = input (\d+)\s", plan.graph, re.MULTILINE)}
+    taken = {str(spec.label) for spec in plan.inputs if spec.kind in ("state", "scalar")}
+    names = []
+    for spec in plan.inputs:
+        name = str(spec.label)
+        if spec.kind == "input":
+            better = named.get(int(spec.label), name)
+            name = name if better in taken else better
+        names.append("seed" if spec.kind == "seed" else name)
+    return names

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from monarch.compiler.cli.differences import differences
 from monarch.compiler.cli.load import load_program
+from monarch.compiler.inspect.differences import differences
 from monarch.compiler.plan import Plan
 from tests.cli.conftest import PROGRAMS, Run
 
@@ -74,3 +75,16 @@ def test_as_json(compiled: dict[str, Plan], monarchc: Run) -> None:
     assert shown["differ"] is True and shown["same_program"] is False
     assert shown["ops"][0]["op"] == "aten.sigmoid"
     assert shown["kernels"] == {"aten.sigmoid_.default": [0, 1]}
+
+
+@pytest.mark.parametrize("other", ["moved", "replicated", "deeper"])
+def test_the_page_compares_by_the_same_rule(compiled: dict[str, Plan], monarchc: Run, other: str) -> None:
+    monarchc("inspect", f"{other}.mplan", "--html", "page.html", "--against", "mlp.mplan")
+    (text,) = re.findall(r'<script type="application/json"[^>]*>(.*?)</script>', Path("page.html").read_text(), re.DOTALL)
+    on_the_page = json.loads(text)["comparison"]
+    shown = json.loads(monarchc("diff", "mlp.mplan", f"{other}.mplan", "--json").out)
+    assert shown.pop("differ") is (other != "moved") and not shown.pop("same_program")
+    heads = {name: on_the_page.pop(name) for name in ("before", "now", "units")}
+    assert on_the_page == shown
+    assert heads["before"] == {"name": "mlp", "mesh": "mesh<data=2, model=2>", "target": "cpu"}
+    assert set(heads["units"]) < set(shown["totals"])

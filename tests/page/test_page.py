@@ -69,7 +69,7 @@ def test_the_page_holds_what_the_plan_says() -> None:
     assert data["plan"]["values"]["name"][-1] == "loss"  # type: ignore[index]
     assert data["plan"]["outputs"] == [[9, "return", "0"]]  # type: ignore[index]
     assert [len(parts) for _, parts, _ in data["trace"]["steps"]] == [4, 4]  # type: ignore[index]
-    assert data["against"]["name"] == "train_step"  # type: ignore[index]
+    assert data["comparison"]["before"]["name"] == "train_step"  # type: ignore[index]
 
 
 def test_a_trace_of_another_plan_says_nothing_of_this_one() -> None:

@@ -97,6 +97,11 @@ def test_two_plans_are_compared(open_page: Open) -> None:
     expect(page.locator(".summary-table tr", has_text="peak memory").locator("td").nth(2)).to_have_text("same")
     page.get_by_role("button", name=re.compile("^collectives ")).click()
     assert set(column(page, "compare", 1)) == {"collective"}
+    row = page.locator(".compare .space > .row", has_text="all_reduce over data").filter(has_not_text="gone").first
+    assert "not there" in row.inner_text()
+    row.click()
+    expect(page.locator(".panel h2")).to_have_text(re.compile("^%all_reduce"))
+    expect(row).to_have_attribute("aria-selected", "true")
 
 
 def test_a_plan_that_is_alone_has_nothing_to_compare(open_page: Open) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 
 from monarch.compiler.cli.screen import count, duration, heading, line, plain, size, table
-from monarch.compiler.cli.sections.values import collectives_of, source_of, types_text, where
+from monarch.compiler.inspect.values import collectives_of, source_of, types_text, where
 from monarch.compiler.plan import Plan
 
 

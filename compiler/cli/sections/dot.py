@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from monarch.compiler.cli.screen import clean, size
-from monarch.compiler.cli.sections.values import report_of, types_text
+from monarch.compiler.inspect.values import report_of, types_text
 from monarch.compiler.plan import Plan, Value
 
 _COLORS = {"input": "lightblue", "state": "palegreen", "constant": "lightgrey"}

@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 
 from monarch.compiler.cli.screen import count, duration, heading, table
-from monarch.compiler.cli.sections.values import report_of
+from monarch.compiler.inspect.values import report_of
 from monarch.compiler.plan import OPS, Plan
 
 

@@ -13,8 +13,8 @@ from typing import Any
 from rich.console import Console
 
 from monarch.compiler.cli.screen import heading, line, plain, size, table
-from monarch.compiler.cli.sections.values import kind_of, local_bytes, report_of, where
 from monarch.compiler.inspect.memory import held, peak
+from monarch.compiler.inspect.values import kind_of, local_bytes, report_of, where
 from monarch.compiler.plan import Plan, Value
 from monarch.compiler.plan.report import PHASES
 

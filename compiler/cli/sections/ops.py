@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 
 from monarch.compiler.cli.screen import amount, count, duration, heading, size, table
-from monarch.compiler.cli.sections.values import ops_of
+from monarch.compiler.inspect.values import ops_of
 from monarch.compiler.plan import Plan
 from monarch.compiler.plan.report import PHASES
 

@@ -6,9 +6,9 @@ from typing import Any
 
 from rich.console import Console
 
-from monarch.compiler.cli.feed import input_names
 from monarch.compiler.cli.screen import amount, count, duration, heading, line, pairs, plain, size, table
-from monarch.compiler.cli.sections.values import kind_of, local_bytes, ops_of
+from monarch.compiler.inspect.labels import input_names
+from monarch.compiler.inspect.values import kind_of, local_bytes, ops_of
 from monarch.compiler.plan import Plan, TensorType
 from monarch.compiler.plan.report import PHASES
 

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from monarch.compiler.cli.screen import amount, count, duration, heading, line, plain, size, table
-from monarch.compiler.cli.sections.values import report_of, source_of
+from monarch.compiler.inspect.values import report_of, source_of
 from monarch.compiler.plan import Plan
 
 

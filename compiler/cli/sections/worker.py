@@ -7,10 +7,10 @@ from typing import Any
 
 from rich.console import Console
 
-from monarch.compiler.cli.feed import input_names
 from monarch.compiler.cli.screen import heading, size, table
-from monarch.compiler.cli.sections.values import local_bytes
 from monarch.compiler.errors import MonarchError
+from monarch.compiler.inspect.labels import input_names
+from monarch.compiler.inspect.values import local_bytes
 from monarch.compiler.plan import MeshSpec, Plan, TensorType
 from monarch.compiler.plan.local_ops import nested_index
 

@@ -6,9 +6,11 @@ Columns instead of objects, and each text and type once: 20,000 ops are a few me
 from __future__ import annotations
 
 from collections.abc import Hashable
+from dataclasses import asdict
 from typing import Any, Generic, TypeVar
 
 from monarch.compiler.errors import MonarchError
+from monarch.compiler.inspect.differences import UNITS, differences
 from monarch.compiler.inspect.timeline import Stretch, critical_path, measured, runs, steps_of
 from monarch.compiler.plan.plan import Plan
 from monarch.compiler.plan.report import PHASES, Decision, Report, Value
@@ -82,6 +84,13 @@ def plan_data(plan: Plan) -> dict[str, Any]:
         "texts": texts.entries,
         "passes": plan.costs.get("seconds", {}),
     }
+
+
+def comparison_data(before: Plan, plan: Plan) -> dict[str, Any]:
+    """What changed from `before` to `plan`: what `monarchc diff --json` says. Raises MonarchError where one of them has
+    no report."""
+    heads = [{"name": each.name, "mesh": str(each.mesh), "target": each.target} for each in (before, plan)]
+    return {"before": heads[0], "now": heads[1], "units": UNITS, **asdict(differences(before, plan))}
 
 
 def _decision(decision: Decision, dims: dict[str, int], texts: _Table[str]) -> list[Any]:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from monarch.compiler.errors import MonarchError
 from monarch.compiler.inspect import palette
-from monarch.compiler.inspect.page.data import plan_data, trace_data
+from monarch.compiler.inspect.page.data import comparison_data, plan_data, trace_data
 from monarch.compiler.plan.plan import Plan
 from monarch.compiler.plan.trace import Trace
 
@@ -46,7 +46,7 @@ def page(plan: Plan, *, trace: Trace | None = None, against: Plan | None = None,
         "title": title,
         "plan": plan_data(plan),
         "trace": None if trace is None else trace_data(trace, plan),
-        "against": None if against is None else plan_data(against),
+        "comparison": None if against is None else comparison_data(against, plan),
     }
     for theme in ("light", "dark"):
         template = re.sub(rf"--palette-{theme}:\s*0;?", palette.variables(theme), template)

@@ -1,124 +1,64 @@
-// Two plans side by side: what differs in layouts, collectives, bytes and memory. A value is the same
-// if it stems from the same traced value, and a collective if it moves the same values over the same mesh dims; what else
-// the compiler added is matched by its name.
+// Two plans side by side: what compiler/inspect/differences.py found between them, as a table.
 
+import type { Changed, Comparison, Moved } from "./data";
 import { h, replace } from "./dom";
 import { bytes, count, flops, seconds, signedBytes } from "./format";
 import type { Model } from "./model";
 import type { Page, Shown } from "./page";
-import { lineOf } from "./search";
 import { Table } from "./table";
 
-type What = "layout" | "collective" | "op";
+type What = "interface" | "layout" | "collective" | "op" | "kernel";
 
-export interface Difference {
+interface Row {
   what: What;
   name: string;
+  module: string;
   before: string;
-  after: string;
+  now: string;
+  why: string;
   bytes: number;
   line: string;
-  /** its number in the new plan, or -1 where it is gone */
+  /** the number of its first value in this plan, or -1 where it is gone */
   at: number;
 }
 
-const LABELS: Record<What, string> = { layout: "layouts", collective: "collectives", op: "other ops" };
-
-export function differences(before: Model, after: Model): Difference[] {
-  const found: Difference[] = [];
-  const olds = keys(before);
-  const news = keys(after);
-  for (const [key, at] of news) {
-    const old = olds.get(key);
-    const sent = after.data.values.sent[at]!;
-    if (old === undefined) {
-      found.push({ what: after.isCollective(at) ? "collective" : "op", name: after.name(at), before: "", after: what(after, at), bytes: sent, line: lineOf(after, at), at });
-      continue;
-    }
-    const [was, is] = [before.typeText(old), after.typeText(at)];
-    const change = sent - before.data.values.sent[old]!;
-    if (before.isCollective(old) && (change || before.dimNames(old) !== after.dimNames(at) || was !== is)) {
-      found.push({ what: "collective", name: after.name(at), before: what(before, old), after: what(after, at), bytes: change, line: lineOf(after, at), at });
-    } else if (was !== is) found.push({ what: "layout", name: after.name(at), before: was, after: is, bytes: change, line: lineOf(after, at), at });
-  }
-  for (const [key, old] of olds) {
-    if (news.has(key)) continue;
-    found.push({ what: before.isCollective(old) ? "collective" : "op", name: before.name(old), before: what(before, old), after: "", bytes: -before.data.values.sent[old]!, line: lineOf(before, old), at: -1 });
-  }
-  return found;
-}
-
-function keys(model: Model): Map<string, number> {
-  const found = new Map<string, number>();
-  const counts = new Map<string, number>();
-  for (const at of model.all()) {
-    const traced = model.traced(at);
-    const moves = model.isCollective(at);
-    const read = () => model.reads(at).map((other) => model.traced(other) || model.name(other));
-    const stem = moves ? `c${model.op(at)} ${model.dimNames(at)} ${read()}` : traced ? `t${traced} ${model.op(at)}` : `n${model.op(at)} ${model.name(at)}`;
-    const place = counts.get(stem) ?? 0;
-    counts.set(stem, place + 1);
-    found.set(`${stem} ${place}`, at);
-  }
-  return found;
-}
-
-function what(model: Model, at: number): string {
-  return model.isCollective(at) ? `${model.op(at)} over ${model.dimNames(at)}, ${bytes(model.data.values.sent[at]!)}` : `${model.op(at)}: ${model.typeText(at)}`;
-}
+const LABELS: Record<What, string> = { interface: "inputs, state, results", layout: "layouts", collective: "collectives", op: "other ops", kernel: "kernels" };
 
 export class CompareView implements Shown {
   readonly element = h("div", { class: "view compare" });
-  private readonly found: Difference[];
-  private readonly table: Table<Difference>;
+  private readonly rows: Row[];
+  private readonly table: Table<Row>;
   private readonly filters = h("div", { class: "filters", role: "group", "aria-label": "Which differences" });
   private only: What | "" = "";
 
-  constructor(page: Page, before: Model) {
+  constructor(page: Page, comparison: Comparison) {
     const { model, store } = page;
-    this.found = differences(before, model);
-    this.table = new Table<Difference>(
+    this.rows = rowsOf(comparison, model);
+    this.table = new Table<Row>(
       "Differences",
       [
-        { name: "what", width: "6.5rem", cell: (row) => row.what, by: (row) => row.what },
-        { name: "name", width: "minmax(8rem, 1fr)", cell: (row) => `%${row.name}`, by: (row) => row.name },
-        { name: "before", width: "minmax(9rem, 1.8fr)", cell: (row) => (row.before ? row.before : h("span", { class: "muted" }, "not there")), by: (row) => row.before },
-        { name: "now", width: "minmax(9rem, 1.8fr)", cell: (row) => (row.after ? row.after : h("span", { class: "muted" }, "gone")), by: (row) => row.after },
-        { name: "sent", width: "7rem", cell: (row) => (row.bytes ? signedBytes(row.bytes) : ""), by: (row) => row.bytes, number: true },
+        { name: "what", width: "5.5rem", cell: (row) => row.what, by: (row) => row.what },
+        { name: "name", width: "minmax(9rem, 1.3fr)", cell: (row) => row.name, by: (row) => row.name },
+        { name: "module", width: "minmax(5rem, 1fr)", cell: (row) => row.module, by: (row) => row.module },
+        { name: "before", width: "minmax(8rem, 1.6fr)", cell: (row) => row.before || h("span", { class: "muted" }, "not there"), by: (row) => row.before },
+        { name: "now", width: "minmax(8rem, 1.6fr)", cell: (row) => (row.now ? h("span", { title: row.why || row.now }, row.now) : h("span", { class: "muted" }, "gone")), by: (row) => row.now },
+        { name: "sent", width: "6rem", cell: (row) => (row.bytes ? signedBytes(row.bytes) : ""), by: (row) => row.bytes, number: true, title: "How many bytes a worker sends more or less" },
         { name: "line", width: "6.5rem", cell: (row) => row.line, by: (row) => row.line },
       ],
       (row) => row.at >= 0 && store.select(row.at),
       { picked: (row) => row.at >= 0 && row.at === store.state.value, empty: "The two plans do the same." },
     );
-    this.element.append(this.summary(before, model), this.filters, this.table.element);
+    this.element.append(summary(comparison), this.filters, this.table.element);
     this.show();
-  }
-
-  private summary(before: Model, after: Model): HTMLElement {
-    const dims = [...new Set([...before.data.mesh, ...after.data.mesh].map(([name]) => name))];
-    const over = (model: Model, name: string) => model.collectives.filter((at) => model.data.values.dims[at]!.some((dim) => model.dimName(dim) === name));
-    const ops = (model: Model) => [...model.all()].filter((at) => !model.isInput(at)).length;
-    const plain = (value: number) => value.toLocaleString("en-US");
-    const rows: [string, number, number, (value: number) => string][] = [
-      ["ops", ops(before), ops(after), plain],
-      ["collectives", before.collectives.length, after.collectives.length, plain],
-      ["sent by a worker", before.sum("sent", before.all()), after.sum("sent", after.all()), bytes],
-      ...dims.map((name): [string, number, number, (value: number) => string] => [`sent over ${name}`, before.sum("sent", over(before, name)), after.sum("sent", over(after, name)), bytes]),
-      ["peak memory", before.held[before.peak] ?? 0, after.held[after.peak] ?? 0, bytes],
-      ["computes", before.sum("flops", before.all()), after.sum("flops", after.all()), flops],
-      ["estimated", before.sum("seconds", before.all()), after.sum("seconds", after.all()), seconds],
-    ];
-    const mesh = (model: Model) => model.data.mesh.map(([name, size]) => `${name}=${size}`).join(", ");
-    const head = h("tr", {}, h("th", { scope: "col" }, ""), h("th", { scope: "col" }, "before", h("span", { class: "muted" }, `${before.data.name} on ${mesh(before)}`)), h("th", { scope: "col" }, "now", h("span", { class: "muted" }, `${after.data.name} on ${mesh(after)}`)), h("th", { scope: "col" }, "change"));
-    return h("table", { class: "summary-table" }, h("thead", {}, head), h("tbody", {}, ...rows.map(([name, was, is, text]) => h("tr", {}, h("th", { scope: "row" }, name), h("td", {}, text(was)), h("td", {}, text(is)), change(was, is, text)))));
   }
 
   private show(): void {
     const button = (key: What | "", text: string, many: number) =>
       h("button", { type: "button", class: "plain", "aria-pressed": String(this.only === key), click: () => { this.only = key; this.show(); } }, `${text} ${many.toLocaleString("en-US")}`);
-    const of = (key: What) => this.found.filter((row) => row.what === key);
-    replace(this.filters, button("", "all", this.found.length), ...(Object.keys(LABELS) as What[]).map((key) => button(key, LABELS[key], of(key).length)), h("span", { class: "muted" }, `${count(this.found.length, "difference")} between the plans`));
-    this.table.show(this.only ? of(this.only) : this.found);
+    const of = (key: What) => this.rows.filter((row) => row.what === key);
+    const found = (Object.keys(LABELS) as What[]).filter((key) => of(key).length);
+    replace(this.filters, button("", "all", this.rows.length), ...found.map((key) => button(key, LABELS[key], of(key).length)), h("span", { class: "muted" }, "values of one op, line and module are one row"));
+    this.table.show(this.only ? of(this.only) : this.rows);
   }
 
   update(): void {
@@ -128,6 +68,58 @@ export class CompareView implements Shown {
   focus(): void {
     this.table.focus();
   }
+}
+
+function rowsOf(found: Comparison, model: Model): Row[] {
+  const first = (names: string[]) => model.byName.get(names[0] ?? "") ?? -1;
+  const title = (op: string, over: string, names: string[]) => `${names.length > 1 ? `${names.length} × ` : ""}${over ? `${op} over ${over}` : op}`;
+  const labels = interfaceOf(model);
+  const none = { module: "", why: "", bytes: 0, line: "", at: -1 };
+  return [
+    ...Object.entries(found.values).map(([name, [before, now]]): Row => ({ ...none, what: "interface", name, before, now, at: labels.get(name) ?? -1 })),
+    ...found.layouts.map((each: Changed): Row => ({
+      what: each.over ? "collective" : "layout", name: title(each.op, each.over, each.values), module: each.module, before: each.before, now: each.after,
+      why: "", bytes: each.sent[1] - each.sent[0], line: each.where, at: first(each.values),
+    })),
+    ...found.ops.map((each: Moved): Row => {
+      const [gone, there] = [each.sign === "-", count(each.values.length, "call")];
+      return {
+        what: each.over ? "collective" : "op", name: title(each.op, each.over, each.values), module: each.module, before: gone ? there : "", now: gone ? "" : each.why || there,
+        why: each.why, bytes: gone ? -each.bytes : each.bytes, line: each.where, at: gone ? -1 : first(each.values),
+      };
+    }),
+    ...Object.entries(found.kernels).map(([name, [before, now]]): Row => ({ ...none, what: "kernel", name, before: before ? count(before, "call") : "", now: now ? count(now, "call") : "" })),
+  ];
+}
+
+/** Values by what they are to the program's caller, as differences.py names them. */
+function interfaceOf(model: Model): Map<string, number> {
+  const found = new Map<string, number>();
+  for (const [at, kind, label] of model.data.outputs) found.set(`${kind} ${label}`, at);
+  for (const at of model.all()) {
+    if (model.op(at) === "input") found.set(`input ${model.name(at)}`, at);
+    else if (model.op(at) === "state") found.set(model.call(at).replaceAll('"', ""), at);
+  }
+  return found;
+}
+
+function summary(found: Comparison): HTMLElement {
+  const units = { bytes, flops, seconds, "": (value: number) => value.toLocaleString("en-US") };
+  const rows = Object.entries(found.totals).map(([name, [was, now]]) => {
+    const text = units[found.units[name] ?? ""];
+    return line(name, text(was), text(now), change(was, now, text));
+  });
+  const over = Object.entries(found.collectives).map(([name, [was, now]]) => {
+    const text = ([many, sent]: [number, number]) => (many ? `${bytes(sent)} in ${many.toLocaleString("en-US")}` : "none");
+    return line(name, text(was), text(now), change(was[1], now[1], bytes));
+  });
+  const { before, now } = found;
+  const head = (name: string, of: typeof before) => h("th", { scope: "col" }, name, h("span", { class: "muted" }, `${of.name} on ${of.mesh}${before.target === now.target ? "" : ` for ${of.target}`}`));
+  return h("table", { class: "summary-table" }, h("thead", {}, h("tr", {}, h("th", { scope: "col" }, ""), head("before", before), head("now", now), h("th", { scope: "col" }, "change"))), h("tbody", {}, ...rows, ...over));
+}
+
+function line(name: string, was: string, now: string, changed: HTMLElement): HTMLElement {
+  return h("tr", {}, h("th", { scope: "row" }, name), h("td", {}, was), h("td", {}, now), changed);
 }
 
 function change(was: number, is: number, text: (value: number) => string): HTMLElement {

@@ -54,9 +54,53 @@ export interface TraceData {
   steps: [number, PartRow[], number[]][];
 }
 
+export interface Changed {
+  op: string;
+  /** a collective's mesh dims */
+  over: string;
+  where: string;
+  module: string;
+  before: string;
+  after: string;
+  sent: [number, number];
+  values: string[];
+}
+
+export interface Moved {
+  sign: "-" | "+";
+  op: string;
+  over: string;
+  where: string;
+  module: string;
+  why: string;
+  bytes: number;
+  values: string[];
+}
+
+interface Head {
+  name: string;
+  mesh: string;
+  target: string;
+}
+
+/** The fields of differences.py, before and now. */
+export interface Comparison {
+  before: Head;
+  now: Head;
+  units: Record<string, "bytes" | "flops" | "seconds">;
+  totals: Record<string, [number, number]>;
+  settings: Record<string, [string, string]>;
+  values: Record<string, [string, string]>;
+  /** how many, and the bytes that a worker sends */
+  collectives: Record<string, [[number, number], [number, number]]>;
+  kernels: Record<string, [number, number]>;
+  layouts: Changed[];
+  ops: Moved[];
+}
+
 export interface PageData {
   title: string;
   plan: PlanData;
   trace: TraceData | null;
-  against: PlanData | null;
+  comparison: Comparison | null;
 }

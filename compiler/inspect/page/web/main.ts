@@ -35,9 +35,9 @@ function start(): void {
     tree: new Tree(model),
     alive: new Alive(model),
     measured: data.trace && new Measured(model, data.trace),
-    against: data.against && new Model(data.against),
+    comparison: data.comparison,
   };
-  const views = VIEWS.filter((view) => view !== "compare" || page.against);
+  const views = VIEWS.filter((view) => view !== "compare" || page.comparison);
   if (!views.includes(store.state.view)) store.set({ view: "graph" });
 
   const shown = new Map<View, Shown>();
@@ -76,7 +76,7 @@ function start(): void {
     memory: () => new MemoryView(page),
     timeline: () => new TimelineView(page),
     source: () => new SourceView(page),
-    compare: () => new CompareView(page, page.against!),
+    compare: () => new CompareView(page, page.comparison!),
   };
   const show = () => {
     const { view } = store.state;

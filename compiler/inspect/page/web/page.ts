@@ -1,6 +1,7 @@
 // What every view is given, and what the page expects of a view.
 
 import type { Alive } from "./alive";
+import type { Comparison } from "./data";
 import type { Measured } from "./measured";
 import type { Model } from "./model";
 import type { Store } from "./store";
@@ -13,7 +14,7 @@ export interface Page {
   alive: Alive;
   store: Store;
   measured: Measured | null;
-  against: Model | null;
+  comparison: Comparison | null;
 }
 
 export interface Shown {

@@ -1,4 +1,4 @@
-"""What the sections ask of a plan's values."""
+"""What is asked of a plan's values wherever they are shown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What differs between two plans, whatever their values are called.
+"""What differs between two plans, whatever their values are called: what `monarchc diff` prints and the page compares.
 
 Values are matched by what they are to their user: the module, the phase, the op and the text of the user's line; among
 those that agree in that, first the ones of equal types, then in the order of the schedule. A line that was edited is
@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from monarch.compiler.cli.sections.values import collectives_of, local_bytes, ops_of, report_of, types_text, where
+from monarch.compiler.inspect.labels import input_names
 from monarch.compiler.inspect.memory import peak
+from monarch.compiler.inspect.values import collectives_of, local_bytes, ops_of, report_of, types_text, where
 from monarch.compiler.plan import Plan, Value
 
 Key = tuple[str, ...]
@@ -21,23 +22,27 @@ Key = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Changed:
-    """Values that lie otherwise now: how many, where, and how."""
+    """Values of one op, line and module that lie otherwise now: their types `before` and `after`, the bytes that a
+    worker sends for them in each plan, and their names in the second. `over` has a collective's mesh dims: "data"."""
 
     op: str
+    over: str
     where: str
     module: str
     before: str
     after: str
+    sent: tuple[int, int]
     values: tuple[str, ...]
-    """Their names in the second plan."""
 
 
 @dataclass(frozen=True)
 class Moved:
-    """Ops that only one of the plans has: `sign` is "-" for the first and "+" for the second."""
+    """Ops that only one of the plans has: `sign` is "-" for the first and "+" for the second, whose names `values` are.
+    `over` has a collective's mesh dims, `bytes` what a worker sends."""
 
     sign: str
     op: str
+    over: str
     where: str
     module: str
     why: str
@@ -106,26 +111,38 @@ def match(a: Plan, b: Plan) -> tuple[list[tuple[Value, Value]], list[Value], lis
 
 
 def _place(value: Value) -> Key:
-    return value.module, value.phase, value.op, ",".join(value.mesh_dims)
+    return value.module, value.phase, value.op, _over(value)
 
 
 def _code(plan: Plan, value: Value) -> str:
     return report_of(plan).lines[value.source].strip() if value.source >= 0 else ""
 
 
+def _over(value: Value) -> str:
+    return ",".join(value.mesh_dims)
+
+
 def _layouts(plan: Plan, pairs: Iterable[tuple[Value, Value]]) -> tuple[Changed, ...]:
-    found: dict[tuple[str, str, str, str, str], list[str]] = {}
+    found: dict[tuple[str, str, str, str, str, str], list[tuple[Value, Value]]] = {}
     for before, after in pairs:
         if types_text(before) != types_text(after):
-            key = (after.op, where(plan, after), after.module, types_text(before), types_text(after))
-            found.setdefault(key, []).append(after.name)
-    return tuple(Changed(*key, tuple(names)) for key, names in found.items())
+            types = types_text(before), types_text(after)
+            key = (after.op, _over(after), where(plan, after), after.module, *types)
+            found.setdefault(key, []).append((before, after))
+    return tuple(
+        Changed(
+            *key,
+            sent=(sum(before.sent for before, _ in group), sum(after.sent for _, after in group)),
+            values=tuple(after.name for _, after in group),
+        )
+        for key, group in found.items()
+    )
 
 
 def _moved(sign: str, plan: Plan, values: Iterable[Value]) -> list[Moved]:
-    found: dict[tuple[str, str, str], list[Value]] = {}
+    found: dict[tuple[str, str, str, str], list[Value]] = {}
     for value in values:
-        found.setdefault((value.op, where(plan, value), value.module), []).append(value)
+        found.setdefault((value.op, _over(value), where(plan, value), value.module), []).append(value)
     made = [
         Moved(sign, *key, group[0].why, sum(value.sent for value in group), tuple(value.name for value in group))
         for key, group in found.items()
@@ -134,8 +151,6 @@ def _moved(sign: str, plan: Plan, values: Iterable[Value]) -> list[Moved]:
 
 
 def _interface(plan: Plan) -> dict[str, str]:
-    from monarch.compiler.cli.feed import input_names
-
     found = {}
     for name, spec in zip(input_names(plan), plan.inputs, strict=True):
         if spec.kind in ("input", "state"):
@@ -148,7 +163,7 @@ def _interface(plan: Plan) -> dict[str, str]:
 def _collectives(plan: Plan) -> dict[str, tuple[int, int]]:
     found: dict[str, tuple[int, int]] = {}
     for value in collectives_of(plan):
-        name = f"{value.op} over {','.join(value.mesh_dims)}"
+        name = f"{value.op} over {_over(value)}"
         number, sent = found.get(name, (0, 0))
         found[name] = (number + 1, sent + value.sent)
     return found
@@ -177,6 +192,14 @@ _TOTALS: dict[str, Callable[[Plan], float]] = {
     "flops": lambda plan: sum(value.flops for value in ops_of(plan)),
     "estimated seconds": lambda plan: sum(value.seconds for value in ops_of(plan)),
 }
+UNITS = {
+    "bytes sent": "bytes",
+    "inputs and state": "bytes",
+    "peak memory": "bytes",
+    "flops": "flops",
+    "estimated seconds": "seconds",
+}
+"""What the totals are, for those that are no plain counts."""
 _SETTINGS: dict[str, Callable[[Plan], str]] = {
     "name": lambda plan: plan.name,
     "mesh": lambda plan: str(plan.mesh),
