@@ -77,7 +77,14 @@ def _show(out: Console, a: Plan, b: Plan, found: Differences) -> None:
             out,
             [">", "op", "~where", "~module", "~before", "~after"],
             [
-                (f"{len(c.values)} ×" if len(c.values) > 1 else "", _op(c.op, c.over), c.where, c.module, c.before, c.after)
+                (
+                    f"{len(c.values)} ×" if len(c.values) > 1 else "",
+                    _op(c.op, c.over),
+                    c.where,
+                    c.module,
+                    c.before,
+                    c.after,
+                )
                 for c in found.layouts[:_SHOWN]
             ],
         )
@@ -85,7 +92,15 @@ def _show(out: Console, a: Plan, b: Plan, found: Differences) -> None:
     if found.ops:
         heading(out, "ops", "- only before, + only after")
         ops = [
-            _op_row(entry.sign, _op(entry.op, entry.over), len(entry.values), entry.bytes, entry.where, entry.module, entry.why)
+            _op_row(
+                entry.sign,
+                _op(entry.op, entry.over),
+                len(entry.values),
+                entry.bytes,
+                entry.where,
+                entry.module,
+                entry.why,
+            )
             for entry in found.ops[:_SHOWN]
         ]
         table(out, ["", "op", ">", ">bytes", "~where", "~module", "~why"], ops)

@@ -80,7 +80,9 @@ def test_as_json(compiled: dict[str, Plan], monarchc: Run) -> None:
 @pytest.mark.parametrize("other", ["moved", "replicated", "deeper"])
 def test_the_page_compares_by_the_same_rule(compiled: dict[str, Plan], monarchc: Run, other: str) -> None:
     monarchc("inspect", f"{other}.mplan", "--html", "page.html", "--against", "mlp.mplan")
-    (text,) = re.findall(r'<script type="application/json"[^>]*>(.*?)</script>', Path("page.html").read_text(), re.DOTALL)
+    (text,) = re.findall(
+        r'<script type="application/json"[^>]*>(.*?)</script>', Path("page.html").read_text(), re.DOTALL
+    )
     on_the_page = json.loads(text)["comparison"]
     shown = json.loads(monarchc("diff", "mlp.mplan", f"{other}.mplan", "--json").out)
     assert shown.pop("differ") is (other != "moved") and not shown.pop("same_program")

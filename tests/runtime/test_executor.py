@@ -136,7 +136,7 @@ def test_calls_return_before_the_work_is_done_and_run_far_ahead(executor: LocalE
     ahead = 0
     for _ in range(3 * MAX_UNDER_WAY):
         (handle,) = executor.run(plan, [handle])
-        ahead = max(ahead, executor._state.next_command - executor._signals.all_done())
+        ahead = max(ahead, executor._state.next_command - executor._connection.signals.all_done())
     assert ahead <= MAX_UNDER_WAY + 64  # each step frees a handle, which takes a command of its own
     assert torch.equal(executor.shards(handle, [3])[0], torch.full((64, 64), 3.0 * MAX_UNDER_WAY))
 

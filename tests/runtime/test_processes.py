@@ -18,8 +18,9 @@ import pytest
 import torch
 
 from monarch.compiler.plan import DeviceMeshError, Handle, MeshSpec, MonarchError
-from monarch.runtime import controller, memory, processes, start_local
-from monarch.runtime.controller import MAX_UNDER_WAY, WORKERS_PER_CORE, LocalExecutor
+from monarch.runtime import connection, memory, processes, start_local
+from monarch.runtime.connection import WORKERS_PER_CORE
+from monarch.runtime.controller import MAX_UNDER_WAY, LocalExecutor
 from tests.runtime.building import Building, each, whole
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -302,7 +303,7 @@ def test_a_fresh_interpreter_where_forking_is_out_of_the_question(monkeypatch: p
     monkeypatch.setattr(processes, "can_fork", lambda: False)
     warm = processes.WarmParent()
     try:
-        monkeypatch.setattr(controller, "warm_parent", lambda: warm)
+        monkeypatch.setattr(connection, "warm_parent", lambda: warm)
         with LocalExecutor(MeshSpec.of(data=2)) as executor:
             pids = executor.worker_pids()
             executor.wait(all_reduces(executor, 3))
