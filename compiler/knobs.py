@@ -2,6 +2,7 @@
 
 `MONARCH_LOG=passes,plan,commands`  what to print to standard error
 `MONARCH_DUMP=dir`                  write the graph before and after each pass, with a diff
+`MONARCH_CACHE=dir`                 where built kernels are kept; ~/.cache/monarch without it
 `MONARCH_VERIFY=1`                  run the verifier between passes (on in tests)
 """
 
@@ -18,6 +19,11 @@ def log_topics() -> frozenset[str]:
 def dump_folder() -> Path | None:
     folder = os.environ.get("MONARCH_DUMP", "")
     return Path(folder) if folder else None
+
+
+def cache_folder() -> Path:
+    folder = os.environ.get("MONARCH_CACHE", "")
+    return Path(folder) if folder else Path.home() / ".cache" / "monarch"
 
 
 def verify() -> bool:

@@ -1,0 +1,1 @@
+"""Kernels in C++, for workers that compute on a CPU."""

@@ -1,0 +1,127 @@
+"""From C++ source to a shared object, once a host: built objects lie on disk under the hash of all that they depend on.
+
+The key is made of the source, the flags, the compiler's file and this host's processor, so that an object built for
+another processor (a home folder shared by unlike hosts) or by another compiler is never loaded. An object appears under
+its name all at once, by a rename; processes that build the same one at the same time each rename theirs, and all are
+the same. Objects are code: the folder belongs to the user and nobody else can enter it, or it is not used.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import shutil
+import stat
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from monarch.compiler import knobs
+from monarch.compiler.errors import MonarchError
+
+COMPILERS = ("g++", "clang++")
+"""In the order of preference. Any C++17 compiler that knows these flags would do."""
+
+FLAGS = (
+    "-std=c++17 -O3 -march=native -shared -fPIC -fvisibility=hidden -fopenmp-simd -fno-math-errno -fno-trapping-math "
+    # a * b + c keeps its two roundings, as in ATen; kernels that want one ask for it by name.
+    "-ffp-contract=off"
+).split()
+
+_SECONDS = 300
+
+
+class BuildError(MonarchError):
+    """A kernel that the compiler of this host does not take, or a cache folder that cannot be trusted."""
+
+
+@dataclass(frozen=True)
+class Compiler:
+    """A C++ compiler of this host: its path, and what tells it from another one that may stand there later."""
+
+    path: str
+    identity: str
+
+
+@functools.cache
+def find_compiler() -> Compiler | None:
+    """The C++ compiler of this host; None where there is none."""
+    for name in COMPILERS:
+        if (path := shutil.which(name)) is not None:
+            real = os.path.realpath(path)
+            about = os.stat(real)
+            return Compiler(path, f"{real} {about.st_size} {about.st_mtime_ns}")
+    return None
+
+
+def build(source: str, compiler: Compiler, folder: Path | None = None) -> Path:
+    """The shared object of a source, from the cache or freshly built.
+
+    `folder` is the cache, by default that of `knobs.cache_folder()`. Raises BuildError, with the compiler's words.
+    """
+    folder = _private(knobs.cache_folder() / "kernels" if folder is None else folder)
+    target = folder / f"{_key(source, compiler)}.so"
+    if _is_ours(target):
+        return target
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".building-") as work:
+        text, made = Path(work, "kernels.cpp"), Path(work, "kernels.so")
+        text.write_text(source)
+        _run([compiler.path, *FLAGS, "-o", str(made), str(text)])
+        os.chmod(made, 0o700)
+        os.replace(made, target)
+    return target
+
+
+def _key(source: str, compiler: Compiler) -> str:
+    digest = hashlib.sha256()
+    for part in (source, " ".join(FLAGS), compiler.identity, _processor()):
+        digest.update(hashlib.sha256(part.encode()).digest())
+    return digest.hexdigest()
+
+
+@functools.cache
+def _processor() -> str:
+    """What -march=native depends on: the first processor's model and features, as the kernel tells them."""
+    names = ("vendor_id", "cpu family", "model", "stepping", "flags", "Features", "CPU implementer", "CPU part")
+    try:
+        first = Path("/proc/cpuinfo").read_text().split("\n\n")[0]
+    except OSError:
+        return " ".join(os.uname())
+    return "\n".join(line for line in first.splitlines() if line.split("\t")[0].strip(" :") in names)
+
+
+def _private(folder: Path) -> Path:
+    """The folder, made if need be. Raises BuildError unless it is the user's own and closed to others."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        about = os.lstat(folder)
+    except OSError as error:
+        raise BuildError(
+            f"cannot use {folder} for built kernels: {error.strerror}", hint="see MONARCH_CACHE."
+        ) from error
+    if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.getuid() or about.st_mode & 0o077:
+        raise BuildError(
+            f"{folder} holds built kernels, and others than you can write or read there",
+            hint=f"make it your own: chmod 700 {folder}, or name another folder in MONARCH_CACHE.",
+        )
+    return folder
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether a built object is there, a plain file that only the user can have written."""
+    try:
+        about = os.lstat(path)
+    except FileNotFoundError:
+        return False
+    return stat.S_ISREG(about.st_mode) and about.st_uid == os.getuid() and not about.st_mode & 0o022
+
+
+def _run(command: list[str]) -> None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, stdin=subprocess.DEVNULL)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise BuildError(f"cannot run {command[0]}: {error}") from error
+    if done.returncode:
+        raise BuildError(f"{command[0]} does not compile a kernel:\n{done.stderr.strip()[:2000]}")
