@@ -10,7 +10,11 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from monarch.compiler.sizes import format_bytes
+
 WIDTH = 100
+
+size = format_bytes
 
 STYLES = {"input": "cyan", "state": "green", "forward": "", "backward": "magenta", "update": "yellow"}
 
@@ -93,14 +97,6 @@ def _fold(text: Text, width: int) -> list[Text]:
 def pairs(out: Console, rows: Iterable[Sequence[object]]) -> None:
     """What something is, and its value."""
     table(out, ["", "~"], rows)
-
-
-def size(count: float) -> str:
-    """Bytes for people: `1.5 MiB`."""
-    unit = 0
-    while abs(count) >= 1024 and unit < 4:
-        count, unit = count / 1024, unit + 1
-    return f"{int(count)} B" if unit == 0 else f"{count:.1f} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[unit]}"
 
 
 def duration(seconds: float) -> str:

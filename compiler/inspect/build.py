@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import linecache
-import math
 import re
 
-import torch
 from torch import fx
 
 from monarch.compiler import ops
-from monarch.compiler.costs import bytes_sent, local_bytes
+from monarch.compiler.costs import node_work
 from monarch.compiler.errors import GraphError
 from monarch.compiler.graph import Graph, args_of
-from monarch.compiler.inspect.estimate import collective_seconds, op_seconds
 from monarch.compiler.inspect.memory import footprint
-from monarch.compiler.partition.cost import VIEWS, matrix_flops
 from monarch.compiler.partition.decide import Decided
 from monarch.compiler.plan.plan import Plan
 from monarch.compiler.plan.report import Decision, Report, Value
-from monarch.compiler.rules import tensor_operands
 from monarch.compiler.text import op_name, parse_graph, print_call
 from monarch.compiler.types import TensorType
 
@@ -90,7 +85,7 @@ class _Builder:
         frees = self.memory.gives[at]
         if at and self.plan.instructions[at - 1].op == "commit":
             frees += self.memory.gives[at - 1]  # nothing is taken in between, so the peak is right too
-        flops, moved, seconds, sent = self.work(node, self.memory.takes[at])
+        flops, moved, seconds, sent = node_work(self.graph, node, self.plan.target, self.memory.takes[at])
         dims = tuple(args_of(node)[1]) if ops.is_collective(node.target) else ()
         phase = self.phases[node]
         return Value(
@@ -138,29 +133,6 @@ class _Builder:
         """A sentence with its values called by the names that they have now."""
         now = {name: self.nodes[self.keys[key]].name for name, key in named if key in self.keys}
         return re.sub(r"%(\w+)", lambda match: f"%{now.get(match[1], match[1])}", text) if now else text
-
-    def work(self, node: fx.Node, takes: int) -> tuple[float, int, float, int]:
-        """Operations, bytes of local memory, estimated seconds, and bytes sent."""
-        graph, plan = self.graph, self.plan
-        if ops.is_collective(node.target):
-            sent = bytes_sent(graph, node)
-            workers = math.prod(plan.mesh.sizes[name] for name in args_of(node)[1])
-            moved = sum(local_bytes(graph, each.meta["type"]) for each in args_of(node)[0])
-            moved += sum(local_bytes(graph, each) for each in _types(node))
-            return 0.0, moved, collective_seconds(plan.target, ops.name_of(node.target), sent, workers), sent
-        packet = getattr(node.target, "overloadpacket", node.target)
-        made = [each for each in _types(node) if each is not None]
-        dtype = made[0].dtype if made else torch.float32
-        if op_name(node.target) == "getitem" or (packet in VIEWS and not takes):
-            return 0.0, 0, 0.0 if op_name(node.target) == "getitem" else op_seconds(plan.target, dtype, 0.0, 0), 0
-        operands = [each.meta["type"] for each in tensor_operands(node)]
-        read = [graph.local_shape(each) for each in operands]
-        results = [() if each is None else graph.local_shape(each) for each in _types(node)]
-        flops = matrix_flops(packet, read, results) if read and results else 0.0
-        if not flops and packet not in VIEWS and dtype.is_floating_point:
-            flops = float(max([math.prod(shape) for shape in (*read, *results)], default=0))  # one an element
-        moved = sum(local_bytes(graph, each) for each in (*operands, *made))
-        return flops, moved, op_seconds(plan.target, dtype, flops, moved), 0
 
 
 def _types(node: fx.Node) -> tuple[TensorType | None, ...]:
