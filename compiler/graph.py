@@ -128,6 +128,14 @@ class Graph:
         """A graph with the same name, mesh and constants and no nodes: what a pass fills."""
         return Graph(self.name, self.mesh, FxGraph(), self.partitioned, dict(self.constants))
 
+    def copy(self) -> Graph:
+        """The same graph in nodes of its own, with the names, the order and what the nodes carry."""
+        copy = self.empty_like()
+        nodes: dict[Node, Node] = {}
+        for node in self.fx.nodes:
+            nodes[node] = copy.fx.node_copy(node, lambda n: nodes[n])
+        return copy
+
     def __str__(self) -> str:
         from monarch.compiler.text import print_graph
 

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from monarch.compiler import knobs
 from monarch.compiler.errors import MonarchError
@@ -61,7 +60,7 @@ def run_passes(graph: Graph, names: Sequence[str], *, progress: Progress | None 
     """The graph after some passes, by name (see PASSES). The argument is not changed.
 
     Raises MonarchError for a name that is no pass, and what the passes raise."""
-    graph = _copy(graph)
+    graph = graph.copy()
     for name in names:
         for step in _passes_named(name, graph):
             graph = _run([step], graph, {}, progress)
@@ -86,7 +85,7 @@ def _passes_named(name: str, graph: Graph) -> list[Pass]:
 
 def partition_graph(graph: Graph) -> Graph:
     """A traced graph, partitioned for its mesh. The argument is not changed. Raises LayoutError and RuleError."""
-    graph = _copy(graph)
+    graph = graph.copy()
     return _run(pipeline(graph), graph, {})
 
 
@@ -98,7 +97,7 @@ def compile_graph(graph: Graph, *, report: bool = False, target: str = "cpu", pr
     """
     check_target(target)
     seconds: dict[str, float] = {}
-    partitioned = _copy(graph)
+    partitioned = graph.copy()
     if report:
         mark_traced(partitioned)
     partitioned = _run(pipeline(partitioned, report=report), partitioned, seconds, progress)
@@ -116,14 +115,6 @@ def compile_graph(graph: Graph, *, report: bool = False, target: str = "cpu", pr
     if "plan" in knobs.log_topics():
         print(f"monarch: {graph.name}: the plan\n{plan.graph}", file=sys.stderr)
     return replace(plan, costs={**plan.costs, "seconds": seconds})
-
-
-def _copy(graph: Graph) -> Graph:
-    copy = graph.empty_like()
-    nodes: dict[Any, Any] = {}
-    for node in graph.fx.nodes:
-        nodes[node] = copy.fx.node_copy(node, lambda n: nodes[n])
-    return copy
 
 
 def _run(steps: list[Pass], graph: Graph, seconds: dict[str, float], progress: Progress | None = None) -> Graph:

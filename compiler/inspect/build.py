@@ -11,7 +11,7 @@ from monarch.compiler import ops
 from monarch.compiler.costs import node_work
 from monarch.compiler.errors import GraphError
 from monarch.compiler.graph import Graph, args_of
-from monarch.compiler.inspect.memory import footprint
+from monarch.compiler.inspect.memory import footprint, types_of
 from monarch.compiler.partition.decide import Decided
 from monarch.compiler.plan.plan import Plan
 from monarch.compiler.plan.report import Decision, Report, Value
@@ -55,8 +55,7 @@ class _Builder:
                     self.keys.setdefault(key, number)
         self.phases = _phases(graph)
         self.owners = _owners(graph)
-        types = {at: _types(node) for node, at in self.instruction.items()}
-        self.memory = footprint(plan, types)
+        self.memory = footprint(plan, types_of(graph, plan))
 
     def run(self) -> Report:
         values = tuple([self.placeholder(node) for node in self.graph.placeholders])

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from monarch.compiler.errors import MonarchError
+from monarch.compiler.graph import Graph
 from monarch.compiler.plan.local_ops import LOCAL_OPS
 from monarch.compiler.plan.plan import Instruction, Plan, Slot
 from monarch.compiler.text import find_op
@@ -61,18 +62,52 @@ class Footprint:
     takes: list[int]
     gives: list[int]
 
+    @property
+    def peak(self) -> tuple[int, int]:
+        """The most bytes held at once, and the number of the first instruction at which they are; -1 for before all."""
+        total = most = sum(self.inputs.values())
+        at = -1
+        for number, (taken, given) in enumerate(zip(self.takes, self.gives, strict=True)):
+            total += taken
+            if total > most:
+                most, at = total, number
+            total -= given
+        return most, at
 
-def footprint(plan: Plan, types: Mapping[int, tuple[TensorType | None, ...]]) -> Footprint:
-    """Follow a plan's buffers. `types` has the types of what each instruction gives, by its number, for ops that torch
-    cannot carry out without data."""
+
+Types = Mapping[int, tuple[TensorType | None, ...]]
+"""The types of what each instruction gives, by its number, for ops that torch cannot carry out without data."""
+
+
+def footprint(plan: Plan, types: Types) -> Footprint:
+    """Follow a plan's buffers."""
     with torch.no_grad():
         return _Follower(plan, types).run()
+
+
+def alive(plan: Plan, types: Types, at: int) -> dict[int, int]:
+    """The buffers that a worker holds as instruction `at` is done (-1: before all of them), before anything is freed
+    behind it: bytes by the slot of the value that took them."""
+    with torch.no_grad():
+        follower = _Follower(plan, types)
+        follower.run(stop=at)
+        return follower.alive
+
+
+def types_of(graph: Graph, plan: Plan) -> Types:
+    """The types for `footprint`, from the graph that `emit_plan` made the plan of."""
+    made_by = [number for number, instruction in enumerate(plan.instructions) if instruction.op != "commit"]
+    found = {}
+    for number, node in zip(made_by, graph.calls, strict=True):
+        types = node.meta["type"]
+        found[number] = types if isinstance(types, tuple) else (types,)
+    return found
 
 
 @dataclass
 class _Follower:
     plan: Plan
-    types: Mapping[int, tuple[TensorType | None, ...]]
+    types: Types
     slots: dict[int, Any] = field(default_factory=dict)
     counts: dict[int, int] = field(default_factory=dict)
     """How often each buffer is held."""
@@ -81,25 +116,38 @@ class _Follower:
     """Sizes of the buffers that nothing holds any more."""
     kept: list[torch.Tensor] = field(default_factory=list)
     """What the worker holds through the step: a buffer is known by its address, so it must not go."""
+    takers: dict[int, int] = field(default_factory=dict)
+    """The slot of the value that took each buffer."""
 
-    def run(self) -> Footprint:
+    @property
+    def alive(self) -> dict[int, int]:
+        found: dict[int, int] = {}
+        for buffer, size in self.sizes.items():
+            slot = self.takers[buffer]
+            found[slot] = found.get(slot, 0) + size
+        return found
+
+    def run(self, stop: int | None = None) -> Footprint:
+        """Follow the plan, up to the end of instruction `stop` where one is given."""
         plan = self.plan
         inputs: dict[int, int] = {}
         until_commit: list[torch.Tensor] = []
         for spec, donated in zip(plan.inputs, plan.donated, strict=True):
             value = _empty(spec.type.local_shape(plan.mesh), spec.type.dtype)
-            inputs[spec.slot] = self.hold(value)
+            inputs[spec.slot] = self.hold(value, spec.slot)
             self.slots[spec.slot] = value
             if spec.kind in ("input", "state"):
-                self.hold(value)
+                self.hold(value, spec.slot)
                 (until_commit if donated else self.kept).append(value)
         for label, slot in plan.constant_slots.items():
             value = _empty(tuple(plan.constants[label].shape), plan.constants[label].dtype)
-            inputs[slot] = self.hold(value)
-            self.hold(value)
+            inputs[slot] = self.hold(value, slot)
+            self.hold(value, slot)
             self.kept.append(value)
             self.slots[slot] = value
         takes, gives = [], []
+        if stop == -1:
+            return Footprint(inputs, takes, gives)
         for number, instruction in enumerate(plan.instructions):
             taken = 0
             if instruction.op == "commit":
@@ -108,8 +156,10 @@ class _Follower:
                 until_commit = []
             else:
                 value = self.result(number, instruction)
-                taken = self.hold(value)
+                taken = self.hold(value, instruction.out)
                 self.slots[instruction.out] = value
+            if number == stop:
+                break
             for slot in instruction.free:
                 self.drop(self.slots.pop(slot, None))
             takes.append(taken)
@@ -119,8 +169,8 @@ class _Follower:
 
     # -- buffers ---------------------------------------------------------------------------------------------------
 
-    def hold(self, value: Any) -> int:
-        """Hold a value's buffers once more; gives the bytes of those that were not held before."""
+    def hold(self, value: Any, slot: int) -> int:
+        """Hold a slot's buffers once more; gives the bytes of those that were not held before."""
         new = 0
         for tensor in _tensors(value):
             storage = tensor.untyped_storage()
@@ -128,6 +178,7 @@ class _Follower:
             self.counts[storage._cdata] = count + 1
             if not count:
                 self.sizes[storage._cdata] = storage.nbytes()
+                self.takers[storage._cdata] = slot
                 new += storage.nbytes()
         return new
 

@@ -100,7 +100,7 @@ class _Emitter:
 
     def find_roots(self) -> None:
         for node in self.graph.fx.nodes:
-            self.roots[node] = self.roots[viewed] if (viewed := _viewed(node)) is not None else node
+            self.roots[node] = self.roots[viewed] if (viewed := viewed_operand(node)) is not None else node
             packet = getattr(node.target, "overloadpacket", None)
             if packet in OVERLAPPING or (viewed is not None and viewed in self.overlapping):
                 self.overlapping.add(node)
@@ -197,13 +197,13 @@ class _Emitter:
             yield ValueSpec("state", label, type_, self.slots[node])
 
 
-def _viewed(node: fx.Node) -> fx.Node | None:
+def viewed_operand(node: fx.Node) -> fx.Node | None:
     """The operand whose memory the node's result shares, or may share."""
     if node.op != "call_function":
         return None
     if node.target is operator.getitem:
         producer = args_of(node)[0]
-        return _viewed(producer)
+        return viewed_operand(producer)
     if node.target in MAY_ALIAS:
         return args_of(node)[0]
     schema = getattr(node.target, "_schema", None)
