@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from monarch.compiler.errors import MonarchError, Source
+from monarch.compiler.partition.decide import LAYOUT_LINE
 from monarch.compiler.plan.plan import Plan
 from monarch.compiler.plan.report import Decision, Report, Value
 
@@ -34,8 +35,9 @@ class Cause:
 
     @property
     def said(self) -> bool:
-        """Whether the user said it: an input's or a state's layout, or a layout() line."""
-        return not self.decision.rule and not self.decision.causes
+        """Whether the user said it: an input's or a state's layout, or a layout() line, also where the value lay so
+        before."""
+        return (not self.decision.rule and not self.decision.causes) or LAYOUT_LINE in self.decision.why
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import fx
@@ -15,6 +15,9 @@ from monarch.compiler.partition.options import Alternative, Options
 from monarch.compiler.plan.report import Alternative as Reported
 from monarch.compiler.rules import PARTIAL, Strategy
 from monarch.compiler.types import Layout, Placement, TensorType
+
+LAYOUT_LINE = "layout() at "
+"""How a reason names a line of the user's: the line's place follows."""
 
 
 @dataclass(frozen=True)
@@ -65,12 +68,19 @@ def decide_alone(graph: Graph, mesh_dim: str) -> None:
 
 
 def pass_on(node: fx.Node, value: fx.Node) -> None:
-    """`value` takes the place of the layout() `node`: causes that name it mean the value now."""
+    """`value` takes the place of the layout() `node`: causes that name it mean the value now. Where `value` is the
+    program's own, and lay so already, its decisions tell that the user said so."""
     if "key" not in node.meta:
         return
     value.meta["stands_for"] = (*value.meta.get("stands_for", ()), node.meta["key"], *node.meta.get("stands_for", ()))
     if "traced" not in value.meta:
         value.meta["decisions"] = node.meta.get("decisions", ())
+        return
+    said = f"{LAYOUT_LINE}{node.meta['source']} says so too"
+    value.meta["decisions"] = tuple(
+        replace(own, why=f"{own.why}; {said}") if bound.why.startswith(LAYOUT_LINE) else own
+        for own, bound in zip(value.meta.get("decisions", ()), node.meta.get("decisions", ()), strict=True)
+    )
 
 
 def _append(node: fx.Node, decided: Decided) -> None:
@@ -99,7 +109,7 @@ class _Decider:
         others = self.alternatives(node, chosen)
         exact = self.choice.exact
         if node.target is ops.constrain:
-            return Decided(self.dim, "", "", f"layout() at {node.meta['source']} says {args_of(node)[1]}")
+            return Decided(self.dim, "", "", f"{LAYOUT_LINE}{node.meta['source']} says {args_of(node)[1]}")
         if node.target is operator.getitem:
             (producer,) = self.options.operands[node]
             why = f"one of the results of %{producer.name}, which gives it so"

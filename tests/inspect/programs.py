@@ -64,3 +64,21 @@ def megatron() -> Plan:
 
     plan: Plan = mlp.compile(torch.randn(8, 64))
     return plan
+
+
+@cache
+def laid_out() -> Plan:
+    """layout() lines where the value lay so already: of an input, and of a result."""
+    mesh = Mesh.abstract(data=4, model=2)
+    up = monarch.distribute(torch.randn(64, 256), mesh, "[-, @model]")
+    down = monarch.distribute(torch.randn(256, 64), mesh, "[@model, -]")
+
+    @monarch.program
+    def mlp(x: "f32[8@data, 64]") -> torch.Tensor:
+        x = monarch.layout(x, "[@data, -]")
+        hidden = torch.relu(x @ up)
+        hidden = monarch.layout(hidden, "[@data, @model]")
+        return hidden @ down
+
+    plan: Plan = mlp.compile(torch.randn(8, 64))
+    return plan

@@ -12,7 +12,7 @@ from monarch.compiler.inspect.why import Cause, explain
 from monarch.compiler.pipeline import compile_graph
 from monarch.compiler.plan import Plan
 from monarch.compiler.text import parse_graph
-from tests.inspect.programs import megatron, training_plan
+from tests.inspect.programs import laid_out, megatron, training_plan
 
 EXPECTED = Path(__file__).with_name("why")
 
@@ -39,6 +39,23 @@ def test_a_chain_ends_where_the_user_said_so() -> None:
     (said,) = leaves(by_dim["data"])
     assert said.said and said.decision.why.startswith("layout() at programs.py:")
     assert said.source is not None and said.line == 'x = monarch.layout(x, "[@data, -]")'
+
+
+def test_a_layout_line_is_a_cause_also_where_the_value_lay_so() -> None:
+    plan = laid_out()
+    assert plan.report is not None and len([value for value in plan.report.values if value.mesh_dims]) == 1
+    for name in ("x", "relu"):
+        for chain in explain(plan, name).chains:
+            assert chain.said
+            assert re.search(r"; layout\(\) at programs\.py:\d+:\d+ says so too$", chain.decision.why), (
+                chain.decision.why
+            )
+    assert "the layout that input 0 was given says so: [@data, -]; layout() at" in str(explain(plan, "x"))
+    model = explain(plan, "mm_1").chains[1]
+    relu = next(cause for cause in model.causes if cause.name == "relu")
+    assert relu.said and [cause.name for cause in relu.causes] == ["mm"]
+    assert relu.decision.why in str(explain(plan, "mm_1"))
+    assert "layout()" not in str(explain(plan, "mm"))[: str(explain(plan, "mm")).index("because")]
 
 
 def test_a_collective_names_both_sides() -> None:

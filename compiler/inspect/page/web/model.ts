@@ -124,6 +124,11 @@ export class Model {
     if (types.length === 1) return types[0]?.text ?? "nothing";
     return types.length ? `${types[0]?.text ?? "nothing"} and ${types.length - 1} more` : "nothing";
   }
+  /** All of its types, as the graph's text has them. */
+  fullType(at: number): string {
+    const types = this.typesOf(at).map((type) => type?.text ?? "none");
+    return types.length === 1 && !this.isCollective(at) ? types[0]! : `(${types.join(", ")})`;
+  }
   isInput(at: number): boolean {
     return INPUTS.has(this.op(at));
   }

@@ -1,20 +1,26 @@
 // What is known of the selection: a value, a group, or the whole plan.
 
-import { type Child, h, replace } from "./dom";
+import { add, type Child, h, replace } from "./dom";
 import { bytes, count, flops, seconds } from "./format";
 import { hue, kindOf, localBytes, localShape, ranges, shards, swatch } from "./layouts";
-import { type Decision, type Model, PHASES, place, type TensorType } from "./model";
+import { type Model, PHASES, place, type TensorType } from "./model";
 import type { Page } from "./page";
+import { lineOf } from "./search";
 import type { Group } from "./tree";
+import { type Cause, type Line, lines, type Moved, Why } from "./why";
 
 const LISTED = 12;
+/** Tensors of a collective whose chains are shown at once. */
+const TOLD = 2;
 
 export class Panel {
   readonly element = h("aside", { class: "panel", "aria-label": "The selection", tabindex: -1 });
   private readonly model: Model;
+  private readonly reasons: Why;
 
   constructor(private readonly page: Page) {
     this.model = page.model;
+    this.reasons = new Why(page.model);
     page.store.on((state, before) => {
       if (state.value !== before.value || state.group !== before.group) this.element.scrollTop = 0;
       if (state.value !== before.value || state.group !== before.group || state.point !== before.point) this.update();
@@ -50,7 +56,7 @@ export class Panel {
   private value(at: number): Child[] {
     const { model } = this;
     const type = model.type(at);
-    const values = model.data.values;
+    const dims = model.decisions(at).map((decision) => decision.dim);
     return [
       h(
         "header",
@@ -60,11 +66,10 @@ export class Panel {
         h("p", { class: "chips" }, h("span", { class: `chip ${PHASES[model.phase(at)]}` }, PHASES[model.phase(at)] ?? ""), model.isCollective(at) && h("span", { class: "chip collective" }, `⇄ ${model.dimNames(at)}`), model.module(at) && this.moduleChip(at)),
       ),
       this.sourceSection(at),
-      model.why(at) ? section("Why it is here", h("p", { class: "why" }, model.why(at))) : null,
+      this.presence(at),
       this.costs(at),
       type ? section("Layout", ...this.layout(at, type)) : null,
-      values.decisions[at]!.length ? section("Why it lies so", ...model.decisions(at).map((decision) => this.decision(decision))) : null,
-      values.decisions[at]!.length ? section("Chain of causes", this.chain(at)) : null,
+      dims.length ? section("Why it lies so", ...this.reasons.chains([at], dims).map((chain) => this.decision(chain))) : null,
       section(`Reads (${model.reads(at).length})`, this.links(model.reads(at), "Nothing: it comes from outside.")),
       section(`Read by (${model.readers[at]!.length})`, this.links(model.readers[at]!, "Nothing else in the plan.")),
     ];
@@ -124,41 +129,67 @@ export class Panel {
     return [type.shape.length ? shards(model, type, point) : null, definitions(facts)];
   }
 
-  private decision(decision: Decision): HTMLElement {
+  /** Why the compiler added a value: what it moves, from where to where, and why both lie so. */
+  private presence(at: number): HTMLElement | null {
     const { model } = this;
+    const moved = this.reasons.moved(at);
+    if (!moved.length) return model.why(at) ? section("Why it is here", h("p", { class: "why" }, model.why(at))) : null;
+    const together = moved.length > TOLD && h("p", { class: "muted" }, `${moved.length} tensors travel together: select one of the results for its whole story.`);
+    return section("Why it is here", ...moved.map((each) => this.movement(each, moved.length <= TOLD)), together);
+  }
+
+  private movement(moved: Moved, whole: boolean): HTMLElement {
+    const facts: [string, Child][] = [["from", h("code", {}, moved.before)], ["to", h("code", {}, moved.after)]];
+    const told = h("div", { class: "movement" }, h("p", { class: "why" }, moved.why || "The compiler added it."), definitions(facts));
+    if (!whole) return told;
+    const more = moved.takers.length - 1;
+    add(
+      told,
+      ...moved.valueChains.map((chain) => this.decision(chain, [this.link(chain.value)])),
+      ...moved.takerChains.map((chain) => this.decision(chain, [this.link(chain.value), " takes it"], moved.value)),
+      more > 0 && h("p", { class: "muted" }, `and ${count(more, "more takes", "more take")} it`),
+    );
+    return told;
+  }
+
+  /** What decided on one mesh dim, the alternatives, and the way back to what the user said. `apart` is told already. */
+  private decision(chain: Cause, title: Child[] = [], apart = -1): HTMLElement {
+    const { model } = this;
+    const { decision } = chain;
     const mark = h("span", { class: "dot", "aria-hidden": "true" });
     mark.style.background = hue(decision.dim);
     const rows = decision.alternatives.map((alternative, at) =>
       h("tr", { class: at === 0 ? "chosen" : "" }, h("td", {}, at === 0 ? "✓" : ""), h("td", {}, h("code", {}, alternative.text)), h("td", { class: "number" }, at === 0 ? "chosen" : alternative.extra ? `+${bytes(alternative.extra)}` : "as dear")),
     );
+    const causes = chain.causes.filter((cause) => cause.value !== apart);
     return h(
       "div",
       { class: "decision" },
-      h("h4", {}, mark, model.dimName(decision.dim), decision.factor ? h("span", { class: "muted" }, ` factor ${decision.factor}`) : null, !decision.exact && h("span", { class: "chip", title: "The search was cut short here: a cheaper whole program may exist." }, "not proven cheapest")),
+      h("h4", {}, ...title, title.length > 0 && h("span", { class: "muted" }, " on "), mark, model.dimName(decision.dim), decision.factor ? h("span", { class: "muted" }, ` factor ${decision.factor}`) : null, !decision.exact && h("span", { class: "chip", title: "The search was cut short here: a cheaper whole program may exist." }, "not proven cheapest")),
       decision.why ? h("p", { class: "why" }, decision.why) : null,
       decision.rule ? h("p", {}, h("span", { class: "muted" }, "rule "), h("code", {}, decision.rule)) : null,
       rows.length > 0 && h("table", { class: "alternatives" }, h("caption", {}, "Alternatives, and how much dearer the best program with each is"), h("tbody", {}, ...rows)),
+      causes.length > 0 && h("ul", { class: "chain" }, ...causes.flatMap((cause) => this.chain(lines(cause)))),
     );
   }
 
-  /** The causes of the layout, and theirs, as a tree that opens downward. */
-  private chain(at: number): HTMLElement {
-    const seen = new Set<number>([at]);
-    const level = (value: number, depth: number): HTMLElement | null => {
-      const rows: HTMLElement[] = [];
-      for (const decision of this.model.decisions(value)) {
-        for (const cause of decision.causes) {
-          if (cause >= this.model.size) continue;
-          const again = seen.has(cause);
-          seen.add(cause);
-          const mark = h("span", { class: "dot", title: `on ${this.model.dimName(decision.dim)}` });
-          mark.style.background = hue(decision.dim);
-          rows.push(h("li", {}, mark, this.link(cause), " ", h("span", { class: "muted" }, again ? "as above" : this.model.typeText(cause)), again || depth > 8 ? null : level(cause, depth + 1)));
-        }
+  /** A way back to what the user said, one value a line; what was left out comes with a click. */
+  private chain(way: Line[]): HTMLElement[] {
+    const { model } = this;
+    return way.map((each) => {
+      if ("more" in each) {
+        const item = h("li", {}, h("button", { type: "button", class: "link more", click: () => item.replaceWith(...this.chain(each.more)) }, `... and so on, through ${each.more.length} values more ...`));
+        return item;
       }
-      return rows.length ? h("ul", { class: "chain" }, ...rows) : null;
-    };
-    return level(at, 0) ?? h("p", { class: "muted" }, "It begins here: no other value led to it.");
+      const line = lineOf(model, each.value);
+      return h(
+        "li",
+        {},
+        h("span", { class: "because" }, h("span", { class: "muted" }, each.first ? "because " : "and that because "), this.link(each.value), h("span", { class: "muted" }, ` : ${model.fullType(each.value)}`), line && h("span", { class: "place" }, ` ${line}`)),
+        each.why && h("p", { class: "said" }, each.why),
+        each.below.length > 0 && h("ul", { class: "chain" }, ...each.below.flatMap((branch) => this.chain(branch))),
+      );
+    });
   }
 
   private layoutShares(members: number[]): HTMLElement {
