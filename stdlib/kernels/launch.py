@@ -1,0 +1,131 @@
+"""Launching a template's kernels, or recording the launches to compile them ahead of time.
+
+y, _, _ = rms_norm(x, weight)                                        # on a GPU: compiles at the first call
+_, launches = recorded(rms_norm, x, weight)                          # nothing runs; x may be on torch's meta device
+kernels = [launch.compile("cuda:90") for launch in launches]         # no GPU needed
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import torch
+import triton
+
+from monarch.compiler.kernels.triton.crosscompile import Compiled, cross_compile
+
+Result = TypeVar("Result")
+
+TYPES = {
+    torch.bfloat16: "bf16",
+    torch.float16: "fp16",
+    torch.float32: "fp32",
+    torch.float64: "fp64",
+    torch.float8_e4m3fn: "fp8e4nv",
+    torch.float8_e4m3fnuz: "fp8e4b8",
+    torch.float8_e5m2: "fp8e5",
+    torch.float8_e5m2fnuz: "fp8e5b16",
+    torch.bool: "i1",
+    torch.int8: "i8",
+    torch.uint8: "u8",
+    torch.int16: "i16",
+    torch.int32: "i32",
+    torch.int64: "i64",
+}
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way to build a kernel: its tile sizes, by the names of the kernel's constants, and its warps and stages."""
+
+    tiles: Mapping[str, int] = field(default_factory=dict)
+    num_warps: int = 4
+    num_stages: int = 3
+
+    def __str__(self) -> str:
+        tiles = " ".join(f"{name}={size}" for name, size in self.tiles.items())
+        return f"{tiles} warps={self.num_warps} stages={self.num_stages}".lstrip()
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A kernel on a grid of programs. `arguments` are all but the variant's tiles, by the kernel's names for them."""
+
+    kernel: triton.JITFunction
+    grid: tuple[int, ...]
+    variant: Variant
+    arguments: Mapping[str, Any]
+
+    def run(self) -> None:
+        self.kernel[self.grid](
+            **self.arguments,
+            **self.variant.tiles,
+            num_warps=self.variant.num_warps,
+            num_stages=self.variant.num_stages,
+        )
+
+    def compile(self, target: str, **options: Any) -> Compiled:
+        """The kernel for arguments like these: an integer that is 1, or that 16 divides, is so in every launch."""
+        constant = {parameter.name for parameter in self.kernel.params if parameter.is_constexpr}
+        signature: dict[str, str] = {}
+        constexprs: dict[str, Any] = dict(self.variant.tiles)
+        aligned = []
+        for name, value in self.arguments.items():
+            if name in constant or value is None or isinstance(value, bool) or (isinstance(value, int) and value == 1):
+                constexprs[name] = value
+            elif isinstance(value, torch.Tensor):
+                signature[name] = "*" + TYPES[value.dtype]
+                if value.is_meta or value.data_ptr() % 16 == 0:
+                    aligned.append(name)
+            elif isinstance(value, int):
+                signature[name] = "i32" if -(2**31) <= value < 2**31 else "i64"
+                if value % 16 == 0:
+                    aligned.append(name)
+            else:
+                signature[name] = "fp32"
+        return cross_compile(
+            self.kernel,
+            signature,
+            constexprs,
+            target,
+            aligned=aligned,
+            num_warps=self.variant.num_warps,
+            num_stages=self.variant.num_stages,
+            **options,
+        )
+
+
+_RECORD: ContextVar[list[Launch] | None] = ContextVar("record", default=None)
+
+
+def launch(kernel: triton.JITFunction, grid: tuple[int, ...], variant: Variant, **arguments: Any) -> None:
+    """Run `kernel` on the current device and stream; inside `recorded`, note it instead. An empty grid is no launch."""
+    if 0 in grid:
+        return
+    one = Launch(kernel, grid, variant, arguments)
+    record = _RECORD.get()
+    if record is None:
+        one.run()
+    else:
+        record.append(one)
+
+
+def recorded(fn: Callable[..., Result], *args: Any, **kwargs: Any) -> tuple[Result, list[Launch]]:
+    """What `fn` returns, with no kernel run, and the launches it would have made."""
+    record: list[Launch] = []
+    token = _RECORD.set(record)
+    try:
+        return fn(*args, **kwargs), record
+    finally:
+        _RECORD.reset(token)
+
+
+def next_power_of_2(number: int) -> int:
+    return 1 << max(0, number - 1).bit_length()
+
+
+def ceil_div(number: int, by: int) -> int:
+    return -(-number // by)
