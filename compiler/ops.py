@@ -98,6 +98,10 @@ what this worker makes, a block of `global_shape` whose start along tensor dim d
 nested mesh dims `offsets[d]` (a list of names) times `shape[d]`. `seed` is an i64[] tensor or int, `stream` an int
 that sets the random ops of one program apart."""
 
+kernel = _op("kernel", "(tensors, text, over)")
+"""The outputs of the generated kernel whose text is `text` (`monarch.compiler.kernels`), a tuple of tensors. `over[i]`
+is the number of the tensor whose memory output i takes, or -1 for memory of its own."""
+
 constrain = _op("constrain", "(tensor, layout)")
 """The tensor, laid out as the user says (`layout` is a Layout's text). Stands only before partitioning, which makes
 it so."""

@@ -7,8 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
+
+from monarch.compiler.kernels.interpret import interpret
+from monarch.compiler.kernels.text import parse_kernel
 
 Where = Mapping[str, int]
 
@@ -157,7 +161,14 @@ def random(
     return (torch.sqrt(-2 * torch.log1p(-uniform)) * torch.cos(angle)).to(dtype)
 
 
-LOCAL_OPS: dict[str, Callable[..., torch.Tensor]] = {
+def kernel(
+    position: Where, sizes: Where, tensors: Sequence[torch.Tensor], text: str, over: Sequence[int]
+) -> tuple[torch.Tensor, ...]:
+    # Which memory the results take makes no difference to what they are.
+    return tuple(interpret(parse_kernel(text), tensors))
+
+
+LOCAL_OPS: dict[str, Callable[..., Any]] = {
     "shard": shard,
     "first_only": first_only,
     "axis_index": axis_index,
@@ -168,4 +179,5 @@ LOCAL_OPS: dict[str, Callable[..., torch.Tensor]] = {
     "mean_shard": mean_shard,
     "arange_shard": arange_shard,
     "random": random,
+    "kernel": kernel,
 }

@@ -1,0 +1,453 @@
+"""Which ops become one kernel.
+
+A group starts as one op. It takes in the groups of its operands, and then groups that read what it reads, as long as
+three things hold: the group can be lowered (`compiler.kernels.lower` decides, by doing it), the graph of groups stays
+without cycles, and less memory moves than before. Views and constants are in no group: kernels look through them, and
+those that nobody else needs disappear. At the end, groups that do the same to different tensors and do not depend on
+each other (an optimizer's updates of many parameters) become one kernel of many nests.
+
+Groups do not reach across a collective: what was ready to be sent early still is.
+"""
+
+from __future__ import annotations
+
+import heapq
+import operator
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from torch import fx
+
+from monarch.compiler import ops
+from monarch.compiler.graph import Graph, args_of
+from monarch.compiler.kernels.check import check_kernel
+from monarch.compiler.kernels.ir import Buffer, Kernel, Load, Nest, Statement, Store
+from monarch.compiler.kernels.lower import Group, Space, Unfusable, lower_group, space_of
+from monarch.compiler.kernels.lower.values import TRANSPARENT
+from monarch.compiler.kernels.tensors import tensors_of
+from monarch.compiler.kernels.text import print_kernel
+from monarch.compiler.passes.base import Pass
+
+OVERHEAD = 32 * 1024
+"""What starting an op costs, as the bytes that could be moved in that time: some 3 us at 10 GB/s."""
+
+WORTHWHILE = 4 * 1024 * 1024
+"""A program's ops are made kernels if that spares at least so many bytes a step, about 0.4 ms: a kernel costs some
+tenths of a second to build."""
+
+SLOW_IN_ATEN = {"aten.gelu", "aten.gelu_backward", "aten.silu_backward", "aten._log_softmax_backward_data"}
+"""Ops that are worth a kernel of their own."""
+
+
+@dataclass
+class _Unit:
+    """Some ops on the way to be a kernel, or one op that stays as it is (`lowered` is None)."""
+
+    number: int
+    nodes: list[fx.Node]
+    region: int
+    spaces: list[Space] = field(default_factory=list)
+    lowered: Group | None = None
+    cost: int = 0
+    """The bytes that it moves, and OVERHEAD."""
+    before: int = 0
+    """A bit for each unit that it depends on, also through others."""
+    needs: set[int] = field(default_factory=set)
+    """The units whose values it reads."""
+
+
+class FuseKernels(Pass):
+    """Put ops into generated kernels.
+
+        %a = aten.mul.Tensor(%x, 2.0)        : f32[64]
+        %b = aten.add.Tensor(%a, %y)         : f32[64]
+        -->
+        %k = kernel([%x, %y], "kernel mul_add(a0: f32[64], a1: f32[64]) -> (b0: f32[64])…", [-1]) : (f32[64])
+        %b = getitem(%k, 0)                  : f32[64]
+
+    `when` is "auto" (where it spares enough, see WORTHWHILE), "all" or "off"; `rounding` is "eager" (every op's result
+    is rounded to its dtype, as ATen does) or "chain" (bf16 and f16 are rounded once, where a kernel stores them).
+    """
+
+    name = "fuse-kernels"
+
+    def __init__(self, when: str = "auto", rounding: str = "eager") -> None:
+        self.when = when
+        self.rounding = rounding
+
+    def run(self, graph: Graph) -> Graph:
+        if self.when == "off":
+            return graph
+        fusion = _Fusion(graph, self.rounding)
+        fusion.merge()
+        found = fusion.kernels(singles=self.when == "all")
+        if not found or (self.when == "auto" and sum(each.spares for each in found) < WORTHWHILE):
+            return graph
+        return _rewritten(graph, found, fusion.tensors)
+
+
+def key_of(node: fx.Node) -> str:
+    """What lowers a node: its op's name, or for one of several results "op#number"."""
+    if node.op != "call_function":
+        return node.op
+    if node.target is operator.getitem:
+        call, number = args_of(node)
+        return f"{key_of(call)}#{number}"
+    return ops.name_of(node.target) or str(node.target.overloadpacket)  # type: ignore[union-attr]
+
+
+@dataclass
+class _Found:
+    """A kernel to be: its groups, which are its nests."""
+
+    groups: list[Group]
+    nodes: list[fx.Node]
+    spares: int
+    """About how many bytes fewer are moved a step, starting ops included."""
+
+
+class _Fusion:
+    def __init__(self, graph: Graph, rounding: str) -> None:
+        self.graph = graph
+        self.rounding = rounding
+        self.tensors = tensors_of(graph)
+        self.order = {node: at for at, node in enumerate(graph.fx.nodes)}
+        self.keys = {node: key_of(node) for node in graph.fx.nodes}
+        self.units: dict[int, _Unit] = {}
+        self.unit_of: dict[fx.Node, int] = {}
+        self.readers: dict[fx.Node, list[fx.Node]] = {}
+        self.refused: set[tuple[frozenset[fx.Node], frozenset[fx.Node]]] = set()
+        self.find_units()
+
+    def unit(self, node: fx.Node) -> _Unit:
+        return self.units[self.unit_of[node]]
+
+    def is_lowered(self, node: fx.Node) -> bool:
+        return node in self.unit_of and self.unit(node).lowered is not None
+
+    # -- units -------------------------------------------------------------------------------------------------------
+
+    def find_units(self) -> None:
+        region = 0
+        for node in self.graph.fx.nodes:
+            if node.op == "output":
+                continue
+            region += ops.is_collective(node.target)
+            unit = _Unit(len(self.units), [node], region)
+            try:
+                unit.spaces = [space_of(node, self.tensors, self.keys.__getitem__)]
+                unit.lowered = lower_group(
+                    [node], [node], unit.spaces, self.tensors, self.keys.__getitem__, self.rounding
+                )
+                unit.cost = self.cost_of(unit.lowered)
+            except Unfusable:
+                pass
+            self.units[unit.number], self.unit_of[node] = unit, unit.number
+        for node in self.unit_of:
+            unit = self.unit(node)
+            for source in self.sources(node):
+                self.readers.setdefault(source, []).append(node)
+                below = self.unit(source)
+                unit.needs.add(below.number)
+                unit.before |= below.before | 1 << below.number
+
+    def sources(self, node: fx.Node) -> list[fx.Node]:
+        """The values that an op reads: those behind views, and for a result that is lowered by itself those that the op
+        reads whose result it is."""
+        if node.target is operator.getitem and self.is_lowered(node):
+            node = node.all_input_nodes[0]
+        return list(dict.fromkeys(self.behind_views(operand) for operand in node.all_input_nodes))
+
+    def behind_views(self, node: fx.Node) -> fx.Node:
+        while self.keys[node] in TRANSPARENT and node.all_input_nodes:
+            node = node.all_input_nodes[0]
+        return node
+
+    def outputs(self, nodes: Iterable[fx.Node], replaced: Callable[[fx.Node], bool]) -> list[fx.Node]:
+        """Those nodes of a group that somebody outside of it reads, through whatever views. `replaced` says of an op
+        with several results whether kernels compute all of them."""
+        inside = set(nodes)
+        return [node for node in sorted(inside, key=self.order.__getitem__) if self.is_read(node, inside, replaced)]
+
+    def is_read(self, node: fx.Node, inside: set[fx.Node], replaced: Callable[[fx.Node], bool]) -> bool:
+        for user in node.users:
+            if user in inside:
+                continue
+            if self.keys[user] in TRANSPARENT:
+                if self.is_read(user, inside, replaced):
+                    return True
+            elif not (replaced(user) and set(user.users) <= inside):
+                return True
+        return False
+
+    def all_lowered(self, call: fx.Node) -> bool:
+        return bool(call.users) and all(
+            user.target is operator.getitem and self.is_lowered(user) for user in call.users
+        )
+
+    def lower(self, nodes: Sequence[fx.Node], spaces: Sequence[Space], outputs: Sequence[fx.Node]) -> Group:
+        group = lower_group(nodes, outputs, spaces, self.tensors, self.keys.__getitem__, self.rounding)
+        if any(self.behind_views(node) in nodes for node in group.inputs):
+            raise Unfusable("a view of one of its own values cannot be looked through")
+        return group
+
+    def cost_of(self, group: Group) -> int:
+        return group.traffic(self.tensors) + OVERHEAD
+
+    # -- merging -----------------------------------------------------------------------------------------------------
+
+    def merge(self) -> None:
+        for node in self.unit_of:
+            if self.is_lowered(node):
+                for source in self.by_size(self.sources(node)):
+                    self.try_merge(self.unit(source), self.unit(node))
+        for source in self.by_size(self.readers):
+            readers = self.readers[source]
+            for first, second in zip(readers, readers[1:], strict=False):
+                self.try_merge(self.unit(first), self.unit(second))
+
+    def by_size(self, nodes: Iterable[fx.Node]) -> list[fx.Node]:
+        one_tensor = (node for node in nodes if node in self.tensors)
+        return sorted(one_tensor, key=lambda node: (-self.tensors[node].nbytes, self.order[node]))
+
+    def try_merge(self, one: _Unit, two: _Unit) -> None:
+        if one is two or one.lowered is None or two.lowered is None or one.region != two.region:
+            return
+        if not _alike(one.spaces, two.spaces) or self.makes_cycle(one, two):
+            return
+        pair = frozenset(one.nodes), frozenset(two.nodes)
+        if pair in self.refused:
+            return
+        nodes = sorted({*one.nodes, *two.nodes}, key=self.order.__getitem__)
+        spaces = list(dict.fromkeys([*one.spaces, *two.spaces]))
+        try:
+            lowered = self.lower(nodes, spaces, self.outputs(nodes, self.all_lowered) or nodes[-1:])
+        except Unfusable:
+            self.refused.add(pair)
+            return
+        cost = self.cost_of(lowered)
+        spared = one.cost + two.cost - cost
+        # One loop over much that is not shared is slower than two: memory is read best in few streams.
+        if spared <= 0 or (cost > 2 * OVERHEAD and spared - OVERHEAD < cost // 16):
+            self.refused.add(pair)
+            return
+        self.join(one, two)
+        one.nodes, one.spaces, one.lowered, one.cost = nodes, spaces, lowered, cost
+
+    def makes_cycle(self, one: _Unit, two: _Unit) -> bool:
+        """Whether something outside of both depends on the one and is needed by the other."""
+        return any(
+            number != first.number and self.units[number].before >> first.number & 1
+            for first, second in ((one, two), (two, one))
+            for number in second.needs
+        )
+
+    def join(self, one: _Unit, two: _Unit) -> None:
+        """From here on `one` stands for both."""
+        del self.units[two.number]
+        for node in two.nodes:
+            self.unit_of[node] = one.number
+        own, gone = 1 << one.number, 1 << two.number
+        one.before = (one.before | two.before) & ~(own | gone)
+        one.needs = (one.needs | two.needs) - {one.number, two.number}
+        for unit in self.units.values():
+            if unit is not one and unit.before & (own | gone):
+                unit.before = unit.before & ~gone | own | one.before
+            if two.number in unit.needs:
+                unit.needs.discard(two.number)
+                unit.needs.add(one.number)
+
+    # -- kernels -----------------------------------------------------------------------------------------------------
+
+    def kernels(self, singles: bool) -> list[_Found]:
+        """What is worth a kernel, with groups that are equal and independent as one."""
+        units = [unit for unit in self.units.values() if unit.lowered is not None]
+        chosen = {node: unit for unit in units if singles or self.is_worth_it(unit) for node in unit.nodes}
+
+        def replaced(call: fx.Node) -> bool:
+            return bool(call.users) and all(user in chosen for user in call.users)
+
+        # An op of which one result is needed as it is runs anyway: then kernels need not compute the others.
+        while lost := {
+            unit.number
+            for node, unit in chosen.items()
+            if node.target is operator.getitem and not replaced(node.all_input_nodes[0])
+        }:
+            chosen = {node: unit for node, unit in chosen.items() if unit.number not in lost}
+        shelves: dict[object, list[list[_Unit]]] = {}
+        for unit in sorted({unit.number: unit for unit in chosen.values()}.values(), key=self.first):
+            outputs = self.outputs(unit.nodes, replaced)
+            if not outputs:
+                continue
+            unit.lowered = self.lower(unit.nodes, unit.spaces, outputs)
+            unit.cost = self.cost_of(unit.lowered)
+            alike = shelves.setdefault((unit.region, _shape_of(unit.lowered.nest)), [])
+            shelf = next((each for each in alike if self.are_independent(each[0], unit)), None)
+            if shelf is None:
+                alike.append([unit])
+            else:
+                self.join(shelf[0], unit)  # what depends on one of them depends on all from now on
+                shelf.append(unit)
+        found = []
+        for shelf in (each for alike in shelves.values() for each in alike):
+            groups = [unit.lowered for unit in shelf if unit.lowered is not None]
+            nodes = [node for unit in shelf for node in unit.nodes]
+            apart = sum(self.apart(node) for node in nodes)
+            found.append(_Found(groups, nodes, apart - sum(unit.cost for unit in shelf)))
+        return found
+
+    def first(self, unit: _Unit) -> int:
+        return self.order[unit.nodes[0]]
+
+    def is_worth_it(self, unit: _Unit) -> bool:
+        if len(unit.nodes) > 1:
+            return True
+        (node,) = unit.nodes
+        if self.keys[node].split("#")[0] in SLOW_IN_ATEN:
+            return True
+        # One result of an op whose other results are fused with something.
+        return node.target is operator.getitem and any(
+            self.is_lowered(user) and len(self.unit(user).nodes) > 1 for user in node.all_input_nodes[0].users
+        )
+
+    def are_independent(self, one: _Unit, two: _Unit) -> bool:
+        return not (one.before >> two.number & 1 or two.before >> one.number & 1)
+
+    def apart(self, node: fx.Node) -> int:
+        """What an op costs where it is ATen's: its operands and results through memory."""
+        if node.target is not operator.getitem:
+            read = sum(self.tensors[source].nbytes for source in node.all_input_nodes if source in self.tensors)
+            return read + self.tensors[node].nbytes + OVERHEAD
+        call = node.all_input_nodes[0]
+        read = sum(self.tensors[source].nbytes for source in call.all_input_nodes if source in self.tensors)
+        return self.tensors[node].nbytes + (read + OVERHEAD) // len(call.users)
+
+
+def _alike(a: Sequence[Space], b: Sequence[Space]) -> bool:
+    """Whether loops over the one can be loops over the other."""
+    reducing = {(s.kept_count, s.reduced_count) for s in (*a, *b) if s.reduced_count > 1}
+    plain = {s.kept_count for s in (*a, *b) if s.reduced_count == 1}
+    if not reducing:
+        return len(plain) == 1
+    if len(reducing) > 1:
+        return False
+    ((kept, reduced),) = reducing
+    return plain <= {kept, kept * reduced}
+
+
+def _shape_of(nest: Nest) -> tuple[object, ...]:
+    """What nests have in common that do the same to other tensors: all but sizes, strides and which buffers."""
+    body: list[object] = []
+    for statement in nest.body:
+        if isinstance(statement, (Load, Store)):
+            moving = tuple(stride > 0 for stride in statement.index.strides)
+            value = statement.value if isinstance(statement, Store) else statement.gather
+            body.append((type(statement).__name__, moving, value))
+        else:
+            body.append((type(statement).__name__, repr(statement)))
+    return len(nest.dims), nest.reduced, tuple(body)
+
+
+# -- the new graph -----------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Made:
+    kernel: Kernel
+    inputs: list[fx.Node]
+    outputs: list[fx.Node]
+    nodes: list[fx.Node]
+
+
+def _made(found: _Found, tensors: dict[fx.Node, Buffer]) -> _Made:
+    inputs = list(dict.fromkeys(node for group in found.groups for node in group.inputs))
+    outputs = [node for group in found.groups for node in group.outputs]
+    place = {node: at for at, node in enumerate(inputs)}
+    nests, written = [], len(inputs)
+    for group in found.groups:
+        numbers = [place[node] for node in group.inputs]
+        numbers += range(written, written + len(group.outputs))
+        written += len(group.outputs)
+        nests.append(replace(group.nest, body=tuple(_rebound(statement, numbers) for statement in group.nest.body)))
+    kernel = Kernel(
+        _name(found.nodes, len(found.groups)),
+        tuple(tensors[node] for node in inputs),
+        tuple(tensors[node] for node in outputs),
+        tuple(nests),
+    )
+    check_kernel(kernel)
+    return _Made(kernel, inputs, outputs, found.nodes)
+
+
+def _rebound(statement: Statement, numbers: Sequence[int]) -> Statement:
+    return replace(statement, buffer=numbers[statement.buffer]) if isinstance(statement, (Load, Store)) else statement
+
+
+def _name(nodes: Sequence[fx.Node], groups: int) -> str:
+    """What the kernel does, for people: its ops, in order."""
+    packets = (key_of(node).split("#")[0].rsplit(".", 1)[-1].strip("_") for node in nodes)
+    name = "_".join(dict.fromkeys(packets))[:60].strip("_")
+    return f"{name}_x{groups}" if groups > 1 else name
+
+
+def _rewritten(graph: Graph, found: Sequence[_Found], tensors: dict[fx.Node, Buffer]) -> Graph:
+    """The graph with kernels instead of their ops, each where its last op stood, and without what nobody needs now."""
+    made = [_made(each, tensors) for each in found]
+    kernel_of = {node: each for each in made for node in each.nodes}
+    order = {node: at for at, node in enumerate(graph.fx.nodes)}
+    output = graph.fx.output_node()
+    reads: dict[int, list[fx.Node]] = {}
+    """What each node or kernel reads, by its place in the order: that of its last op for a kernel."""
+    items: dict[int, fx.Node | _Made] = {}
+    pending = [output, *graph.placeholders]
+    while pending:
+        node = pending.pop()
+        item = kernel_of.get(node, node)
+        at = order[item] if isinstance(item, fx.Node) else max(order[each] for each in item.nodes)
+        if at not in items:
+            items[at] = item
+            reads[at] = list(item.all_input_nodes if isinstance(item, fx.Node) else item.inputs)
+            pending += reads[at]
+    place = {node: at for at, item in items.items() for node in ([item] if isinstance(item, fx.Node) else item.outputs)}
+    waiting = {at: len({place[node] for node in nodes}) for at, nodes in reads.items()}
+    readers: dict[int, list[int]] = {}
+    for at, nodes in reads.items():
+        for source in {place[node] for node in nodes}:
+            readers.setdefault(source, []).append(at)
+    ready = [at for at, count in waiting.items() if not count]
+    heapq.heapify(ready)
+    new = graph.empty_like()
+    values: dict[fx.Node, fx.Node] = {}
+    while ready:
+        at = heapq.heappop(ready)
+        item = items[at]
+        if isinstance(item, fx.Node):
+            values[item] = new.fx.node_copy(item, lambda n: values[n])
+        else:
+            _call(new, item, values)
+        for reader in readers.get(at, ()):
+            waiting[reader] -= 1
+            if not waiting[reader]:
+                heapq.heappush(ready, reader)
+    assert output in values, "kernels wait for each other"
+    return new
+
+
+def _call(graph: Graph, made: _Made, values: dict[fx.Node, fx.Node]) -> None:
+    first = made.outputs[0]
+    call = graph.call(
+        ops.kernel,
+        [values[node] for node in made.inputs],
+        print_kernel(made.kernel),
+        [-1] * len(made.outputs),
+        type=tuple(node.meta["type"] for node in made.outputs),
+        source=first.meta.get("source"),
+        name=made.kernel.name,
+    )
+    for name in ("module", "backward"):
+        if name in first.meta:
+            call.meta[name] = first.meta[name]
+    for number, node in enumerate(made.outputs):
+        result = graph.call(operator.getitem, call, number, type=node.meta["type"], name=node.name)
+        result.meta.update(node.meta)
+        values[node] = result

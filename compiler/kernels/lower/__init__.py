@@ -1,0 +1,11 @@
+"""From a group of a graph's ops to the nest of loops that computes them.
+
+The method is define-by-index: the value of an op at an index is an expression of its operands' values at indices that
+follow from it. A view only rewrites the index; a reduction binds the nest's reduced dims; what is not in the group is
+loaded. Whatever cannot be said so is `Unfusable`, and then it is no group.
+"""
+
+from monarch.compiler.kernels.lower.group import Group, Space, lower_group, space_of
+from monarch.compiler.kernels.lower.values import Tensors, Unfusable
+
+__all__ = ["Group", "Space", "Tensors", "Unfusable", "lower_group", "space_of"]

@@ -1,0 +1,313 @@
+"""The nest that is being written, and the values of ops at coordinates."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import fx
+
+from monarch.compiler.graph import args_of
+from monarch.compiler.kernels.ir import (
+    ARITHMETIC,
+    BOOL,
+    FLOATS,
+    POINTWISE,
+    Buffer,
+    Constant,
+    Index,
+    Load,
+    Op,
+    Position,
+    Reduce,
+    Statement,
+    Store,
+)
+from monarch.compiler.kernels.lower.coordinates import (
+    Affine,
+    At,
+    Coordinate,
+    Gathered,
+    Unfusable,
+    flatten,
+    unflatten,
+)
+
+__all__ = ["Lowering", "Tensors", "Unfusable", "compute_dtype", "handler", "HANDLERS", "Handler"]
+
+Tensors = Mapping[fx.Node, Buffer]
+"""What each value of the graph that is one tensor is on a worker: dtype, local shape, strides."""
+
+
+def compute_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which a kernel holds values of a tensor's dtype."""
+    if dtype in (torch.bfloat16, torch.float16):
+        return torch.float32
+    if dtype in ARITHMETIC:
+        return dtype
+    return torch.int32  # i16, i8, u8: only to be loaded and cast
+
+
+@lru_cache(maxsize=4096)
+def promoted(operands: tuple[tuple[torch.dtype, bool] | type, ...]) -> torch.dtype:
+    """The dtype in which ATen computes on operands: for each, its dtype and whether it has dims, or a number's type."""
+    result: Any = None
+    for operand in operands:
+        if isinstance(operand, type):
+            value: Any = operand(1)
+        else:
+            value = torch.empty((1,) if operand[1] else (), dtype=operand[0], device="meta")
+        result = value if result is None else _either(result, value)
+    return result.dtype if isinstance(result, torch.Tensor) else torch.get_default_dtype()
+
+
+def _either(a: Any, b: Any) -> Any:
+    dtype = torch.result_type(a, b)
+    dims = any(isinstance(x, torch.Tensor) and x.dim() for x in (a, b))
+    return torch.empty((1,) if dims else (), dtype=dtype, device="meta")
+
+
+Handler = Callable[["Lowering", fx.Node, At], int]
+HANDLERS: dict[str, Handler] = {}
+"""For each op by its packet's name ("aten.add"), or our own op's, what lowers it. Ops with several results are lowered
+result by result, under "aten.native_layer_norm#0"."""
+
+
+def handler(*names: str) -> Callable[[Handler], Handler]:
+    def register(function: Handler) -> Handler:
+        for name in names:
+            HANDLERS[name] = function
+        return function
+
+    return register
+
+
+@dataclass
+class Lowering:
+    """A nest over `dims`, of which the last `reduced` are reduced, that computes values of `members`.
+
+    `rounding` is "eager" (every op's result is rounded to its tensor's dtype, as ATen does) or "chain" (a value in
+    bf16 or f16 stays in f32 until it is stored).
+    """
+
+    tensors: Tensors
+    members: frozenset[fx.Node]
+    key: Callable[[fx.Node], str]
+    dims: tuple[int, ...]
+    reduced: int
+    rounding: str = "eager"
+    inputs: dict[fx.Node, int] = field(default_factory=dict)
+    body: list[Statement] = field(default_factory=list)
+    lines: list[str] = field(default_factory=list)
+    dtypes: list[torch.dtype | None] = field(default_factory=list)
+    _known: dict[Any, int] = field(default_factory=dict)
+    _values: dict[tuple[fx.Node, At], int] = field(default_factory=dict)
+    _line: str = ""
+
+    def __post_init__(self) -> None:
+        self.zero = Affine(0, (0,) * len(self.dims))
+
+    # -- statements ----------------------------------------------------------------------------------------------
+
+    def add(self, statement: Statement, dtype: torch.dtype | None) -> int:
+        # Python holds 1 == 1.0 == True and 0.0 == -0.0: a constant is told apart by how it is written.
+        key = (statement, repr(statement.value)) if isinstance(statement, Constant) else statement
+        number = self._known.get(key)
+        if number is None:
+            number = self._known[key] = len(self.body)
+            self.body.append(statement)
+            self.lines.append(self._line)
+            self.dtypes.append(dtype)
+        return number
+
+    def dtype(self, value: int) -> torch.dtype:
+        dtype = self.dtypes[value]
+        assert dtype is not None
+        return dtype
+
+    def constant(self, value: float | int | bool, dtype: torch.dtype) -> int:
+        if dtype in FLOATS:
+            value = float(torch.tensor(value, dtype=dtype)) if math.isfinite(value) else float(value)
+        elif dtype == BOOL:
+            value = bool(value)
+        else:
+            value = int(value)
+        return self.add(Constant(value, dtype), dtype)
+
+    def op(self, name: str, *args: int) -> int:
+        dtype = BOOL if POINTWISE[name].gives_bool else self.dtype(args[-1])
+        if self.dtype(args[-1]) not in POINTWISE[name].dtypes:
+            raise Unfusable(f"{name} of {self.dtype(args[-1])}")
+        return self.add(Op(name, args, dtype), dtype)
+
+    def cast(self, value: int, dtype: torch.dtype) -> int:
+        if self.dtype(value) == dtype:
+            return value
+        return self.add(Op("cast", (value,), dtype), dtype)
+
+    def position(self, coordinate: Coordinate) -> int:
+        """A coordinate as an i64 value."""
+        if isinstance(coordinate, Gathered):
+            return coordinate.value
+        total = -1
+        for dim, stride in enumerate(coordinate.strides):
+            if stride:
+                term = self.add(Position(dim), torch.int64)
+                if stride != 1:
+                    term = self.op("mul", term, self.constant(stride, torch.int64))
+                total = term if total < 0 else self.op("add", total, term)
+        if total < 0:
+            return self.constant(coordinate.offset, torch.int64)
+        return self.op("add", total, self.constant(coordinate.offset, torch.int64)) if coordinate.offset else total
+
+    def reduce(self, name: str, value: int) -> int:
+        return self.add(Reduce(name, value), self.dtype(value))
+
+    def store(self, number: int, tensor: Buffer, at: Sequence[Affine], value: int) -> None:
+        address = self.zero
+        for coordinate, stride in zip(at, tensor.strides, strict=True):
+            address = address + coordinate * stride
+        stored = self.cast(value, tensor.dtype)
+        self.add(Store(number, Index(address.offset, address.strides), stored), None)
+
+    # -- values ----------------------------------------------------------------------------------------------------
+
+    def value(self, node: fx.Node, at: At) -> int:
+        """The value of a tensor's element, in its dtype's compute dtype."""
+        at = tuple(
+            self.zero if size == 1 and isinstance(c, Affine) else c
+            for c, size in zip(at, self.tensors[node].shape, strict=True)
+        )
+        found = self._values.get((node, at))
+        if found is None:
+            line, self._line = self._line, _line_of(node) or self._line
+            found = self._values[node, at] = self._make(node, at)
+            self._line = line
+        return found
+
+    def _make(self, node: fx.Node, at: At) -> int:
+        key = self.key(node)
+        if node in self.members:
+            return self.rounded(HANDLERS[key](self, node, at), node)
+        if key in TRANSPARENT:
+            mark = len(self.body), dict(self._known)
+            try:
+                return HANDLERS[key](self, node, at)
+            except Unfusable:
+                # What stands before is used by nobody, and is dropped at the end.
+                del mark
+        return self.load(node, at)
+
+    def rounded(self, value: int, node: fx.Node) -> int:
+        """A result in the compute dtype of its node's dtype, rounded as the policy says."""
+        dtype = self.tensors[node].dtype
+        held = self.dtype(value)
+        if compute_dtype(dtype) != held:
+            value = self.cast(value, compute_dtype(dtype))
+        if dtype in ARITHMETIC or held == dtype:
+            return value
+        if dtype not in (torch.bfloat16, torch.float16):
+            raise Unfusable(f"arithmetic in {dtype}")
+        if self.rounding == "chain":
+            return value
+        return self.cast(self.cast(value, dtype), compute_dtype(dtype))
+
+    def load(self, node: fx.Node, at: At) -> int:
+        tensor = self.tensors[node]
+        number = self.inputs.setdefault(node, len(self.inputs))
+        address, gathered, step = self.zero, None, 0
+        for coordinate, stride in zip(at, tensor.strides, strict=True):
+            if isinstance(coordinate, Gathered):
+                if gathered is not None:
+                    raise Unfusable("two gathered coordinates in one load")
+                gathered, step = coordinate, stride
+            else:
+                address = address + coordinate * stride
+        index = Index(address.offset, address.strides)
+        if gathered is None:
+            loaded = self.add(Load(number, index), tensor.dtype)
+        else:
+            loaded = self.add(Load(number, index, gathered.value, step, gathered.size), tensor.dtype)
+        return self.cast(loaded, compute_dtype(tensor.dtype))
+
+    def operand(self, argument: Any, at: At, shape: Sequence[int], dtype: torch.dtype | None = None) -> int:
+        """The value of an op's operand, a tensor that is broadcast to the op's `shape` or a number, at the op's
+        coordinates; in `dtype`, or its own compute dtype."""
+        if isinstance(argument, fx.Node):
+            value = self.value(argument, self.broadcast(argument, at, shape))
+            return value if dtype is None else self.cast(value, dtype)
+        if isinstance(argument, (bool, int, float)):
+            return self.constant(argument, dtype or _dtype_of(argument))
+        raise Unfusable(f"an operand {argument!r}")
+
+    def broadcast(self, node: fx.Node, at: At, shape: Sequence[int]) -> At:
+        own = self.tensors[node].shape
+        lead = len(shape) - len(own)
+        return tuple(self.zero if size == 1 else coordinate for size, coordinate in zip(own, at[lead:], strict=True))
+
+    def promoted(self, *operands: Any) -> torch.dtype:
+        """The compute dtype of a pointwise op on these operands."""
+        key = tuple(
+            (self.tensors[o].dtype, bool(self.tensors[o].shape)) if isinstance(o, fx.Node) else type(o)
+            for o in operands
+        )
+        return compute_dtype(promoted(key))
+
+    # -- reductions ----------------------------------------------------------------------------------------------
+
+    def over(self, at: At, shape: Sequence[int], dims: Sequence[int]) -> At:
+        """The coordinates of the elements that are reduced over tensor dims `dims`: those of the nest's reduced dims
+        along these, and `at` along the others."""
+        lead = len(self.dims) - self.reduced
+        sizes = [shape[dim] for dim in dims]
+        if math.prod(sizes) != math.prod(self.dims[lead:]):
+            raise Unfusable(f"a reduction over {sizes} in a nest over {self.dims}")
+        number, step = self.zero, 1
+        for dim in range(len(self.dims) - 1, lead - 1, -1):
+            if self.dims[dim] > 1:
+                strides = tuple(step if d == dim else 0 for d in range(len(self.dims)))
+                number = number + Affine(0, strides)
+            step *= self.dims[dim]
+        running = dict(zip(dims, unflatten(number, sizes, self.dims), strict=True))
+        for dim, coordinate in enumerate(at):
+            if dim in running:
+                continue
+            if isinstance(coordinate, Gathered) or any(coordinate.strides[lead:]):
+                raise Unfusable("a reduction whose kept coordinates run over the reduced dims")
+        return tuple(running.get(dim, coordinate) for dim, coordinate in enumerate(at))
+
+
+TRANSPARENT: set[str] = set()
+"""Ops that cost nothing inside of a kernel: views, and constants. They are looked through also where they are no
+members of the group."""
+
+
+def _dtype_of(value: bool | int | float) -> torch.dtype:
+    return BOOL if isinstance(value, bool) else torch.int64 if isinstance(value, int) else torch.float32
+
+
+def _line_of(node: fx.Node) -> str:
+    source = node.meta.get("source")
+    return "" if source is None else f"{source.file.rsplit('/', 1)[-1]}:{source.line}"
+
+
+def arguments(node: fx.Node, *names: str) -> list[Any]:
+    """A call's arguments by their names in the op's schema, with the schema's defaults."""
+    args, kwargs = args_of(node), node.kwargs
+    schema = node.target._schema  # type: ignore[union-attr]
+    found = {}
+    for number, parameter in enumerate(schema.arguments):
+        if number < len(args) and not parameter.kwarg_only:
+            found[parameter.name] = args[number]
+        elif parameter.name in kwargs:
+            found[parameter.name] = kwargs[parameter.name]
+        else:
+            found[parameter.name] = parameter.default_value
+    return [found[name] for name in names]
+
+
+__all__ += ["arguments", "TRANSPARENT", "flatten"]
