@@ -108,8 +108,8 @@ class Buffers:
 
 
 def planned(graph: Graph, target: str) -> tuple[Plan, Graph]:
-    """The plan of a graph, which is not changed, and the copy of it that the plan was made of: the same calls in the same
-    order, and copies of results behind them."""
+    """The plan of a graph, which is not changed, and the copy of it that the plan was made of: the same calls in the
+    same order, and copies of results behind them."""
     copy = graph.copy()
     return emit_plan(copy, target=target), copy
 
