@@ -29,10 +29,10 @@ def diff(
     as_json: Json = False,
 ) -> None:
     """Print what differs between two plans: layouts, collectives, bytes, memory, kernels, and the lines involved."""
+    from monarch.compiler.cli.load import read_plan
     from monarch.compiler.inspect.differences import differences
-    from monarch.compiler.plan.file import load_plan
 
-    a, b = load_plan(before), load_plan(after)
+    a, b = read_plan(before), read_plan(after)
     found = differences(a, b)
     if as_json:
         print_json({"differ": found.any, "same_program": a.hash == b.hash, **asdict(found)})

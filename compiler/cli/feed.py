@@ -3,9 +3,11 @@ filling for the rest."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from errno import EACCES, EISDIR, ENOENT
 from pathlib import Path
 
 import torch
@@ -46,6 +48,16 @@ def read_tensors(path: Path | None) -> dict[str, torch.Tensor]:
     except (OSError, SafetensorError, ValueError, KeyError, RuntimeError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise MonarchError(f"cannot read {path}: {reason}", hint="give a safetensors file.") from None
+
+
+def check_can_write(path: Path) -> None:
+    """Raise MonarchError where a file cannot be written, before what it is to hold is computed."""
+    exists = path.exists()
+    wrong = EISDIR if path.is_dir() else ENOENT if not path.parent.is_dir() else 0
+    if not wrong and not os.access(path if exists else path.parent, os.W_OK):
+        wrong = EACCES
+    if wrong:
+        raise MonarchError(f"cannot write {path}: {os.strerror(wrong)}", hint="give a path that can be written.")
 
 
 def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:

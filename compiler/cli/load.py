@@ -30,6 +30,7 @@ from monarch.compiler.errors import LayoutError, MonarchError, ProgramError, Sou
 from monarch.compiler.graph import Graph
 from monarch.compiler.pipeline import compile_graph
 from monarch.compiler.plan import MeshSpec, Plan
+from monarch.compiler.plan.file import load_plan
 from monarch.language.environment import find_environment
 from monarch.language.mesh import Mesh
 from monarch.language.program import Program
@@ -70,6 +71,16 @@ class LoadedProgram:
 def is_program(spec: str) -> bool:
     """Whether a command's argument names a program (`train.py:step`, `train.py`) and not a plan's file."""
     return re.search(r"\.py(:[^/]*)?$", spec) is not None
+
+
+def read_plan(file: Path) -> Plan:
+    """A plan's file. Raises MonarchError where it is none, and where it is a program."""
+    if is_program(str(file)):
+        raise MonarchError(
+            f"{file} is a program, and a plan is wanted",
+            hint=f"compile it first: monarchc compile {file} -o step.mplan.",
+        )
+    return load_plan(file)
 
 
 def load_program(

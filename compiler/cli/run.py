@@ -45,11 +45,13 @@ def run(
 ) -> None:
     """Run a plan on workers of this machine, without the program that it was made of."""
     from monarch.compiler.cli import feed
+    from monarch.compiler.cli.load import read_plan
     from monarch.compiler.plan import executor_for
-    from monarch.compiler.plan.file import load_plan
 
-    loaded = load_plan(plan)
+    loaded = read_plan(plan)
     check_machine(loaded, mesh)
+    if outputs is not None:
+        feed.check_can_write(outputs)
     fed = feed.feed(loaded, feed.read_tensors(inputs), numbers(scalar), fill)
     feed.restart_seeds(seed)
     executor = executor_for(loaded.mesh)

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import json
+import struct
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import save
 
 from monarch.compiler.cli.load import _PATH
 from monarch.compiler.cli.options import read_mesh
 from monarch.compiler.cli.screen import clean
 from monarch.compiler.errors import MonarchError
-from monarch.compiler.plan.file import load_plan, plan_bytes
+from monarch.compiler.plan.container import VERSION, unseal
+from monarch.compiler.plan.file import MEMBERS, PROGRAM, load_plan, plan_bytes
 from tests.cli.conftest import Run
+from tests.compiler.plan.test_hostile import JSON, places, sealed
 
 MISTAKES = {
     "no such file": (["compile", "trian.py:train_step"], ["trian.py does not exist", "did you mean train.py?"]),
@@ -71,6 +78,29 @@ MISTAKES = {
     "a file that exits": (["compile", "exits.py"], ["ended the process (sys.exit)"]),
     "a program that raises": (["compile", "raises.py"], ["raises.py:6: error: KeyError: 'a'", 'return {}["a"]']),
     "an example that does not fit": (["compile", "example.py"], ["what example_inputs() returns does not fit"]),
+    "an argument without a value": (["compile", "mlp.py", "--arg", "x"], ["--arg 'x' is not NAME=VALUE"]),
+    "an argument twice": (
+        ["compile", "numbers_.py", "--arg", "rate=1", "--arg", "rate=2"],
+        ["--arg rate stands twice"],
+    ),
+    "an argument of another type": (
+        ["compile", "mlp.py", "--arg", "x=f32[8@data, 65]"],
+        ["'x' is f32[8@data, 65], and is annotated as f32[8@data, 64]"],
+    ),
+    "an argument that does not divide": (
+        ["compile", "plain.py", "--arg", "x=f32[7@data]"],
+        ["--arg x: cannot shard dim 0 of 'x'", "'data' has size 2, which does not divide 7", "Pad the dim to 8"],
+    ),
+    "an argument on an unknown mesh dim": (
+        ["compile", "plain.py", "--arg", "x=f32[8@tp]"],
+        ["--arg x: unknown mesh dim 'tp'", "the mesh is mesh<data=2>"],
+    ),
+    "a number for a tensor": (
+        ["compile", "mlp.py", "--arg", "x=1"],
+        ["argument 'x' is int", "as f32[8@data, 64]"],
+    ),
+    "a plan to compile": (["compile", "mlp.mplan"], ["mlp.mplan names no program", "write FILE.py:PROGRAM"]),
+    "a plan that cannot be written": (["compile", "mlp.py", "-o", "none/x.mplan"], ["cannot write none/x.mplan"]),
     "mesh for a plan": (["inspect", "mlp.mplan", "--mesh", "data=2"], ["are for programs, and mlp.mplan is a plan"]),
     "no such value": (["inspect", "mlp.mplan", "--why", "reluu"], ["no value 'reluu'", "did you mean relu?"]),
     "no such worker": (["inspect", "mlp.mplan", "--worker", "data=2"], ["no worker at data=2", "0 to 1"]),
@@ -79,6 +109,26 @@ MISTAKES = {
     "a trace without a page": (["inspect", "mlp.mplan", "--trace", "x.json"], ["--html page.html"]),
     "no such plan": (["inspect", "none.mplan"], ["cannot read none.mplan: No such file"]),
     "no plan": (["inspect", "notes.txt"], ["notes.txt is not a plan file"]),
+    "a plan of another version": (
+        ["inspect", "newer.mplan"],
+        [
+            f"newer.mplan has plan format {VERSION + 1}, and this version of monarch reads format {VERSION}",
+            "again with",
+        ],
+    ),
+    "an edited plan": (["run", "edited.mplan", "--fill", "zeros"], ["edited.mplan", "compile the program again"]),
+    "a truncated plan": (["diff", "mlp.mplan", "cut.mplan"], ["cut.mplan is cut short", "compile the program again"]),
+    "a page that cannot be written": (["inspect", "mlp.mplan", "--html", "none/p.html"], ["cannot write none/p.html"]),
+    "a page of no trace": (
+        ["inspect", "mlp.mplan", "--html", "p.html", "--trace", "notes.txt"],
+        ["notes.txt is no trace of monarch's", "monarchc profile"],
+    ),
+    "a page against no plan": (
+        ["inspect", "mlp.mplan", "--html", "p.html", "--against", "notes.txt"],
+        ["notes.txt is not a plan file"],
+    ),
+    "a program to run": (["run", "mlp.py"], ["mlp.py is a program, and a plan is wanted", "monarchc compile mlp.py"]),
+    "a program to compare": (["diff", "mlp.mplan", "mlp.py:mlp"], ["mlp.py:mlp is a program", "compile it first"]),
     "inputs that are missing": (
         ["run", "mlp.mplan"],
         ["3 values that the plan takes are missing", "input  x     f32[8, 64]", "state  up    f32[64, 256]"],
@@ -88,6 +138,20 @@ MISTAKES = {
     "no number": (["run", "mlp.mplan", "--scalar", "lr=x"], ["'x' is not a number"]),
     "no such fill": (["run", "mlp.mplan", "--fill", "ones"], ["zeros, random"]),
     "no safetensors": (["run", "mlp.mplan", "--inputs", "notes.txt"], ["cannot read notes.txt"]),
+    "no such inputs": (["run", "mlp.mplan", "--inputs", "none.safetensors"], ["cannot read none.safetensors"]),
+    "truncated inputs": (["run", "mlp.mplan", "--inputs", "cut.safetensors"], ["cannot read cut.safetensors"]),
+    "inputs of another shape": (
+        ["run", "mlp.mplan", "--inputs", "other.safetensors"],
+        ["'x' is f64[8, 63], and the plan takes f32[8, 64]"],
+    ),
+    "outputs that cannot be written": (
+        ["run", "mlp.mplan", "--fill", "zeros", "--outputs", "none/y.safetensors"],
+        ["cannot write none/y.safetensors: No such file or directory"],
+    ),
+    "outputs into a folder": (
+        ["run", "mlp.mplan", "--fill", "zeros", "--outputs", "folder.py"],
+        ["cannot write folder.py: Is a directory"],
+    ),
     "no graph": (["opt"], ["opt needs a graph"]),
     "no graph's text": (
         ["opt", "notes.txt", "--passes", "decompose"],
@@ -134,16 +198,27 @@ def files(folder: Path, monarchc: Run) -> Path:
         (folder / name).write_text(text)
     (folder / "folder.py").mkdir()
     monarchc("compile", "mlp.py")
+    whole = (folder / "mlp.mplan").read_bytes()
+    (folder / "newer.mplan").write_bytes(whole[:8] + struct.pack("<I", VERSION + 1) + whole[12:])
+    (folder / "edited.mplan").write_bytes(whole.replace(b"aten.relu", b"aten.tanh"))
+    (folder / "cut.mplan").write_bytes(whole[: len(whole) // 2])
+    inputs = save({"x": torch.zeros(8, 63, dtype=torch.float64), "up": torch.zeros(64, 256)})
+    (folder / "other.safetensors").write_bytes(inputs)
+    (folder / "cut.safetensors").write_bytes(inputs[: len(inputs) // 2])
     return folder
 
 
-def test_every_mistake_is_told_in_one_message(files: Path, monarchc: Run) -> None:
+def test_every_mistake_is_told_in_one_message(files: Path, monarchc: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("monarch.runtime.start_local", lambda mesh: pytest.fail("workers were started"))
+    before = sorted(files.rglob("*"))
     for what, (arguments, said) in MISTAKES.items():
         result = monarchc(*arguments, code=2)
-        assert result.out == "", what
+        assert result.out == "", (what, result.out)
         assert result.err.count("monarchc: error: ") == 1, (what, result.err)
         for text in said:
             assert text in result.err, (what, result.err)
+    written = [path.name for path in files.rglob("*") if path not in before and "__pycache__" not in str(path)]
+    assert written == []
 
 
 @pytest.mark.parametrize("arguments", [[], ["inspect"], ["frobnicate"], ["inspect", "--colour", "x"]])
@@ -216,6 +291,25 @@ def test_damaged_plans_are_refused(data: st.DataObject, damaged: tuple[Path, byt
         path.write_bytes(whole[:at] + bytes([byte]) + whole[at:])
     result = monarchc("inspect", path, code=2)
     assert result.out == "" and result.err.startswith("monarchc: error: ")
+
+
+@given(data=st.data())
+def test_hostile_plans_are_refused_or_shown(data: st.DataObject, damaged: tuple[Path, bytes, Run]) -> None:
+    """Files whose digests fit, and which say something else: refused, or shown as they are, but never a fault."""
+    path, whole, monarchc = damaged
+    manifest, members = unseal(whole, "", MEMBERS)
+    program = [json.loads(line) for line in members[PROGRAM].splitlines()]
+    both = {"manifest": manifest, "program": program}
+    for _ in range(data.draw(st.integers(1, 2))):
+        *inner, last = data.draw(st.sampled_from([place for place in places(both) if len(place) > 1]))
+        target: Any = both
+        for key in inner:
+            target = target[key]
+        target[last] = data.draw(JSON)
+    path.write_bytes(sealed(manifest, program, members))
+    result = monarchc("inspect", path, "--ops", "--comms", "--memory", "--source", "--html", f"{path}.html", code=None)
+    assert result.code in (0, 2), result
+    assert not result.code or (result.out == "" and result.err.startswith("monarchc: error: "))
 
 
 @given(data=st.data())
