@@ -26,6 +26,8 @@ COMPILERS = ("g++", "clang++")
 
 FLAGS = (
     "-std=c++17 -O3 -march=native -shared -fPIC -fvisibility=hidden -fopenmp-simd -fno-math-errno -fno-trapping-math "
+    # Integers wrap, as in ATen.
+    "-fwrapv "
     # a * b + c keeps its two roundings, as in ATen; kernels that want one ask for it by name.
     "-ffp-contract=off"
 ).split()

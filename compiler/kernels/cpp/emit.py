@@ -1,0 +1,154 @@
+"""Kernels as one C++ translation unit, which a C++17 compiler builds without any header but <cstdint>.
+
+Each kernel is a function `int64_t name(void* const* p, int64_t threads)`: `p` has the addresses of the inputs' and then
+the outputs' first elements; it gives 0 or, where a gather's index was out of range, 1 + the number of that statement,
+counted over all nests of the kernel. Its nests run one after the other, each divided among the threads where it is
+large enough to pay. A result has the same bits whatever the number of threads.
+
+Threads are those of the OpenMP runtime that the process has already, which is torch's: it is found when the object is
+loaded, by the name that GCC's and LLVM's runtimes share. A second runtime would have a second pool of threads, which
+spin while they wait, on cores that the first one uses.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from functools import cache, lru_cache
+from pathlib import Path
+
+from monarch.compiler.kernels.cpp.nests import Function, NestWriter
+from monarch.compiler.kernels.cpp.schedule import schedule
+from monarch.compiler.kernels.cpp.simplify import simplify
+from monarch.compiler.kernels.ir import Kernel, may_overwrite
+from monarch.compiler.kernels.text import print_kernel
+
+_LEAST_WORK = 1 << 17
+"""Operations that a thread has to have to be worth starting: about 20 microseconds."""
+_MOST_THREADS = 256
+
+_THREADS = """
+extern "C" __attribute__((weak)) void GOMP_parallel(void (*)(void*), void*, unsigned, unsigned);
+extern "C" __attribute__((weak)) int omp_get_thread_num();
+extern "C" __attribute__((weak)) int omp_get_num_threads();
+
+typedef int64_t (*Nest)(void* const*, const int64_t*, int64_t, int64_t);
+
+struct Job {
+    Nest nest; void* const* p; const int64_t* n; int64_t units, pieces; int64_t failed[%d];
+};
+
+static void run_piece(Job* job, int64_t piece) {
+    const int64_t begin = job->units * piece / job->pieces, end = job->units * (piece + 1) / job->pieces;
+    job->failed[piece] = job->nest(job->p, job->n, begin, end);
+}
+
+static void run_thread(void* at) {
+    Job* job = (Job*)at;
+    const int64_t threads = omp_get_num_threads();
+    for (int64_t piece = omp_get_thread_num(); piece < job->pieces; piece += threads) run_piece(job, piece);
+}
+
+static int64_t run(Nest nest, void* const* p, const int64_t* n, int64_t units, int64_t pieces, int64_t threads) {
+    pieces = pieces < threads ? pieces : threads;
+    if (pieces < 2 || !GOMP_parallel || !omp_get_thread_num || !omp_get_num_threads) return nest(p, n, 0, units);
+    Job job;
+    job.nest = nest; job.p = p; job.n = n; job.units = units; job.pieces = pieces;
+    GOMP_parallel(run_thread, &job, (unsigned)pieces, 0);
+    for (int64_t piece = 0; piece < pieces; ++piece) if (job.failed[piece]) return job.failed[piece];
+    return 0;
+}
+""" % _MOST_THREADS
+
+
+@lru_cache(maxsize=1024)
+def symbol(kernel: Kernel) -> str:
+    """The name of a kernel's function, which depends on all that the kernel computes."""
+    return f"{kernel.name}_{hashlib.sha256(print_kernel(kernel, lines=False).encode()).hexdigest()[:16]}"
+
+
+@cache
+def _vector_math() -> str:
+    return Path(__file__).with_name("vector_math.h").read_text()
+
+
+def emit(kernels: Sequence[Kernel], *, lines: bool = False) -> str:
+    """The translation unit; each kernel once. With `lines`, beside each statement the user's line that it comes from."""
+    distinct = {symbol(kernel): kernel for kernel in kernels}
+    calls = {name: [_Call(kernel, at, lines) for at in range(len(kernel.nests))] for name, kernel in distinct.items()}
+    everything = [call for of_kernel in calls.values() for call in of_kernel]
+    groups: dict[str, list[_Call]] = {}
+    for call in everything:
+        groups.setdefault(call.written(shared=True).text, []).append(call)
+    functions: dict[str, str] = {}
+    for group in groups.values():
+        # Sizes that are the same everywhere are better known when the nest is compiled.
+        same = len({call.written(shared=True).numbers for call in group}) == 1
+        for call in group:
+            call.function = call.written(shared=not same)
+            call.name = functions.setdefault(call.function.text, f"nest{len(functions)}")
+    parts = [_vector_math(), _THREADS]
+    for text, name in functions.items():
+        parts.append(
+            "__attribute__((noinline)) static int64_t\n"
+            f"{name}(void* const* p, const int64_t* n, int64_t begin, int64_t end) {{\n{text}}}\n"
+        )
+    parts += [_kernel(name, distinct[name], calls[name]) for name in distinct]
+    return "\n".join(parts)
+
+
+class _Call:
+    """A nest of a kernel, and the function that it calls."""
+
+    function: Function
+    name: str
+
+    def __init__(self, kernel: Kernel, at: int, lines: bool) -> None:
+        self.kernel = kernel
+        self.lines = lines
+        self.simple = simplify(kernel.nests[at], kernel.dtypes[at])
+        self.schedule = schedule(self.simple.nest)
+
+    def written(self, *, shared: bool) -> Function:
+        kernel = self.kernel
+        dtypes = [buffer.dtype for buffer in (*kernel.inputs, *kernel.outputs)]
+        writer = NestWriter(
+            self.simple, dtypes, self.schedule, _overwrites(kernel), shared=shared, lines=self.lines
+        )
+        return writer.write()
+
+
+@lru_cache(maxsize=64)
+def _overwrites(kernel: Kernel) -> dict[int, frozenset[int]]:
+    """For each output's buffer, the inputs that it may overwrite."""
+    inputs = range(len(kernel.inputs))
+    return {
+        len(inputs) + output: frozenset(operand for operand in inputs if may_overwrite(kernel, output, operand))
+        for output in range(len(kernel.outputs))
+    }
+
+
+def _kernel(name: str, kernel: Kernel, calls: Sequence[_Call]) -> str:
+    lines = [
+        f'extern "C" __attribute__((visibility("default"))) int64_t\n{name}(void* const* p, int64_t threads) {{',
+        "    int64_t failed;",
+    ]
+    base = 0
+    for nest, call in zip(kernel.nests, calls, strict=True):
+        function = call.function
+        pointers = ", ".join(
+            f"(char*)p[{buffer}] + {offset * kernel.buffer(buffer).dtype.itemsize}" if offset else f"p[{buffer}]"
+            for buffer, offset in function.pointers
+        )
+        numbers = ", ".join(map(str, function.numbers))
+        pieces = max(1, min(_MOST_THREADS, function.units, int(function.units * function.cost / _LEAST_WORK)))
+        lines.append("    {")
+        lines.append(f"        void* const q[] = {{{pointers}}};")
+        if numbers:
+            lines.append(f"        const int64_t n[] = {{{numbers}}};")
+        run = f"run({call.name}, q, {'n' if numbers else 'nullptr'}, {function.units}, {pieces}, threads)"
+        lines.append(f"        failed = {run};")
+        lines.append(f"        if (failed) return failed + {base};")
+        lines.append("    }")
+        base += len(nest.body)
+    return "\n".join([*lines, "    return 0;", "}", ""])

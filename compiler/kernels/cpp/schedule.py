@@ -1,0 +1,95 @@
+"""How a nest's loops lie: which dim the vectors run along, in which order the others stand, what is divided among
+threads.
+
+Three forms, told apart by the dim of the vectors, which is that along which most memory is next to each other:
+
+- *pointwise*: no reduction; that dim is the innermost loop.
+- *rows*: it is a reduced dim; each row is reduced by one lane of accumulators.
+- *columns*: it is a kept dim; a block of columns has its accumulators in an array, and the rows go by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from monarch.compiler.kernels.ir import Index, Load, Nest, Reduce, Store
+
+LANES = 16
+TILE = 32
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """`kept` and `reduced` are loops from the outermost to the innermost, `vector` among the last of one of them.
+    `split` is the kept loop that threads divide, or -1. `tile` is a loop that is cut into blocks together with the
+    vector's, so that what it reads at a stride comes from few cache lines; or -1."""
+
+    kept: tuple[int, ...]
+    reduced: tuple[int, ...]
+    vector: int
+    split: int
+    tile: int = -1
+
+    @property
+    def columns(self) -> bool:
+        return bool(self.reduced) and self.vector in self.kept
+
+
+def schedule(nest: Nest) -> Schedule:
+    """For a simplified nest."""
+    if not nest.dims:
+        return Schedule((), (), -1, -1)
+    first = len(nest.dims) - nest.reduced
+    vector = min(reversed(range(len(nest.dims))), key=lambda dim: _cost(nest, dim))
+    kept = [dim for dim in range(first) if dim != vector]
+    reduced = [dim for dim in range(first, len(nest.dims)) if dim != vector]
+    (kept if vector < first else reduced).append(vector)
+    tile = -1 if nest.reduced else _tile(nest, vector)
+    return Schedule(tuple(kept), tuple(reduced), vector, _split(nest, kept), tile)
+
+
+def _accesses(nest: Nest) -> list[tuple[Index, frozenset[int]]]:
+    """The addresses of the nest, and the dims along which they are picked by a value."""
+    return [
+        (
+            statement.index,
+            nest.varies[statement.gather] if isinstance(statement, Load) and statement.gather >= 0 else frozenset(),
+        )
+        for statement in nest.body
+        if isinstance(statement, (Load, Store))
+    ]
+
+
+def _cost(nest: Nest, dim: int) -> float:
+    """Of an element, where vectors run along a dim: what its memory accesses and the loop's start and end come to."""
+    size = nest.dims[dim]
+    shortest = max(1 / LANES, 1 / size)
+    cost = 2 / size
+    for index, picked in _accesses(nest):
+        stride = index.strides[dim]
+        if dim in picked or stride > 1:
+            cost += 1
+        else:
+            cost += shortest if stride else 1 / size
+    if dim < len(nest.dims) - nest.reduced:
+        cost += 0.1 * sum(isinstance(statement, Reduce) for statement in nest.body)
+    return cost
+
+
+def _tile(nest: Nest, vector: int) -> int:
+    """A dim along which something is read one after the other that vectors read at a stride."""
+    for index, picked in _accesses(nest):
+        if index.strides[vector] > 1 and not picked:
+            for dim, stride in enumerate(index.strides):
+                if stride == 1 and nest.dims[dim] >= TILE // 2 and nest.dims[vector] >= TILE // 2:
+                    return dim
+    return -1
+
+
+def _split(nest: Nest, kept: Sequence[int]) -> int:
+    """The outermost loop with enough positions to divide, or else the longest."""
+    for dim in kept:
+        if nest.dims[dim] >= LANES:
+            return dim
+    return max(kept, key=lambda dim: nest.dims[dim], default=-1)
