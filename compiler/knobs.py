@@ -3,6 +3,7 @@
 `MONARCH_LOG=passes,plan,commands`  what to print to standard error
 `MONARCH_DUMP=dir`                  write the graph before and after each pass, with a diff
 `MONARCH_CACHE=dir`                 where built kernels are kept; ~/.cache/monarch without it
+`MONARCH_KERNELS=auto|all|off`      which ops become generated kernels (`compiler.pipeline.compile_graph`)
 `MONARCH_VERIFY=1`                  run the verifier between passes (on in tests)
 """
 
@@ -10,6 +11,8 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+
+from monarch.compiler.errors import MonarchError
 
 
 def log_topics() -> frozenset[str]:
@@ -24,6 +27,13 @@ def dump_folder() -> Path | None:
 def cache_folder() -> Path:
     folder = os.environ.get("MONARCH_CACHE", "")
     return Path(folder) if folder else Path.home() / ".cache" / "monarch"
+
+
+def kernels() -> str:
+    when = os.environ.get("MONARCH_KERNELS", "") or "off"
+    if when not in ("auto", "all", "off"):
+        raise MonarchError(f"MONARCH_KERNELS={when!r}: it has to be auto, all or off")
+    return when
 
 
 def verify() -> bool:

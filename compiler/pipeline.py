@@ -14,6 +14,7 @@ from monarch.compiler.errors import MonarchError
 from monarch.compiler.graph import Graph
 from monarch.compiler.inspect.build import build_report
 from monarch.compiler.inspect.memory import peak
+from monarch.compiler.kernels.fuse import FuseKernels
 from monarch.compiler.partition import PartitionByMesh, nesting_order
 from monarch.compiler.partition.decide import mark_traced
 from monarch.compiler.passes.base import Pass
@@ -51,6 +52,7 @@ PASSES: dict[str, Callable[[Graph], list[Pass]]] = {
     "partition-by-mesh": _partition_by_mesh,
     SimplifyReductions.name: lambda graph: [SimplifyReductions()],
     JoinCollectives.name: lambda graph: [JoinCollectives()],
+    FuseKernels.name: lambda graph: [FuseKernels("all")],
 }
 """What each name stands for in `run_passes`, in the order of the pipeline. "partition-by-<mesh dim>" is one dim of
 "partition-by-mesh"."""
@@ -89,8 +91,18 @@ def partition_graph(graph: Graph) -> Graph:
     return _run(pipeline(graph), graph, {})
 
 
-def compile_graph(graph: Graph, *, report: bool = False, target: str = "cpu", progress: Progress | None = None) -> Plan:
+def compile_graph(
+    graph: Graph,
+    *,
+    report: bool = False,
+    target: str = "cpu",
+    kernels: str | None = None,
+    progress: Progress | None = None,
+) -> Plan:
     """The plan of a traced graph. The argument is not changed.
+
+    `kernels` says which ops become generated kernels: "auto" (those of a program in which that spares enough time),
+    "all" that can, or "off"; without it MONARCH_KERNELS says so.
 
     `report` fills `Plan.report` and `Plan.traced`, for the inspector: it takes some time, and nothing of it runs on a
     worker. Raises LayoutError and RuleError, and MonarchError for an unknown target.
@@ -100,7 +112,8 @@ def compile_graph(graph: Graph, *, report: bool = False, target: str = "cpu", pr
     partitioned = graph.copy()
     if report:
         mark_traced(partitioned)
-    partitioned = _run(pipeline(partitioned, report=report), partitioned, seconds, progress)
+    steps = [*pipeline(partitioned, report=report), FuseKernels(kernels or knobs.kernels())]
+    partitioned = _run(steps, partitioned, seconds, progress)
     start = time.perf_counter()
     plan = emit_plan(partitioned, target=target)
     seconds["emit-plan"] = time.perf_counter() - start

@@ -13,6 +13,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from monarch.compiler import ops
 from monarch.compiler.errors import GraphError, LayoutError, RuleError
 from monarch.compiler.graph import KINDS, Graph
+from monarch.compiler.kernels.ir import KernelError, may_overwrite
+from monarch.compiler.kernels.text import parse_kernel
 from monarch.compiler.ops import MonarchOp
 from monarch.compiler.plan.local_ops import LOCAL_OPS
 from monarch.compiler.rules import LOCALIZERS, rule_for, tensor_operands
@@ -184,12 +186,36 @@ class _Verifier(_Check):
                 self.fail(f"names the mesh dim {dim!r} twice", node)
         if op is ops.commit:
             return
-        if op.collective:
+        if op is ops.kernel:
+            self.kernel(node, given, types)
+        elif op.collective:
             self.collective(node, op, given, types)
         elif op in (ops.shard, ops.first_only):
             self.cut(node, given, types)
         elif op is not ops.axis_index:
             self.placements(node, types)
+
+    def kernel(self, node: fx.Node, given: dict[str, Any], types: Any) -> None:
+        tensors, over = given["tensors"], given["over"]
+        try:
+            kernel = parse_kernel(given["text"])
+        except KernelError as error:
+            self.fail(f"calls no kernel: {error.message}", node)
+        if not isinstance(tensors, list | tuple) or not all(_is_tensor(tensor) for tensor in tensors):
+            self.fail("has to take a list of tensors", node)
+        if not isinstance(types, tuple):
+            self.fail("gives a tuple, and its type is none", node)
+        takes = [self.on_worker(tensor.meta["type"]) for tensor in tensors]
+        gives = [self.on_worker(type_) for type_ in types]
+        if takes != [(buffer.dtype, buffer.shape) for buffer in kernel.inputs]:
+            self.fail("takes other tensors than its kernel", node, str(kernel).partition("\n")[0])
+        if gives != [(buffer.dtype, buffer.shape) for buffer in kernel.outputs]:
+            self.fail("gives other tensors than its kernel", node, str(kernel).partition("\n")[0])
+        if len(over) != len(gives) or any(at != -1 and not may_overwrite(kernel, i, at) for i, at in enumerate(over)):
+            self.fail(f"cannot have its results over {over}", node)
+
+    def on_worker(self, type_: Any) -> tuple[torch.dtype, tuple[int, ...]] | None:
+        return (type_.dtype, self.graph.local_shape(type_)) if isinstance(type_, TensorType) else None
 
     def collective(self, node: fx.Node, op: MonarchOp, given: dict[str, Any], types: Any) -> None:
         tensors = given["tensors"]
@@ -358,6 +384,8 @@ class _Run(_Check):
                 return None
             if target.collective:
                 return [self.moved(target, given, at, tensor) for at, tensor in enumerate(given["tensors"])]
+            if target is ops.kernel:
+                return [torch.empty(buffer.shape, dtype=buffer.dtype) for buffer in parse_kernel(given["text"]).outputs]
             sizes = self.graph.mesh.sizes
             target = _bind(LOCAL_OPS[target.name], dict.fromkeys(sizes, 0), sizes)
         try:

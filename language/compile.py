@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from monarch.compiler import knobs
 from monarch.compiler.graph import Graph
 from monarch.compiler.plan import Plan
 from monarch.compiler.plan.tracing import is_watched
@@ -14,14 +15,16 @@ Compile = Callable[[Graph], Plan]
 _compile: Compile | None = None
 
 
-def compile_graph(graph: Graph, *, report: bool = False) -> Plan:
-    """The plan of a traced graph; `report` fills what the inspector shows of it."""
+def compile_graph(graph: Graph, *, report: bool = False, eager: bool = False) -> Plan:
+    """The plan of a traced graph; `report` fills what the inspector shows of it. Ops that were recorded outside of any
+    program (`eager`) get generated kernels only where all do: who tries things out should not wait for a compiler."""
     if _compile is not None:
         return _compile(graph)
     from monarch.compiler import pipeline
 
     # A trace is read with the report of what it measured.
-    return pipeline.compile_graph(graph, report=report or is_watched())
+    kernels = "off" if eager and knobs.kernels() == "auto" else None
+    return pipeline.compile_graph(graph, report=report or is_watched(), kernels=kernels)
 
 
 def partition_graph(graph: Graph) -> Graph:

@@ -67,7 +67,7 @@ def _run(mesh: Mesh, recording: Recording, live: list[tuple[Cell, Value]]) -> No
         graph, aliases = functionalize(tape, name="eager", mesh=mesh.spec, returns=[], updates=updates)
         if not graph.updates:
             return
-        compiled = _Compiled(compile_graph(graph), _groups(aliases))
+        compiled = _Compiled(compile_graph(graph, eager=True), _groups(aliases))
         _plans[key] = compiled
         if len(_plans) > _PLANS:
             _plans.popitem(last=False)

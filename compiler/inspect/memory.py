@@ -18,6 +18,7 @@ import torch
 
 from monarch.compiler.errors import MonarchError
 from monarch.compiler.graph import Graph
+from monarch.compiler.kernels.text import parse_kernel
 from monarch.compiler.plan.local_ops import LOCAL_OPS
 from monarch.compiler.plan.plan import Instruction, Plan, Slot
 from monarch.compiler.text import find_op
@@ -145,7 +146,8 @@ class _Follower:
             self.hold(value, slot)
             self.kept.append(value)
             self.slots[slot] = value
-        takes, gives = [], []
+        takes: list[int] = []
+        gives: list[int] = []
         if stop == -1:
             return Footprint(inputs, takes, gives)
         for number, instruction in enumerate(plan.instructions):
@@ -212,6 +214,10 @@ class _Follower:
             return operator.getitem(*args)
         if op in _COLLECTIVES:
             return _COLLECTIVES[op](mesh, *args, **kwargs)
+        if op == "kernel":
+            tensors, text, over = args
+            made = [torch.empty_strided(b.shape, b.strides, dtype=b.dtype) for b in parse_kernel(text).outputs]
+            return [result if at < 0 else tensors[at] for at, result in zip(over, made, strict=True)]
         if op in LOCAL_OPS:
             # The last worker: where only the first keeps a value, the others make zeros of it.
             return LOCAL_OPS[op]({name: size - 1 for name, size in mesh.dims}, mesh.sizes, *args, **kwargs)
@@ -238,7 +244,7 @@ def _empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
 
 
 def _gives_list(op: str) -> bool:
-    return op in _COLLECTIVES or len(find_op(op)._schema.returns) != 1
+    return op in _COLLECTIVES or op == "kernel" or len(find_op(op)._schema.returns) != 1
 
 
 # -- collectives: what they give, on one worker ------------------------------------------------------------------------

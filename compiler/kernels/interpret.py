@@ -44,7 +44,7 @@ def _run(nest: Nest, inputs: Tensors, outputs: Tensors) -> None:
                 if gather >= 0:
                     picked = values[gather]
                     if bool(((picked < 0) | (picked >= size)).any()):
-                        raise IndexError(f"an index is out of range: there are {size} rows")
+                        raise IndexError(f"index out of range: there are {size} rows")
                     at = at + picked * stride
                 tensor = inputs[buffer]
                 memory = tensor.as_strided((_extent(tensor),), (1,), tensor.storage_offset())

@@ -14,6 +14,8 @@ from monarch.compiler import ops
 from monarch.compiler.costs import graph_costs
 from monarch.compiler.errors import Source
 from monarch.compiler.graph import Graph, args_of, tensor_type
+from monarch.compiler.kernels.ir import may_overwrite
+from monarch.compiler.kernels.text import parse_kernel
 from monarch.compiler.plan.file import hash_of
 from monarch.compiler.plan.plan import Instruction, Plan, Slot, ValueSpec
 from monarch.compiler.types import TensorType
@@ -74,10 +76,10 @@ class _Emitter:
         committed = False
         for i, node in enumerate(calls):
             written = self.written(node, i, last, replaced)
-            if written is not None and written.op == "placeholder" and not committed:
+            if any(root.op == "placeholder" for root in written) and not committed:
                 instructions.append(Instruction("commit", (), {}, -1))
                 committed = True
-            instructions.append(self.instruction(node, written is not None, tuple(sorted(free.get(i, ())))))
+            instructions.append(self.instruction(node, bool(written), tuple(sorted(free.get(i, ())))))
         inputs = [p for p in graph.placeholders if p.meta["kind"] != "constant"]
         plan = Plan(
             name=graph.name,
@@ -140,18 +142,48 @@ class _Emitter:
                 last.pop(result, None)
         return last
 
-    def written(self, node: fx.Node, i: int, last: dict[fx.Node, int], replaced: set[str]) -> fx.Node | None:
-        """The node whose buffer the op may write its result over, that of its first operand; None where it may not.
+    def written(self, node: fx.Node, i: int, last: dict[fx.Node, int], replaced: set[str]) -> list[fx.Node]:
+        """The nodes whose buffers the op writes its results over: that of its first operand for ATen's in-place ops, of
+        any operand for a kernel, which is told so."""
+        if node.target is ops.kernel:
+            return self.written_by_kernel(node, i, last, replaced)
+        packet = getattr(node.target, "overloadpacket", None)
+        if packet is None or packet.__name__ not in IN_PLACE or _inplace_overload(node.target) is None:
+            return []
+        target = args_of(node)[0]
+        if not isinstance(target, fx.Node):
+            return []
+        root = self.may_take(target, node, node, i, last, replaced)
+        return [] if root is None else [root]
+
+    def written_by_kernel(self, node: fx.Node, i: int, last: dict[fx.Node, int], replaced: set[str]) -> list[fx.Node]:
+        tensors, text, over = args_of(node)
+        kernel = parse_kernel(text)
+        results = {args_of(user)[1]: user for user in node.users}
+        over, roots = list(over), []
+        for output, result in sorted(results.items()):
+            for at, operand in enumerate(tensors):
+                if at in over or not may_overwrite(kernel, output, at):
+                    continue
+                root = self.may_take(operand, result, node, i, last, replaced)
+                if root is not None:
+                    over[output] = at
+                    roots.append(root)
+                    break
+        node.args = (tensors, text, over)
+        return roots
+
+    def may_take(
+        self, target: fx.Node, result: fx.Node, call: fx.Node, i: int, last: dict[fx.Node, int], replaced: set[str]
+    ) -> fx.Node | None:
+        """The node whose buffer `target` shares, if `call` may write its `result` over it; None where it may not. It is
+        the result's from then on.
 
         It may where the type is the same and nobody reads the buffer again, also not through a view.
         """
-        packet = getattr(node.target, "overloadpacket", None)
-        if packet is None or packet.__name__ not in IN_PLACE or _inplace_overload(node.target) is None:
+        if target in self.overlapping:
             return None
-        target = args_of(node)[0]
-        if not isinstance(target, fx.Node) or target in self.overlapping:
-            return None
-        a, b = tensor_type(target), tensor_type(node)
+        a, b = tensor_type(target), tensor_type(result)
         if a.dtype != b.dtype or self.graph.local_shape(a) != self.graph.local_shape(b):
             return None
         root = self.roots[target]
@@ -160,17 +192,18 @@ class _Emitter:
         sharing = self.members[root]
         if any(value not in last or last[value] > i for value in sharing):
             return None
-        if any(operand is not target and self.roots[operand] is root for operand in node.all_input_nodes):
+        if any(operand is not target and self.roots[operand] is root for operand in call.all_input_nodes):
             return None
         for value in sharing:
-            self.roots[value] = node  # from here on the buffer is this op's result
-        self.members[node] += self.members.pop(root)
+            self.roots[value] = result  # from here on the buffer is this op's result
+        self.members[result] += self.members.pop(root)
         return root
 
     # -- writing it down --------------------------------------------------------------------------------------------
 
     def instruction(self, node: fx.Node, in_place: bool, free: tuple[int, ...]) -> Instruction:
-        op = _inplace_overload(node.target) if in_place else _op_name(node.target)
+        overwrites = in_place and node.target is not ops.kernel
+        op = _inplace_overload(node.target) if overwrites else _op_name(node.target)
         assert op is not None
         args = tuple(self.argument(argument) for argument in args_of(node))
         kwargs = {key: self.argument(value) for key, value in node.kwargs.items()}

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
+from monarch.compiler.kernels.ir import KernelError, may_overwrite
+from monarch.compiler.kernels.text import parse_kernel
 from monarch.compiler.plan.allowed import PARAMETERS, RefusedOp, allow
 from monarch.compiler.plan.plan import Instruction, Plan, Slot
 
@@ -69,6 +71,8 @@ def _check_own_op(instruction: Instruction, plan: Plan) -> None:
     if len(instruction.args) > len(names) or set(instruction.kwargs) != set(names[len(instruction.args) :]):
         raise _Wrong(f"it takes {', '.join(names) or 'nothing'}")
     given.update(instruction.kwargs)
+    if instruction.op == "kernel":
+        _check_kernel(**given)
     dims: list[Any] = [given["mesh_dim"]] if "mesh_dim" in given else []
     if "mesh_dims" in given:
         if not isinstance(given["mesh_dims"], list):
@@ -77,6 +81,26 @@ def _check_own_op(instruction: Instruction, plan: Plan) -> None:
     for dim in dims:
         if not isinstance(dim, str) or dim not in plan.mesh.sizes or dims.count(dim) > 1:
             raise _Wrong(f"{dim!a} is not a dim of {plan.mesh}, or stands twice")
+
+
+def _check_kernel(tensors: Any, text: Any, over: Any) -> None:
+    """A kernel is data, and checked as such: what is compiled is written from it on the machine that runs it."""
+    if not isinstance(text, str) or not isinstance(tensors, list) or not isinstance(over, list):
+        raise _Wrong("it takes a list of tensors, a text and a list of numbers")
+    try:
+        kernel = parse_kernel(text)
+    except KernelError as error:
+        raise _Wrong(error.message) from None
+    if len(tensors) != len(kernel.inputs) or not all(isinstance(tensor, Slot) for tensor in tensors):
+        raise _Wrong(f"its kernel takes {len(kernel.inputs)} tensors")
+    if len(over) != len(kernel.outputs):
+        raise _Wrong(f"its kernel gives {len(kernel.outputs)} tensors, and it says of {len(over)} where they lie")
+    taken = [at for at in over if at != -1]
+    if any(type(at) is not int or not -1 <= at < len(tensors) for at in over) or len(set(taken)) < len(taken):
+        raise _Wrong(f"its results cannot lie over {over!a:.100}")
+    for number, at in enumerate(over):
+        if at != -1 and (not may_overwrite(kernel, number, at) or tensors.count(tensors[at]) > 1):
+            raise _Wrong(f"its result {number} cannot lie over tensor {at}")
 
 
 def _slots(argument: Any) -> Iterator[int]:

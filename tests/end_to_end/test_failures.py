@@ -60,7 +60,7 @@ def test_a_failed_step_names_the_line_and_the_worker_and_leaves_state_as_it_was(
         assert "test_failures.py" in text
         assert "data=1" in text
         assert "index out of range" in text
-        assert "aten.embedding" in text
+        assert "embedding" in text  # the op, or the kernel that it is in
         with pytest.raises(DeviceMeshError):
             after.item()
         for p, expected in zip(model.parameters(), dense.parameters(), strict=True):

@@ -190,4 +190,5 @@ def test_a_gather_sharded_over_both_dims_is_caught() -> None:
 
 
 def test_every_local_op_is_covered() -> None:
-    assert set(LOCAL_OPS) - {str(op) for op, _, _ in CASES.values()} == set()
+    made_later = {"kernel"}  # there are kernels only once all is partitioned
+    assert set(LOCAL_OPS) - {str(op) for op, _, _ in CASES.values()} == made_later
