@@ -28,6 +28,7 @@ from monarch.compiler.plan import (
     Trace,
     log_topics,
 )
+from monarch.compiler.plan.native import build_kernels
 from monarch.compiler.plan.tracing import ended, started
 from monarch.runtime import frame, memory, wire
 from monarch.runtime.connection import Connection
@@ -273,16 +274,13 @@ class LocalExecutor:
                 hint=f"compile it for {TARGET}, or run it where there are workers for {plan.target}.",
             )
         bare = replace(plan, graph="", traced="", report=None, costs={})
-        blob = b""
-        key = plan.hash
-        if not key:
-            blob = pickle.dumps(bare)
-            key = f"unnamed {hash(blob)}"
+        key = plan.hash or f"unnamed {hash(pickle.dumps(bare))}"
         record = self._records.get(key)
         if record is None:
             start = clock()
             frame.check(plan)
-            blob = blob or pickle.dumps(bare)
+            kernels = build_kernels([step.args[1] for step in plan.instructions if step.op == "kernel"])
+            blob = pickle.dumps((bare, kernels))
             record = PlanRecord(self._state.next_command, plan, self._types)
             self._send_plan(record.number, blob)
             self._records[key] = record

@@ -52,6 +52,8 @@ def check(plan: Plan) -> None:
     """Raise PlanError unless every op of the plan is known and every slot that is read has been written."""
     written = {spec.slot for spec in plan.inputs} | set(plan.constant_slots.values())
     for number, instruction in enumerate(plan.instructions):
+        if instruction.op == "kernel" and (len(instruction.args) != 3 or instruction.kwargs):
+            raise PlanError(f"instruction {number} of plan '{plan.name}': a kernel takes (tensors, text, over)")
         if instruction.op not in LOCAL_OPS and instruction.op not in _PARAMETERS:
             resolve(instruction.op)
         for slot in _slots((instruction.args, tuple(instruction.kwargs.values()))):
@@ -105,7 +107,8 @@ class Observer(Protocol):
 
 class Frame:
     """A plan, ready to run. `run(arguments)` takes the inputs' values in order (and empties the list), and gives the
-    outputs' in order. `bind(name, *args)` gives the callable for a local op or a collective of `compiler.ops`."""
+    outputs' in order. `bind(name, *args)` gives the callable for a local op, a collective or a kernel of
+    `compiler.ops`."""
 
     def __init__(self, plan: Plan, bind: Callable[..., Callable[..., Any]]) -> None:
         self.plan = plan
@@ -189,6 +192,9 @@ class Frame:
             return f"{self._text(args[0])}[{args[1]:d}]"
         if op in _PARAMETERS:
             return self._collective(op, args, kwargs)
+        if op == "kernel":
+            tensors, text, over = args
+            return f"{self._name(self._bind(op, text, over))}({self._text(tensors)})"
         function = self._bind(op) if op in LOCAL_OPS else resolve(op)
         parts = [self._text(arg) for arg in args]
         for name, value in kwargs.items():

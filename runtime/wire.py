@@ -5,8 +5,8 @@ Down, from the controller to all workers at once (a record of the ring each; num
     RUN     plan, first output's handle, number of outputs, then for each input a handle, an integer or a float
     PUT     handle, dtype, dims, block's bytes, offset in the staging area or -1 for inline, piece's start and end;
             shape; the block of each worker; the piece of every block, if inline
-    LOAD    plan, size, offset or -1, piece's start and end; the piece, if inline: a pickled Plan, made and read by
-            processes of one program
+    LOAD    plan, size, offset or -1, piece's start and end; the piece, if inline: a pickled Plan and the path of
+            its kernels' object or None, made and read by processes of one program
     UNLOAD  plan
     FREE    handles
     FETCH   handle, then the ranks that are to send it

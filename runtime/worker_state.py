@@ -9,12 +9,14 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
 from monarch.compiler.plan import DTYPE_NAMES, MeshSpec, Plan
 from monarch.compiler.plan.local_ops import LOCAL_OPS
+from monarch.compiler.plan.native import bind
 from monarch.runtime import wire
 from monarch.runtime.frame import Frame
 from monarch.runtime.signals import Aborted
@@ -107,6 +109,7 @@ class WorkerState:
         self._new_tracer = tracer
         self._tracer: Tracer | None = None
         self._blob = bytearray()
+        self._kernels: Path | None = None  # of the plan that is being loaded
         self._donated: list[int] = []
         self._committed = False
         self._handlers: dict[int, Callable[[int, bytearray], list[Message]]] = {
@@ -236,6 +239,9 @@ class WorkerState:
     def _bind(self, name: str, *arguments: Any) -> Callable[..., Any]:
         if name == "commit":
             return self._commit()
+        if name == "kernel":
+            text, over = arguments
+            return bind(self._kernels, text, over, torch.get_num_threads())
         if name in LOCAL_OPS:
             return partial(LOCAL_OPS[name], self._position, self._sizes)
         bound: Callable[..., Any] = getattr(self._collectives, name)(*arguments)
@@ -253,7 +259,8 @@ class WorkerState:
             return []
         blob, self._blob = bytes(self._blob), bytearray()
         try:
-            plan: Plan = pickle.loads(blob)  # made by the process of which this one is a fork
+            plan: Plan
+            plan, self._kernels = pickle.loads(blob)  # made by the process of which this one is a fork
             frame = Frame(plan, self._bind)
             frame.measure(self._tracer)
             self.plans[number] = LoadedPlan(plan, frame)

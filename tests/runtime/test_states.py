@@ -83,7 +83,7 @@ class Worker:
         return self.state.handle(self.step, bytearray(body))
 
     def load(self, number: int, plan: Plan, parts: int = 1) -> list[Message]:
-        blob = pickle.dumps(plan)
+        blob = pickle.dumps((plan, None))
         said: list[Message] = []
         for piece in pieces(len(blob), 1, -(-len(blob) // parts)):
             head = wire.LOAD_HEAD.pack(wire.LOAD, number, len(blob), wire.INLINE, piece.start, piece.stop)

@@ -8,6 +8,7 @@ the same. Objects are code: the folder belongs to the user and nobody else can e
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import hashlib
 import os
@@ -74,6 +75,16 @@ def build(source: str, compiler: Compiler, folder: Path | None = None) -> Path:
         os.chmod(made, 0o700)
         os.replace(made, target)
     return target
+
+
+@functools.lru_cache(maxsize=1024)
+def load(path: Path) -> ctypes.CDLL:
+    """A built object, loaded. Raises BuildError unless it and its folder are such that only the user can have written
+    it: what is loaded is run."""
+    _private(path.parent)
+    if not _is_ours(path):
+        raise BuildError(f"{path} is no kernel that was built here")
+    return ctypes.CDLL(str(path))
 
 
 def _key(source: str, compiler: Compiler) -> str:

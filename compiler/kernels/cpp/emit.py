@@ -26,6 +26,7 @@ from monarch.compiler.kernels.text import print_kernel
 _LEAST_WORK = 1 << 17
 """Operations that a thread has to have to be worth starting: about 20 microseconds."""
 _MOST_THREADS = 256
+"""As many as `Job` below has room for."""
 
 _THREADS = """
 extern "C" __attribute__((weak)) void GOMP_parallel(void (*)(void*), void*, unsigned, unsigned);
@@ -35,7 +36,7 @@ extern "C" __attribute__((weak)) int omp_get_num_threads();
 typedef int64_t (*Nest)(void* const*, const int64_t*, int64_t, int64_t);
 
 struct Job {
-    Nest nest; void* const* p; const int64_t* n; int64_t units, pieces; int64_t failed[%d];
+    Nest nest; void* const* p; const int64_t* n; int64_t units, pieces; int64_t failed[256];
 };
 
 static void run_piece(Job* job, int64_t piece) {
@@ -58,7 +59,7 @@ static int64_t run(Nest nest, void* const* p, const int64_t* n, int64_t units, i
     for (int64_t piece = 0; piece < pieces; ++piece) if (job.failed[piece]) return job.failed[piece];
     return 0;
 }
-""" % _MOST_THREADS
+"""
 
 
 @lru_cache(maxsize=1024)
@@ -73,7 +74,7 @@ def _vector_math() -> str:
 
 
 def emit(kernels: Sequence[Kernel], *, lines: bool = False) -> str:
-    """The translation unit; each kernel once. With `lines`, beside each statement the user's line that it comes from."""
+    """The translation unit; each kernel once. With `lines`, each statement's line in the user's program beside it."""
     distinct = {symbol(kernel): kernel for kernel in kernels}
     calls = {name: [_Call(kernel, at, lines) for at in range(len(kernel.nests))] for name, kernel in distinct.items()}
     everything = [call for of_kernel in calls.values() for call in of_kernel]
@@ -112,9 +113,7 @@ class _Call:
     def written(self, *, shared: bool) -> Function:
         kernel = self.kernel
         dtypes = [buffer.dtype for buffer in (*kernel.inputs, *kernel.outputs)]
-        writer = NestWriter(
-            self.simple, dtypes, self.schedule, _overwrites(kernel), shared=shared, lines=self.lines
-        )
+        writer = NestWriter(self.simple, dtypes, self.schedule, _overwrites(kernel), shared=shared, lines=self.lines)
         return writer.write()
 
 

@@ -133,7 +133,9 @@ class NestWriter:
 
     def _loaded_later(self, store: int, after: int) -> int:
         """The last segment beyond `after` that loads from what a store may overwrite, or -1."""
-        inputs = self.overwrites.get(self.body[store].buffer, frozenset())
+        target = self.body[store]
+        assert isinstance(target, Store)
+        inputs = self.overwrites.get(target.buffer, frozenset())
         last = -1
         for at in range(after + 1, len(self.segments)):
             for number in self.segments[at].needed:
@@ -153,9 +155,7 @@ class NestWriter:
                     if isinstance(self.body[number], Store):
                         if (to := self._loaded_later(number, at)) >= 0:
                             late[number] = self.segments[to].phase
-            again = {
-                number: phase for number, phase in late.items() if phase > self._segment_of(number).phase
-            }
+            again = {number: phase for number, phase in late.items() if phase > self._segment_of(number).phase}
             if not again:
                 return self.segments
 
@@ -204,9 +204,7 @@ class NestWriter:
                 before = next((s for s in segments[:at] if number in s.needed), None)
                 if before is None and not self.varies[number] & self.reduced:
                     # For columns: computed once along the block, not once in each row.
-                    place = next(
-                        i for i, s in enumerate(segments) if not s.reduced and s.phase == self.phases[number]
-                    )
+                    place = next(i for i, s in enumerate(segments) if not s.reduced and s.phase == self.phases[number])
                     if place < at:
                         self._need(number, place, segments)
                         before = segments[place]
@@ -219,7 +217,10 @@ class NestWriter:
 
     def _can_be_kept(self, number: int) -> bool:
         statement = self.body[number]
-        if isinstance(statement, (Store, Reduce, Constant, Position)) or self.schedule.vector not in self.varies[number]:
+        if (
+            isinstance(statement, (Store, Reduce, Constant, Position))
+            or self.schedule.vector not in self.varies[number]
+        ):
             return False
         if not self.varies[number] & self.reduced:
             return True
@@ -342,7 +343,9 @@ class NestWriter:
         statement = self.body[number]
         assert isinstance(statement, Store)
         pointer = self._pointer(statement.buffer, statement.index.offset, True)
-        return f"{pointer}[{self._address(number, statement.index)}] = {self._name(statement.value)};{self._note(number)}"
+        return (
+            f"{pointer}[{self._address(number, statement.index)}] = {self._name(statement.value)};{self._note(number)}"
+        )
 
     def _levels(
         self, loops: Sequence[int], numbers: Iterable[int], read_arrays: set[int], kept: set[int]
@@ -427,11 +430,7 @@ class NestWriter:
         return f"alignas(64) {memory_type(self.dtypes[number])} {name}{number}[{size}];"
 
     def _reduces(self, segment: _Segment) -> list[tuple[int, Reduce]]:
-        return [
-            (number, statement)
-            for number in segment.targets
-            if isinstance(statement := self.body[number], Reduce)
-        ]
+        return [(number, statement) for number in segment.targets if isinstance(statement := self.body[number], Reduce)]
 
     def _keeps_nan(self, number: int) -> bool:
         statement = self.body[number]

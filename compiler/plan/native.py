@@ -1,0 +1,142 @@
+"""Kernels of a plan as callables on a CPU: built once, where the plan is loaded, and bound by each worker.
+
+Where there is no C++ compiler, or it does not take a kernel, the same kernels are run by torch's ops, one after the
+other: slower, and right.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import operator
+import struct
+import sys
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from monarch.compiler.errors import PlanError
+from monarch.compiler.kernels.cpp.build import BuildError, build, find_compiler, load
+from monarch.compiler.kernels.cpp.emit import emit, symbol
+from monarch.compiler.kernels.interpret import interpret, laid_out
+from monarch.compiler.kernels.ir import Buffer, Kernel, Load, may_overwrite
+from monarch.compiler.kernels.text import parse_kernel
+
+Bound = Callable[[list[torch.Tensor]], tuple[torch.Tensor, ...]]
+
+_shape = operator.attrgetter("shape")
+_dtype = operator.attrgetter("dtype")
+_stride = torch.Tensor.stride
+_address = torch.Tensor.data_ptr
+
+
+def build_kernels(texts: Sequence[str]) -> Path | None:
+    """One shared object with all the kernels, from the cache or freshly built; None where none can be built, which is
+    said once on standard error."""
+    if not texts:
+        return None
+    compiler = find_compiler()
+    if compiler is None:
+        _say(
+            "no C++ compiler is found (g++ or clang++), so kernels run as separate torch ops.\n"
+            "  On Debian and Ubuntu: apt-get install g++"
+        )
+        return None
+    try:
+        return build(emit([parse_kernel(text) for text in dict.fromkeys(texts)]), compiler)
+    except BuildError as error:
+        _say(f"kernels cannot be built, so they run as separate torch ops.\n{error}")
+        return None
+
+
+@cache
+def _say(text: str) -> None:
+    print(f"monarch: {text}", file=sys.stderr)
+
+
+def bind(path: Path | None, text: str, over: Sequence[int], threads: int) -> Bound:
+    """The callable of one `kernel` instruction, from an object that `build_kernels` gave for its text among others.
+
+    It takes the operands in order. Output i takes the memory of operand `over[i]`, which is then the result, or fresh
+    memory where that is -1. Not to be called by several threads at once. It raises IndexError, with the user's line,
+    where a gather's index is out of range.
+    """
+    kernel = parse_kernel(text)
+    if len(over) != len(kernel.outputs):
+        raise PlanError(f"kernel {kernel.name} has {len(kernel.outputs)} outputs, and {len(over)} places for them")
+    for output, operand in enumerate(over):
+        if operand != -1 and not (
+            0 <= operand < len(kernel.inputs)
+            and list(over).count(operand) == 1
+            and may_overwrite(kernel, output, operand)
+        ):
+            raise PlanError(f"output {output} of kernel {kernel.name} cannot overwrite operand {operand}")
+    return _interpreted(kernel, over) if path is None else _native(kernel, path, over, threads)
+
+
+def _interpreted(kernel: Kernel, over: Sequence[int]) -> Bound:
+    def call(tensors: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        results = interpret(kernel, tensors)
+        return tuple(
+            tensors[operand].copy_(result) if operand >= 0 else result
+            for operand, result in zip(over, results, strict=True)
+        )
+
+    return call
+
+
+def _native(kernel: Kernel, path: Path, over: Sequence[int], threads: int) -> Bound:
+    function = load(path)[symbol(kernel)]
+    function.argtypes = (ctypes.c_void_p, ctypes.c_int64)
+    function.restype = ctypes.c_int64
+    count = len(kernel.inputs) + len(kernel.outputs)
+    addresses = (ctypes.c_void_p * count)()
+    head = ctypes.addressof(addresses)
+    write = struct.Struct(f"={count}q").pack_into
+    shapes = [torch.Size(buffer.shape) for buffer in kernel.inputs]
+    strides = [buffer.strides for buffer in kernel.inputs]
+    dtypes = [buffer.dtype for buffer in kernel.inputs]
+    fresh = [
+        None if operand >= 0 else (buffer.shape, buffer.strides, buffer.dtype)
+        for buffer, operand in zip(kernel.outputs, over, strict=True)
+    ]
+    taken = list(zip(fresh, over, strict=True))
+    empty = torch.empty_strided
+
+    def call(tensors: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        if (
+            [*map(_stride, tensors)] != strides
+            or [*map(_shape, tensors)] != shapes
+            or [*map(_dtype, tensors)] != dtypes
+        ):
+            tensors = [_fitting(tensor, buffer) for tensor, buffer in zip(tensors, kernel.inputs, strict=True)]
+        results = tuple(
+            [tensors[operand] if made is None else empty(made[0], made[1], dtype=made[2]) for made, operand in taken]
+        )
+        write(addresses, 0, *map(_address, tensors), *map(_address, results))
+        if failed := function(head, threads):
+            raise _failure(kernel, failed)
+        return results
+
+    return call
+
+
+def _fitting(tensor: torch.Tensor, buffer: Buffer) -> torch.Tensor:
+    """The tensor, or a copy if it lies otherwise than the kernel wants. The stride of a dim of size 1 means nothing."""
+    apart = zip(buffer.shape, tensor.stride(), buffer.strides, strict=False)
+    if tensor.shape == buffer.shape and tensor.dtype == buffer.dtype and all(n == 1 or a == b for n, a, b in apart):
+        return tensor
+    return laid_out(tensor, buffer)
+
+
+def _failure(kernel: Kernel, failed: int) -> IndexError:
+    number = failed - 1
+    for nest in kernel.nests:
+        if number < len(nest.body):
+            statement = nest.body[number]
+            assert isinstance(statement, Load)
+            where = f" ({nest.lines[number]})" if nest.lines and nest.lines[number] else ""
+            return IndexError(f"an index is out of range: there are {statement.size} rows{where}")
+        number -= len(nest.body)
+    raise AssertionError(f"kernel {kernel.name} gave {failed}")
