@@ -25,7 +25,8 @@ COMBINERS = {"larger": np.max, "smaller": np.min, "product": np.prod}
 
 @contextlib.contextmanager
 def fast_reductions() -> Iterator[None]:
-    """Triton's interpreter takes an element at a time in reductions that it does not know; these do the same at once."""
+    """Triton's interpreter takes an element at a time in reductions that it does not know; these do the same at
+    once."""
     saved = upstream.ReduceOps.generic_reduce
 
     def reduce(self: Any, operands: Any) -> Any:
@@ -33,7 +34,9 @@ def fast_reductions() -> Iterator[None]:
         if combine is None:
             return saved(self, operands)
         data = operands[0].handle.data
-        return [self.to_tensor(combine(data, axis=self.axis, keepdims=self.keep_dims).astype(data.dtype), operands[0].dtype)]
+        return [
+            self.to_tensor(combine(data, axis=self.axis, keepdims=self.keep_dims).astype(data.dtype), operands[0].dtype)
+        ]
 
     upstream.ReduceOps.generic_reduce = reduce
     try:
@@ -79,10 +82,25 @@ def _rubbish(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.fill_(float("nan") if tensor.is_floating_point() else 99)
 
 
-def check(kernel: Kernel, inputs: Sequence[torch.Tensor], overwritten: dict[int, int] | None = None) -> None:
-    """The kernel's outputs are those of `interpret`."""
+def check(
+    kernel: Kernel,
+    inputs: Sequence[torch.Tensor],
+    overwritten: dict[int, int] | None = None,
+    *,
+    atol: float | None = None,
+) -> None:
+    """The kernel's outputs are those of `interpret`; `atol` allows for sums in another order."""
     expected = interpret(kernel, inputs)
     outputs, error = launch_all(kernel, inputs, overwritten)
     assert error == 0
     for at, (found, wanted) in enumerate(zip(outputs, expected, strict=True)):
-        torch.testing.assert_close(found, wanted, equal_nan=True, msg=lambda text, at=at: f"{kernel.name}, output {at}: {text}")
+        exact = not wanted.is_floating_point()
+        rtol = 0.0 if exact else 1.6e-2 if wanted.itemsize == 2 else 2e-6 if wanted.itemsize == 4 else 1e-12
+        torch.testing.assert_close(
+            found,
+            wanted,
+            rtol=rtol,
+            atol=0.0 if exact else atol or 1e-6,
+            equal_nan=True,
+            msg=lambda text, at=at: f"{kernel.name}, output {at}: {text}",
+        )

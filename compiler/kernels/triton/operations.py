@@ -1,0 +1,177 @@
+"""Each op of the loop IR in Triton's words.
+
+Rounding is that of ATen on a GPU: quotients and square roots to nearest, exponentials and logarithms by the accurate
+functions of libdevice, never the approximations that `tl.exp` or `/` stand for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from monarch.compiler.kernels.ir import BOOL, FLOATS, Constant
+
+TYPES: dict[torch.dtype, str] = {
+    torch.float64: "tl.float64",
+    torch.float32: "tl.float32",
+    torch.float16: "tl.float16",
+    torch.bfloat16: "tl.bfloat16",
+    torch.int64: "tl.int64",
+    torch.int32: "tl.int32",
+    torch.int16: "tl.int16",
+    torch.int8: "tl.int8",
+    torch.uint8: "tl.uint8",
+    torch.bool: "tl.int1",
+}
+
+INFIX = {
+    "add": "+",
+    "sub": "-",
+    "mul": "*",
+    "eq": "==",
+    "ne": "!=",
+    "lt": "<",
+    "le": "<=",
+    "gt": ">",
+    "ge": ">=",
+    "and": "&",
+    "or": "|",
+    "xor": "^",
+    "shl": "<<",
+    "shr": ">>",
+}
+"""In these a constant stands as a literal beside an operand that is none: Triton then gives it that operand's dtype."""
+
+_NAN = "propagate_nan=tl.PropagateNan.ALL"
+_CALLS = {
+    "abs": "tl.abs({0})",
+    "fma": "tl.fma({0}, {1}, {2})",
+    "pow": "libdevice.pow({0}, {1})",
+    "exp": "libdevice.exp({0})",
+    "expm1": "libdevice.expm1({0})",
+    "log": "libdevice.log({0})",
+    "log1p": "libdevice.log1p({0})",
+    "rsqrt": "tl.rsqrt({0})",
+    "tanh": "libdevice.tanh({0})",
+    "erf": "libdevice.erf({0})",
+    "sin": "libdevice.sin({0})",
+    "cos": "libdevice.cos({0})",
+    "floor": "tl.floor({0})",
+    "ceil": "tl.ceil({0})",
+    "round": "libdevice.nearbyint({0})",
+    "trunc": "libdevice.trunc({0})",
+    "isnan": "{0} != {0}",
+    "not": "~{0}",
+    "where": "tl.where({0}, {1}, {2})",
+}
+_FLOAT32 = {
+    "neg": "{0} * -1.0",  # Triton's own minus is 0 - x, which loses the sign of zero
+    "div": "tl.div_rn({0}, {1})",
+    "sqrt": "tl.sqrt_rn({0})",
+    "reciprocal": "tl.div_rn(1.0, {0})",
+    "sigmoid": "tl.div_rn(1.0, 1.0 + libdevice.exp({0} * -1.0))",
+}
+_FLOAT64 = {
+    "neg": "{0} * -1.0",
+    "div": "{0} / {1}",
+    "sqrt": "tl.sqrt({0})",
+    "reciprocal": "1.0 / {0}",
+    "sigmoid": "1.0 / (1.0 + libdevice.exp({0} * -1.0))",
+}
+
+
+def operation(name: str, args: Sequence[str], of: torch.dtype, to: torch.dtype) -> str:
+    """The expression of an op on variables, or literals where it is in INFIX; `of` is the dtype of its last operand,
+    `to` that of its result."""
+    if name == "cast":
+        return _cast(args[0], of, to)
+    if name in INFIX:
+        return f"{args[0]} {INFIX[name]} {args[1]}"
+    if name in ("max", "min"):
+        return f"tl.{name}imum({', '.join(args)}{f', {_NAN}' if of in FLOATS else ''})"
+    if name == "sign":  # 0 for NaN
+        return f"({args[0]} > 0).to({TYPES[of]}) - ({args[0]} < 0).to({TYPES[of]})"
+    if name == "neg" and of not in FLOATS:
+        return f"0 - {args[0]}"
+    table = _FLOAT32 if of == torch.float32 else _FLOAT64
+    return (table.get(name) or _CALLS[name]).format(*args)
+
+
+def _cast(value: str, of: torch.dtype, to: torch.dtype) -> str:
+    if of == to:
+        return value
+    if to == BOOL:
+        return f"{value} != 0"
+    narrow = (torch.float16, torch.bfloat16)
+    if to in narrow and of != torch.float32 or of in narrow and to != torch.float32:
+        value = f"{value}.to(tl.float32)"  # as ATen does, which has no other way to or from these
+    if of.is_floating_point and to in (torch.uint8, torch.int8, torch.int16):
+        value = f"{value}.to(tl.int64)"  # then wraps
+    return f"{value}.to({TYPES[to]})"
+
+
+def literal(constant: Constant) -> str | None:
+    """A number as it stands in an expression; None for what has no literal there."""
+    if constant.dtype == BOOL or isinstance(constant.value, float) and not math.isfinite(constant.value):
+        return None
+    return repr(constant.value)
+
+
+def full(constant: Constant) -> str:
+    value = constant.value
+    text = repr(value) if not isinstance(value, float) or math.isfinite(value) else f'float("{value}")'
+    return f"tl.full([], {text}, {TYPES[constant.dtype]})"
+
+
+# Reductions ----------------------------------------------------------------------------------------------------------
+
+COMBINERS = {
+    "larger": f"return tl.maximum(a, b, {_NAN})",
+    "smaller": f"return tl.minimum(a, b, {_NAN})",
+    "product": "return a * b",
+}
+"""The bodies of the functions that reductions call where Triton has none that would do: `tl.max` drops NaN."""
+
+
+def reduction_dtype(dtype: torch.dtype) -> torch.dtype:
+    """In which a reduction's accumulator is held; bool is counted in i32."""
+    return torch.int32 if dtype == BOOL else dtype
+
+
+def identity(name: str, dtype: torch.dtype) -> str:
+    """What changes nothing in a reduction, as a literal, of `reduction_dtype(dtype)`."""
+    if name == "sum":
+        return "0.0" if dtype in FLOATS else "0"
+    if name == "prod":
+        return "1.0" if dtype in FLOATS else "1"
+    if name in ("any", "all"):
+        return "0" if name == "any" else "1"
+    if dtype in FLOATS:
+        return f'float("{"-inf" if name == "max" else "inf"}")'
+    limits = torch.iinfo(dtype)
+    return repr(limits.min if name == "max" else limits.max)
+
+
+def accumulate(name: str, dtype: torch.dtype, a: str, b: str) -> str:
+    """The expression that takes one more value into an accumulator."""
+    if name == "sum":
+        return f"{a} + {b}"
+    if name == "prod":
+        return f"{a} * {b}"
+    larger = name in ("max", "any")
+    return f"tl.{'maximum' if larger else 'minimum'}({a}, {b}{f', {_NAN}' if dtype in FLOATS else ''})"
+
+
+def reduce_tile(name: str, dtype: torch.dtype, value: str, axis: int, keep: bool) -> tuple[str, str]:
+    """The expression that reduces a tile along an axis, and which of COMBINERS it calls, if any."""
+    kept = ", keep_dims=True" if keep else ""
+    if name == "sum":
+        return f"tl.sum({value}, {axis}{kept})", ""
+    if name in ("any", "all"):
+        return f"tl.{'max' if name == 'any' else 'min'}({value}, {axis}{kept})", ""
+    if name != "prod" and dtype not in FLOATS:
+        return f"tl.{name}({value}, {axis}{kept})", ""
+    combiner = {"max": "larger", "min": "smaller", "prod": "product"}[name]
+    return f"tl.reduce({value}, {axis}, {combiner}{kept})", combiner
