@@ -94,13 +94,15 @@ def passes_shown(verbose: bool) -> Iterator[tuple[Callable[[str], None], Progres
 
 def summary(plan: Plan, path: Path) -> dict[str, Any]:
     """Bytes, seconds, and numbers of ops and collectives, as a JSON value."""
+    from monarch.compiler.inspect.values import ops_of
+
     return {
         "name": plan.name,
         "hash": plan.hash,
         "mesh": dict(plan.mesh.dims),
         "workers": plan.mesh.workers,
         "target": plan.target,
-        "ops": plan.costs["ops"],
+        "ops": len(ops_of(plan)),
         "instructions": len(plan.instructions),
         "collectives": plan.costs["collectives"],
         "peak_bytes": plan.costs["peak_bytes"],

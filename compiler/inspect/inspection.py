@@ -9,6 +9,7 @@ from monarch.compiler.errors import MonarchError
 from monarch.compiler.inspect.html import frame_html, size_text
 from monarch.compiler.inspect.memory import peak
 from monarch.compiler.inspect.page import page
+from monarch.compiler.inspect.values import collectives_of, ops_of
 from monarch.compiler.inspect.why import Explanation, explain
 from monarch.compiler.plan.plan import Plan
 
@@ -48,16 +49,13 @@ class Inspection:
 
     def __repr__(self) -> str:
         plan = self.plan
-        assert plan.report is not None
-        values = plan.report.values
         workers = "1 worker" if plan.mesh.workers == 1 else f"{plan.mesh.workers:,} workers"
-        collectives = [value for value in values if value.mesh_dims]
+        collectives = collectives_of(plan)
         over = Counter(" and ".join(value.mesh_dims) for value in collectives)
         counted = ", ".join(f"{count:,} over {dims}" for dims, count in over.most_common())
-        ops = sum(value.instruction >= 0 for value in values)
         lines = [
             f"{plan.name} on {plan.mesh}: {workers}, for {plan.target}",
-            f"  {ops:,} ops, {len(collectives):,} collective{'s' * (len(collectives) != 1)}"
+            f"  {len(ops_of(plan)):,} ops, {len(collectives):,} collective{'s' * (len(collectives) != 1)}"
             + (f" ({counted})" if counted else ""),
             f"  a worker sends {size_text(sum(value.sent for value in collectives))} a step, "
             f"and holds {size_text(peak(plan)[0])} at most",

@@ -27,7 +27,10 @@ READ = """names => names.map(name => {
     dispatchEvent(new HashChangeEvent("hashchange"));
     const panel = document.querySelector(".panel");
     const text = query => [...panel.querySelectorAll(query)].map(each => each.textContent);
-    return [text("h2")[0], text(".movement > .why"), text(".decision > .why"), text(".because, .said, .more")];
+    const parts = each => [...each.children].map(part => part.textContent).join(" | ");
+    const line = each => each.matches(".because") ? parts(each) : each.textContent;
+    const lines = [...panel.querySelectorAll(".because, .said, .more")].map(line);
+    return [text("h2")[0], text(".movement > .why"), text(".decision > .why"), lines];
 })"""
 
 
@@ -39,7 +42,9 @@ def told(plan: Plan, name: str) -> tuple[list[str], list[str], list[str]]:
     lines, before = [], ""
     for line in str(found).splitlines():
         if re.match(r" +(and that )?because ", line):
-            lines.append(re.sub(r"  # (\S+?:\d+)(:\d+)?$", r" \1", line.strip()))
+            what, _, place = line.strip().partition("  # ")
+            name, _, type_ = what.partition(" : ")
+            lines.append(f"{name} | {':'.join(place.split(':')[:2])} | {type_}")
         elif before.strip().startswith(("because", "and that because")) and indent(line) == indent(before) + 2:
             lines.append(line.strip())
         before = line

@@ -15,6 +15,7 @@ interface Row {
   module: string;
   before: string;
   now: string;
+  /** why it is there, for what the compiler added */
   why: string;
   bytes: number;
   line: string;
@@ -38,10 +39,10 @@ export class CompareView implements Shown {
       "Differences",
       [
         { name: "what", width: "5.5rem", cell: (row) => row.what, by: (row) => row.what },
-        { name: "name", width: "minmax(9rem, 1.3fr)", cell: (row) => row.name, by: (row) => row.name },
+        { name: "name", width: "minmax(10rem, 2fr)", cell: (row) => row.name, by: (row) => row.name },
         { name: "module", width: "minmax(5rem, 1fr)", cell: (row) => row.module, by: (row) => row.module },
-        { name: "before", width: "minmax(8rem, 1.6fr)", cell: (row) => row.before || h("span", { class: "muted" }, "not there"), by: (row) => row.before },
-        { name: "now", width: "minmax(8rem, 1.6fr)", cell: (row) => (row.now ? h("span", { title: row.why || row.now }, row.now) : h("span", { class: "muted" }, "gone")), by: (row) => row.now },
+        { name: "before", width: "minmax(7rem, 1.5fr)", cell: (row) => row.before || h("span", { class: "muted" }, "not there"), by: (row) => row.before },
+        { name: "now", width: "minmax(7rem, 1.5fr)", cell: (row) => (row.now ? h("span", { title: row.why || row.now }, row.now) : h("span", { class: "muted" }, "gone")), by: (row) => row.now },
         { name: "sent", width: "6rem", cell: (row) => (row.bytes ? signedBytes(row.bytes) : ""), by: (row) => row.bytes, number: true, title: "How many bytes a worker sends more or less" },
         { name: "line", width: "6.5rem", cell: (row) => row.line, by: (row) => row.line },
       ],
@@ -84,7 +85,7 @@ function rowsOf(found: Comparison, model: Model): Row[] {
     ...found.ops.map((each: Moved): Row => {
       const [gone, there] = [each.sign === "-", count(each.values.length, "call")];
       return {
-        what: each.over ? "collective" : "op", name: title(each.op, each.over, each.values), module: each.module, before: gone ? there : "", now: gone ? "" : each.why || there,
+        what: each.over ? "collective" : "op", name: title(each.op, each.over, each.values), module: each.module, before: gone ? there : "", now: gone ? "" : there,
         why: each.why, bytes: gone ? -each.bytes : each.bytes, line: each.where, at: gone ? -1 : first(each.values),
       };
     }),
@@ -125,6 +126,10 @@ function line(name: string, was: string, now: string, changed: HTMLElement): HTM
 function change(was: number, is: number, text: (value: number) => string): HTMLElement {
   if (was === is) return h("td", { class: "muted" }, "same");
   const sign = is > was ? "+" : "−";
-  const share = was ? ` (${sign}${Math.abs(Math.round((100 * (is - was)) / was))}%)` : "";
+  const share = was ? ` (${sign}${percent(Math.abs((is - was) / was))})` : "";
   return h("td", { class: is > was ? "more" : "less" }, `${sign}${text(Math.abs(is - was))}${share}`);
+}
+
+function percent(share: number): string {
+  return `${Number((100 * share).toFixed(share < 0.01 ? 1 : 0))}%`;
 }

@@ -59,7 +59,7 @@ function start(): void {
   const help = new Help();
   const theme = themeButton();
   const panel = new Panel(page);
-  const ops = [...model.all()].filter((at) => !model.isInput(at)).length;
+  const ops = [...model.all()].filter((at) => model.isOp(at)).length;
   const top = h(
     "header",
     { class: "top" },

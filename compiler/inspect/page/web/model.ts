@@ -132,6 +132,10 @@ export class Model {
   isInput(at: number): boolean {
     return INPUTS.has(this.op(at));
   }
+  /** Whether something is computed: no input, and no part of another op's results. */
+  isOp(at: number): boolean {
+    return !this.isInput(at) && this.op(at) !== "getitem";
+  }
   isCollective(at: number): boolean {
     return this.data.values.dims[at]!.length > 0;
   }

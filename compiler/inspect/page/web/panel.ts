@@ -185,7 +185,7 @@ export class Panel {
       return h(
         "li",
         {},
-        h("span", { class: "because" }, h("span", { class: "muted" }, each.first ? "because " : "and that because "), this.link(each.value), h("span", { class: "muted" }, ` : ${model.fullType(each.value)}`), line && h("span", { class: "place" }, ` ${line}`)),
+        h("div", { class: "because" }, h("span", {}, h("span", { class: "muted" }, each.first ? "because " : "and that because "), this.link(each.value)), h("span", { class: "place" }, line), h("code", {}, model.fullType(each.value))),
         each.why && h("p", { class: "said" }, each.why),
         each.below.length > 0 && h("ul", { class: "chain" }, ...each.below.flatMap((branch) => this.chain(branch))),
       );
@@ -233,11 +233,12 @@ export class Panel {
 
   private totals(members: number[]): [string, Child][] {
     const { model } = this;
-    const ops = members.filter((at) => !model.isInput(at)).length;
+    const ops = members.filter((at) => model.isOp(at)).length;
+    const inputs = members.filter((at) => model.isInput(at)).length;
     const collectives = members.filter((at) => model.isCollective(at)).length;
     const measured = this.page.measured;
     const facts: [string, Child][] = [
-      ["values", [ops && count(ops, "op"), members.length > ops && count(members.length - ops, "input")].filter(Boolean).join(", ")],
+      ["values", [ops && count(ops, "op"), inputs && count(inputs, "input")].filter(Boolean).join(", ")],
       ["collectives", collectives.toLocaleString("en-US")],
       ["sent by a worker", bytes(model.sum("sent", members))],
       ["computes", flops(model.sum("flops", members))],

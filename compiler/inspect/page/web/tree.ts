@@ -126,7 +126,7 @@ export class Tree {
 
   describe(group: Group): string {
     const collectives = group.members.filter((at) => this.model.isCollective(at)).length;
-    const ops = group.members.filter((at) => !this.model.isInput(at)).length;
+    const ops = group.members.filter((at) => this.model.isOp(at)).length;
     return [ops ? count(ops, "op") : count(group.members.length, "input"), collectives ? count(collectives, "collective") : ""]
       .filter(Boolean)
       .join(" · ");
