@@ -57,6 +57,8 @@ def test_memory_shows_the_peak_and_what_is_alive(open_page: Open) -> None:
     page.locator(".chart").focus()
     page.keyboard.press("End")
     expect(page.locator(".memory .summary")).to_contain_text("at %loss")
+    page.keyboard.press("Home")
+    expect(page.locator(".memory .summary")).to_contain_text("1.03 MiB at %down_weight in 3 buffers")
     page.get_by_role("button", name="Go to the peak").click()
     expect(page.locator(".memory .summary")).to_contain_text("at %relu")
 

@@ -22,7 +22,7 @@ export class MemoryView implements Shown {
 
   constructor(private readonly page: Page) {
     const { model, alive, store } = page;
-    this.at = store.state.value >= 0 ? store.state.value : model.peak;
+    this.at = store.state.value >= 0 ? Math.max(model.start, store.state.value) : model.peak;
     this.sums = this.stack();
     const values = model.data.values;
     this.table = new Table<number>(
@@ -62,7 +62,7 @@ export class MemoryView implements Shown {
     });
     new ResizeObserver(() => this.draw()).observe(this.chart);
     store.on((state, before) => {
-      if (state.value !== before.value && state.value >= 0 && state.view !== "memory") this.at = state.value;
+      if (state.value !== before.value && state.value >= 0 && state.view !== "memory") this.at = Math.max(model.start, state.value);
     });
   }
 
@@ -86,13 +86,13 @@ export class MemoryView implements Shown {
     // are scaled to it.
     for (const at of model.all()) {
       const total = sums.at(-1)![at]!;
-      if (total > 0) for (const sum of sums) sum[at] = (sum[at]! * model.held[at]!) / total;
+      for (const sum of sums) sum[at] = total > 0 ? (sum[at]! * model.held[at]!) / total : model.held[at]!;
     }
     return sums;
   }
 
   private go(at: number): void {
-    this.at = Math.max(0, Math.min(this.page.model.size - 1, at));
+    this.at = Math.max(this.page.model.start, Math.min(this.page.model.size - 1, at));
     this.show();
   }
 

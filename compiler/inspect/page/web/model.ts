@@ -53,6 +53,8 @@ export class Model {
   /** bytes that a worker holds behind each value */
   readonly held: Float64Array;
   readonly peak: number;
+  /** the last of the inputs and state: what is held before the first op */
+  readonly start: number;
   readonly collectives: number[];
 
   constructor(readonly data: PlanData) {
@@ -82,6 +84,10 @@ export class Model {
       if (values.dims[at]!.length) this.collectives.push(at);
     }
     this.peak = peak;
+    // What comes from outside the step is there from its beginning.
+    const ops = [...this.all()].findIndex((at) => !this.isInput(at));
+    this.start = Math.max(0, (ops < 0 ? this.size : ops) - 1);
+    this.held.fill(this.held[this.start] ?? 0, 0, this.start);
   }
 
   text(number: number): string {
