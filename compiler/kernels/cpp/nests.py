@@ -554,7 +554,7 @@ class NestWriter:
     def _block_loop(self, segment: _Segment, arrays: set[int], extra: Sequence[str]) -> None:
         vector = self.schedule.vector
         used = self._used(segment, arrays)
-        levels = self._levels((vector,), [*segment.needed, *used], used, segment.kept)
+        levels = self._levels((vector,), [*segment.needed, *used], used & arrays, segment.kept)
         self.out += [*levels[0], *self._vector_loop([*levels[1], *extra])]
 
     def _used(self, segment: _Segment, arrays: set[int]) -> set[int]:
