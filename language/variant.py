@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from monarch.compiler.errors import MonarchError
 from monarch.compiler.passes.capture import Expr, Value, evaluate
 from monarch.compiler.plan import Handle, Plan
 from monarch.compiler.types import TensorType
@@ -64,6 +65,8 @@ class Variant:
                     [escapes[name] for name in labels if name in escapes],
                 )
             )
+        read = {id(cell) for _, cell in trace.states}
+        self._made = [ref for _, made in self._targets for ref in made if id(ref()) not in read]
         self._layouts = [(cells[str(spec.label)], spec.type) for spec in self.plan.inputs if spec.kind == "state"]
         self._same = [
             (cell, self._cell_of(trace, entry.same_as))
@@ -72,7 +75,6 @@ class Variant:
         ]
         self._small = [cell for cell, type_ in self._layouts if type_.ndim == 0]
         self._accepted.add(tuple(gradient.before is None for gradient in trace.gradients))
-        read = {id(cell) for _, cell in trace.states}
         self._leaves = [gradient.leaf for gradient in trace.gradients]
         # Gradients that the program adds to have to be the cells that it was bound to.
         self._accumulated = [
@@ -156,7 +158,12 @@ class Variant:
                 arguments.append(scalars[where])
             else:
                 arguments.append(next_seed())
-        handles = self.mesh.executor.run(self.plan, arguments)
+        self._give_up_made()
+        try:
+            handles = self.mesh.executor.run(self.plan, arguments)
+        except BaseException:
+            self._lose_made()
+            raise
         self._settle(handles)
         results: list[Any] = []
         taken = 0
@@ -171,6 +178,28 @@ class Variant:
                 results.append(leaf)
         spec = trace.result.spec
         return results[0] if spec.is_leaf() else pytree.tree_unflatten(results, spec)
+
+    def _give_up_made(self) -> None:
+        """Let go of what the last step left and this one makes anew without reading it, such as gradients: the workers
+        free it before they take the step, rather than hold both."""
+        for ref in self._made:
+            cell = ref()
+            if cell is not None:
+                cell.handle = None
+        for leaf, grad in self._assigned:
+            if leaf.grad is not grad:
+                leaf.grad = None
+
+    def _lose_made(self) -> None:
+        """The step could not start: who reads what was given up for it is told so."""
+        self._fresh = True
+        for ref in self._made:
+            cell = ref()
+            if cell is not None and cell.recording is None:
+                cell.error = MonarchError(
+                    f"this tensor ({cell.type}) was given up for a step of '{self.plan.name}' that could not start",
+                    hint="a step that works makes it anew; the state of the last one is kept.",
+                )
 
     def _settle(self, handles: list[Handle]) -> None:
         """Give states and what outlives the trace their new values."""

@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from monarch.compiler import ops
-from monarch.compiler.costs import graph_costs
+from monarch.compiler.costs import graph_costs, local_bytes
 from monarch.compiler.errors import Source
 from monarch.compiler.graph import Graph, args_of, tensor_type
 from monarch.compiler.kernels.ir import may_overwrite
@@ -108,7 +108,8 @@ class _Emitter:
                 self.overlapping.add(node)
 
     def copy_shared_results(self) -> None:
-        """Give every result a buffer of its own: a returned view of state would change when the next step writes it."""
+        """Give every result a buffer of its own: a returned view of state would change when the next step writes it,
+        and a view of a part of a larger buffer would keep all of that."""
         graph = self.graph
         states = {p.meta["label"]: p for p in graph.placeholders if p.meta["kind"] == "state"}
         taken: dict[fx.Node, str] = {}
@@ -118,7 +119,7 @@ class _Emitter:
         def own(node: fx.Node, label: str) -> fx.Node:
             root = self.roots[node]
             borrowed = root.op == "placeholder" and root is not states.get(label)
-            if borrowed or root in taken or node in self.overlapping:
+            if borrowed or self.is_part(node) or root in taken or node in self.overlapping:
                 with graph.fx.inserting_before(graph.fx.output_node()):
                     copy = graph.call(aten.clone.default, node, type=node.meta["type"], source=node.meta.get("source"))
                 self.roots[copy] = copy
@@ -129,6 +130,10 @@ class _Emitter:
         updates = {label: own(node, label) for label, node in updates.items()}
         returns = [node and own(node, "") for node in returns]
         graph.set_output(returns, updates)
+
+    def is_part(self, value: fx.Node) -> bool:
+        """Whether a value is a view of less than the whole buffer that it lies in."""
+        return local_bytes(self.graph, tensor_type(value)) < local_bytes(self.graph, self.roots[value].meta["type"])
 
     def last_uses(self, calls: list[fx.Node]) -> dict[fx.Node, int]:
         """For each value that is no result, the position of the call after which nobody reads it."""
@@ -179,9 +184,10 @@ class _Emitter:
         """The node whose buffer `target` shares, if `call` may write its `result` over it; None where it may not. It is
         the result's from then on.
 
-        It may where the type is the same and nobody reads the buffer again, also not through a view.
+        It may where the type is the same and nobody reads the buffer again, also not through a view. A part of a larger
+        buffer is not written over: the result would keep all of it.
         """
-        if target in self.overlapping:
+        if target in self.overlapping or self.is_part(target):
             return None
         a, b = tensor_type(target), tensor_type(result)
         if a.dtype != b.dtype or self.graph.local_shape(a) != self.graph.local_shape(b):
