@@ -13,17 +13,19 @@ from monarch.compiler import knobs
 from monarch.compiler.errors import MonarchError
 from monarch.compiler.graph import Graph
 from monarch.compiler.inspect.build import build_report
-from monarch.compiler.inspect.memory import peak
+from monarch.compiler.inspect.memory import footprint, peak, types_of
 from monarch.compiler.kernels.fuse import FuseKernels
 from monarch.compiler.partition import PartitionByMesh, nesting_order
 from monarch.compiler.partition.decide import mark_traced
 from monarch.compiler.passes.base import Pass
-from monarch.compiler.passes.collectives import JoinCollectives, SimplifyReductions
+from monarch.compiler.passes.collectives import BUCKET_BYTES, JoinCollectives, SimplifyReductions
 from monarch.compiler.passes.decompose import DecomposeSplit
 from monarch.compiler.passes.emit import emit_plan
+from monarch.compiler.passes.rematerialize import Rematerialize
 from monarch.compiler.passes.simplify import SimplifyViews
 from monarch.compiler.plan import Plan
 from monarch.compiler.plan.target import check_target
+from monarch.compiler.sizes import parse_bytes
 from monarch.compiler.text import print_graph
 from monarch.compiler.verify import verify
 
@@ -31,15 +33,17 @@ Progress = Callable[[str, float, Graph], None]
 """Called after each pass: its name, how many seconds it took, and the graph that it left."""
 
 
-def pipeline(graph: Graph, *, report: bool = False) -> list[Pass]:
-    """The passes from a traced graph with global types to one with local types and explicit collectives."""
-    return [
-        SimplifyViews(),
-        DecomposeSplit(),
-        *_partition_by_mesh(graph, report),
-        SimplifyReductions(),
-        JoinCollectives(),
-    ]
+def pipeline(
+    graph: Graph, *, report: bool = False, memory_limit: int | None = None, target: str = "cpu", margin: int = 0
+) -> list[Pass]:
+    """The passes from a traced graph with global types to one with local types and explicit collectives, in which a
+    worker holds at most `memory_limit - margin` bytes where a limit is given."""
+    steps = [SimplifyViews(), DecomposeSplit(), *_partition_by_mesh(graph, report), SimplifyReductions()]
+    if memory_limit is None:
+        return [*steps, JoinCollectives()]
+    # While a bucket is reduced, what goes in and what comes out are held at once.
+    bucket = min(BUCKET_BYTES, max(1 << 20, memory_limit // 32))
+    return [*steps, JoinCollectives(bucket), Rematerialize(memory_limit, target, margin)]
 
 
 def _partition_by_mesh(graph: Graph, report: bool = False) -> list[Pass]:
@@ -52,10 +56,11 @@ PASSES: dict[str, Callable[[Graph], list[Pass]]] = {
     "partition-by-mesh": _partition_by_mesh,
     SimplifyReductions.name: lambda graph: [SimplifyReductions()],
     JoinCollectives.name: lambda graph: [JoinCollectives()],
+    Rematerialize.name: lambda graph: [Rematerialize(1)],
     FuseKernels.name: lambda graph: [FuseKernels("all")],
 }
 """What each name stands for in `run_passes`, in the order of the pipeline. "partition-by-<mesh dim>" is one dim of
-"partition-by-mesh"."""
+"partition-by-mesh"; "rematerialize" takes its limit: "rematerialize=64MiB"."""
 
 
 def run_passes(graph: Graph, names: Sequence[str], *, progress: Progress | None = None) -> Graph:
@@ -70,6 +75,10 @@ def run_passes(graph: Graph, names: Sequence[str], *, progress: Progress | None 
 
 
 def _passes_named(name: str, graph: Graph) -> list[Pass]:
+    if name.partition("=")[0] == Rematerialize.name:
+        if "=" not in name:
+            raise MonarchError(f"pass '{name}' needs a limit", hint=f"write {name}=64MiB, or a number of bytes.")
+        return [Rematerialize(parse_bytes(name.partition("=")[2], f"the limit of {Rematerialize.name}"))]
     if name in PASSES:
         return PASSES[name](graph)
     known = [*PASSES, *(f"partition-by-{dim}" for dim in graph.mesh.names)]
@@ -91,12 +100,26 @@ def partition_graph(graph: Graph) -> Graph:
     return _run(pipeline(graph), graph, {})
 
 
+def graph_after(graph: Graph, name: str, *, memory_limit: int | None = None) -> Graph:
+    """The graph as the pipeline has it behind one of its passes. The argument is not changed.
+
+    Raises MonarchError for a name that is none of them."""
+    steps = pipeline(graph, memory_limit=memory_limit)
+    names = [step.name for step in steps]
+    if name == "partition-by-mesh":
+        name = next(entry for entry in reversed(names) if entry.startswith("partition-by-"))
+    if name not in names:
+        raise MonarchError(f"the plan went through no pass '{name}'", hint=f"its passes are trace, {', '.join(names)}.")
+    return _run(steps[: names.index(name) + 1], graph.copy(), {})
+
+
 def compile_graph(
     graph: Graph,
     *,
     report: bool = False,
     target: str = "cpu",
     kernels: str | None = None,
+    memory_limit: int | None = None,
     progress: Progress | None = None,
 ) -> Plan:
     """The plan of a traced graph. The argument is not changed.
@@ -104,21 +127,34 @@ def compile_graph(
     `kernels` says which ops become generated kernels: "auto" (those of a program in which that spares enough time),
     "all" that can, or "off"; without it MONARCH_KERNELS says so.
 
+    `memory_limit` is the most bytes that a worker may hold at once, inputs and state included: values are computed
+    again, rather than kept, until the plan stays within it. `Plan.costs` then has "peak_bytes", as with a report.
+
     `report` fills `Plan.report` and `Plan.traced`, for the inspector: it takes some time, and nothing of it runs on a
-    worker. Raises LayoutError and RuleError, and MonarchError for an unknown target.
+    worker. Raises LayoutError and RuleError, and MonarchError for an unknown target and a limit that cannot be kept.
     """
     check_target(target)
     seconds: dict[str, float] = {}
-    partitioned = graph.copy()
-    if report:
-        mark_traced(partitioned)
-    steps = [*pipeline(partitioned, report=report), FuseKernels(kernels or knobs.kernels())]
-    partitioned = _run(steps, partitioned, seconds, progress)
-    start = time.perf_counter()
-    plan = emit_plan(partitioned, target=target)
-    seconds["emit-plan"] = time.perf_counter() - start
-    if progress is not None:
-        progress("emit-plan", seconds["emit-plan"], partitioned)
+    margin = 0
+    while True:
+        partitioned = graph.copy()
+        if report:
+            mark_traced(partitioned)
+        steps = pipeline(partitioned, report=report, memory_limit=memory_limit, target=target, margin=margin)
+        partitioned = _run([*steps, FuseKernels(kernels or knobs.kernels())], partitioned, seconds, progress)
+        start = time.perf_counter()
+        plan = emit_plan(partitioned, target=target)
+        seconds["emit-plan"] = time.perf_counter() - start
+        if progress is not None:
+            progress("emit-plan", seconds["emit-plan"], partitioned)
+        if memory_limit is None:
+            break
+        most = footprint(plan, types_of(partitioned, plan)).peak[0]
+        if most <= memory_limit:
+            plan.costs.update(peak_bytes=most, memory_limit=memory_limit)
+            plan.costs.update(next(step.costs for step in steps if isinstance(step, Rematerialize)))
+            break
+        margin += most - memory_limit  # kernels can hold more at once than the ops in them
     if report:
         start = time.perf_counter()
         made = build_report(partitioned, plan)

@@ -129,18 +129,19 @@ def _texts(plan: Plan, dot: bool, text: bool, after: str | None) -> Iterator[tup
 
 def graph_after(plan: Plan, name: str) -> str:
     """The graph's text after the pass `name`, from the traced graph that the plan holds; "trace" for that itself."""
+    from monarch.compiler import pipeline
     from monarch.compiler.inspect.build import traced_graph
-    from monarch.compiler.pipeline import pipeline, run_passes
 
     traced = traced_graph(plan)
     if name == "trace":
         return plan.traced
-    names = [step.name for step in pipeline(traced)]
-    if name == "partition-by-mesh":
-        name = next(entry for entry in reversed(names) if entry.startswith("partition-by-"))
-    if name not in names:
-        raise MonarchError(f"the plan went through no pass '{name}'", hint=f"its passes are trace, {', '.join(names)}.")
-    return str(run_passes(traced, names[: names.index(name) + 1]))
+    return str(pipeline.graph_after(traced, name, memory_limit=limit_of(plan)))
+
+
+def limit_of(plan: Plan) -> int | None:
+    """The memory limit that a plan was compiled under."""
+    limit = plan.costs.get("memory_limit")  # a plan's costs are anybody's
+    return limit if type(limit) is int else None
 
 
 def _write_page(plan: Plan, path: Path, trace: Path | None, against: Path | None) -> None:

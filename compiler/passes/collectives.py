@@ -101,10 +101,13 @@ class JoinCollectives(Pass):
 
     Collectives of one kind can be joined if some point of the program comes after all of their inputs and before all of
     their uses. Parameters are gathered layer by layer, as late as they can be, and their gradients scattered layer
-    by layer, as early, so that no more than a layer is ever whole; everything else is joined up to BUCKET_BYTES.
+    by layer, as early, so that no more than a layer is ever whole; everything else is joined up to `bucket` bytes.
     """
 
     name = "join-collectives"
+
+    def __init__(self, bucket: int = BUCKET_BYTES) -> None:
+        self.bucket = bucket
 
     def run(self, graph: Graph) -> Graph:
         at: dict[fx.Node, float] = {node: i for i, node in enumerate(graph.fx.nodes)}
@@ -115,7 +118,7 @@ class JoinCollectives(Pass):
             if ops.is_collective(node.target):
                 bucket = _bucket_of(node, at, first_call, labels)
                 open_ = buckets.setdefault(bucket.key, [])
-                if not (open_ and open_[-1].join(bucket)):
+                if not (open_ and open_[-1].join(bucket, self.bucket)):
                     open_.append(bucket)
         for several in buckets.values():
             for bucket in several:
@@ -136,9 +139,9 @@ class _Bucket:
     nbytes: int
     late: bool = field(default=False)
 
-    def join(self, other: _Bucket) -> bool:
+    def join(self, other: _Bucket, most: int) -> bool:
         earliest, latest = max(self.earliest, other.earliest), min(self.latest, other.latest)
-        if earliest >= latest or self.nbytes + other.nbytes > BUCKET_BYTES:
+        if earliest >= latest or self.nbytes + other.nbytes > most:
             return False
         self.members += other.members
         self.earliest, self.latest, self.nbytes = earliest, latest, self.nbytes + other.nbytes

@@ -62,7 +62,8 @@ class Eviction:
         self.collectives = collectives
         self.complete = True
         self.again: list[Again] = []
-        self.given_up: list[Buffer] = []
+        self.saved: list[tuple[str, int, str, str]] = []
+        """What was given up: the value, its bytes, and the values between which these are free."""
         self.peak = self._held = buffers.start
         self.seconds = 0.0
         self._rewired: list[tuple[int, fx.Node, Again]] = []
@@ -203,6 +204,7 @@ class Eviction:
             if buffer in self._gone and self._roots[buffer] is value:
                 before = [at for at in buffer.uses if at < self._gave_up[buffer]]
                 last = self.buffers.calls[before[-1]].name if before else value.name
+                self.saved.append((value.name, buffer.size, last, user))
                 return f"recomputed: saves {format_bytes(buffer.size)} between %{last} and %{user}"
         return f"recomputed for %{user}"
 
@@ -321,7 +323,6 @@ class Eviction:
         del self._here[buffer]
         self._gone[buffer] = until
         self._gave_up[buffer] = at
-        self.given_up.append(buffer)
         self._held -= buffer.size
         self._expected[at:until] -= buffer.size
 

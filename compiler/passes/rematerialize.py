@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from monarch.compiler.errors import MonarchError, Source
 from monarch.compiler.graph import Graph
 from monarch.compiler.inspect.memory import alive, footprint, types_of
@@ -42,10 +44,15 @@ class Rematerialize(Pass):
         self.limit = limit
         self.target = target
         self.margin = margin
+        self.costs: dict[str, Any] = {}
+        """What the last run did, for `Plan.costs`: "recomputed" with the peak in bytes "without" it, how many "calls"
+        are made again and the "seconds" that they are estimated to take, and for each of the "values" that were given
+        up its name, its bytes, and the values between which these are free."""
 
     def run(self, graph: Graph) -> Graph:
         buffers = Buffers(graph, self.target)
         aim = self.limit - self.margin
+        self.costs = {"recomputed": {"without": buffers.peak, "calls": 0, "seconds": 0.0, "values": []}}
         if buffers.peak <= aim:
             return graph
         for collectives in (False, True):
@@ -65,6 +72,9 @@ class Rematerialize(Pass):
             found = walk.applied()
             peak = peak_of(found, self.target)
             if peak <= aim:
+                self.costs["recomputed"].update(
+                    calls=recomputed(found), seconds=walk.seconds, values=[list(each) for each in walk.saved]
+                )
                 return found
             if not reached:
                 return None

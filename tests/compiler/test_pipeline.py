@@ -22,7 +22,8 @@ TEXT = """graph @f on mesh<data=2, model=2> {
 
 def test_all_passes_by_name_are_the_pipeline() -> None:
     graph = parse_graph(TEXT)
-    assert str(run_passes(graph, list(PASSES))) == str(partition_graph(graph))
+    names = [f"{name}=1GiB" if name == "rematerialize" else name for name in PASSES]
+    assert str(run_passes(graph, names)) == str(partition_graph(graph))
     assert str(graph) == str(parse_graph(TEXT))
 
 
@@ -42,8 +43,15 @@ def test_unknown_passes() -> None:
     assert str(caught.value) == (
         "unknown pass 'partition-by-dta'\n"
         "  did you mean partition-by-data? Passes are simplify-views, decompose, partition-by-mesh, "
-        "simplify-reductions, join-collectives, partition-by-data, partition-by-model."
+        "simplify-reductions, join-collectives, rematerialize, fuse-kernels, partition-by-data, partition-by-model."
     )
+
+
+def test_rematerialize_takes_its_limit() -> None:
+    with pytest.raises(MonarchError, match="'rematerialize' needs a limit"):
+        run_passes(parse_graph(TEXT), ["rematerialize"])
+    with pytest.raises(MonarchError, match="the limit of rematerialize is 'much'"):
+        run_passes(parse_graph(TEXT), ["rematerialize=much"])
 
 
 def test_progress_is_told_after_each_pass() -> None:
@@ -61,6 +69,7 @@ def test_progress_is_told_after_each_pass() -> None:
         ("partition-by-model", 2),
         ("simplify-reductions", 2),
         ("join-collectives", 2),
+        ("fuse-kernels", 2),
         ("emit-plan", 2),
     ]
     assert list(plan.costs["seconds"]) == [name for name, _ in seen]
