@@ -125,7 +125,7 @@ def _lowered(
             at = unflatten(outer, tensor.shape, dims)
         else:
             raise Unfusable(f"{list(tensor.shape)} in a nest over {kept_count} x {reduced_count}")
-        lower.store(far + number, tensor, at, lower.value(node, at))
+        lower.store(far + number, node, at)
     return _finished(lower, outputs, far)
 
 

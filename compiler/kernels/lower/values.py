@@ -167,8 +167,10 @@ class Lowering:
     def reduce(self, name: str, value: int) -> int:
         return self.add(Reduce(name, value), self.dtype(value))
 
-    def store(self, number: int, tensor: Buffer, at: Sequence[Affine], value: int) -> None:
-        address = self.zero
+    def store(self, number: int, node: fx.Node, at: tuple[Affine, ...]) -> None:
+        """Compute a value and store it as output number `number`."""
+        value, tensor, address = self.value(node, at), self.tensors[node], self.zero
+        self._line = _line_of(node)
         for coordinate, stride in zip(at, tensor.strides, strict=True):
             address = address + coordinate * stride
         stored = self.cast(value, tensor.dtype)
