@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 from monarch.compiler import knobs
@@ -20,6 +21,30 @@ def test_the_example_prints_what_stands_below_it(tmp_path: Path) -> None:
         [sys.executable, "mlp.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True
     )
     assert result.stdout == output
+
+
+def test_the_command_prints_what_stands_below_it() -> None:
+    ((arguments, lines, output),) = re.findall(
+        r"^    \$ monarchc (.*) \| head -(\d+)\n((?:    .*\n|\n(?=    ))+)", README, re.MULTILINE
+    )
+    command = [sys.executable, "-c", "from monarch.compiler.cli import main; main()", *arguments.split()]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=True)
+    shown = result.stdout.splitlines()[: int(lines)]
+    assert shown == textwrap.dedent(output).splitlines()
+
+
+def test_every_page_is_linked_and_every_link_leads_somewhere() -> None:
+    pages = {f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")}
+    assert pages <= set(re.findall(r"\]\(([^)#]*)", README))
+    commands = (ROOT / "docs" / "monarchc.md").read_text()
+    assert {"profile.md", "check.md", "inspector.md"} <= set(re.findall(r"\]\(([^)#]*)", commands))
+    for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
+        for link, place in re.findall(r"\]\(([^)#:]*)(?:#([^)]*))?\)", page.read_text()):
+            target = page.parent / link if link else page
+            assert target.is_file(), f"{page.name}: {link}"
+            if place:
+                headings = re.findall(r"^#+ (.*)$", target.read_text(), re.MULTILINE)
+                assert place in [re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings]
 
 
 def test_the_commands_are_make_targets() -> None:
