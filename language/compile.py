@@ -15,8 +15,9 @@ Compile = Callable[[Graph], Plan]
 _compile: Compile | None = None
 
 
-def compile_graph(graph: Graph, *, report: bool = False, eager: bool = False) -> Plan:
-    """The plan of a traced graph; `report` fills what the inspector shows of it. Ops that were recorded outside of any
+def compile_graph(graph: Graph, *, report: bool = False, eager: bool = False, memory_limit: int | None = None) -> Plan:
+    """The plan of a traced graph, with which a worker holds at most `memory_limit` bytes; `report` fills what the
+    inspector shows of it. Ops that were recorded outside of any
     program (`eager`) get generated kernels only where all do: who tries things out should not wait for a compiler."""
     if _compile is not None:
         return _compile(graph)
@@ -24,7 +25,7 @@ def compile_graph(graph: Graph, *, report: bool = False, eager: bool = False) ->
 
     # A trace is read with the report of what it measured.
     kernels = "off" if eager and knobs.kernels() == "auto" else None
-    return pipeline.compile_graph(graph, report=report or is_watched(), kernels=kernels)
+    return pipeline.compile_graph(graph, report=report or is_watched(), kernels=kernels, memory_limit=memory_limit)
 
 
 def partition_graph(graph: Graph) -> Graph:

@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 from monarch.compiler.errors import MonarchError, ProgramError, Source
 from monarch.compiler.graph import Graph
 from monarch.compiler.plan import Plan
+from monarch.compiler.sizes import parse_bytes
 from monarch.compiler.types import TensorType
 from monarch.language.compile import compile_graph, partition_graph
 from monarch.language.differences import differ, difference
@@ -39,6 +40,7 @@ class Traced:
     """A program's graph, for reading: `print(step.trace(x).graph)`."""
 
     graph: Graph
+    memory_limit: int | None = None
 
     def partition(self) -> Traced:
         """The graph with local types and explicit collectives. Raises LayoutError and RuleError."""
@@ -46,7 +48,7 @@ class Traced:
 
     def compile(self) -> Plan:
         """The plan that workers run."""
-        return compile_graph(self.graph, report=True)
+        return compile_graph(self.graph, report=True, memory_limit=self.memory_limit)
 
     def __str__(self) -> str:
         return str(self.graph)
@@ -67,10 +69,13 @@ class Program(Generic[P, R]):
 
     __wrapped_program__ = True
 
-    def __init__(self, function: Callable[P, R], mesh: Mesh | None = None) -> None:
+    def __init__(
+        self, function: Callable[P, R], mesh: Mesh | None = None, memory_limit: str | int | None = None
+    ) -> None:
         functools.update_wrapper(self, function)
         self.__wrapped__ = function
         self._mesh = mesh
+        self.memory_limit = None if memory_limit is None else parse_bytes(memory_limit, "memory_limit")
         self._entries: dict[Any, _Entry] = {}
         self._varying: set[tuple[str, str]] = set()
         self._annotations = _tensor_annotations(function)
@@ -107,7 +112,7 @@ class Program(Generic[P, R]):
         if instance is None:
             return self
         name = self.__wrapped__.__name__
-        bound: Any = Program(self.__wrapped__.__get__(instance, owner), self._mesh)
+        bound: Any = Program(self.__wrapped__.__get__(instance, owner), self._mesh, self.memory_limit)
         instance.__dict__[name] = bound
         return bound
 
@@ -125,7 +130,7 @@ class Program(Generic[P, R]):
             found.undo()
             raise difference(held.trace, found)
         try:
-            variant = Variant(found)
+            variant = Variant(found, self.memory_limit)
         except BaseException:
             found.undo()
             raise
@@ -138,11 +143,11 @@ class Program(Generic[P, R]):
 
     def trace(self, *args: P.args, **kwargs: P.kwargs) -> Traced:
         """The graph for these arguments, with global types. Traces the function, and changes nothing."""
-        return Traced(self._look(args, kwargs))
+        return Traced(self._look(args, kwargs), self.memory_limit)
 
     def compile(self, *args: P.args, **kwargs: P.kwargs) -> Plan:
         """The plan for these arguments: `plan.save("step.mplan")`. Traces the function, and changes nothing."""
-        return compile_graph(self._look(args, kwargs), report=True)
+        return compile_graph(self._look(args, kwargs), report=True, memory_limit=self.memory_limit)
 
     def inspect(self, *args: P.args, **kwargs: P.kwargs) -> Inspection:
         """The inspector on what the program becomes for these arguments: its page in a notebook, a summary in a
@@ -348,10 +353,20 @@ def _tensor_annotations(function: Callable[..., Any]) -> dict[str, TensorType]:
 
 
 @overload
-def program(function: Callable[P, R], /, *, mesh: Mesh | None = None) -> Program[P, R]: ...
+def program(
+    function: Callable[P, R], /, *, mesh: Mesh | None = None, memory_limit: str | int | None = None
+) -> Program[P, R]: ...
 @overload
-def program(*, mesh: Mesh | None = None) -> Callable[[Callable[P, R]], Program[P, R]]: ...
-def program(function: Callable[..., Any] | None = None, /, *, mesh: Mesh | None = None) -> Any:
+def program(
+    *, mesh: Mesh | None = None, memory_limit: str | int | None = None
+) -> Callable[[Callable[P, R]], Program[P, R]]: ...
+def program(
+    function: Callable[..., Any] | None = None,
+    /,
+    *,
+    mesh: Mesh | None = None,
+    memory_limit: str | int | None = None,
+) -> Any:
     """Make a function a program: traced once for each signature, compiled, and run on the workers by one command a
     call.
 
@@ -369,10 +384,14 @@ def program(function: Callable[..., Any] | None = None, /, *, mesh: Mesh | None 
     read and updated in place on the workers. The mesh is that of the arguments, of what the function closes over, or
     `mesh`.
 
+    `memory_limit` is the most that a worker may hold at once, parameters, optimizer state and inputs included: "2 GiB",
+    or a number of bytes. Within it, values are computed again for the backward pass rather than kept, with the same
+    bits; a limit that cannot be kept is an error when the program is compiled, with what lives at the peak.
+
     The function itself runs when it is traced: on the first call of a signature, and on calls 2, 3, 5, 9, 17, … to
     notice Python values that were built in and have changed (ProgramError). Printing and appending in it happen then,
     not at every call. Results carry no autograd history.
     """
     if function is None:
-        return lambda inner: Program(inner, mesh)
-    return Program(function, mesh)
+        return lambda inner: Program(inner, mesh, memory_limit)
+    return Program(function, mesh, memory_limit)

@@ -14,6 +14,7 @@ from monarch.compiler.cli.options import (
     Arguments,
     FirstCall,
     Json,
+    MemoryLimit,
     Mesh,
     ProgramSpec,
     Target,
@@ -22,6 +23,7 @@ from monarch.compiler.cli.options import (
     read_pairs,
 )
 from monarch.compiler.cli.screen import console, count, duration, heading, line, pairs, plain, print_json, size, table
+from monarch.compiler.sizes import parse_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,11 +43,12 @@ def compile_(
     target: Target = "cpu",
     arg: Arguments = None,
     first_call: FirstCall = False,
+    memory_limit: MemoryLimit = None,
     verbose: Verbose = False,
     as_json: Json = False,
 ) -> None:
     """Compile a program ahead of time: no worker starts, and no GPU is needed."""
-    plan = compiled(program, mesh, target, arg, first_call, verbose)
+    plan = compiled(program, mesh, target, arg, first_call, memory_limit, verbose)
     from monarch.compiler.plan.file import save_plan
 
     path = output or Path(f"{plan.name}.mplan")
@@ -57,10 +60,17 @@ def compile_(
 
 
 def compiled(
-    program: str, mesh: str | None, target: str, arg: list[str] | None, first_call: bool, verbose: bool = False
+    program: str,
+    mesh: str | None,
+    target: str,
+    arg: list[str] | None,
+    first_call: bool,
+    memory_limit: str | None,
+    verbose: bool = False,
 ) -> Plan:
     """The plan of a program in a file, with its report: what `compile` writes and `inspect` shows."""
     sizes, given = read_mesh(mesh), read_pairs(arg, "--arg")
+    limit = None if memory_limit is None else parse_bytes(memory_limit, "--memory-limit")
     with passes_shown(verbose) as (say, progress):
         say("loading torch")
         from monarch.compiler.cli.load import load_program
@@ -68,7 +78,7 @@ def compiled(
 
         check_target(target)
         say(f"tracing {program}")
-        return load_program(program, sizes, given, first_call).compile(target, progress)
+        return load_program(program, sizes, given, first_call, limit).compile(target, progress)
 
 
 @contextmanager
@@ -106,6 +116,7 @@ def summary(plan: Plan, path: Path) -> dict[str, Any]:
         "instructions": len(plan.instructions),
         "collectives": plan.costs["collectives"],
         "peak_bytes": plan.costs["peak_bytes"],
+        **{key: plan.costs[key] for key in ("memory_limit", "recomputed") if key in plan.costs},
         "seconds": plan.costs["seconds"],
         "file": str(path),
         "file_bytes": path.stat().st_size,
@@ -125,7 +136,7 @@ def _show(out: Console, plan: Plan, path: Path) -> None:
         out,
         [
             ("ops", f"{made['ops']:,}, with {count(together, 'collective')}"),
-            ("peak memory of a worker", size(made["peak_bytes"])),
+            ("peak memory of a worker", size(made["peak_bytes"]) + _limited(made)),
         ],
     )
     if collectives:
@@ -136,3 +147,14 @@ def _show(out: Console, plan: Plan, path: Path) -> None:
     table(out, ["", ">"], [(name, duration(took)) for name, took in seconds.items()])
     out.print()
     line(out, f"wrote {path}, {size(made['file_bytes'])}; to see it: monarchc inspect {path}")
+
+
+def _limited(made: dict[str, Any]) -> str:
+    """The limit that a plan was compiled under, and what that took; "" for none."""
+    if "memory_limit" not in made:
+        return ""
+    done = made["recomputed"]
+    text = f" of at most {size(made['memory_limit'])}"
+    if not done["calls"]:
+        return text
+    return f"{text}; {size(done['without'])} without the {count(done['calls'], 'op')} that are computed again"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from monarch.compiler.cli.options import Arguments, FirstCall, Json, Mesh, PlanOrProgram, Target
+from monarch.compiler.cli.options import Arguments, FirstCall, Json, MemoryLimit, Mesh, PlanOrProgram, Target
 from monarch.compiler.cli.screen import clean, console, print_json, size
 from monarch.compiler.errors import MonarchError
 
@@ -56,12 +56,13 @@ def inspect(
     target: Target = "cpu",
     arg: Arguments = None,
     first_call: FirstCall = False,
+    memory_limit: MemoryLimit = None,
     as_json: Json = False,
 ) -> None:
     """Print what a program became: a plan's file, or a program in a Python file. Runs nothing of it."""
     if html is None and (trace is not None or against is not None):
         raise MonarchError("--trace and --against are for the page", hint="say where to write it: --html page.html.")
-    read = _read(plan, mesh, target, arg, first_call)
+    read = _read(plan, mesh, target, arg, first_call, memory_limit)
     wanted = {"ops": ops, "kernels": kernels, "comms": comms, "memory": memory, "source": source}
     if html is not None:
         _write_page(read, html, trace, against)
@@ -84,16 +85,18 @@ def inspect(
         sys.stdout.write(clean(content) + "\n")
 
 
-def _read(plan: str, mesh: str | None, target: str, arg: list[str] | None, first_call: bool) -> Plan:
+def _read(
+    plan: str, mesh: str | None, target: str, arg: list[str] | None, first_call: bool, memory_limit: str | None
+) -> Plan:
     from monarch.compiler.cli.load import is_program
 
     if is_program(plan):
         from monarch.compiler.cli.compile import compiled
 
-        return compiled(plan, mesh, target, arg, first_call)
-    if mesh is not None or arg or first_call or target != "cpu":
+        return compiled(plan, mesh, target, arg, first_call, memory_limit)
+    if mesh is not None or arg or first_call or memory_limit is not None or target != "cpu":
         raise MonarchError(
-            f"--mesh, --target, --arg and --first-call are for programs, and {plan} is a plan",
+            f"--mesh, --target, --arg, --first-call and --memory-limit are for programs, and {plan} is a plan",
             hint="a plan is compiled already; name the program instead: train.py:train_step.",
         )
     from monarch.compiler.plan.file import load_plan

@@ -49,11 +49,13 @@ class LoadedProgram:
     `file`   the file that it stands in
     `path`   what stood after the colon: "train_step", "trainer.step"
     `graph`  the traced graph, with global types
+    `memory_limit`  the bytes that a worker may hold at once, None for any
     """
 
     file: Path
     path: str
     graph: Graph
+    memory_limit: int | None = None
 
     @property
     def name(self) -> str:
@@ -65,7 +67,7 @@ class LoadedProgram:
 
     def compile(self, target: str = "cpu", progress: Callable[[str, float, Graph], None] | None = None) -> Plan:
         """The plan, with the report that the inspector shows."""
-        return compile_graph(self.graph, report=True, target=target, progress=progress)
+        return compile_graph(self.graph, report=True, target=target, memory_limit=self.memory_limit, progress=progress)
 
 
 def is_program(spec: str) -> bool:
@@ -88,13 +90,15 @@ def load_program(
     mesh: MeshSpec | None = None,
     given: Mapping[str, str] | None = None,
     first_call: bool = False,
+    memory_limit: int | None = None,
 ) -> LoadedProgram:
     """The program that `spec` names ("train.py:train_step"; the part after the colon may be left out where the file has
     one program), traced.
 
     `mesh` gives sizes for the dims of the meshes that the file makes, `given` the arguments by parameter name, as text
     ("f32[64@data, 1024]", "0.1"). The trace is that of the second call, which all later calls share, where the first
-    makes state such as an optimizer's; with `first_call` it is that of the first. Raises MonarchError.
+    makes state such as an optimizer's; with `first_call` it is that of the first. `memory_limit` takes the place of the
+    program's own. Raises MonarchError.
     """
     file, path = _split(spec)
     sizes = dict(mesh.sizes) if mesh is not None else {}
@@ -102,6 +106,7 @@ def load_program(
         module = import_file(file)
         path = path or _only(file, module)
         program = _on_mesh(_find(module, file, path), mesh, file, path)
+        limit, program.memory_limit = memory_limit or program.memory_limit, None  # no call is made here but to trace
         with users_errors(f"tracing {path}"):
             args, kwargs = arguments_of(program, path, module, given or {})
             _check_mesh(program, args, kwargs, path)
@@ -111,7 +116,7 @@ def load_program(
                 graph = program.trace(*args, **kwargs).graph
     if mesh is not None:
         _check_dims(mesh, graph.mesh, path)
-    return LoadedProgram(file, path, graph)
+    return LoadedProgram(file, path, graph, limit)
 
 
 def _split(spec: str) -> tuple[Path, str]:
@@ -301,7 +306,7 @@ def _on_mesh(program: Program[Any, Any], mesh: MeshSpec | None, file: Path, path
     if mesh is None:
         return program
     if own is None:
-        return Program(program.__wrapped__, Mesh([size for _, size in mesh.dims], mesh.names))
+        return Program(program.__wrapped__, Mesh([size for _, size in mesh.dims], mesh.names), program.memory_limit)
     _check_dims(mesh, own.spec, path)
     return program
 

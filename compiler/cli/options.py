@@ -44,6 +44,12 @@ Arguments = Annotated[
     list[str] | None,
     typer.Option("--arg", metavar="NAME=TYPE", help='An argument\'s type or value: --arg x="f32[64@data, 1024]".'),
 ]
+MemoryLimit = Annotated[
+    str | None,
+    typer.Option(
+        "--memory-limit", metavar="SIZE", help="What a worker may hold at once, instead of the program's own: 2GiB."
+    ),
+]
 FirstCall = Annotated[
     bool,
     typer.Option(

@@ -12,7 +12,7 @@ from typing import Any
 
 from rich.console import Console
 
-from monarch.compiler.cli.screen import heading, line, plain, size, table
+from monarch.compiler.cli.screen import count, duration, heading, line, plain, size, table
 from monarch.compiler.inspect.memory import held, peak
 from monarch.compiler.inspect.values import kind_of, local_bytes, report_of, where
 from monarch.compiler.plan import Plan, Value
@@ -21,6 +21,7 @@ from monarch.compiler.plan.report import PHASES
 _BARS = " ▁▂▃▄▅▆▇█"
 _ROWS = 8
 _COLUMNS = 80
+_MOST_VALUES = 20
 
 KINDS = ("weights", "optimizer state", "gradients", "inputs", "constants", *PHASES)
 """What a buffer holds: inputs and states by what they are, values by the phase that makes them."""
@@ -42,7 +43,32 @@ def data(plan: Plan) -> dict[str, Any]:
         "phase": value.phase if value else "",
         "held": held(plan),
         "alive": alive(plan),
+        "limit": plan.costs.get("memory_limit"),
+        "recomputed": plan.costs.get("recomputed"),
     }
+
+
+def limits_of(plan: Plan) -> tuple[int | None, Recomputed | None]:
+    """The limit that a plan was compiled under, and what is computed again for it. `costs` is free JSON: what has not
+    the form that the compiler gives it is left out."""
+    limit, done = plan.costs.get("memory_limit"), plan.costs.get("recomputed")
+    try:
+        without, calls, seconds = int(done["without"]), int(done["calls"]), float(done["seconds"])  # type: ignore[index]
+        values = [(str(name), int(saved), str(since), str(until)) for name, saved, since, until in done["values"]]  # type: ignore[index]
+    except (KeyError, TypeError, ValueError, OverflowError):
+        return limit if type(limit) is int else None, None
+    return limit if type(limit) is int else None, Recomputed(without, calls, seconds, values)
+
+
+@dataclass(frozen=True)
+class Recomputed:
+    """The peak in bytes without it, how many ops are made again and their estimated seconds; for each value that was
+    given up its name, bytes, and the values between which these are free."""
+
+    without: int
+    calls: int
+    seconds: float
+    values: list[tuple[str, int, str, str]]
 
 
 def layer_of(module: str) -> str:
@@ -142,7 +168,13 @@ def _label(call: str) -> str:
 
 def show(out: Console, plan: Plan) -> None:
     found = data(plan)
-    heading(out, "memory of a worker", f"at most {size(found['peak'])}", first=True)
+    limit, done = limits_of(plan)
+    most = f"at most {size(found['peak'])}"
+    if limit is not None:
+        most += f", under a limit of {size(limit)}"
+    if done is not None and done.calls:
+        most += f"; it would be {size(done.without)} if nothing were computed again"
+    heading(out, "memory of a worker", most, first=True)
     placed = sum(1 for value in report_of(plan).values if value.instruction < 0)
     for text in curve(found["held"][max(0, placed - 1) :], found["peak"]):
         line(out, text)
@@ -160,6 +192,16 @@ def show(out: Console, plan: Plan) -> None:
             for layer, row in grouped(found["alive"])
         ],
     )
+    if done is not None and done.calls:
+        _show_recomputed(out, done)
+
+
+def _show_recomputed(out: Console, done: Recomputed) -> None:
+    heading(out, "computed again, not kept", f"{count(done.calls, 'op')}, about {duration(done.seconds)} more a step")
+    rows = [(f"%{name}", size(saved), f"%{since}", f"%{until}") for name, saved, since, until in done.values]
+    table(out, ["~value", ">saves", "~behind", "~until"], rows[:_MOST_VALUES])
+    if len(rows) > _MOST_VALUES:
+        line(out, f"  and {count(len(rows) - _MOST_VALUES, 'value')} more: --json has all")
 
 
 def grouped(alive: dict[str, dict[str, int]]) -> Iterator[tuple[str, dict[str, int]]]:
