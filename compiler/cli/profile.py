@@ -81,9 +81,9 @@ def profile(
             _run_plan(measured, Path(what), steps or _STEPS, inputs, scalar, fill)
     finally:
         # Also when the script failed: what ran until then has been measured.
-        if as_json:
+        if as_json and measured.traces:
             print_json([_summary(trace, path) for trace, path in zip(measured.traces, measured.paths, strict=True)])
-        else:
+        elif not as_json:
             for trace, path in zip(measured.traces, measured.paths, strict=True):
                 _show(trace, path, by, None if _is_script(what) else what)
     if not measured.traces:

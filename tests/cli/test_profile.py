@@ -193,6 +193,8 @@ def test_a_script_that_exits_with_a_status_is_told(run: Run) -> None:
 def test_wrong_input_is_one_clear_error(run: Run, tmp_path: Path, arguments: list[str], said: str) -> None:
     (tmp_path / "idle.py").write_text("print(1)\n")
     (tmp_path / "broken.py").write_text("def (\n")
-    found = run(*arguments)
+    found = run("--json", *arguments)
     assert found.status == 2
     assert said in found.err and "Traceback" not in found.err
+    printed = found.out.removeprefix("1\n")
+    assert printed == "" or json.loads(printed), "no list of nothing"
