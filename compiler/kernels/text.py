@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 import torch
@@ -196,7 +196,9 @@ def _finished(what: Any, inputs: int) -> Statement:
     return Store(inputs + what[1], what[2], what[3]) if isinstance(what, tuple) else what
 
 
-_PARSER = Lark(_GRAMMAR, start="kernel", parser="lalr", maybe_placeholders=True)
+@cache
+def _parser() -> Lark:
+    return Lark(_GRAMMAR, start="kernel", parser="lalr", maybe_placeholders=True)
 
 
 @lru_cache(maxsize=1024)
@@ -205,7 +207,7 @@ def parse_kernel(text: str) -> Kernel:
     if len(text) > MOST_CHARACTERS:
         raise KernelError(f"the text of a kernel cannot have {len(text):,} characters")
     try:
-        kernel: Kernel = _Build().transform(_PARSER.parse(text))
+        kernel: Kernel = _Build().transform(_parser().parse(text))
     except VisitError as error:
         if isinstance(error.orig_exc, KernelError):
             raise error.orig_exc from None

@@ -13,14 +13,12 @@ import functools
 import hashlib
 import os
 import shutil
-import stat
 import subprocess
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from monarch.compiler import knobs
-from monarch.compiler.errors import MonarchError
+from monarch.compiler.kernels.cache import BuildError, is_ours, private_folder
 
 COMPILERS = ("g++", "clang++")
 """In the order of preference. Any C++17 compiler that knows these flags would do."""
@@ -35,9 +33,7 @@ FLAGS = (
 
 _SECONDS = 300
 
-
-class BuildError(MonarchError):
-    """A kernel that the compiler of this host does not take, or a cache folder that cannot be trusted."""
+__all__ = ["BuildError", "Compiler", "build", "find_compiler", "load"]
 
 
 @dataclass(frozen=True)
@@ -64,9 +60,9 @@ def build(source: str, compiler: Compiler, folder: Path | None = None) -> Path:
 
     `folder` is the cache, by default that of `knobs.cache_folder()`. Raises BuildError, with the compiler's words.
     """
-    folder = _private(knobs.cache_folder() / "kernels" if folder is None else folder)
+    folder = private_folder(folder)
     target = folder / f"{_key(source, compiler)}.so"
-    if _is_ours(target):
+    if is_ours(target):
         return target
     with tempfile.TemporaryDirectory(dir=folder, prefix=".building-") as work:
         text, made = Path(work, "kernels.cpp"), Path(work, "kernels.so")
@@ -81,8 +77,8 @@ def build(source: str, compiler: Compiler, folder: Path | None = None) -> Path:
 def load(path: Path) -> ctypes.CDLL:
     """A built object, loaded. Raises BuildError unless it and its folder are such that only the user can have written
     it: what is loaded is run."""
-    _private(path.parent)
-    if not _is_ours(path):
+    private_folder(path.parent)
+    if not is_ours(path):
         raise BuildError(f"{path} is no kernel that was built here")
     return ctypes.CDLL(str(path))
 
@@ -103,32 +99,6 @@ def _processor() -> str:
     except OSError:
         return " ".join(os.uname())
     return "\n".join(line for line in first.splitlines() if line.split("\t")[0].strip(" :") in names)
-
-
-def _private(folder: Path) -> Path:
-    """The folder, made if need be. Raises BuildError unless it is the user's own and closed to others."""
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        about = os.lstat(folder)
-    except OSError as error:
-        raise BuildError(
-            f"cannot use {folder} for built kernels: {error.strerror}", hint="see MONARCH_CACHE."
-        ) from error
-    if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.getuid() or about.st_mode & 0o077:
-        raise BuildError(
-            f"{folder} holds built kernels, and others than you can write or read there",
-            hint=f"make it your own: chmod 700 {folder}, or name another folder in MONARCH_CACHE.",
-        )
-    return folder
-
-
-def _is_ours(path: Path) -> bool:
-    """Whether a built object is there, a plain file that only the user can have written."""
-    try:
-        about = os.lstat(path)
-    except FileNotFoundError:
-        return False
-    return stat.S_ISREG(about.st_mode) and about.st_uid == os.getuid() and not about.st_mode & 0o022
 
 
 def _run(command: list[str]) -> None:

@@ -20,7 +20,7 @@ from pathlib import Path
 from monarch.compiler.kernels.cpp.nests import Function, NestWriter
 from monarch.compiler.kernels.cpp.schedule import schedule
 from monarch.compiler.kernels.cpp.simplify import simplify
-from monarch.compiler.kernels.ir import Kernel, may_overwrite
+from monarch.compiler.kernels.ir import Kernel, Load, Nest, Store
 from monarch.compiler.kernels.text import print_kernel
 
 _LEAST_WORK = 1 << 17
@@ -80,13 +80,13 @@ def emit(kernels: Sequence[Kernel], *, lines: bool = False) -> str:
     everything = [call for of_kernel in calls.values() for call in of_kernel]
     groups: dict[str, list[_Call]] = {}
     for call in everything:
-        groups.setdefault(call.written(shared=True).text, []).append(call)
+        groups.setdefault(call.shared.text, []).append(call)
     functions: dict[str, str] = {}
     for group in groups.values():
         # Sizes that are the same everywhere are better known when the nest is compiled.
-        same = len({call.written(shared=True).numbers for call in group}) == 1
+        same = len({call.shared.numbers for call in group}) == 1
         for call in group:
-            call.function = call.written(shared=not same)
+            call.function = call.written(shared=False) if same else call.shared
             call.name = functions.setdefault(call.function.text, f"nest{len(functions)}")
     parts = [_vector_math(), _THREADS]
     for text, name in functions.items():
@@ -101,29 +101,34 @@ def emit(kernels: Sequence[Kernel], *, lines: bool = False) -> str:
 class _Call:
     """A nest of a kernel, and the function that it calls."""
 
-    function: Function
     name: str
 
     def __init__(self, kernel: Kernel, at: int, lines: bool) -> None:
-        self.kernel = kernel
-        self.lines = lines
         self.simple = simplify(kernel.nests[at], kernel.dtypes[at])
         self.schedule = schedule(self.simple.nest)
+        self.dtypes = [buffer.dtype for buffer in (*kernel.inputs, *kernel.outputs)]
+        self.overwrites = _overwrites(kernel, kernel.nests[at])
+        self.lines = lines
+        self.function = self.shared = self.written(shared=True)
 
     def written(self, *, shared: bool) -> Function:
-        kernel = self.kernel
-        dtypes = [buffer.dtype for buffer in (*kernel.inputs, *kernel.outputs)]
-        writer = NestWriter(self.simple, dtypes, self.schedule, _overwrites(kernel), shared=shared, lines=self.lines)
-        return writer.write()
+        return NestWriter(
+            self.simple, self.dtypes, self.schedule, self.overwrites, shared=shared, lines=self.lines
+        ).write()
 
 
-@lru_cache(maxsize=64)
-def _overwrites(kernel: Kernel) -> dict[int, frozenset[int]]:
-    """For each output's buffer, the inputs that it may overwrite."""
-    inputs = range(len(kernel.inputs))
+def _overwrites(kernel: Kernel, nest: Nest) -> dict[int, frozenset[int]]:
+    """For the buffer of each store, the inputs whose memory it may be given: `may_overwrite` says yes of no others that
+    the nest reads."""
+    loads = [s for s in nest.body if isinstance(s, Load) and s.gather < 0]
     return {
-        len(inputs) + output: frozenset(operand for operand in inputs if may_overwrite(kernel, output, operand))
-        for output in range(len(kernel.outputs))
+        store.buffer: frozenset(
+            load.buffer
+            for load in loads
+            if load.index == store.index and kernel.buffer(load.buffer) == kernel.buffer(store.buffer)
+        )
+        for store in nest.body
+        if isinstance(store, Store)
     }
 
 
