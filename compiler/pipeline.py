@@ -155,6 +155,8 @@ def compile_graph(
             plan.costs.update(next(step.costs for step in steps if isinstance(step, Rematerialize)))
             break
         margin += most - memory_limit  # kernels can hold more at once than the ops in them
+    if target != "cpu":
+        plan = _with_binaries(plan, partitioned, seconds, progress)
     if report:
         start = time.perf_counter()
         made = build_report(partitioned, plan)
@@ -164,6 +166,19 @@ def compile_graph(
     if "plan" in knobs.log_topics():
         print(f"monarch: {graph.name}: the plan\n{plan.graph}", file=sys.stderr)
     return replace(plan, costs={**plan.costs, "seconds": seconds})
+
+
+def _with_binaries(plan: Plan, graph: Graph, seconds: dict[str, float], progress: Progress | None) -> Plan:
+    """The plan with machine code for its kernels, for a target that is a GPU."""
+    from monarch.compiler.kernels.triton.ahead import with_binaries
+
+    start = time.perf_counter()
+    plan = with_binaries(
+        plan, lambda name, took: progress(f"kernel {name}", took, graph) if progress is not None else None
+    )
+    if plan.binaries:
+        seconds["kernels"] = time.perf_counter() - start
+    return plan
 
 
 def _run(steps: list[Pass], graph: Graph, seconds: dict[str, float], progress: Progress | None = None) -> Graph:

@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 from monarch.compiler.kernels.ir import KernelError, may_overwrite
 from monarch.compiler.kernels.text import parse_kernel
 from monarch.compiler.plan.allowed import PARAMETERS, RefusedOp, allow
+from monarch.compiler.plan.binaries import check_binaries
 from monarch.compiler.plan.plan import Instruction, Plan, Slot
 
 
@@ -33,6 +34,7 @@ def check_plan(plan: Plan, fail: Callable[[str], NoReturn]) -> None:
     for spec in plan.outputs:
         if not held[spec.slot]:
             fail(f"output {spec.label!a} lies in slot {spec.slot}, which is empty at the end")
+    check_binaries(plan, fail)
 
 
 class _Wrong(Exception):

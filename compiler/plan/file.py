@@ -8,6 +8,8 @@ A file holds (see `container` for the bytes):
     traced.txt             the traced graph, on which the passes can be run again; empty where it was not kept
     report.json            what the compiler knows of each value (see `encode_report`); null where it was not kept
     constants.safetensors  the constants' tensors
+    binaries.json          machine code of its kernels for a GPU, and how it is launched (see `binaries`); often none
+    binaries.bin           the bytes that the former lists
 
 No pickle, nothing compressed. Loading reads and checks; it runs nothing and imports nothing. The bytes are the same for
 the same plan.
@@ -28,6 +30,7 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 
 from monarch.compiler.errors import PlanError
+from monarch.compiler.plan.binaries import decode_binaries, encode_binaries
 from monarch.compiler.plan.check import check_plan
 from monarch.compiler.plan.container import AGAIN, dump_json, load_json, seal, unseal
 from monarch.compiler.plan.encode import Decoder, encode_head, encode_instruction
@@ -35,12 +38,14 @@ from monarch.compiler.plan.encode_report import decode_report, encode_report
 from monarch.compiler.plan.plan import Plan
 from monarch.compiler.types import DTYPE_NAMES
 
-PROGRAM, GRAPH, TRACED, REPORT, CONSTANTS = MEMBERS = (
+PROGRAM, GRAPH, TRACED, REPORT, CONSTANTS, BINARIES, CODE = MEMBERS = (
     "program.jsonl",
     "graph.txt",
     "traced.txt",
     "report.json",
     "constants.safetensors",
+    "binaries.json",
+    "binaries.bin",
 )
 INPUT_KINDS = ("input", "state", "scalar", "seed")
 OUTPUT_KINDS = ("return", "state")
@@ -84,11 +89,12 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
 def plan_bytes(plan: Plan) -> bytes:
     """A plan as the bytes of its file, the same for the same plan. Raises PlanError for one that could not be run."""
     head, program, constants = _parts(plan)
+    binaries = encode_binaries(plan.binaries)
     check_plan(plan, Decoder(f"plan '{plan.name}'").fail)
     report = dump_json(None if plan.report is None else encode_report(plan.report)).encode("ascii")
     try:
-        manifest = {"plan": head, "hash": _hash(head, program, constants), "costs": plan.costs}
-        contents = (program, plan.graph.encode(), plan.traced.encode(), report, constants)
+        manifest = {"plan": head, "hash": _hash(head, program, constants, binaries), "costs": plan.costs}
+        contents = (program, plan.graph.encode(), plan.traced.encode(), report, constants, *binaries)
         return seal(manifest, dict(zip(MEMBERS, contents, strict=True)))
     except (TypeError, ValueError) as error:
         raise PlanError(
@@ -137,10 +143,11 @@ def plan_from_bytes(data: bytes, name: str = "the plan") -> Plan:
         graph=_load_text(GRAPH, members, decoder),
         traced=_load_text(TRACED, members, decoder),
         report=None if report is None else decode_report(report, decoder, mesh, len(instructions), len(sources)),
+        binaries=decode_binaries(members[BINARIES], members[CODE], decoder),
         costs=decoder.costs(manifest["costs"]),
         hash=manifest["hash"],
     )
-    if manifest["hash"] != _hash(head, members[PROGRAM], members[CONSTANTS]):
+    if manifest["hash"] != _hash(head, members[PROGRAM], members[CONSTANTS], (members[BINARIES], members[CODE])):
         decoder.fail("its hash is not that of what it holds")
     check_plan(plan, decoder.fail)
     return plan
@@ -148,7 +155,7 @@ def plan_from_bytes(data: bytes, name: str = "the plan") -> Plan:
 
 def hash_of(plan: Plan) -> str:
     """The SHA-256, in hex, of what a worker runs or tells of a plan: all but its graphs' texts, report and costs."""
-    return _hash(*_parts(plan))
+    return _hash(*_parts(plan), encode_binaries(plan.binaries))
 
 
 def _open_at_once(path: str, flags: int) -> int:
@@ -161,9 +168,9 @@ def _parts(plan: Plan) -> tuple[dict[str, Any], bytes, bytes]:
     return encode_head(plan), program.encode("ascii"), _save_constants(plan)
 
 
-def _hash(head: dict[str, Any], program: bytes, constants: bytes) -> str:
+def _hash(head: dict[str, Any], program: bytes, constants: bytes, binaries: tuple[bytes, bytes] = (b"[]", b"")) -> str:
     digest = hashlib.sha256(dump_json(head).encode("ascii"))
-    for part in (program, constants):
+    for part in (program, constants, *(binaries if binaries != (b"[]", b"") else ())):
         digest.update(hashlib.sha256(part).digest())
     return digest.hexdigest()
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from monarch.compiler.errors import Source
+from monarch.compiler.plan.binaries import KernelBinary
 from monarch.compiler.plan.report import Report
 from monarch.compiler.types import MeshSpec, TensorType
 
@@ -63,6 +64,7 @@ class Plan:
     `graph`    the partitioned graph's text, for people
     `traced`   the traced graph's text, with global types: the passes can be run on it again
     `report`   what the compiler knows of each value, for the inspector; None for plans compiled only to be run
+    `binaries` machine code for its kernels, for a GPU, ahead of time; empty where they are compiled when it is loaded
     `costs`    what the compiler reckoned: collectives and bytes by mesh dim, peak bytes, seconds by pass
     `hash`     of everything that a worker runs, hex; workers hold plans by it
     """
@@ -81,6 +83,7 @@ class Plan:
     graph: str = ""
     traced: str = ""
     report: Report | None = None
+    binaries: tuple[KernelBinary, ...] = ()
     costs: dict[str, Any] = field(default_factory=dict)
     hash: str = ""
 

@@ -225,14 +225,14 @@ def test_other_files() -> None:
     assert refused(b"") == f"step.mplan is not a plan file: it begins with b''{hint}"
     assert refused(b"PK\3\4 a zip") == f"step.mplan is not a plan file: it begins with b'PK\\x03\\x04 a z'{hint}"
     unix = plan_bytes(small_plan()).replace(b"\r\n", b"\n")
-    assert refused(unix) == f"step.mplan is not a plan file: it begins with b'\\x93MPLAN\\n\\x02'{hint}"
+    assert refused(unix) == f"step.mplan is not a plan file: it begins with b'\\x93MPLAN\\n\\x03'{hint}"
 
 
 def test_other_versions() -> None:
     data = bytearray(plan_bytes(small_plan()))
     data[len(MAGIC)] = VERSION + 1
     assert refused(bytes(data)) == (
-        "step.mplan has plan format 3, and this version of monarch reads format 2\n"
+        f"step.mplan has plan format {VERSION + 1}, and this version of monarch reads format {VERSION}\n"
         "  compile the program again with this version, or load the file with the version that wrote it."
     )
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save as save_tensors
 
 from monarch.compiler.errors import PlanError
-from monarch.compiler.plan.container import seal, unseal
+from monarch.compiler.plan.container import VERSION, seal, unseal
 from monarch.compiler.plan.file import CONSTANTS, GRAPH, MEMBERS, PROGRAM, TRACED, _hash, plan_bytes, plan_from_bytes
 from tests.compiler.plan.test_file import small_plan
 
@@ -190,7 +190,7 @@ def test_a_plan_with_another_plans_hash() -> None:
 def test_members_that_are_missing(member: str) -> None:
     manifest, _, members = parts()
     del members[member]
-    listed = "program.jsonl, graph.txt, traced.txt, report.json, constants.safetensors"
+    listed = "program.jsonl, graph.txt, traced.txt, report.json, constants.safetensors, binaries.json, binaries.bin"
     lead = f"step.mplan does not list its members as {listed}, with lengths and digests"
     assert refused(seal(manifest, members)).startswith(lead)
 
@@ -212,7 +212,7 @@ def test_lists_of_members(listed: str) -> None:
     import struct
 
     text = json.dumps({"members": json.loads(listed)}).encode()
-    header = struct.pack("<8sIQ32s", b"\x93MPLAN\r\n", 2, len(text), hashlib.sha256(text).digest())
+    header = struct.pack("<8sIQ32s", b"\x93MPLAN\r\n", VERSION, len(text), hashlib.sha256(text).digest())
     assert "does not list its members" in refused(header + text)
 
 

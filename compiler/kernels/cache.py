@@ -1,0 +1,42 @@
+"""The folder in which built kernels lie: what is there is run, so nobody else may have written it."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from monarch.compiler import knobs
+from monarch.compiler.errors import MonarchError
+
+
+class BuildError(MonarchError):
+    """A kernel that a compiler does not take, or a cache folder that cannot be trusted."""
+
+
+def private_folder(folder: Path | None = None) -> Path:
+    """The folder, by default that of `knobs.cache_folder()`, made if need be. Raises BuildError unless it is the user's
+    own and closed to others."""
+    folder = knobs.cache_folder() / "kernels" if folder is None else folder
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        about = os.lstat(folder)
+    except OSError as error:
+        raise BuildError(
+            f"cannot use {folder} for built kernels: {error.strerror}", hint="see MONARCH_CACHE."
+        ) from error
+    if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.getuid() or about.st_mode & 0o077:
+        raise BuildError(
+            f"{folder} holds built kernels, and others than you can write or read there",
+            hint=f"make it your own: chmod 700 {folder}, or name another folder in MONARCH_CACHE.",
+        )
+    return folder
+
+
+def is_ours(path: Path) -> bool:
+    """Whether a built object is there, a plain file that only the user can have written."""
+    try:
+        about = os.lstat(path)
+    except FileNotFoundError:
+        return False
+    return stat.S_ISREG(about.st_mode) and about.st_uid == os.getuid() and not about.st_mode & 0o022

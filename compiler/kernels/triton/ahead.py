@@ -1,0 +1,151 @@
+"""A plan's kernels compiled for its GPU, ahead of time, on a machine that may have none.
+
+What was compiled lies on disk under the hash of all that it depends on: the kernel's Triton text and launches, the
+target, and the version of triton. A file that was damaged is compiled again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import os
+import struct
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+from monarch.compiler.errors import PlanError
+from monarch.compiler.kernels.cache import is_ours, private_folder
+from monarch.compiler.kernels.ir import Kernel
+from monarch.compiler.kernels.triton.build import compile_launches
+from monarch.compiler.kernels.triton.emit import emit
+from monarch.compiler.kernels.triton.source import TritonSource
+from monarch.compiler.plan.binaries import (
+    KernelBinary,
+    LaunchBinary,
+    decode_binaries,
+    encode_binaries,
+    kernel_hash,
+    kernels_of,
+)
+from monarch.compiler.plan.encode import Decoder
+from monarch.compiler.plan.file import hash_of
+from monarch.compiler.plan.plan import Plan
+
+_FORMAT = "1"
+"""Of a file of the cache."""
+
+Told = Callable[[str, float], None]
+"""Called after each kernel: its name, and how many seconds it took."""
+
+
+def with_binaries(plan: Plan, told: Told | None = None) -> Plan:
+    """The plan with machine code for each of its kernels.
+
+    Where triton is not installed, the plan as it is, which is said once on standard error: the kernels are then
+    compiled where the plan is loaded. Raises BuildError for a cache folder that cannot be trusted, and what Triton
+    raises.
+    """
+    kernels = kernels_of(plan)
+    if plan.target == "cpu" or not kernels:
+        return plan
+    version = triton_version()
+    if not version:
+        _say_missing()
+        return plan
+    folder = private_folder()
+    made = []
+    for kernel in kernels.values():
+        start = time.perf_counter()
+        made.append(kernel_binary(kernel, plan.target, version, folder))
+        if told is not None:
+            told(kernel.name, time.perf_counter() - start)
+    plan = replace(plan, binaries=tuple(made))
+    return replace(plan, hash=hash_of(plan))
+
+
+def triton_version() -> str:
+    """Of the triton that is installed; "" for none."""
+    try:
+        return importlib.metadata.version("triton")
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+@cache
+def _say_missing() -> None:
+    print(
+        "monarch: triton is not installed, so the plan carries no machine code for its kernels.\n"
+        "  pip install triton==3.6.0",
+        file=sys.stderr,
+    )
+
+
+def kernel_binary(kernel: Kernel, target: str, version: str, folder: Path) -> KernelBinary:
+    """The machine code of a kernel, from the cache in `folder` or freshly compiled."""
+    source = emit(kernel)
+    path = folder / f"{_key(source, kernel, target, version)}.gpu"
+    found = _read(path)
+    if found is None or found.kernel != kernel_hash(kernel):
+        found = _compiled(kernel, source, target)
+        _write(path, found)
+    return found
+
+
+def _compiled(kernel: Kernel, source: TritonSource, target: str) -> KernelBinary:
+    launches = [
+        LaunchBinary(
+            function=launch.function,
+            grid=launch.grid,
+            arguments=launch.arguments,
+            constants=launch.constants,
+            warps=compiled.num_warps,
+            shared_bytes=compiled.shared_bytes,
+            metadata=dict(compiled.metadata),
+            binary=compiled.binary,
+            assembly=compiled.assembly,
+        )
+        for launch, compiled in zip(source.launches, compile_launches(kernel, source, target), strict=True)
+    ]
+    scratch = tuple((each.dtype, each.numel) for each in source.scratch)
+    return KernelBinary(kernel_hash(kernel), tuple(launches), scratch, source.gathers)
+
+
+def _key(source: TritonSource, kernel: Kernel, target: str, version: str) -> str:
+    digest = hashlib.sha256()
+    parts = _FORMAT, version, target, kernel_hash(kernel), source.text, repr(source.launches), repr(source.gathers)
+    for part in parts:
+        digest.update(hashlib.sha256(part.encode()).digest())
+    return digest.hexdigest()
+
+
+def _write(path: Path, binary: KernelBinary) -> None:
+    listed, contents = encode_binaries([binary])
+    data = struct.pack("<Q", len(listed)) + listed + contents
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".building-", delete=False) as file:
+        try:
+            file.write(hashlib.sha256(data).digest() + data)
+            file.close()
+            os.replace(file.name, path)
+        except BaseException:
+            os.unlink(file.name)
+            raise
+
+
+def _read(path: Path) -> KernelBinary | None:
+    """What `_write` left; None where nothing is, or something else."""
+    if not is_ours(path):
+        return None
+    data = path.read_bytes()
+    if len(data) < 40 or hashlib.sha256(data[32:]).digest() != data[:32]:
+        return None
+    (length,) = struct.unpack_from("<Q", data, 32)
+    try:
+        (found,) = decode_binaries(data[40 : 40 + length], data[40 + length :], Decoder(path.name))
+    except (PlanError, ValueError):  # of another version of this file's format
+        return None
+    return found
