@@ -291,7 +291,10 @@ class Function:
                 text = self.variable(arg)
             case _:
                 raise AssertionError(f"{statement} has no value")
-        self.define(number, f"v{number}", text, self.note(number), inner=inner)
+        if text.isidentifier():  # a cast to the dtype that it has
+            self.scopes[-1 if inner else 0].known[number] = text
+        else:
+            self.define(number, f"v{number}", text, self.note(number), inner=inner)
 
     def arguments(self, name: str, args: Sequence[int]) -> list[str]:
         """An op's operands: variables, and literals where those are as good."""

@@ -12,7 +12,7 @@ import torch
 import triton
 from triton.runtime import interpreter as upstream
 
-from monarch.compiler.kernels.interpret import interpret, laid_out
+from monarch.compiler.kernels.interpret import interpret
 from monarch.compiler.kernels.ir import Kernel
 from monarch.compiler.kernels.text import print_kernel
 from monarch.compiler.kernels.triton.build import functions
@@ -51,16 +51,15 @@ def built(text: str, source: TritonSource) -> dict[str, triton.JITFunction]:
 
 
 def launch_all(
-    kernel: Kernel, inputs: Sequence[torch.Tensor], overwritten: dict[int, int] | None = None
+    kernel: Kernel, inputs: Sequence[torch.Tensor], over: Sequence[int] = ()
 ) -> tuple[list[torch.Tensor], int]:
-    """The outputs, and the error word. `overwritten` names, for outputs, the inputs whose memory they take."""
+    """The outputs, and the error word. `over` names, for each output, the input whose memory it takes, or -1."""
     source = emit(kernel)
-    operands = [laid_out(tensor, buffer).clone() for tensor, buffer in zip(inputs, kernel.inputs, strict=True)]
     operands = [
         torch.empty_strided(b.shape, b.strides, dtype=b.dtype).copy_(tensor)
-        for tensor, b in zip(operands, kernel.inputs, strict=True)
+        for tensor, b in zip(inputs, kernel.inputs, strict=True)
     ]
-    shared = overwritten or {}
+    shared = {output: operand for output, operand in enumerate(over) if operand >= 0}
     outputs = [
         operands[shared[at]] if at in shared else _rubbish(torch.empty_strided(b.shape, b.strides, dtype=b.dtype))
         for at, b in enumerate(kernel.outputs)
@@ -85,13 +84,13 @@ def _rubbish(tensor: torch.Tensor) -> torch.Tensor:
 def check(
     kernel: Kernel,
     inputs: Sequence[torch.Tensor],
-    overwritten: dict[int, int] | None = None,
+    over: Sequence[int] = (),
     *,
     atol: float | None = None,
 ) -> None:
     """The kernel's outputs are those of `interpret`; `atol` allows for sums in another order."""
     expected = interpret(kernel, inputs)
-    outputs, error = launch_all(kernel, inputs, overwritten)
+    outputs, error = launch_all(kernel, inputs, over)
     assert error == 0
     for at, (found, wanted) in enumerate(zip(outputs, expected, strict=True)):
         exact = not wanted.is_floating_point()

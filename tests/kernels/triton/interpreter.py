@@ -271,7 +271,9 @@ class Builder(InterpreterBuilder):
     def binary_op(self, lhs: TensorHandle, rhs: TensorHandle, op: Any) -> TensorHandle:
         bitwise = op in (np.bitwise_and, np.bitwise_or, np.bitwise_xor)
         if not _coded(lhs.dtype) or bitwise:
-            return super().binary_op(lhs, rhs, op)
+            result = super().binary_op(lhs, rhs, op)
+            # Triton's comparison has its operands' type, which a scalar's would show where it is made a block.
+            return TensorHandle(result.data, tl.int1) if result.data.dtype == bool else result
         return self._coded_result(op(decode(lhs.data, lhs.dtype), decode(rhs.data, rhs.dtype)), lhs.dtype)
 
     def unary_op(self, arg: TensorHandle, op: Any) -> TensorHandle:

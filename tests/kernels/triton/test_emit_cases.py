@@ -1,0 +1,43 @@
+"""Triton kernels compute what the IR says, on the suite that all emitters share."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+
+from monarch.compiler.kernels.interpret import interpret
+from monarch.compiler.kernels.ir import Kernel, may_overwrite
+from monarch.compiler.kernels.triton.emit import emit
+from tests.kernels.cases import Case, cases, check_results, kernels, operands
+from tests.kernels.triton.emitted import launch_all
+
+
+@pytest.mark.parametrize("case", cases(), ids=str)
+def test_a_kernel_computes_what_the_ir_says(case: Case) -> None:
+    tensors = case.tensors()
+    found, error = launch_all(case.kernel, tensors)
+    if case.fails:
+        with pytest.raises(IndexError, match="out of range"):
+            interpret(case.kernel, tensors)
+        assert "out of range" in emit(case.kernel).gathers[error - 1]
+        return
+    assert error == 0
+    check_results(case.kernel, tensors, found, case.tolerance)
+    if case.over:
+        again, _ = launch_all(case.kernel, tensors, case.over)
+        assert all(torch.equal(a, b) for a, b in zip(again, found, strict=True))
+
+
+@given(kernels())
+def test_random_kernels(kernel: Kernel) -> None:
+    tensors = operands(kernel)
+    found, error = launch_all(kernel, tensors)
+    assert error == 0
+    check_results(kernel, tensors, found, tolerance=1e-4)
+    for output in range(len(kernel.outputs)):
+        for operand in range(len(kernel.inputs)):
+            if may_overwrite(kernel, output, operand):
+                over = [operand if at == output else -1 for at in range(len(kernel.outputs))]
+                again, _ = launch_all(kernel, tensors, over)
+                assert all(torch.equal(a, b) for a, b in zip(again, found, strict=True))
