@@ -165,42 +165,14 @@ def _update(
     # A mask that ends anywhere would make every load one of single elements.
     if start + BLOCK <= size:
         _piece(
-            parameters,
-            gradients,
-            firsts,
-            seconds,
-            copies,
-            scale,
-            decay,
-            step_size,
-            correction,
-            beta1,
-            beta2,
-            rest1,
-            rest2,
-            eps,
-            at,
-            None,
-        )
+            parameters, gradients, firsts, seconds, copies, scale, decay, step_size, correction, beta1, beta2, rest1,
+            rest2, eps, at, None,
+        )  # fmt: skip
     else:
         _piece(
-            parameters,
-            gradients,
-            firsts,
-            seconds,
-            copies,
-            scale,
-            decay,
-            step_size,
-            correction,
-            beta1,
-            beta2,
-            rest1,
-            rest2,
-            eps,
-            at,
-            at < size,
-        )
+            parameters, gradients, firsts, seconds, copies, scale, decay, step_size, correction, beta1, beta2, rest1,
+            rest2, eps, at, at < size,
+        )  # fmt: skip
 
 
 @triton.jit

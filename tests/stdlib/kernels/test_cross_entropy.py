@@ -18,7 +18,7 @@ from monarch.stdlib.kernels.cross_entropy import (
 )
 from tests.kernels.triton.assembly import assert_wide
 from tests.kernels.triton.interpreter import interpreting
-from tests.kernels.triton.numerics import TARGETS, assert_near, compiled, meta
+from tests.stdlib.kernels.numerics import TARGETS, assert_near, compiled, meta
 
 DTYPES = [torch.float32, torch.bfloat16]
 

@@ -10,7 +10,7 @@ from monarch.compiler.errors import MonarchError
 from monarch.stdlib.kernels.rotary import rotary, rotary_table, variants
 from tests.kernels.triton.assembly import assert_wide
 from tests.kernels.triton.interpreter import interpreting
-from tests.kernels.triton.numerics import TARGETS, assert_near, compiled, meta
+from tests.stdlib.kernels.numerics import TARGETS, assert_near, compiled, meta
 
 
 def _exact(x: Tensor, positions: Tensor, turned: int, interleaved: bool, theta: float = 10000.0) -> Tensor:

@@ -11,7 +11,7 @@ from monarch.compiler.errors import MonarchError
 from monarch.stdlib.kernels.launch import Variant, recorded
 from monarch.stdlib.kernels.norms import rms_norm
 from monarch.stdlib.kernels.tuning import fastest
-from tests.kernels.triton.numerics import meta
+from tests.stdlib.kernels.numerics import meta
 
 
 def test_the_fastest_by_its_median_is_chosen_and_slow_ones_are_measured_once() -> None:

@@ -10,7 +10,7 @@ from monarch.compiler.errors import MonarchError
 from monarch.stdlib.kernels.adamw import BLOCK, VARIANTS, AdamWTable, adamw, adamw_table
 from tests.kernels.triton.assembly import assert_wide
 from tests.kernels.triton.interpreter import interpreting
-from tests.kernels.triton.numerics import TARGETS, assert_near, compiled, meta
+from tests.stdlib.kernels.numerics import TARGETS, assert_near, compiled, meta
 
 SHAPES = [(3,), (70, 50), (BLOCK,), (BLOCK + 1,), (1, 1, 5)]
 SETTINGS = {"lr": 3e-2, "betas": (0.8, 0.95), "eps": 1e-6, "weight_decay": 0.1}
