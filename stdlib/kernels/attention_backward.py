@@ -200,16 +200,19 @@ def _keys(
     if CAUSAL:
         dk, dv = _walk_queries(
             dk, dv, k, v, Q, DOUT, LSE, DELTA, stride_qm, stride_dom, stride_qh, stride_doh, stride_rh,
-            group, low, low_full, first, query_length, key_length, scale * LOG2E, True, DIM, D, CAUSAL, WINDOW, PRECISION, M, N,
+            group, low, low_full, first, query_length, key_length, scale * LOG2E,
+            True, DIM, D, CAUSAL, WINDOW, PRECISION, M, N,
         )  # fmt: skip
     dk, dv = _walk_queries(
         dk, dv, k, v, Q, DOUT, LSE, DELTA, stride_qm, stride_dom, stride_qh, stride_doh, stride_rh,
-        group, low_full, high_full, first, query_length, key_length, scale * LOG2E, False, DIM, D, CAUSAL, WINDOW, PRECISION, M, N,
+        group, low_full, high_full, first, query_length, key_length, scale * LOG2E,
+        False, DIM, D, CAUSAL, WINDOW, PRECISION, M, N,
     )  # fmt: skip
     if WINDOW > 0:
         dk, dv = _walk_queries(
             dk, dv, k, v, Q, DOUT, LSE, DELTA, stride_qm, stride_dom, stride_qh, stride_doh, stride_rh,
-            group, high_full, high, first, query_length, key_length, scale * LOG2E, True, DIM, D, CAUSAL, WINDOW, PRECISION, M, N,
+            group, high_full, high, first, query_length, key_length, scale * LOG2E,
+            True, DIM, D, CAUSAL, WINDOW, PRECISION, M, N,
         )  # fmt: skip
     DK += sequence * stride_dkb + key_start * stride_dkm + key_head * stride_dkh
     DV += sequence * stride_dvb + key_start * stride_dvm + key_head * stride_dvh

@@ -45,7 +45,7 @@ def test_whole(columns: int, dtype: torch.dtype) -> None:
         dlogits = cross_entropy_backward(logits, target, lse, dloss)
     assert loss[0] == 0
     assert_near(loss, exact)
-    assert_near(dlogits, gradient, scale=4)
+    assert_near(dlogits.flatten(), gradient.flatten(), scale=4)  # softmax - 1 may be next to nothing in a row
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -59,7 +59,7 @@ def test_sharded_and_in_place(dtype: torch.dtype) -> None:
             shard = logits[:, i : i + 300]
             cross_entropy_backward(shard, target, lse, dloss, first=i, out=shard)
     assert_near(loss, exact)
-    assert_near(logits, gradient, scale=4)
+    assert_near(logits.flatten(), gradient.flatten(), scale=4)
 
 
 def test_logits_that_are_masked_out() -> None:
