@@ -14,7 +14,16 @@ from typing import Any
 
 from monarch.compiler.inspect.labels import input_names
 from monarch.compiler.inspect.memory import peak
-from monarch.compiler.inspect.values import collectives_of, local_bytes, ops_of, report_of, types_text, where
+from monarch.compiler.inspect.values import (
+    collectives_of,
+    kernel_name,
+    kernel_of,
+    local_bytes,
+    ops_of,
+    report_of,
+    types_text,
+    where,
+)
 from monarch.compiler.plan import Plan, Value
 
 Key = tuple[str, ...]
@@ -89,10 +98,10 @@ def match(a: Plan, b: Plan) -> tuple[list[tuple[Value, Value]], list[Value], lis
     rest_a, rest_b = ops_of(a), ops_of(b)
     found: list[tuple[Value, Value]] = []
     keys: list[Callable[[Plan, Value], Key]] = [
-        lambda plan, value: (*_place(value), _code(plan, value), types_text(value)),
-        lambda plan, value: (*_place(value), _code(plan, value)),
-        lambda plan, value: (*_place(value), types_text(value)),
-        lambda plan, value: _place(value),
+        lambda plan, value: (*_place(plan, value), _code(plan, value), types_text(value)),
+        lambda plan, value: (*_place(plan, value), _code(plan, value)),
+        lambda plan, value: (*_place(plan, value), types_text(value)),
+        lambda plan, value: _place(plan, value),
     ]
     for key in keys:
         waiting: dict[Key, list[Value]] = defaultdict(list)
@@ -110,8 +119,13 @@ def match(a: Plan, b: Plan) -> tuple[list[tuple[Value, Value]], list[Value], lis
     return found, rest_a, rest_b
 
 
-def _place(value: Value) -> Key:
-    return value.module, value.phase, value.op, _over(value)
+def _place(plan: Plan, value: Value) -> Key:
+    return value.module, value.phase, _op(plan, value), _over(value)
+
+
+def _op(plan: Plan, value: Value) -> str:
+    text = kernel_of(plan, value)
+    return f"kernel {kernel_name(text)}" if text else value.op
 
 
 def _code(plan: Plan, value: Value) -> str:
@@ -127,7 +141,7 @@ def _layouts(plan: Plan, pairs: Iterable[tuple[Value, Value]]) -> tuple[Changed,
     for before, after in pairs:
         if types_text(before) != types_text(after):
             types = types_text(before), types_text(after)
-            key = (after.op, _over(after), where(plan, after), after.module, *types)
+            key = (_op(plan, after), _over(after), where(plan, after), after.module, *types)
             found.setdefault(key, []).append((before, after))
     return tuple(
         Changed(
@@ -142,7 +156,7 @@ def _layouts(plan: Plan, pairs: Iterable[tuple[Value, Value]]) -> tuple[Changed,
 def _moved(sign: str, plan: Plan, values: Iterable[Value]) -> list[Moved]:
     found: dict[tuple[str, str, str, str], list[Value]] = {}
     for value in values:
-        found.setdefault((value.op, _over(value), where(plan, value), value.module), []).append(value)
+        found.setdefault((_op(plan, value), _over(value), where(plan, value), value.module), []).append(value)
     made = [
         Moved(sign, *key, group[0].why, sum(value.sent for value in group), tuple(value.name for value in group))
         for key, group in found.items()
@@ -170,7 +184,8 @@ def _collectives(plan: Plan) -> dict[str, tuple[int, int]]:
 
 
 def _kernels(plan: Plan) -> dict[str, int]:
-    return dict(Counter(i.op for i in plan.instructions if i.op not in ("getitem", "commit")))
+    instructions = [i for i in plan.instructions if i.op not in ("getitem", "commit")]
+    return dict(Counter(kernel_name(str(i.args[1])) if i.op == "kernel" else i.op for i in instructions))
 
 
 def _changed(before: dict[str, Any], after: dict[str, Any], none: Any) -> dict[str, tuple[Any, Any]]:

@@ -41,6 +41,27 @@ def types_text(value: Value) -> str:
     return ", ".join("none" if type_ is None else str(type_) for type_ in value.types)
 
 
+def kernel_of(plan: Plan, value: Value) -> str:
+    """The text of a generated kernel, "" where a value is none."""
+    if value.op != "kernel" or plan.instructions[value.instruction].op != "kernel":
+        return ""
+    return str(plan.instructions[value.instruction].args[1])
+
+
+def kernel_name(text: str) -> str:
+    """A kernel's own name, from its text: many calls can be of one kernel."""
+    return text.partition("(")[0].removeprefix("kernel ").strip()
+
+
+def call_of(plan: Plan, value: Value) -> str:
+    """A value's call for people: a kernel by its name, without its text."""
+    text = kernel_of(plan, value)
+    if not text:
+        return value.call
+    values = report_of(plan).values
+    return f"kernel {kernel_name(text)}({', '.join(f'%{values[read].name}' for read in value.reads)})"
+
+
 def local_bytes(type: TensorType, mesh: MeshSpec) -> int:
     """What a worker holds of a tensor, in bytes."""
     total = type.dtype.itemsize

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from monarch.compiler.errors import MonarchError, Source
+from monarch.compiler.inspect.values import call_of, kernel_of
 from monarch.compiler.partition.decide import LAYOUT_LINE
 from monarch.compiler.plan.plan import Plan
 from monarch.compiler.plan.report import Decision, Report, Value
@@ -62,6 +63,7 @@ class Explanation:
     `source`  the user's line, and `line` its text ("" where it is not known)
     `chains`  for a value: one for each mesh dim
     `moved`   for a collective (and what else the compiler added): the tensors that it moves
+    `kernel`  for a generated kernel, its text
     `others`  further values that the name stands for: a traced value may have become several
     """
 
@@ -78,6 +80,7 @@ class Explanation:
     sent: int = 0
     seconds: float = 0.0
     others: tuple[str, ...] = ()
+    kernel: str = ""
 
     def __str__(self) -> str:
         return "\n".join(_text(self))
@@ -116,13 +119,14 @@ class _Explainer:
         moved: tuple[Moved, ...] = ()
         collective, at = self.collective(first)
         mover = self.values[collective]
-        if is_added(value):
+        kernel = kernel_of(self.plan, value)
+        if is_added(value) and not kernel:
             which = range(len(mover.types)) if at is None else (at,)
             moved = tuple(each for index in which if (each := self.moved(collective, index)) is not None)
         return Explanation(
             value=first,
             name=value.name,
-            call=value.call,
+            call=call_of(self.plan, value),
             type=_type(value),
             module=value.module,
             source=source,
@@ -133,6 +137,7 @@ class _Explainer:
             sent=mover.sent,
             seconds=mover.seconds,
             others=tuple(self.values[other].name for other in others),
+            kernel=kernel,
         )
 
     # -- names -----------------------------------------------------------------------------------------------------
@@ -313,6 +318,8 @@ def _text(found: Explanation) -> list[str]:
         lines.append(f"  in {found.module}")
     if found.others:
         lines.append(f"  the traced value became others too: {', '.join(f'%{other}' for other in found.others[:8])}")
+    if found.kernel:
+        lines += ["", *(f"  {line}" for line in found.kernel.splitlines())]
     if found.mesh_dims:
         lines.append(f"  a worker sends {found.sent:,} bytes over {', '.join(map(repr, found.mesh_dims))}")
     for moved in found.moved:

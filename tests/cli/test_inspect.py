@@ -250,3 +250,46 @@ def test_the_shell_completes_programs_of_a_file(folder: Path) -> None:
 
 def test_the_version(monarchc: Run) -> None:
     assert monarchc("--version").out == f"monarchc {monarch.__version__}\n"
+
+
+# -- generated kernels -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def fused(folder: Path, monarchc: Run, monkeypatch: pytest.MonkeyPatch) -> Plan:
+    monkeypatch.setenv("MONARCH_KERNELS", "all")
+    monarchc("compile", "train.py:train_step", "-o", "fused.mplan")
+    monkeypatch.setenv("MONARCH_KERNELS", "off")
+    monarchc("compile", "train.py:train_step", "-o", "step.mplan")
+    return load_plan("fused.mplan")
+
+
+def test_generated_kernels_are_listed_by_what_they_do(fused: Plan, monarchc: Run) -> None:
+    texts = [str(i.args[1]) for i in fused.instructions if i.op == "kernel"]
+    assert texts
+    rows = json.loads(monarchc("inspect", "fused.mplan", "--kernels", "--json").out)["kernels"]
+    generated = [row for row in rows if row["by"] == "generated"]
+    assert sum(row["calls"] for row in generated) == len(texts)
+    assert {row["text"] for row in generated} <= set(texts)
+    assert all(row["text"].startswith(f"kernel {row['kernel']}(") for row in generated)
+    assert sum(row["calls"] for row in rows) == len(
+        [i for i in fused.instructions if i.op not in ("getitem", "commit")]
+    )
+    out = monarchc("inspect", "fused.mplan", "--kernels").out
+    assert f"{len(generated)} of them generated" in out
+    name = re.findall(r"the text of one: --why (\w+)", out)[0]
+    shown = monarchc("inspect", "fused.mplan", "--why", name).out
+    (text,) = [row["text"] for row in generated if name in row["values"]]
+    assert "\n".join(f"  {line}" for line in text.splitlines()) in shown
+    assert "the compiler added it" not in shown and "\\n" not in shown
+
+
+def test_the_page_shows_generated_kernels(fused: Plan, monarchc: Run) -> None:
+    monarchc("inspect", "fused.mplan", "--html", "page.html", "--against", "step.mplan")
+    found = re.findall(r'<script type="application/json" id="plan">(.*?)</script>', Path("page.html").read_text())
+    page = json.loads(found[0])
+    texts = [str(i.args[1]) for i in fused.instructions if i.op == "kernel"]
+    assert [text for _, text in page["plan"]["kernels"]] == texts
+    calls = [page["plan"]["values"]["call"][at] for at, _ in page["plan"]["kernels"]]
+    assert all(re.fullmatch(r"kernel \w+\((%\w+(, )?)*\)", call) for call in calls)
+    assert {text.partition("(")[0].removeprefix("kernel ") for text in texts} <= set(page["comparison"]["kernels"])

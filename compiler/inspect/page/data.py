@@ -12,6 +12,7 @@ from typing import Any, Generic, TypeVar
 from monarch.compiler.errors import MonarchError
 from monarch.compiler.inspect.differences import UNITS, differences
 from monarch.compiler.inspect.timeline import Stretch, critical_path, measured, runs, steps_of
+from monarch.compiler.inspect.values import call_of, kernel_of
 from monarch.compiler.plan.plan import Plan
 from monarch.compiler.plan.report import PHASES, Decision, Report, Value
 from monarch.compiler.plan.trace import Step, Trace
@@ -53,7 +54,7 @@ def plan_data(plan: Plan) -> dict[str, Any]:
     columns = {
         "name": [value.name for value in values],
         "op": [texts(value.op) for value in values],
-        "call": [value.call for value in values],
+        "call": [call_of(plan, value) for value in values],
         "reads": [value.reads for value in values],
         "types": [[-1 if type_ is None else types(type_) for type_ in value.types] for value in values],
         "source": [value.source for value in values],
@@ -82,6 +83,7 @@ def plan_data(plan: Plan) -> dict[str, Any]:
         "sources": _sources(plan, report, texts),
         "outputs": _outputs(plan, values),
         "texts": texts.entries,
+        "kernels": [[number, text] for number, value in enumerate(values) if (text := kernel_of(plan, value))],
         "passes": plan.costs.get("seconds", {}),
     }
 

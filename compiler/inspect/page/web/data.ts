@@ -40,6 +40,8 @@ export interface PlanData {
   sources: SourceRow[];
   outputs: [number, string, string][];
   texts: string[];
+  /** generated kernels: their values and texts */
+  kernels: [number, string][];
   passes: Record<string, number>;
 }
 

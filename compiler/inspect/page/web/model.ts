@@ -56,6 +56,8 @@ export class Model {
   /** the last of the inputs and state: what is held before the first op */
   readonly start: number;
   readonly collectives: number[];
+  /** the texts of generated kernels, by value */
+  readonly kernels: Map<number, string>;
 
   constructor(readonly data: PlanData) {
     const values = data.values;
@@ -72,6 +74,7 @@ export class Model {
     this.readers = values.name.map(() => []);
     values.reads.forEach((reads, at) => reads.forEach((read) => this.readers[read]?.push(at)));
     this.held = new Float64Array(this.size);
+    this.kernels = new Map(data.kernels);
     this.collectives = [];
     let held = 0;
     let peak = 0;

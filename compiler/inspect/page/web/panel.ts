@@ -67,6 +67,7 @@ export class Panel {
       ),
       this.sourceSection(at),
       this.presence(at),
+      this.kernel(at),
       this.costs(at),
       type ? section("Layout", ...this.layout(at, type)) : null,
       dims.length ? section("Why it lies so", ...this.reasons.chains([at], dims).map((chain) => this.decision(chain))) : null,
@@ -127,6 +128,12 @@ export class Panel {
     if (type.shape.length) facts.push([`worker ${where}`, h("code", {}, `[${here.map(([from, to]) => `${from}:${to}`).join(", ")}]`)]);
     if (others.length) facts.push(["more results", h("code", {}, others.map((other) => other?.text ?? "nothing").join(", "))]);
     return [type.shape.length ? shards(model, type, point) : null, definitions(facts)];
+  }
+
+  /** What a generated kernel does, as the loops that every emitter translates. */
+  private kernel(at: number): HTMLElement | null {
+    const text = this.model.kernels.get(at);
+    return text ? section("Generated kernel", h("pre", { class: "code kernel" }, text.trimEnd())) : null;
   }
 
   /** Why the compiler added a value: what it moves, from where to where, and why both lie so. */

@@ -81,9 +81,9 @@ export class Why {
     return this.model.data.values.instruction[value]! >= 0 && !this.model.traced(value);
   }
 
-  /** The tensors that a collective (or another value that the compiler added) moves; of a value of the program none. */
+  /** The tensors that a collective (or another value that the compiler added) moves; of a value of the program, and of a kernel, none. */
   moved(value: number): Moved[] {
-    if (!this.isAdded(value)) return [];
+    if (!this.isAdded(value) || this.model.kernels.has(value)) return [];
     const [mover, at] = this.mover(value);
     const which = at === null ? this.model.typesOf(mover).map((_, index) => index) : [at];
     return which.map((index) => this.movedAt(mover, index)).filter((each) => each !== null);
