@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import linecache
+import operator
 import re
+from collections.abc import Iterator
 
 from torch import fx
 
@@ -44,7 +46,7 @@ class _Builder:
     def __init__(self, graph: Graph, plan: Plan) -> None:
         self.graph = graph
         self.plan = plan
-        self.nodes = [*graph.placeholders, *graph.calls]
+        self.nodes = list(_in_order(graph))
         self.number = {node: i for i, node in enumerate(self.nodes)}
         made_by = [i for i, instruction in enumerate(plan.instructions) if instruction.op != "commit"]
         self.instruction = dict(zip(graph.calls, made_by, strict=True))
@@ -55,11 +57,31 @@ class _Builder:
                     self.keys.setdefault(key, number)
         self.phases = _phases(graph)
         self.owners = _owners(graph)
+        self.kernels: dict[str, fx.Node] = {}
+        """The kernel that computes a value, by the value's name, which it has before fusion and after."""
+        self.before: dict[str, fx.Node] = {}
+        """The op that a value of a kernel was, by name."""
+        fused = [node for node in graph.calls if "fused" in node.meta]
+        for kernel in fused:
+            for node in kernel.meta["fused"]:
+                self.kernels[node.name], self.before[node.name] = kernel, node
+        if fused:
+            # Phases and owners follow the flow of single values, which a kernel ties together.
+            unfused = Graph(graph.name, graph.mesh, fused[0].meta["fused"][0].graph, graph.partitioned)
+            phases, owners = _phases(unfused), _owners(unfused)
+            for node in unfused.calls:
+                self.phases[node], self.owners[node] = phases[node], owners.get(node, "")
+            for node in graph.calls:
+                if (before := self.before.get(node.name)) is not None and "fused" not in node.meta:
+                    self.phases[node], self.owners[node] = phases[before], owners.get(before, "")
+        self.named = {node.name: number for node, number in self.number.items()}
+        self.shares = {kernel: self.share(kernel) for kernel in fused}
         self.memory = footprint(plan, types_of(graph, plan))
 
     def run(self) -> Report:
         values = tuple([self.placeholder(node) for node in self.graph.placeholders])
-        values += tuple([self.call(node) for node in self.graph.calls])
+        calls = [node for node in self.nodes if node.op == "call_function"]
+        values += tuple([self.inside(node) if self.is_inside(node) else self.call(node) for node in calls])
         return Report(values, tuple(_line(source.file, source.line) for source in self.plan.sources))
 
     def placeholder(self, node: fx.Node) -> Value:
@@ -84,13 +106,19 @@ class _Builder:
         frees = self.memory.gives[at]
         if at and self.plan.instructions[at - 1].op == "commit":
             frees += self.memory.gives[at - 1]  # nothing is taken in between, so the peak is right too
-        flops, moved, seconds, sent = node_work(self.graph, node, self.plan.target, self.memory.takes[at])
+        flops, moved, seconds, sent = self.work(node, self.memory.takes[at])
+        kernel = self.kernels.get(node.name)
+        why = self.renamed(node.meta.get("reason") or node.meta.get("why") or "", node.meta.get("named", ()))
+        op = op_name(node.target) or str(node.target)
+        if kernel is not None:
+            op, text = self.words(self.before[node.name])
+            why = f"{text}, computed in a kernel" + (f"; {why}" if why else "")
         dims = tuple(args_of(node)[1]) if ops.is_collective(node.target) else ()
         phase = self.phases[node]
         return Value(
             name=node.name,
-            op=op_name(node.target) or str(node.target),
-            call=print_call(node),
+            op=op,
+            call=f"kernel(…), of {len(node.meta['fused'])} ops" if "fused" in node.meta else print_call(node),
             reads=tuple(dict.fromkeys(self.number[operand] for operand in node.all_input_nodes)),
             types=_types(node),
             instruction=at,
@@ -98,7 +126,7 @@ class _Builder:
             module=node.meta.get("module") or (self.owners.get(node, "") if phase == UPDATE else ""),
             phase=phase,
             traced=node.meta.get("traced", ""),
-            why=self.renamed(node.meta.get("reason") or node.meta.get("why") or "", node.meta.get("named", ())),
+            why=why,
             decisions=self.decisions(node),
             mesh_dims=dims,
             sent=sent,
@@ -107,13 +135,84 @@ class _Builder:
             allocates=self.memory.takes[at],
             frees=frees,
             seconds=seconds,
+            kernel=-1 if kernel is None else self.number[kernel],
         )
+
+    # -- what kernels compute -----------------------------------------------------------------------------------------
+
+    def is_inside(self, node: fx.Node) -> bool:
+        """Whether a node is one that a kernel stands for, and that nobody takes out of it."""
+        return self.before.get(node.name) is node
+
+    def inside(self, node: fx.Node) -> Value:
+        kernel = self.kernels[node.name]
+        flops, moved, seconds = self.shares[kernel][node.name]
+        source = node.meta.get("source")
+        op, text = self.words(node)
+        return Value(
+            name=node.name,
+            op=op,
+            call=text,
+            reads=self.reads(node),
+            types=_types(node),
+            instruction=self.instruction[kernel],
+            source=-1 if source is None else self.plan.sources.index(source),
+            module=node.meta.get("module") or (self.owners.get(node, "") if self.phases[node] == UPDATE else ""),
+            phase=self.phases[node],
+            traced=node.meta.get("traced", ""),
+            why=self.renamed(node.meta.get("reason") or node.meta.get("why") or "", node.meta.get("named", ())),
+            decisions=self.decisions(node),
+            flops=flops,
+            moved=moved,
+            seconds=seconds,
+            kernel=self.number[kernel],
+        )
+
+    def words(self, node: fx.Node) -> tuple[str, str]:
+        """The name and the call of an op that a kernel stands for."""
+        made = _made_by(node)
+        call = print_call(made)
+        return op_name(made.target) or str(made.target), call if made is node else f"{call}[{args_of(node)[1]}]"
+
+    def reads(self, node: fx.Node) -> tuple[int, ...]:
+        """What an op in a kernel reads, by number; what is in no graph any more (a view that kernels look through) by
+        what it was of. What the same kernel gives to others stands behind it, and is left out."""
+        found: dict[int, None] = {}
+        pending = list(reversed(node.all_input_nodes))
+        while pending:
+            operand = pending.pop()
+            number = self.named.get(operand.name)
+            if number is None:
+                pending += reversed(operand.all_input_nodes)
+            elif number < self.named[node.name]:
+                found[number] = None
+        return tuple(found)
+
+    def share(self, kernel: fx.Node) -> dict[str, tuple[float, int, float]]:
+        """Operations, bytes and seconds of each op in a kernel. The kernel's own bytes and time are shared out by what
+        the ops would move if each were run by itself."""
+        _, moved, seconds, _ = node_work(self.graph, kernel, self.plan.target, 1)
+        apart = {}
+        for node in kernel.meta["fused"]:
+            made = _made_by(node)
+            flops, own, *_ = node_work(self.graph, made, self.plan.target, 1)
+            parts = 1 if made is node else len(made.users)
+            apart[node.name] = flops / parts, own // parts
+        total = sum(each[1] for each in apart.values()) or 1
+        return {name: (flops, moved * own // total, seconds * own / total) for name, (flops, own) in apart.items()}
+
+    def work(self, node: fx.Node, takes: int) -> tuple[float, int, float, int]:
+        if "fused" in node.meta:
+            return 0.0, 0, 0.0, 0
+        if (kernel := self.kernels.get(node.name)) is not None:
+            return (*self.shares[kernel][node.name], 0)
+        return node_work(self.graph, node, self.plan.target, takes)
 
     def decisions(self, node: fx.Node) -> tuple[Decision, ...]:
         found = []
         for decided in node.meta.get("decisions", ()):
             assert isinstance(decided, Decided)
-            own = self.number[node]
+            own = self.named[node.name]
             causes = [self.keys[key] for key in decided.causes if key in self.keys]
             found.append(
                 Decision(
@@ -132,6 +231,21 @@ class _Builder:
         """A sentence with its values called by the names that they have now."""
         now = {name: self.nodes[self.keys[key]].name for name, key in named if key in self.keys}
         return re.sub(r"%(\w+)", lambda match: f"%{now.get(match[1], match[1])}", text) if now else text
+
+
+def _in_order(graph: Graph) -> Iterator[fx.Node]:
+    """Every value, as the report has them: those that a kernel keeps to itself right before it."""
+    yield from graph.placeholders
+    calls = list(graph.calls)
+    names = {node.name for node in calls}
+    for node in calls:
+        yield from (each for each in node.meta.get("fused", ()) if each.name not in names)
+        yield node
+
+
+def _made_by(node: fx.Node) -> fx.Node:
+    """The op whose value a node of a kernel is: for one of several results, the op that gives them."""
+    return node.all_input_nodes[0] if node.target is operator.getitem else node
 
 
 def _types(node: fx.Node) -> tuple[TensorType | None, ...]:

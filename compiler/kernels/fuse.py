@@ -442,11 +442,12 @@ def _call(graph: Graph, made: _Made, values: dict[fx.Node, fx.Node]) -> None:
         [-1] * len(made.outputs),
         type=tuple(node.meta["type"] for node in made.outputs),
         source=first.meta.get("source"),
-        name=made.kernel.name,
+        name=f"{made.kernel.name}_kernel",  # no value's own name
     )
     for name in ("module", "backward"):
         if name in first.meta:
             call.meta[name] = first.meta[name]
+    call.meta["fused"] = made.nodes
     for number, node in enumerate(made.outputs):
         result = graph.call(operator.getitem, call, number, type=node.meta["type"], name=node.name)
         result.meta.update(node.meta)

@@ -215,6 +215,9 @@ class _Emitter:
         kwargs = {key: self.argument(value) for key, value in node.kwargs.items()}
         source = node.meta.get("source")
         index = -1 if source is None else self.sources.setdefault(source, len(self.sources))
+        for each in node.meta.get("fused", ()):
+            if each.meta.get("source") is not None:
+                self.sources.setdefault(each.meta["source"], len(self.sources))
         return Instruction(op, args, kwargs, self.slots[node], free, index)
 
     def argument(self, argument: Any) -> Any:

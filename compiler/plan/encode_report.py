@@ -17,7 +17,7 @@ from monarch.compiler.plan.report import PHASES, Alternative, Decision, Report, 
 from monarch.compiler.types import MeshSpec, TensorType
 
 _KEYS = ("strings", "types", "alternatives", "decisions", "values", "lines")
-_VALUE_FIELDS, _DECISION_FIELDS = 19, 7
+_VALUE_FIELDS, _DECISION_FIELDS = 20, 7
 
 
 class _Table:
@@ -69,6 +69,7 @@ def encode_report(report: Report) -> dict[str, Any]:
             value.allocates,
             value.frees,
             value.seconds,
+            value.kernel,
         ]
         for value in report.values
     ]
@@ -99,6 +100,7 @@ class _ReportDecoder:
         self.decisions: list[Decision] = []
         self.count = 0
         self.last = -1
+        self.inside = False
 
     def report(self, data: Any) -> Report:
         decoder = self.decoder
@@ -146,14 +148,17 @@ class _ReportDecoder:
         decoder = self.decoder
         (
             name, op, call, reads, types, instruction, source, module, phase, traced, why, decisions, mesh_dims, sent,
-            flops, moved, allocates, frees, seconds,
+            flops, moved, allocates, frees, seconds, kernel,
         ) = decoder.items(row, "a value of the report", _VALUE_FIELDS)  # fmt: skip
         if type(instruction) is not int or not -1 <= instruction < self.instructions:
             decoder.fail(f"a value of the report is made by instruction {short(instruction)}")
         if instruction >= 0:
-            if instruction <= self.last:
+            if instruction < self.last or (instruction == self.last and not self.inside):
                 decoder.fail("the values of the report are not in the order of the instructions")
             self.last = instruction
+        if type(kernel) is not int or not -1 <= kernel < self.count:
+            decoder.fail(f"a value of the report is computed by the kernel {short(kernel)}")
+        self.inside = kernel > number  # then the kernel comes later, with the same instruction
         if type(source) is not int or not -1 <= source < self.sources:
             decoder.fail(f"a value of the report has the source line {short(source)}")
         result = [
@@ -184,6 +189,7 @@ class _ReportDecoder:
             allocates=decoder.integer(allocates, "the bytes allocated"),
             frees=decoder.integer(frees, "the bytes freed"),
             seconds=self.number(seconds, "the seconds of a value", 0.0),
+            kernel=kernel,
         )
 
     def index(self, value: Any, length: int, what: str) -> int:

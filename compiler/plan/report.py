@@ -74,6 +74,11 @@ class Value:
     `allocates`    bytes of memory that a worker takes for the results; 0 for views and in-place updates
     `frees`        bytes of memory that a worker gives back behind it
     `seconds`      the estimate for the plan's target
+    `kernel`       the value whose generated kernel computes this one, by number; -1 where none does
+
+    What a kernel keeps to itself stands right before it, with the kernel's instruction. What it gives to others stands
+    behind it: `op` is the op that it was, and `call` takes it out of the kernel's results. Operations, bytes and
+    seconds are with these, the memory is with the kernel.
     """
 
     name: str
@@ -95,6 +100,7 @@ class Value:
     allocates: int = 0
     frees: int = 0
     seconds: float = 0.0
+    kernel: int = -1
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ nest [64, 32] {
 """
     (kernel,) = kernels_of(made := fused(graph))
     assert str(kernel) == text
-    assert [node.name for node in made.calls] == ["mul_add", "b", "c"]
+    assert [node.name for node in made.calls] == ["mul_add_kernel", "b", "c"]
     assert str(parse_graph(str(made))) == str(made)
 
 
@@ -151,7 +151,8 @@ def test_kernels_verify_and_lies_about_them_do_not() -> None:
 # -- random programs ---------------------------------------------------------------------------------------------------
 
 UNARY: list[Callable[[Tensor], Tensor]] = [
-    torch.exp, torch.tanh, torch.relu, lambda x: x * 0.5 + 1, lambda x: x.softmax(-1), lambda x: x.mean(-1, keepdim=True),
+    torch.exp, torch.tanh, torch.relu, lambda x: x * 0.5 + 1, lambda x: x.softmax(-1),
+    lambda x: x.mean(-1, keepdim=True),
     lambda x: x.sum(0), lambda x: x.transpose(-1, -2).contiguous() if x.dim() > 1 else x, lambda x: x.reshape(-1),
     lambda x: x.amax(-1), lambda x: x - x.mean(-1, keepdim=True), lambda x: x[..., ::2] if x.dim() else x,
     lambda x: x.transpose(0, -1) * 2, lambda x: x.cumsum(-1),

@@ -156,9 +156,11 @@ def test_views(name: str) -> None:
 
 REDUCTIONS = {
     "sum": lambda x: x.sum(), "sum0": lambda x: x.sum(0), "sum1": lambda x: x.sum(1, keepdim=True),
-    "sum_all": lambda x: x.sum((0, 1)), "sum_dtype": lambda x: x.sum(0, dtype=torch.float64), "mean": lambda x: x.mean(),
+    "sum_all": lambda x: x.sum((0, 1)), "sum_dtype": lambda x: x.sum(0, dtype=torch.float64),
+    "mean": lambda x: x.mean(),
     "mean1": lambda x: x.mean(-1), "amax": lambda x: x.amax(1), "amin": lambda x: x.amin((0, 1)),
-    "max": lambda x: x.max(), "min": lambda x: x.min(), "prod": lambda x: x.prod(), "middle": lambda x: x.view(2, 3, 10).sum(1),
+    "max": lambda x: x.max(), "min": lambda x: x.min(), "prod": lambda x: x.prod(),
+    "middle": lambda x: x.view(2, 3, 10).sum(1),
     "outer_two": lambda x: x.view(2, 3, 10).sum((0, 1)), "ends": lambda x: x.view(2, 3, 10).sum((0, 2)),
     "count": lambda x: (x > 0).sum(), "softmax": lambda x: x.softmax(1), "log_softmax": lambda x: x.log_softmax(-1),
     "softmax0": lambda x: x.softmax(0), "centred": lambda x: x - x.mean(1, keepdim=True),

@@ -111,7 +111,7 @@ EDITS: dict[str, tuple[Any, str]] = {
     "a type that cannot lie on the mesh": (edit("types", 0, 1, [7, 4]), "cannot shard dim 0 of a value of the report"),
     "a short row": (
         {**report(), "values": [[0], *report()["values"][1:]]},
-        "a value of the report is a list of 1, not a list of 19",
+        "a value of the report is a list of 1, not a list of 20",
     ),
     "a report that is a list": ([], "the report is a list of 0, not an object with the keys strings, types"),
     "a key too many": ({**report(), "more": 1}, "the report is a JSON object of 7, not an object with the keys"),
