@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import itertools
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -33,17 +34,17 @@ Progress = Callable[[str, float, Graph], None]
 """Called after each pass: its name, how many seconds it took, and the graph that it left."""
 
 
-def pipeline(
-    graph: Graph, *, report: bool = False, memory_limit: int | None = None, target: str = "cpu", margin: int = 0
-) -> list[Pass]:
-    """The passes from a traced graph with global types to one with local types and explicit collectives, in which a
-    worker holds at most `memory_limit - margin` bytes where a limit is given."""
-    steps = [SimplifyViews(), DecomposeSplit(), *_partition_by_mesh(graph, report), SimplifyReductions()]
-    if memory_limit is None:
-        return [*steps, JoinCollectives()]
-    # While a bucket is reduced, what goes in and what comes out are held at once.
-    bucket = min(BUCKET_BYTES, max(1 << 20, memory_limit // 32))
-    return [*steps, JoinCollectives(bucket), Rematerialize(memory_limit, target, margin)]
+def pipeline(graph: Graph, *, report: bool = False, memory_limit: int | None = None) -> list[Pass]:
+    """The passes from a traced graph with global types to one with local types and explicit collectives. Under a memory
+    limit fewer collectives are joined: while some are reduced, what goes in and what comes out are held at once."""
+    bucket = BUCKET_BYTES if memory_limit is None else min(BUCKET_BYTES, max(1 << 20, memory_limit // 32))
+    return [
+        SimplifyViews(),
+        DecomposeSplit(),
+        *_partition_by_mesh(graph, report),
+        SimplifyReductions(),
+        JoinCollectives(bucket),
+    ]
 
 
 def _partition_by_mesh(graph: Graph, report: bool = False) -> list[Pass]:
@@ -105,6 +106,8 @@ def graph_after(graph: Graph, name: str, *, memory_limit: int | None = None) -> 
 
     Raises MonarchError for a name that is none of them."""
     steps = pipeline(graph, memory_limit=memory_limit)
+    if memory_limit is not None:
+        steps.append(Rematerialize(memory_limit))
     names = [step.name for step in steps]
     if name == "partition-by-mesh":
         name = next(entry for entry in reversed(names) if entry.startswith("partition-by-"))
@@ -135,26 +138,18 @@ def compile_graph(
     """
     check_target(target)
     seconds: dict[str, float] = {}
-    margin = 0
-    while True:
-        partitioned = graph.copy()
-        if report:
-            mark_traced(partitioned)
-        steps = pipeline(partitioned, report=report, memory_limit=memory_limit, target=target, margin=margin)
-        partitioned = _run([*steps, FuseKernels(kernels or knobs.kernels())], partitioned, seconds, progress)
-        start = time.perf_counter()
-        plan = emit_plan(partitioned, target=target)
-        seconds["emit-plan"] = time.perf_counter() - start
-        if progress is not None:
-            progress("emit-plan", seconds["emit-plan"], partitioned)
-        if memory_limit is None:
-            break
-        most = footprint(plan, types_of(partitioned, plan)).peak[0]
-        if most <= memory_limit:
-            plan.costs.update(peak_bytes=most, memory_limit=memory_limit)
-            plan.costs.update(next(step.costs for step in steps if isinstance(step, Rematerialize)))
-            break
-        margin += most - memory_limit  # kernels can hold more at once than the ops in them
+    dump = _Dump(graph)
+    partitioned = graph.copy()
+    if report:
+        mark_traced(partitioned)
+    partitioned = _run(
+        pipeline(partitioned, report=report, memory_limit=memory_limit), partitioned, seconds, progress, dump
+    )
+    fuse = FuseKernels(kernels or knobs.kernels())
+    if memory_limit is None:
+        partitioned, plan = _lowered([fuse], partitioned, target, seconds, progress, dump)
+    else:
+        partitioned, plan = _within(memory_limit, fuse, partitioned, target, seconds, progress, dump)
     if target != "cpu":
         plan = _with_binaries(plan, partitioned, seconds, progress)
     if report:
@@ -181,13 +176,59 @@ def _with_binaries(plan: Plan, graph: Graph, seconds: dict[str, float], progress
     return plan
 
 
-def _run(steps: list[Pass], graph: Graph, seconds: dict[str, float], progress: Progress | None = None) -> Graph:
-    dump = _Dump(graph)
-    for number, step in enumerate(steps):
+def _within(
+    limit: int,
+    fuse: FuseKernels,
+    graph: Graph,
+    target: str,
+    seconds: dict[str, float],
+    progress: Progress | None,
+    dump: _Dump,
+) -> tuple[Graph, Plan]:
+    """A plan with which a worker holds at most `limit` bytes, and its graph. Kernels can hold more at once than the ops
+    in them: where they do, they are made of a graph that leaves them room."""
+    margin = 0
+    for attempt in itertools.count(1):
+        rematerialize = Rematerialize(limit, target, margin)
+        made, plan = _lowered([rematerialize, fuse], graph.copy(), target, seconds, progress, dump)
+        most = footprint(plan, types_of(made, plan)).peak[0]
+        if most <= limit:
+            break
+        margin += attempt * (most - limit)
+    plan.costs.update(peak_bytes=most, memory_limit=limit, **rematerialize.costs)
+    return made, plan
+
+
+def _lowered(
+    steps: list[Pass],
+    graph: Graph,
+    target: str,
+    seconds: dict[str, float],
+    progress: Progress | None,
+    dump: _Dump,
+) -> tuple[Graph, Plan]:
+    graph = _run(steps, graph, seconds, progress, dump)
+    start = time.perf_counter()
+    plan = emit_plan(graph, target=target)
+    seconds["emit-plan"] = time.perf_counter() - start
+    if progress is not None:
+        progress("emit-plan", seconds["emit-plan"], graph)
+    return graph, plan
+
+
+def _run(
+    steps: list[Pass],
+    graph: Graph,
+    seconds: dict[str, float],
+    progress: Progress | None = None,
+    dump: _Dump | None = None,
+) -> Graph:
+    dump = dump or _Dump(graph)
+    for step in steps:
         start = time.perf_counter()
         graph = step.run(graph)
         seconds[step.name] = time.perf_counter() - start
-        dump.after(number, step.name, graph)
+        dump.after(step.name, graph)
         if "passes" in knobs.log_topics():
             ops = sum(1 for _ in graph.calls)
             print(f"monarch: {graph.name}: {step.name} {seconds[step.name]:.3f} s, {ops} ops", file=sys.stderr)
@@ -204,15 +245,17 @@ class _Dump:
     def __init__(self, graph: Graph) -> None:
         self.folder = knobs.dump_folder()
         self.text = ""
+        self.number = 0
         if self.folder:
             self.text = str(graph)
             self._write(Path(self.folder), f"{graph.name}.00-captured.txt", self.text)
 
-    def after(self, number: int, name: str, graph: Graph) -> None:
+    def after(self, name: str, graph: Graph) -> None:
         if not self.folder:
             return
+        self.number += 1
         text = str(graph)
-        stem = f"{graph.name}.{number + 1:02d}-{name}"
+        stem = f"{graph.name}.{self.number:02d}-{name}"
         self._write(self.folder, f"{stem}.txt", text)
         diff = difflib.unified_diff(self.text.splitlines(), text.splitlines(), "before", "after", lineterm="", n=1)
         self._write(self.folder, f"{stem}.diff", "\n".join(diff))

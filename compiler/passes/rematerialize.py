@@ -119,6 +119,8 @@ class Rematerialize(Pass):
         if len(values) > _SHOWN:
             rest = sum(size for size, _, _ in values[_SHOWN:])
             lines.append(f"  and {len(values) - _SHOWN} more, {format_bytes(rest)} together")
+        if self.margin:
+            lines.append(f"Of the limit, {format_bytes(self.margin)} are needed by generated kernels.")
         lines.append("Shard what is replicated over a mesh dim, take a smaller batch, or raise the limit.")
         return MonarchError(
             f"'{graph.name}' does not fit in {self.limit:,} bytes ({format_bytes(self.limit)}) a worker: it takes"
