@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from monarch.compiler.cli.emitted import LANGUAGES
+from monarch.compiler.cli.emitted import text as emitted_text
 from monarch.compiler.cli.options import Arguments, FirstCall, Json, MemoryLimit, Mesh, PlanOrProgram, Target
 from monarch.compiler.cli.screen import clean, console, print_json, size
 from monarch.compiler.errors import MonarchError
@@ -52,6 +54,18 @@ def inspect(
         str | None,
         typer.Option("--after", metavar="PASS", help="The graph's text after a pass; 'trace' for before all."),
     ] = None,
+    emit: Annotated[
+        str | None,
+        typer.Option(
+            "--emit",
+            metavar="cpp|triton|ptx",
+            help="The generated kernels' sources, with your lines that they come from.",
+            autocompletion=lambda incomplete: [name for name in LANGUAGES if name.startswith(incomplete)],
+        ),
+    ] = None,
+    kernel: Annotated[
+        str | None, typer.Option("--kernel", metavar="NAME", help="With --emit: only the kernels of this name.")
+    ] = None,
     mesh: Mesh = None,
     target: Target = "cpu",
     arg: Arguments = None,
@@ -62,11 +76,15 @@ def inspect(
     """Print what a program became: a plan's file, or a program in a Python file. Runs nothing of it."""
     if html is None and (trace is not None or against is not None):
         raise MonarchError("--trace and --against are for the page", hint="say where to write it: --html page.html.")
+    if emit is None and kernel is not None:
+        raise MonarchError("--kernel says of which kernels the source is shown", hint="say in what: --emit triton.")
     read = _read(plan, mesh, target, arg, first_call, memory_limit)
     wanted = {"ops": ops, "kernels": kernels, "comms": comms, "memory": memory, "source": source}
     if html is not None:
         _write_page(read, html, trace, against)
     texts = dict(_texts(read, dot, text, after))
+    if emit is not None:
+        texts[emit] = emitted_text(read, emit, kernel)
     sections = dict(_sections(read, [name for name, on in wanted.items() if on], worker, why))
     if not (html or texts or sections):
         sections = dict(_sections(read, ["overview"], None, None))

@@ -133,7 +133,7 @@ def _reduction(nest: Nest, touched: Sequence[Access]) -> Schedule:
         return _with_r(nest, (), length)
     if not inner or mixed:
         across = _axis("x", nest, kept, 32 if mixed else 64)
-        if mixed and length <= TILE // across.block:
+        if length <= TILE // across.block:
             r = _axis("r", nest, reduced, ceiling(length))
             axes = (across, r) if inner else (r, across)
             return Schedule(axes, True, 1, length, _warps(across.block * r.block))

@@ -1,0 +1,99 @@
+"""`monarchc inspect --emit`: the sources of a plan's generated kernels, with the user's lines that they come from."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from monarch.compiler.errors import MonarchError
+
+if TYPE_CHECKING:
+    from monarch.compiler.kernels.ir import Kernel
+    from monarch.compiler.kernels.triton.source import Launch
+    from monarch.compiler.plan import Plan
+
+LANGUAGES = ("cpp", "triton", "ptx")
+
+
+def text(plan: Plan, language: str, name: str | None) -> str:
+    """The kernels of a plan, or those that are called `name`, in one of LANGUAGES; "ptx" is AMD's assembly for gfx942.
+
+    Raises MonarchError for an unknown language or name, for a plan without kernels, and for the assembly of a plan for
+    CPUs."""
+    if language not in LANGUAGES:
+        raise MonarchError(f"--emit {language!r}: it is one of {', '.join(LANGUAGES)}")
+    kernels = _chosen(plan, name)
+    if language == "cpp":
+        from monarch.compiler.kernels.cpp.emit import emit as emit_cpp
+
+        return (
+            "\n".join(f"// {_heading(kernel)}" for kernel in kernels.values())
+            + "\n\n"
+            + emit_cpp(list(kernels.values()), lines=True)
+        )
+    if language == "triton":
+        from monarch.compiler.kernels.triton.emit import emit
+
+        parts = []
+        for kernel in kernels.values():
+            source = emit(kernel, lines=True)
+            launches = "".join(f"# {_launch(launch)}\n" for launch in source.launches)
+            parts.append(f"# {_heading(kernel)}\n{launches}\n{source.text}")
+        return "\n\n".join(parts)
+    return _assembly(plan, kernels)
+
+
+def _chosen(plan: Plan, name: str | None) -> Mapping[str, Kernel]:
+    from monarch.compiler.plan.binaries import kernels_of
+
+    kernels = kernels_of(plan)
+    if not kernels:
+        raise MonarchError(
+            f"{plan.name} has no generated kernels",
+            hint="they are made where they spare enough time; MONARCH_KERNELS=all makes all that can be.",
+        )
+    if name is None:
+        return kernels
+    chosen = {key: kernel for key, kernel in kernels.items() if kernel.name == name}
+    if not chosen:
+        names = sorted({kernel.name for kernel in kernels.values()})
+        close = difflib.get_close_matches(name, names, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"it has {', '.join(names)}."
+        raise MonarchError(f"{plan.name} has no kernel {name!r}", hint=hint)
+    return chosen
+
+
+def _heading(kernel: Kernel) -> str:
+    """What a kernel is, and the user's lines that it comes from."""
+    from monarch.compiler.cli.screen import count
+    from monarch.compiler.kernels.ir import Op, Reduce
+
+    ops = sum(isinstance(each, Op | Reduce) for nest in kernel.nests for each in nest.body)
+    lines = dict.fromkeys(line for nest in kernel.nests for line in nest.lines if line)
+    return f"kernel {kernel.name}: {count(ops, 'operation')}, from {', '.join(lines) or 'no line that is known'}"
+
+
+def _launch(launch: Launch) -> str:
+    constants = [f"{name}={value}" for name, value in launch.constants]
+    arguments = ", ".join([*launch.arguments, *constants, f"num_warps={launch.warps}"])
+    return f"{launch.function}[{launch.grid:,}]({arguments})"
+
+
+def _assembly(plan: Plan, kernels: Mapping[str, Kernel]) -> str:
+    if plan.target == "cpu":
+        raise MonarchError(
+            f"{plan.name} is compiled for CPUs, and has no PTX", hint="compile the program for a GPU: --target cuda:90."
+        )
+    there = {binary.kernel: binary for binary in plan.binaries}
+    parts = []
+    for key, kernel in kernels.items():
+        if key in there:
+            texts = [launch.assembly for launch in there[key].launches]
+        else:
+            from monarch.compiler.kernels.triton.build import compile_launches
+            from monarch.compiler.kernels.triton.emit import emit
+
+            texts = [compiled.assembly for compiled in compile_launches(kernel, emit(kernel), plan.target)]
+        parts.append(f"// {_heading(kernel)}\n" + "\n".join(texts).expandtabs(4))
+    return "\n\n".join(parts)
