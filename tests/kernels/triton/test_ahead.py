@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -129,11 +130,11 @@ def test_without_triton_the_plan_is_as_it_was_and_that_is_said_once(
     assert capsys.readouterr().err == f"{said}  pip install triton==3.6.0\n"
 
 
-# Files that say something odd ------------------------------------------------------------------------------------------
+# Files that say something odd ----------------------------------------------------------------------------------------
 
 ODD: dict[str, tuple[Callable[[Any], object], str]] = {
     "another kernel": (lambda kernel: kernel.__setitem__(0, "0" * 64), "which it does not call"),
-    "no launches": (lambda kernel: kernel.__setitem__(1, []), "it is longer|longer than it says|has no launches"),
+    "no launches": (lambda kernel: kernel.__setitem__(1, []), "longer than it says"),
     "a name with a path": (lambda kernel: kernel[1][0].__setitem__(0, "../x"), "a name is no identifier"),
     "no programs": (lambda kernel: kernel[1][0].__setitem__(1, 0), "launches 0 programs"),
     "too many programs": (lambda kernel: kernel[1][0].__setitem__(1, 2**31), "launches 2147483648 programs"),
@@ -185,7 +186,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Plan:
 
 @pytest.mark.parametrize(("change", "message"), ODD.values(), ids=ODD.keys())
 def test_an_odd_file_is_refused(whole: Plan, change: Callable[[Any], object], message: str) -> None:
-    import re
 
     assert re.search(message, refused(whole, lambda listed: change(listed[0])))
 
