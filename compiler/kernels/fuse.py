@@ -6,7 +6,8 @@ without cycles, and less memory moves than before. Views and constants are in no
 those that nobody else needs disappear. At the end, groups that do the same to different tensors and do not depend on
 each other (an optimizer's updates of many parameters) become one kernel of many nests.
 
-Groups do not reach across a collective: what was ready to be sent early still is.
+Groups do not reach across a collective: what was ready to be sent early still is. Nor do they reach into what is
+recomputed to save memory, which would be kept all the same if it were made together with the first.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from monarch.compiler.kernels.lower.values import TRANSPARENT
 from monarch.compiler.kernels.tensors import tensors_of
 from monarch.compiler.kernels.text import print_kernel
 from monarch.compiler.passes.base import Pass
+from monarch.compiler.passes.eviction import RECOMPUTED
 
 OVERHEAD = 32 * 1024
 """What starting an op costs, as the bytes that could be moved in that time: some 3 us at 10 GB/s."""
@@ -129,10 +131,13 @@ class _Fusion:
 
     def find_units(self) -> None:
         region = 0
+        before = False
         for node in self.graph.fx.nodes:
             if node.op == "output":
                 continue
-            region += ops.is_collective(node.target)
+            again = RECOMPUTED in node.meta
+            region += ops.is_collective(node.target) or (again and not before)
+            before = again
             unit = _Unit(len(self.units), [node], region)
             try:
                 unit.spaces = [space_of(node, self.tensors, self.keys.__getitem__)]
