@@ -97,9 +97,9 @@ def operation(name: str, args: Sequence[str], dtypes: Sequence[torch.dtype], dty
         case "not":
             return f"!{x}" if dtype == BOOL else f"~{x}"
         case "shl":
-            return f"({of})((u{of}){x} << {rest[0]})"
+            return f"({of})((u{of}){x} << ({rest[0]} & {8 * dtype.itemsize - 1}))"
         case "shr":
-            return f"{x} >> {rest[0]}"
+            return f"{x} >> ({rest[0]} & {8 * dtype.itemsize - 1})"
         case "where":
             return f"{x} ? {rest[0]} : {rest[1]}"
         case "cast":

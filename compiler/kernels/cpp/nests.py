@@ -8,6 +8,7 @@ output may overwrite is not stored before it was loaded for the last time.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -82,11 +83,12 @@ class NestWriter:
         self.body = self.nest.body
         self.dtypes = self._dtypes()
         self.reduced = frozenset(schedule.reduced)
+        self.row = math.prod(self.nest.dims[dim] for dim in schedule.reduced)
         self.varies = self._varies()
         self.phases = self._phases()
         self.segments = self._segments()
         self.pointers: dict[tuple[int, int], tuple[str, bool]] = {}
-        self.numbers: dict[tuple[object, ...], int] = {}
+        self.numbers: dict[tuple[object, ...], tuple[str, int]] = {}
         self.out: list[str] = []
 
     # -- what is known of the values ------------------------------------------------------------------------------
@@ -183,64 +185,49 @@ class NestWriter:
                 if (phase, False) not in found:
                     found[phase, False] = _Segment(phase, False)
             segments = [found[place] for place in sorted(found)]
+        self.computed: dict[int, _Segment] = {}
+        self.keeper: dict[int, _Segment] = {}
+        self.kept_bytes = 0
         for at, segment in enumerate(segments):
-            for target in segment.targets:
-                self._need(target, at, segments)
+            self._need(segment.targets, at, segments)
         return segments
 
-    def _need(self, number: int, at: int, segments: list[_Segment]) -> None:
-        """Have a value computed in segment `at`, or kept from an earlier one."""
-        segment = segments[at]
-        if number in segment.needed:
-            return
-        statement = self.body[number]
-        if number not in segment.targets and (isinstance(statement, Reduce) or self._is_scalar(number)):
-            return
-        if self._can_be_kept(number):
-            before = next((s for s in segments[:at] if number in s.kept), None)
-            if before is not None:
-                return
-            if self._cost(number) > _CHEAP:
-                before = next((s for s in segments[:at] if number in s.needed), None)
+    def _need(self, numbers: Iterable[int], at: int, segments: list[_Segment]) -> None:
+        """Have values computed in segment `at`, with all that they take, or kept from earlier ones."""
+        segment, pending = segments[at], set(numbers)
+        for number in range(max(pending, default=-1), -1, -1):
+            if number not in pending or number in segment.needed or number in self.keeper:
+                continue
+            statement = self.body[number]
+            if number not in segment.targets and (isinstance(statement, Reduce) or self._is_scalar(number)):
+                continue
+            if self._costs[number] > _CHEAP and self._room_to_keep(number):
+                before = self.computed.get(number)
                 if before is None and not self.varies[number] & self.reduced:
                     # For columns: computed once along the block, not once in each row.
                     place = next(i for i, s in enumerate(segments) if not s.reduced and s.phase == self.phases[number])
                     if place < at:
-                        self._need(number, place, segments)
+                        self._need([number], place, segments)
                         before = segments[place]
-                if before is not None:
+                if before is not None and before is not segment:
                     before.kept.add(number)
-                    return
-        segment.needed.add(number)
-        for operand in operands(statement):
-            self._need(operand, at, segments)
+                    self.keeper[number] = before
+                    self.kept_bytes += self._bytes_to_keep(number)
+                    continue
+            segment.needed.add(number)
+            self.computed.setdefault(number, segment)
+            pending.update(operands(statement))
 
-    def _can_be_kept(self, number: int) -> bool:
-        statement = self.body[number]
-        if (
-            isinstance(statement, (Store, Reduce, Constant, Position))
-            or self.schedule.vector not in self.varies[number]
-        ):
+    def _room_to_keep(self, number: int) -> bool:
+        along = self.varies[number]
+        if isinstance(self.body[number], (Store, Reduce)) or self.schedule.vector not in along:
             return False
-        if not self.varies[number] & self.reduced:
-            return True
-        return not self.schedule.columns and self._row_bytes <= _MOST_KEPT
+        if self.schedule.columns and along & self.reduced:
+            return False
+        return self.kept_bytes + self._bytes_to_keep(number) <= _MOST_KEPT
 
-    @cached_property
-    def _row_bytes(self) -> int:
-        """If all were kept that might be, how much that would be."""
-        row = 1
-        for dim in self.schedule.reduced:
-            row *= self.nest.dims[dim]
-        dear = [
-            number
-            for number in range(len(self.body))
-            if self.varies[number] & self.reduced and self._cost(number) > _CHEAP
-        ]
-        return min(len(dear), 4) * 8 * row
-
-    def _cost(self, number: int) -> float:
-        return self._costs[number]
+    def _bytes_to_keep(self, number: int) -> int:
+        return self.dtypes[number].itemsize * (_BLOCK if self.schedule.columns else self.row)
 
     @cached_property
     def _costs(self) -> list[float]:
@@ -265,8 +252,8 @@ class NestWriter:
         """A size or a stride: as it is or, where the text is shared, the name of what the caller gives."""
         if not self.shared:
             return str(value)
-        self.numbers[key] = value
-        return f"n{list(self.numbers).index(key)}"
+        name, _ = self.numbers.setdefault(key, (f"n{len(self.numbers)}", value))
+        return name
 
     def _size(self, dim: int) -> str:
         return self._number(("size", dim), self.nest.dims[dim])
@@ -440,12 +427,9 @@ class NestWriter:
         return "int32_t" if self.dtypes[number] == torch.bool else TYPES[self.dtypes[number]]
 
     def _rows(self, scalars: list[int]) -> None:
-        row = 1
-        for dim in self.schedule.reduced:
-            row *= self.nest.dims[dim]
         known: set[int] = set()
         for segment in self.segments:
-            self.out += [self._array("k", number, row) for number in sorted(segment.kept)]
+            self.out += [self._array("k", number, self.row) for number in sorted(segment.kept)]
         levels = self._levels(self.schedule.kept, [n for n in scalars if self.phases[n] == 0], set(), set())
         self.out += levels[0]
         for at, dim in enumerate(self.schedule.kept):
@@ -623,7 +607,7 @@ class NestWriter:
         return Function(
             "\n".join(_indented([*head, *self.out, *tail, "return 0;"])) + "\n",
             tuple(self.pointers),
-            tuple(self.numbers.values()),
+            tuple(value for _, value in self.numbers.values()),
             units,
             work / units,
         )

@@ -17,6 +17,8 @@ from monarch.compiler.kernels.ir import Index, Load, Nest, Reduce, Store
 
 LANES = 16
 TILE = 32
+_MOST_ARRAYS = 64
+"""Reductions of a nest that has columns: each takes arrays on the stack."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,9 @@ def schedule(nest: Nest) -> Schedule:
     if not nest.dims:
         return Schedule((), (), -1, -1)
     first = len(nest.dims) - nest.reduced
-    vector = min(reversed(range(len(nest.dims))), key=lambda dim: _cost(nest, dim))
+    columns = sum(isinstance(statement, Reduce) for statement in nest.body) <= _MOST_ARRAYS
+    dims = range(len(nest.dims)) if columns or not nest.reduced else range(first, len(nest.dims))
+    vector = min(reversed(dims), key=lambda dim: _cost(nest, dim))
     kept = [dim for dim in range(first) if dim != vector]
     reduced = [dim for dim in range(first, len(nest.dims)) if dim != vector]
     (kept if vector < first else reduced).append(vector)
