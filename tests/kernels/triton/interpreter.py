@@ -132,6 +132,7 @@ def _patched_language() -> Iterator[None]:
     upstream._patch_lang_tensor(tl.tensor, scope)
     for module in (tl, tl.core):
         upstream._patch_lang_core(module, scope)
+    scope.set_attr(tl.dtype, "to_ir", _knowing_fnuz(tl.dtype.to_ir))
     scope.set_attr(tl.tensor, "__index__", lambda self: self.handle.data.item())
     for name in ("reduce", "associative_scan"):
         for module in (tl, tl.core):
@@ -142,6 +143,16 @@ def _patched_language() -> Iterator[None]:
         yield
     finally:
         scope.restore()
+
+
+def _knowing_fnuz(to_ir: Callable[..., Any]) -> Callable[..., Any]:
+    """AMD's fp8 types, which Triton's interpreter forgot."""
+
+    def wrapper(self: tl.dtype, builder: InterpreterBuilder) -> Any:
+        own = {"fp8e4b8": builder.get_fp8e4b8_ty, "fp8e5b16": builder.get_fp8e5b16_ty}
+        return own[self.name]() if self.name in own else to_ir(self, builder)
+
+    return wrapper
 
 
 def _in_float32(reduce: Callable[..., Any]) -> Callable[..., Any]:

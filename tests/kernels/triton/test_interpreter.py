@@ -13,7 +13,7 @@ from monarch.compiler.kernels.triton.crosscompile import cross_compile
 from tests.kernels.triton.interpreter import interpreting
 from tests.kernels.triton.memory import MemoryFault
 
-FP8 = [torch.float8_e4m3fn, torch.float8_e5m2]
+FP8 = [torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz]
 
 
 @triton.jit
