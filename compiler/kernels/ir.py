@@ -343,3 +343,17 @@ def may_overwrite(kernel: Kernel, output: int, operand: int) -> bool:
                 if len(_moving(store.index, nest.dims)) != sum(size > 1 for size in nest.dims):
                     return False
     return True
+
+
+def traffic(kernel: Kernel) -> tuple[int, int]:
+    """How many bytes it reads and writes at least: every element that it needs once."""
+    read: dict[int, int] = {}
+    for nest in kernel.nests:
+        for statement, dims in zip(nest.body, nest.varies, strict=True):
+            if isinstance(statement, Load):
+                elements = math.prod(nest.dims[dim] for dim in dims)
+                read[statement.buffer] = read.get(statement.buffer, 0) + elements
+    return (
+        sum(min(count, kernel.inputs[at].numel) * kernel.inputs[at].dtype.itemsize for at, count in read.items()),
+        sum(output.nbytes for output in kernel.outputs),
+    )

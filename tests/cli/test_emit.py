@@ -83,3 +83,13 @@ def test_a_plan_for_a_gpu_carries_machine_code_for_each_kernel(folder: Path, mon
     assert plan.costs["seconds"]["kernels"] > 0
     told = re.findall(r"^kernel (\w+) ", done.err, re.MULTILINE)
     assert told == [kernel.name for kernel in kernels.values()]
+
+
+def test_what_generated_kernels_read_and_write(folder: Path, monarchc: Run) -> None:
+    rows = json.loads(monarchc("inspect", "mlp.py", "--kernels", "--json").out)["kernels"]
+    (relu,) = [row for row in rows if row["by"] == "generated"]
+    assert (relu["kernel"], relu["ops"], relu["lines"]) == ("relu", 1, ["mlp.py:13"])
+    assert relu["bytes_read"] == relu["bytes_written"] == 4 * 128 * 4  # f32[8@data, 256@model] on 2 by 2
+    assert relu["seconds"] > 0
+    shown = monarchc("inspect", "mlp.py", "--kernels").out
+    assert re.search(r"^  relu +1 +2\.0 KiB +2\.0 KiB +mlp\.py:13$", shown, re.MULTILINE)

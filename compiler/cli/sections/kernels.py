@@ -7,16 +7,26 @@ from typing import Any
 
 from rich.console import Console
 
-from monarch.compiler.cli.screen import count, duration, heading, line, plain, table
+from monarch.compiler.cli.screen import count, duration, heading, line, plain, size, table
 from monarch.compiler.inspect.values import kernel_name, kernel_of, report_of
+from monarch.compiler.kernels.ir import traffic
+from monarch.compiler.kernels.text import parse_kernel
 from monarch.compiler.plan import OPS, Plan
 
 
 def data(plan: Plan) -> list[dict[str, Any]]:
-    """For each kernel who wrote it, how often it is called, the estimate for all its calls, and the text of a generated
-    one; the dearest first."""
+    """For each kernel who wrote it, how often it is called, and the estimate for all its calls; the dearest first.
+
+    For a generated one also its text, how many of the program's ops it computes, on which lines of the user's, and the
+    bytes that one call reads and writes.
+    """
     found: dict[str, dict[str, Any]] = {}
-    for value in report_of(plan).values:
+    values = report_of(plan).values
+    inside: dict[int, list[float]] = {}
+    for value in values:
+        if value.kernel >= 0:
+            inside.setdefault(value.kernel, []).append(value.seconds)
+    for number, value in enumerate(values):
         if value.instruction < 0:
             continue
         name = plan.instructions[value.instruction].op
@@ -42,20 +52,51 @@ def data(plan: Plan) -> list[dict[str, Any]]:
         )
         entry["values"].append(value.name)
         entry["calls"] += 1
-        entry["seconds"] += value.seconds
+        entry["seconds"] += value.seconds + sum(inside.get(number, ()))
+        if text and "ops" not in entry:
+            entry |= _generated(text, len(inside.get(number, ())))
     return sorted(found.values(), key=lambda entry: (-entry["seconds"], -entry["calls"], entry["kernel"]))
+
+
+def _generated(text: str, ops: int) -> dict[str, Any]:
+    kernel = parse_kernel(text)
+    lines = sorted({line for nest in kernel.nests for line in nest.lines if line}, key=_file_and_line)
+    read, written = traffic(kernel)
+    return {"ops": ops, "lines": lines, "bytes_read": read, "bytes_written": written}
+
+
+def _file_and_line(text: str) -> tuple[str, int]:
+    file, _, number = text.rpartition(":")
+    return file, int(number) if number.isdecimal() else 0
 
 
 def show(out: Console, plan: Plan) -> None:
     rows = data(plan)
-    generated = sum(row["by"] == "generated" for row in rows)
-    made = f"{generated:,} of them generated" if generated else "none of them generated"
+    generated = [row for row in rows if row["by"] == "generated"]
+    made = f"{len(generated):,} of them generated" if generated else "none of them generated"
     heading(out, "kernels", f"{count(len(rows), 'kernel')}, {made}", first=True)
     table(
         out,
         ["~kernel", "by", ">calls", ">estimated"],
         [(row["kernel"], row["by"], f"{row['calls']:,}", duration(row["seconds"])) for row in rows],
     )
-    if generated:
-        first = next(row for row in rows if row["by"] == "generated")
-        line(out, plain(f"  the text of one: --why {first['values'][0]}", "dim"))
+    if not generated:
+        return
+    made_of = [
+        (row["kernel"], f"{row['ops']:,}", size(row["bytes_read"]), size(row["bytes_written"]), _lines(row["lines"]))
+        for row in generated
+    ]
+    heading(out, "generated", "what a call of each computes, reads and writes")
+    table(out, ["~kernel", ">ops", ">reads", ">writes", "~lines"], made_of)
+    first = generated[0]
+    line(out, plain(f"  the text of one: --why {first['values'][0]}", "dim"))
+    line(out, plain(f"  its source: --emit triton --kernel {first['kernel']}", "dim"))
+
+
+def _lines(lines: list[str]) -> str:
+    """`train.py:12, 14; model.py:3`."""
+    files: dict[str, list[str]] = {}
+    for text in lines:
+        file, _, number = text.rpartition(":")
+        files.setdefault(file, []).append(number)
+    return "; ".join(f"{file}:{', '.join(numbers)}" for file, numbers in files.items())
