@@ -64,6 +64,7 @@ class Explanation:
     `chains`  for a value: one for each mesh dim
     `moved`   for a collective (and what else the compiler added): the tensors that it moves
     `kernel`  for a generated kernel, its text
+    `why`     for what is recomputed to save memory, what that saves
     `others`  further values that the name stands for: a traced value may have become several
     """
 
@@ -81,6 +82,7 @@ class Explanation:
     seconds: float = 0.0
     others: tuple[str, ...] = ()
     kernel: str = ""
+    why: str = ""
 
     def __str__(self) -> str:
         return "\n".join(_text(self))
@@ -138,6 +140,7 @@ class _Explainer:
             seconds=mover.seconds,
             others=tuple(self.values[other].name for other in others),
             kernel=kernel,
+            why="" if moved else value.why,
         )
 
     # -- names -----------------------------------------------------------------------------------------------------
@@ -316,6 +319,8 @@ def _text(found: Explanation) -> list[str]:
     lines += _where(found.source, found.line, "  ")
     if found.module:
         lines.append(f"  in {found.module}")
+    if found.why:
+        lines.append(f"  {found.why}")
     if found.others:
         lines.append(f"  the traced value became others too: {', '.join(f'%{other}' for other in found.others[:8])}")
     if found.kernel:

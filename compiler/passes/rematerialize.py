@@ -115,7 +115,9 @@ class Rematerialize(Pass):
         instruction = plan.instructions[at] if at >= 0 else None
         source = plan.sources[instruction.source] if instruction and instruction.source >= 0 else None
         lines = [f"At the peak live {parts}; the largest values:"]
-        lines += [f"  %{name:<32} {format_bytes(size):>10}  {line or ''}" for size, name, line in values[:_SHOWN]]
+        wide = max((len(name) for _, name, _ in values[:_SHOWN]), default=0)
+        for size, name, line in values[:_SHOWN]:
+            lines.append(f"  %{name:<{wide}} {format_bytes(size):>10}  {line or ''}".rstrip())
         if len(values) > _SHOWN:
             rest = sum(size for size, _, _ in values[_SHOWN:])
             lines.append(f"  and {len(values) - _SHOWN} more, {format_bytes(rest)} together")

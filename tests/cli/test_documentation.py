@@ -1,4 +1,4 @@
-"""docs/monarchc.md shows what the commands print: run them in order, and compare.
+"""docs/monarchc.md and docs/memory.md show what the commands print: run them in order, and compare.
 
 Durations, hashes, sizes of files and the spaces between columns may differ. Of a block marked `measured` only the lines
 at the margin are compared, without their numbers. `pytest --rewrite` writes the outputs anew.
@@ -14,7 +14,8 @@ import pytest
 
 from tests.cli.conftest import Run
 
-PAGE = Path(__file__).parents[2] / "docs" / "monarchc.md"
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = DOCS / "monarchc.md"
 BLOCK = re.compile(r"^```(python|console)( measured)?\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
@@ -51,19 +52,20 @@ def printed(command: str, monarchc: Run) -> str:
 
 
 @pytest.mark.timeout(300)
-def test_the_page_shows_what_the_commands_print(
-    tmp_path: Path, monarchc: Run, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+@pytest.mark.parametrize("name", ["monarchc.md", "memory.md"])
+def test_a_page_shows_what_the_commands_print(
+    name: str, tmp_path: Path, monarchc: Run, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    page = PAGE.read_text()
+    page = (DOCS / name).read_text()
     rewrite = request.config.getoption("--rewrite")
     wrong = []
 
     def check(match: re.Match[str]) -> str:
         language, measured, block = match[1], bool(match[2]), match[3]
         if language == "python":
-            name, _, content = block.partition("\n")
-            Path(name.removeprefix("# ")).write_text(content)
+            file, _, content = block.partition("\n")
+            Path(file.removeprefix("# ")).write_text(content)
             return match[0]
         shown = ""
         for command, before in outputs(block):
@@ -76,7 +78,7 @@ def test_the_page_shows_what_the_commands_print(
 
     rewritten = BLOCK.sub(check, page)
     if rewrite:
-        PAGE.write_text(rewritten)
+        (DOCS / name).write_text(rewritten)
     assert wrong == []
 
 
