@@ -37,9 +37,6 @@ WORTHWHILE = 4 * 1024 * 1024
 """A program's ops are made kernels if that spares at least so many bytes a step, about 0.4 ms: a kernel costs some
 tenths of a second to build."""
 
-SLOW_IN_ATEN = {"aten.gelu", "aten.gelu_backward", "aten.silu_backward", "aten._log_softmax_backward_data"}
-"""Ops that are worth a kernel of their own."""
-
 
 @dataclass
 class _Unit:
@@ -307,10 +304,8 @@ class _Fusion:
     def is_worth_it(self, unit: _Unit) -> bool:
         if len(unit.nodes) > 1:
             return True
+        # ATen is as fast where nothing is fused; but for one result of an op whose other results are.
         (node,) = unit.nodes
-        if self.keys[node].split("#")[0] in SLOW_IN_ATEN:
-            return True
-        # One result of an op whose other results are fused with something.
         return node.target is operator.getitem and any(
             self.is_lowered(user) and len(self.unit(user).nodes) > 1 for user in node.all_input_nodes[0].users
         )

@@ -60,8 +60,6 @@ def test_off_and_auto() -> None:
 def test_one_op_alone_stays_aten_s_where_that_is_as_fast() -> None:
     large = torch.ones(2048, 2048)
     assert others_of(FuseKernels("auto").run(graph_of(lambda x: x + 1, large))) == ["aten.add"]
-    graph = FuseKernels("auto").run(graph_of(lambda x: aten.gelu(x) @ (x * 2 + 1), large))
-    assert others_of(graph) == ["aten.mm"]
 
 
 def test_values_that_others_read_are_stored_and_the_rest_is_not() -> None:
