@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from monarch.compiler.errors import MonarchError, Source
 from monarch.compiler.plan import MeshSpec, Plan, Report, TensorType, Value
+from monarch.compiler.text import find_op
+from monarch.compiler.text.names import UnknownOp
 
 UPDATES = ("optimizer state", "gradients")
 
@@ -18,9 +22,44 @@ def report_of(plan: Plan) -> Report:
     return plan.report
 
 
+def computed(plan: Plan) -> list[Value]:
+    """The values that are computed: no inputs, no parts of another op's results, and no kernels, whose ops stand for
+    them."""
+    return [
+        value for value in report_of(plan).values if value.instruction >= 0 and value.op not in ("getitem", "kernel")
+    ]
+
+
 def ops_of(plan: Plan) -> list[Value]:
-    """The values that are computed: no inputs, and no parts of another op's results."""
-    return [value for value in report_of(plan).values if value.instruction >= 0 and value.op != "getitem"]
+    """One value for each op that is computed: of one with several results, taken out of a kernel, the first."""
+    values = computed(plan)
+    again = further_results(values)
+    return [value for number, value in enumerate(values) if number not in again]
+
+
+def further_results(values: Sequence[Value]) -> set[int]:
+    """Which of these are a second or later result of an op in a kernel, which gives each as a value of its own."""
+    several: dict[str, bool] = {}
+    seen: set[tuple[object, ...]] = set()
+    found = set()
+    for number, value in enumerate(values):
+        if value.kernel < 0:
+            continue
+        if value.op not in several:
+            several[value.op] = _has_several_results(value.op)
+        key = value.kernel, value.op, value.module, value.source, value.phase
+        if several[value.op] and key in seen:
+            found.add(number)
+        seen.add(key)
+    return found
+
+
+def _has_several_results(op: str) -> bool:
+    try:
+        schema = getattr(find_op(op), "_schema", None)
+    except UnknownOp:  # a plan's report may name any
+        return False
+    return schema is not None and len(schema.returns) > 1
 
 
 def collectives_of(plan: Plan) -> list[Value]:

@@ -293,3 +293,15 @@ def test_the_page_shows_generated_kernels(fused: Plan, monarchc: Run) -> None:
     calls = [page["plan"]["values"]["call"][at] for at, _ in page["plan"]["kernels"]]
     assert all(re.fullmatch(r"kernel \w+\((%\w+(, )?)*\)", call) for call in calls)
     assert {text.partition("(")[0].removeprefix("kernel ") for text in texts} <= set(page["comparison"]["kernels"])
+    assert page["comparison"]["layouts"] == []  # kernels lay nothing out otherwise
+
+
+def test_what_kernels_compute_is_counted_as_it_is_without_them(fused: Plan) -> None:
+    apart = load_plan("step.mplan")
+    matrix = [sum(row["count"] for row in ops(plan) if row["op"] == "aten.addmm") for plan in (apart, fused)]
+    assert matrix[0] == matrix[1] > 0
+    adam = [sum(row["update"] for row in ops(plan) if row["op"] == "aten.addcdiv") for plan in (apart, fused)]
+    assert adam[0] == adam[1] > 0
+    assert "kernel" not in {row["op"] for row in ops(fused)}
+    seconds = sum(value.seconds for value in fused.report.values) if fused.report else 0.0
+    assert sum(row["seconds"] for row in ops(fused)) == pytest.approx(seconds)

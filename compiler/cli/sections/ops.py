@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 
 from monarch.compiler.cli.screen import amount, count, duration, heading, size, table
-from monarch.compiler.inspect.values import ops_of
+from monarch.compiler.inspect.values import computed, further_results
 from monarch.compiler.plan import Plan
 from monarch.compiler.plan.report import PHASES
 
@@ -15,12 +15,14 @@ from monarch.compiler.plan.report import PHASES
 def data(plan: Plan) -> list[dict[str, Any]]:
     """For each op how often it runs (in all, and by phase), and what that costs a worker; the dearest first."""
     found: dict[str, dict[str, Any]] = {}
-    for value in ops_of(plan):
+    values = computed(plan)
+    again = further_results(values)
+    for number, value in enumerate(values):
         entry = found.setdefault(
             value.op, {"op": value.op, "count": 0, **dict.fromkeys(PHASES, 0), "flops": 0.0, "moved": 0, "seconds": 0.0}
         )
-        entry["count"] += 1
-        entry[value.phase] += 1
+        entry["count"] += number not in again
+        entry[value.phase] += number not in again
         entry["flops"] += value.flops
         entry["moved"] += value.moved
         entry["seconds"] += value.seconds

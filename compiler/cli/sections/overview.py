@@ -8,7 +8,7 @@ from rich.console import Console
 
 from monarch.compiler.cli.screen import amount, count, duration, heading, line, pairs, plain, size, table
 from monarch.compiler.inspect.labels import input_names
-from monarch.compiler.inspect.values import kind_of, local_bytes, ops_of
+from monarch.compiler.inspect.values import computed, further_results, kind_of, local_bytes
 from monarch.compiler.plan import Plan, TensorType
 from monarch.compiler.plan.report import PHASES
 
@@ -45,9 +45,9 @@ def _phases(plan: Plan) -> dict[str, dict[str, float]]:
     """Ops, flops, bytes sent and estimated seconds of a worker by phase."""
     found: dict[str, dict[str, float]] = {}
     for phase in PHASES:
-        if values := [value for value in ops_of(plan) if value.phase == phase]:
+        if values := [value for value in computed(plan) if value.phase == phase]:
             found[phase] = {
-                "ops": len(values),
+                "ops": len(values) - len(further_results(values)),
                 "collectives": sum(1 for value in values if value.mesh_dims),
                 "flops": sum(value.flops for value in values),
                 "sent": sum(value.sent for value in values),

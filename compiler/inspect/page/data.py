@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 from monarch.compiler.errors import MonarchError
 from monarch.compiler.inspect.differences import UNITS, differences
 from monarch.compiler.inspect.timeline import Stretch, critical_path, measured, runs, steps_of
-from monarch.compiler.inspect.values import call_of, kernel_of
+from monarch.compiler.inspect.values import call_of, further_results, kernel_of
 from monarch.compiler.plan.plan import Plan
 from monarch.compiler.plan.report import PHASES, Decision, Report, Value
 from monarch.compiler.plan.trace import Step, Trace
@@ -51,6 +51,7 @@ def plan_data(plan: Plan) -> dict[str, Any]:
     decisions: _Table[Decision] = _Table()
     dims = {name: at for at, name in enumerate(plan.mesh.names)}
     values = report.values
+    again = further_results(values)
     columns = {
         "name": [value.name for value in values],
         "op": [texts(value.op) for value in values],
@@ -71,6 +72,8 @@ def plan_data(plan: Plan) -> dict[str, Any]:
         "frees": [value.frees for value in values],
         "seconds": [value.seconds for value in values],
         "instruction": [value.instruction for value in values],
+        "kernel": [value.kernel for value in values],
+        "again": [int(number in again) for number in range(len(values))],
     }
     return {
         "name": plan.name,

@@ -20,6 +20,10 @@ export interface Columns {
   frees: number[];
   seconds: number[];
   instruction: number[];
+  /** the kernel that computes it, or -1 */
+  kernel: number[];
+  /** 1 for a second or later result of an op that a kernel computes */
+  again: number[];
 }
 
 /** mesh dim, rule, factor, why, causes, alternatives (text, extra), exact */

@@ -141,9 +141,9 @@ export class Model {
   isInput(at: number): boolean {
     return INPUTS.has(this.op(at));
   }
-  /** Whether something is computed: no input, and no part of another op's results. */
+  /** Whether it counts as an op: no input, no part of another op's results, and no kernel, whose ops are there. */
   isOp(at: number): boolean {
-    return !this.isInput(at) && this.op(at) !== "getitem";
+    return !this.isInput(at) && this.op(at) !== "getitem" && !this.kernels.has(at) && !this.data.values.again[at];
   }
   isCollective(at: number): boolean {
     return this.data.values.dims[at]!.length > 0;

@@ -132,6 +132,8 @@ export class Panel {
 
   /** What a generated kernel does, as the loops that every emitter translates. */
   private kernel(at: number): HTMLElement | null {
+    const by = this.model.data.values.kernel[at]!;
+    if (by >= 0) return section("Generated kernel", h("p", {}, "computed by ", this.link(by)));
     const text = this.model.kernels.get(at);
     return text ? section("Generated kernel", h("pre", { class: "code kernel" }, text.trimEnd())) : null;
   }
