@@ -30,7 +30,7 @@ Parts = tuple[Tensor, Tensor, Tensor]
 
 
 def cross_entropy(logits: Tensor, target: Tensor, *, variant: Variant | None = None) -> tuple[Tensor, Tensor]:
-    """`(loss, lse)` of a whole vocabulary, both float32 [rows]; the loss of rows with target -100 is 0."""
+    """`(loss, lse)` of a whole vocabulary, both float32 [rows]; the loss of rows with target `IGNORED` is 0."""
     return loss_of_parts(cross_entropy_parts(logits, target, variant=variant), target)
 
 
@@ -104,6 +104,7 @@ def cross_entropy_backward(
         first=first,
         stride=logits.stride(0),
         stride_out=out.stride(0),
+        NO_TARGET=IGNORED,
     )
     return out
 
@@ -149,12 +150,24 @@ def _parts(LOGITS, TARGET, MAXIMUM, TOTAL, FOUND, columns, first, stride, BLOCK:
 
 
 @triton.jit
-def _backward(LOGITS, TARGET, LSE, DLOSS, DLOGITS, columns, first, stride, stride_out, BLOCK: tl.constexpr):
+def _backward(
+    LOGITS,
+    TARGET,
+    LSE,
+    DLOSS,
+    DLOGITS,
+    columns,
+    first,
+    stride,
+    stride_out,
+    NO_TARGET: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     LOG2E: tl.constexpr = 1.4426950408889634
     row = tl.program_id(0)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     target = tl.load(TARGET + row).to(tl.int64)
-    dloss = tl.where(target == -100, 0.0, tl.load(DLOSS + row))
+    dloss = tl.where(target == NO_TARGET, 0.0, tl.load(DLOSS + row))
     at = row.to(tl.int64)
     x = tl.load(LOGITS + at * stride + column, mask=column < columns, other=0.0).to(tl.float32)
     softmax = tl.exp2((x - tl.load(LSE + row)) * LOG2E)

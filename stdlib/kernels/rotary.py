@@ -20,7 +20,9 @@ from monarch.compiler.errors import MonarchError
 from monarch.stdlib.kernels.launch import Variant, ceil_div, launch, next_power_of_2
 
 
-def rotary_table(positions: int, dim: int, *, theta: float = 10000.0, device: torch.device | str = "cpu") -> Tensor:
+def rotary_table(
+    positions: int, dim: int, *, theta: float = 10000.0, device: torch.device | str | None = None
+) -> Tensor:
     """Cosines and sines, float32 [2, positions, dim / 2], for `rotary` on `dim` elements of each head."""
     frequency = theta ** -(torch.arange(0, dim, 2, dtype=torch.float64, device=device) / dim)
     angles = torch.outer(torch.arange(positions, dtype=torch.float64, device=device), frequency)
@@ -125,7 +127,7 @@ def _rotate(
     sin = tl.load(SIN + position * HALF + pair, mask=pair < HALF, other=0.0)[None, :]
     if INVERSE:
         sin = -sin
-    head = (tl.program_id(1) * HEADS + tl.arange(0, HEADS))[:, None]
+    head = (tl.program_id(1).to(tl.int64) * HEADS + tl.arange(0, HEADS))[:, None]
     x = X + sequence * stride_x0 + place * stride_x1 + head * stride_x2
     out = OUT + sequence * stride_out0 + place * stride_out1 + head * stride_out2
     if INTERLEAVED:

@@ -1,7 +1,8 @@
-"""Comparing a template's results with float64, and compiling its launches."""
+"""Running templates, comparing their results with float64, and compiling their launches."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,10 +12,16 @@ from torch import Tensor
 from monarch.compiler.kernels.triton.crosscompile import Compiled
 from monarch.stdlib.kernels.launch import recorded
 from tests.kernels.triton.assembly import assert_no_spills
+from tests.kernels.triton.interpreter import interpreting
 
 TARGETS = ["cuda:80", "cuda:90", "cuda:100", "gfx942"]
 ROUNDING = {torch.float32: 2.0**-20, torch.float16: 2.0**-10, torch.bfloat16: 2.0**-7}
 """Relative error that is allowed of a value of each type: two roundings, and float32 sums in another order."""
+
+
+def launching(*reachable: Tensor) -> contextlib.AbstractContextManager[None]:
+    """Kernels run on the GPU if there is one (the tests' tensors are made there), and in the interpreter if not."""
+    return contextlib.nullcontext() if torch.cuda.is_available() else interpreting(*reachable)
 
 
 def assert_near(actual: Tensor, exact: Tensor, *, scale: float = 1.0) -> None:

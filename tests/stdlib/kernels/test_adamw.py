@@ -9,8 +9,7 @@ from torch import Tensor
 from monarch.compiler.errors import MonarchError
 from monarch.stdlib.kernels.adamw import BLOCK, VARIANTS, AdamWTable, adamw, adamw_table
 from tests.kernels.triton.assembly import assert_wide
-from tests.kernels.triton.interpreter import interpreting
-from tests.stdlib.kernels.numerics import TARGETS, assert_near, compiled, meta
+from tests.stdlib.kernels.numerics import TARGETS, assert_near, compiled, launching, meta
 
 SHAPES = [(3,), (70, 50), (BLOCK,), (BLOCK + 1,), (1, 1, 5)]
 SETTINGS = {"lr": 3e-2, "betas": (0.8, 0.95), "eps": 1e-6, "weight_decay": 0.1}
@@ -28,7 +27,7 @@ def test_steps_are_those_of_torch(dtype: torch.dtype) -> None:
     exact = [p.double().requires_grad_() for p in parameters]
     optimizer = torch.optim.AdamW(exact, **SETTINGS)
     table = adamw_table(parameters, gradients, *moments, copies)
-    with interpreting(*(tensor for row in table.tensors for tensor in row)):
+    with launching(*(tensor for row in table.tensors for tensor in row)):
         for step in range(1, 4):
             for g, like in zip(gradients, exact, strict=True):
                 g.copy_(torch.randn(g.shape))
@@ -47,7 +46,7 @@ def test_a_gradient_of_zero_leaves_only_the_decay() -> None:
     before = [p.clone() for p in parameters]
     zeros = [[torch.zeros_like(p) for p in parameters] for _ in range(3)]
     table = adamw_table(parameters, *zeros)
-    with interpreting(*(tensor for row in table.tensors for tensor in row)):
+    with launching(*(tensor for row in table.tensors for tensor in row)):
         adamw(table, step=1, lr=0.1, weight_decay=0.5)
     for old, new in zip(before, parameters, strict=True):
         assert_near(new, old.double() * 0.95)

@@ -9,9 +9,8 @@ from monarch.compiler.errors import MonarchError
 from monarch.stdlib.kernels.attention import Packed, attention, variants
 from monarch.stdlib.kernels.launch import Variant
 from tests.kernels.triton.assembly import assert_tensor_cores, assert_wide, spilled_bytes
-from tests.kernels.triton.interpreter import interpreting
 from tests.stdlib.kernels.exact_attention import LENGTHS, MASKS, attention_inputs, exact_attention, starts
-from tests.stdlib.kernels.numerics import TARGETS, assert_near, compiled, meta
+from tests.stdlib.kernels.numerics import TARGETS, assert_near, compiled, launching, meta
 
 SMALL = Variant({"M": 32, "N": 16}, 4, 2)
 """Tiles of which small sequences have several, of each kind: unmasked, at the diagonal, at the window's edge, at the
@@ -22,7 +21,7 @@ end."""
 @pytest.mark.parametrize(("q_length", "k_length"), LENGTHS, ids=str)
 def test_masks_and_lengths(q_length: int, k_length: int, mask: dict) -> None:
     q, k, v = attention_inputs(q_length, k_length, 1, 1, 16, torch.float32)
-    with interpreting():
+    with launching():
         out, lse = attention(q, k, v, **mask, variant=SMALL)
     exact, exact_lse = exact_attention(q, k, v, **mask)
     assert_near(out, exact, scale=4)
@@ -34,7 +33,7 @@ def test_masks_and_lengths(q_length: int, k_length: int, mask: dict) -> None:
 @pytest.mark.parametrize(("heads", "key_heads", "dim"), [(4, 2, 64), (3, 1, 80), (2, 2, 128)])
 def test_heads_and_dims(heads: int, key_heads: int, dim: int, dtype: torch.dtype) -> None:
     q, k, v = attention_inputs(40, 70, heads, key_heads, dim, dtype)
-    with interpreting():
+    with launching():
         out, lse = attention(q, k, v, causal=True, scale=0.2)
     exact, exact_lse = exact_attention(q, k, v, causal=True, scale=0.2)
     assert_near(out, exact, scale=4 if dtype == torch.float32 else 1.5)
@@ -45,7 +44,7 @@ def test_packed_sequences() -> None:
     q_lengths, k_lengths = [5, 0, 40, 33], [5, 7, 64, 20]
     q, k, v = torch.randn(sum(q_lengths), 2, 16), *torch.randn(2, sum(k_lengths), 1, 16)
     packed = Packed(starts(q_lengths), starts(k_lengths), 40, 64)
-    with interpreting():
+    with launching():
         out, lse = attention(q, k, v, causal=True, window=30, packed=packed, variant=SMALL)
     sequences = zip(q.split(q_lengths), k.split(k_lengths), v.split(k_lengths), strict=True)
     exact = [exact_attention(a[None], b[None], c[None], causal=True, window=30) for a, b, c in sequences]
@@ -56,14 +55,14 @@ def test_packed_sequences() -> None:
 def test_strided_operands() -> None:
     packed = torch.randn(2, 4, 50, 3 * 16)  # heads before length, and q, k, v beside each other
     q, k, v = packed.transpose(1, 2).split(16, dim=-1)
-    with interpreting():
+    with launching():
         out, _ = attention(q, k, v)
     assert_near(out, exact_attention(q, k, v)[0], scale=4)
 
 
 def test_large_scores_do_not_overflow() -> None:
     q, k, v = (100 * x for x in attention_inputs(20, 20, 1, 1, 16, torch.float32))
-    with interpreting():
+    with launching():
         out, _ = attention(q, k, v, causal=True, variant=SMALL)
     assert_near(out, exact_attention(q, k, v, causal=True)[0], scale=2**8)
 
@@ -72,7 +71,7 @@ def test_large_scores_do_not_overflow() -> None:
 def test_every_variant_gives_the_same(dim: int) -> None:
     q, k, v = attention_inputs(130, 150, 1, 1, dim, torch.float32)
     exact, _ = exact_attention(q, k, v, causal=True)
-    with interpreting():
+    with launching():
         for variant in variants(dim):
             assert_near(attention(q, k, v, causal=True, variant=variant)[0], exact, scale=4)
 

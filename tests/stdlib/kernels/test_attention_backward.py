@@ -10,9 +10,8 @@ from monarch.stdlib.kernels.attention import Packed, attention
 from monarch.stdlib.kernels.attention_backward import attention_backward, key_variants, query_variants
 from monarch.stdlib.kernels.launch import Launch, Variant, recorded
 from tests.kernels.triton.assembly import assert_tensor_cores, assert_wide, spilled_bytes
-from tests.kernels.triton.interpreter import interpreting
 from tests.stdlib.kernels.exact_attention import LENGTHS, MASKS, attention_inputs, exact_attention, starts
-from tests.stdlib.kernels.numerics import TARGETS, assert_near, compiled, meta
+from tests.stdlib.kernels.numerics import TARGETS, assert_near, compiled, launching, meta
 
 SMALL = {"key_variant": Variant({"M": 16, "N": 32}, 4, 2), "query_variant": Variant({"M": 32, "N": 16}, 4, 2)}
 
@@ -34,7 +33,7 @@ def _check(gradients: tuple[Tensor, ...], exact: tuple[Tensor, ...], scale: floa
 def test_masks_and_lengths(q_length: int, k_length: int, mask: dict) -> None:
     q, k, v = attention_inputs(q_length, k_length, 1, 1, 16, torch.float32)
     dout = torch.randn_like(q)
-    with interpreting():
+    with launching():
         out, lse = attention(q, k, v, **mask)
         gradients = attention_backward(dout, q, k, v, out, lse, **mask, **SMALL)
     _check(gradients, _exact(dout, q, k, v, **mask), 8)
@@ -45,7 +44,7 @@ def test_masks_and_lengths(q_length: int, k_length: int, mask: dict) -> None:
 def test_heads_and_dims(heads: int, key_heads: int, dim: int, dtype: torch.dtype) -> None:
     q, k, v = attention_inputs(40, 70, heads, key_heads, dim, dtype)
     dout = torch.randn_like(q)
-    with interpreting():
+    with launching():
         out, lse = attention(q, k, v, causal=True, scale=0.1)
         gradients = attention_backward(dout, q, k, v, out, lse, causal=True, scale=0.1)
     _check(gradients, _exact(dout, q, k, v, causal=True, scale=0.1), 8 if dtype == torch.float32 else 2)
@@ -56,7 +55,7 @@ def test_packed_sequences() -> None:
     q, k, v = torch.randn(sum(q_lengths), 2, 16), *torch.randn(2, sum(k_lengths), 1, 16)
     dout = torch.randn_like(q)
     packed = Packed(starts(q_lengths), starts(k_lengths), 40, 64)
-    with interpreting():
+    with launching():
         out, lse = attention(q, k, v, causal=True, window=30, packed=packed)
         gradients = attention_backward(dout, q, k, v, out, lse, causal=True, window=30, packed=packed, **SMALL)
     split = (dout.split(q_lengths), q.split(q_lengths), k.split(k_lengths), v.split(k_lengths))
@@ -68,7 +67,7 @@ def test_strided_operands() -> None:
     packed = torch.randn(2, 4, 50, 3 * 16)
     q, k, v = packed.transpose(1, 2).split(16, dim=-1)
     dout = torch.randn(2, 50, 16, 4).transpose(2, 3)
-    with interpreting():
+    with launching():
         out, lse = attention(q, k, v)
         gradients = attention_backward(dout, q, k, v, out, lse, **SMALL)
     _check(gradients, _exact(dout, q, k, v), 8)
@@ -79,7 +78,7 @@ def test_every_variant_gives_the_same(dim: int) -> None:
     q, k, v = attention_inputs(70, 150, 1, 1, dim, torch.float32)
     dout = torch.randn_like(q)
     exact = _exact(dout, q, k, v, causal=True)
-    with interpreting():
+    with launching():
         out, lse = attention(q, k, v, causal=True)
         for keys, queries in zip(key_variants(dim), query_variants(dim), strict=True):
             chosen = {"key_variant": keys, "query_variant": queries}

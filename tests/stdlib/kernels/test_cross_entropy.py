@@ -17,8 +17,7 @@ from monarch.stdlib.kernels.cross_entropy import (
     variants,
 )
 from tests.kernels.triton.assembly import assert_wide
-from tests.kernels.triton.interpreter import interpreting
-from tests.stdlib.kernels.numerics import TARGETS, assert_near, compiled, meta
+from tests.stdlib.kernels.numerics import TARGETS, assert_near, compiled, launching, meta
 
 DTYPES = [torch.float32, torch.bfloat16]
 
@@ -40,7 +39,7 @@ def _case(rows: int, columns: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, 
 @pytest.mark.parametrize("columns", [5, 1000, 8192, 9001])
 def test_whole(columns: int, dtype: torch.dtype) -> None:
     logits, target, dloss, exact, gradient = _case(6, columns, dtype)
-    with interpreting():
+    with launching():
         loss, lse = cross_entropy(logits, target)
         dlogits = cross_entropy_backward(logits, target, lse, dloss)
     assert loss[0] == 0
@@ -52,7 +51,7 @@ def test_whole(columns: int, dtype: torch.dtype) -> None:
 def test_sharded_and_in_place(dtype: torch.dtype) -> None:
     logits, target, dloss, exact, gradient = _case(7, 1200, dtype)
     firsts = range(0, 1200, 300)
-    with interpreting():
+    with launching():
         parts = [cross_entropy_parts(logits[:, i : i + 300], target, first=i) for i in firsts]
         loss, lse = loss_of_parts(combine_parts(parts), target)
         for i in firsts:
@@ -67,7 +66,7 @@ def test_logits_that_are_masked_out() -> None:
     logits[:2, 100:600] = -torch.inf
     logits[0, :600] = -torch.inf  # a whole piece, from the row's beginning
     exact = functional.cross_entropy(logits.double(), target, reduction="none")
-    with interpreting():
+    with launching():
         loss, lse = cross_entropy(logits, target, variant=variants(128)[0])
         dlogits = cross_entropy_backward(logits, target, lse, torch.ones(3))
     assert_near(loss, exact)
@@ -76,14 +75,14 @@ def test_logits_that_are_masked_out() -> None:
 
 def test_huge_logits_do_not_overflow() -> None:
     logits, target = torch.tensor([[1e4, -1e4, 1e4 - 1], [-3e38, 0.0, 3e38]]), torch.tensor([2, 2])
-    with interpreting():
+    with launching():
         loss, _ = cross_entropy(logits, target)
     assert_near(loss, functional.cross_entropy(logits.double(), target, reduction="none"))
 
 
 def test_every_variant_gives_the_same() -> None:
     logits, target, _, exact, _ = _case(2, 10000, torch.float32)
-    with interpreting():
+    with launching():
         for variant in variants(10000):
             assert_near(cross_entropy(logits, target, variant=variant)[0], exact)
 

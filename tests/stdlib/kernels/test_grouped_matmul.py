@@ -16,8 +16,7 @@ from monarch.stdlib.kernels.grouped_matmul import (
 )
 from monarch.stdlib.kernels.launch import Variant
 from tests.kernels.triton.assembly import assert_tensor_cores, assert_wide
-from tests.kernels.triton.interpreter import interpreting
-from tests.stdlib.kernels.numerics import TARGETS, assert_near, compiled, meta
+from tests.stdlib.kernels.numerics import TARGETS, assert_near, compiled, launching, meta
 
 SMALL = Variant({"M": 16, "N": 32, "K": 16, "GROUP": 2}, 4, 2)
 COUNTS = {"uneven": [5, 0, 40, 33, 16], "one has all": [0, 0, 50], "one expert": [20], "none": [0, 0]}
@@ -33,7 +32,7 @@ def test_experts(counts: list[int], dtype: torch.dtype) -> None:
     x, dout = (torch.randn(sum(counts), size).to(dtype) for size in (48, 70))
     weights, bias = torch.randn(len(counts), 48, 70).to(dtype), torch.randn(len(counts), 70).to(dtype)
     starts = _starts(counts)
-    with interpreting():
+    with launching():
         out = grouped_matmul(x, weights, starts, bias=bias, activation="silu", variant=SMALL)
         dx = grouped_matmul(dout, weights.mT, starts, variant=SMALL)
         dweights = grouped_matmul_gradient(x, dout, starts, variant=Variant({"M": 16, "N": 32, "K": 16}, 4, 2))
@@ -49,7 +48,7 @@ def test_every_variant_gives_the_same() -> None:
     counts = [70, 3, 140]
     x, weights, starts = torch.randn(213, 90), torch.randn(3, 90, 130), _starts(counts)
     exact = torch.cat([a.double() @ weights[e].double() for e, a in enumerate(x.split(counts))])
-    with interpreting():
+    with launching():
         for variant in VARIANTS:
             assert_near(grouped_matmul(x, weights, starts, variant=variant), exact)
         for variant in GRADIENT_VARIANTS:

@@ -11,8 +11,7 @@ from monarch.compiler.errors import MonarchError
 from monarch.stdlib.kernels.launch import Variant
 from monarch.stdlib.kernels.matmul import ACTIVATIONS, VARIANTS, matmul, matmul_slope
 from tests.kernels.triton.assembly import assert_tensor_cores, assert_wide, spilled_bytes
-from tests.kernels.triton.interpreter import interpreting
-from tests.stdlib.kernels.numerics import TARGETS, assert_near, compiled, meta
+from tests.stdlib.kernels.numerics import TARGETS, assert_near, compiled, launching, meta
 
 SMALL = Variant({"M": 32, "N": 16, "K": 32, "GROUP": 2}, 4, 2)
 
@@ -33,7 +32,7 @@ def _activated(x: Tensor, activation: str) -> Tensor:
 def test_shapes(rows: int, columns: int, inner: int, dtype: torch.dtype) -> None:
     a, b = torch.randn(rows, inner).to(dtype), torch.randn(inner, columns).to(dtype)
     bias, residual = torch.randn(columns).to(dtype), torch.randn(rows, columns).to(dtype)
-    with interpreting():
+    with launching():
         plain, kept = matmul(a, b, variant=SMALL)
         full, before = matmul(a, b, bias=bias, activation="silu", residual=residual, keep=True, variant=SMALL)
     product = a.double() @ b.double()
@@ -46,7 +45,7 @@ def test_shapes(rows: int, columns: int, inner: int, dtype: torch.dtype) -> None
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_activations_and_their_slopes(activation: str) -> None:
     a, b = torch.randn(32, 16), torch.randn(16, 16)
-    with interpreting():
+    with launching():
         out, before = matmul(a, b, activation=activation, keep=True, variant=SMALL)
         assert before is not None
         dbefore = matmul_slope(a, b, before, activation=activation, variant=SMALL)
@@ -63,14 +62,14 @@ def test_transposed_operands(transposed: str) -> None:
     a, b = torch.randn(40, 50), torch.randn(50, 30)
     a = a.T.contiguous().T if transposed != "b" else a
     b = b.T.contiguous().T if transposed != "a" else b
-    with interpreting():
+    with launching():
         out, _ = matmul(a, b, residual=torch.zeros(40, 60)[:, 30:], variant=SMALL)
     assert_near(out, a.double() @ b.double())
 
 
 def test_every_variant_gives_the_same() -> None:
     a, b = torch.randn(150, 100), torch.randn(100, 270)
-    with interpreting():
+    with launching():
         for variant in VARIANTS:
             assert_near(matmul(a, b, variant=variant)[0], a.double() @ b.double())
 

@@ -10,8 +10,7 @@ from torch.nn import functional
 from monarch.compiler.errors import MonarchError
 from monarch.stdlib.kernels import norms
 from tests.kernels.triton.assembly import assert_wide, spilled_bytes
-from tests.kernels.triton.interpreter import interpreting
-from tests.stdlib.kernels.numerics import TARGETS, assert_near, compiled, meta
+from tests.stdlib.kernels.numerics import TARGETS, assert_near, compiled, launching, meta
 
 SHAPES = [(7, 96), (33, 257), (2, 3, 1024), (5, 16), (1, 3)]
 DTYPES = [torch.float32, torch.bfloat16]
@@ -22,7 +21,7 @@ DTYPES = [torch.float32, torch.bfloat16]
 def test_rms_norm(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     x, residual, dy, dsummed = torch.randn(4, *shape).to(dtype)
     weight = (1 + torch.randn(shape[-1])).to(dtype)
-    with interpreting():
+    with launching():
         y, summed, rstd = norms.rms_norm(x, weight, 1e-3, residual=residual)
         dx, dweight = norms.rms_norm_backward(dy, summed, weight, rstd, dsummed=dsummed)
     assert torch.equal(summed, x + residual)
@@ -40,7 +39,7 @@ def test_rms_norm(shape: tuple[int, ...], dtype: torch.dtype) -> None:
 def test_layer_norm(shape: tuple[int, ...], dtype: torch.dtype, bias: bool) -> None:
     x, dy = torch.randn(2, *shape).to(dtype) + 3
     weight, shift = torch.randn(2, shape[-1]).to(dtype)
-    with interpreting():
+    with launching():
         y, summed, mean, rstd = norms.layer_norm(x, weight, shift if bias else None)
         dx, dweight, dbias = norms.layer_norm_backward(dy, summed, weight, mean, rstd, bias=bias)
     assert summed is x
@@ -59,7 +58,7 @@ def test_rows_may_be_strided() -> None:
     wide = torch.randn(6, 5, 200)
     x, residual, dy = wide[:, 1:4, 10:110], wide[:, :3, 100:], torch.randn(100, 3, 6).permute(2, 1, 0)
     weight = torch.randn(100)
-    with interpreting():
+    with launching():
         y, summed, rstd = norms.rms_norm(x, weight, residual=residual)
         dx, _ = norms.rms_norm_backward(dy, summed, weight, rstd)
         plain = norms.rms_norm(x.contiguous(), weight, residual=residual.contiguous())
@@ -71,7 +70,7 @@ def test_long_rows_and_many_rows_sum_their_gradients_in_parts(monkeypatch: pytes
     x, dy = torch.randn(2, 150, 70)
     weight = torch.randn(70)
     monkeypatch.setattr(norms, "PROGRAMS", 3)
-    with interpreting():
+    with launching():
         _, _, mean, rstd = norms.layer_norm(x, weight)
         fused = norms.layer_norm_backward(dy, x, weight, mean, rstd)
         monkeypatch.setattr(norms, "FUSED_COLUMNS", 0)
@@ -88,14 +87,14 @@ def test_long_rows_and_many_rows_sum_their_gradients_in_parts(monkeypatch: pytes
 def test_every_variant_gives_the_same() -> None:
     x, weight = torch.randn(9, 500), torch.randn(500)
     exact = functional.rms_norm(x.double(), (500,), weight.double(), 1e-6)
-    with interpreting():
+    with launching():
         for variant in norms.variants(500):
             assert_near(norms.rms_norm(x, weight, variant=variant)[0], exact)
 
 
 def test_no_rows() -> None:
     weight = torch.randn(64)
-    with interpreting():
+    with launching():
         y, summed, rstd = norms.rms_norm(torch.empty(0, 64), weight)
         dx, dweight = norms.rms_norm_backward(torch.empty(0, 64), summed, weight, rstd)
     assert y.shape == dx.shape == (0, 64)

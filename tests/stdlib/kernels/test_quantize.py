@@ -8,8 +8,7 @@ import torch
 from monarch.compiler.errors import MonarchError
 from monarch.stdlib.kernels.quantize import LARGEST, VARIANTS, dequantize, dequantize_sum, quantize
 from tests.kernels.triton.assembly import assert_wide
-from tests.kernels.triton.interpreter import interpreting
-from tests.stdlib.kernels.numerics import TARGETS, assert_near, compiled, meta
+from tests.stdlib.kernels.numerics import TARGETS, assert_near, compiled, launching, meta
 
 SHAPES = [(1024,), (3, 500), (17,), (5, 7, 256)]
 
@@ -19,7 +18,7 @@ SHAPES = [(1024,), (3, 500), (17,), (5, 7, 256)]
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_there_and_back(shape: tuple[int, ...], dtype: torch.dtype, to: torch.dtype) -> None:
     x = (torch.randn(shape) * torch.randn(shape[-1]).exp()).to(dtype)
-    with interpreting():
+    with launching():
         q, scales = quantize(x, to, block=64)
         back = dequantize(q, scales, block=64)
     assert q.shape == back.shape == x.shape and q.dtype == to
@@ -33,7 +32,7 @@ def test_there_and_back(shape: tuple[int, ...], dtype: torch.dtype, to: torch.dt
 
 def test_rounding_is_to_nearest_even() -> None:
     x = torch.tensor([127.0, 0.5, 1.5, 2.5, -0.5, -1.5, 126.5, -127.0] + [0.0] * 8)
-    with interpreting():
+    with launching():
         q, scales = quantize(x, block=16)
     assert scales.tolist() == [1.0]
     assert q[:8].tolist() == [127, 0, 2, 2, 0, -2, 126, -127]
@@ -42,7 +41,7 @@ def test_rounding_is_to_nearest_even() -> None:
 def test_zeros_and_tiny_values() -> None:
     x = torch.zeros(64)
     x[16:32] = 1e-30
-    with interpreting():
+    with launching():
         q, scales = quantize(x, block=16)
         back = dequantize(q, scales, block=16)
     assert_near(back, x.double())
@@ -53,7 +52,7 @@ def test_zeros_and_tiny_values() -> None:
 def test_what_is_not_finite_is_not_lost(to: torch.dtype, bad: float) -> None:
     x = torch.randn(64)
     x[20] = bad
-    with interpreting():
+    with launching():
         back = dequantize(*quantize(x, to, block=16), block=16)
     assert back[16:32].isnan().all()
     assert back[:16].isfinite().all() and back[32:].isfinite().all()
@@ -62,7 +61,7 @@ def test_what_is_not_finite_is_not_lost(to: torch.dtype, bad: float) -> None:
 @pytest.mark.parametrize("out", [torch.float32, torch.bfloat16], ids=str)
 def test_sums_of_parts(out: torch.dtype) -> None:
     parts = torch.randn(4, 10, 60)
-    with interpreting():
+    with launching():
         packed = [quantize(part, block=32) for part in parts]
         q, scales = torch.stack([q for q, _ in packed]), torch.stack([s for _, s in packed])
         total = dequantize_sum(q, scales, out, block=32)
@@ -72,7 +71,7 @@ def test_sums_of_parts(out: torch.dtype) -> None:
 
 def test_every_variant_gives_the_same() -> None:
     x = torch.randn(5000)
-    with interpreting():
+    with launching():
         q, scales = quantize(x)
         for variant in VARIANTS:
             again = quantize(x, variant=variant)

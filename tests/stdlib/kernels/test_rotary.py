@@ -9,8 +9,7 @@ from torch import Tensor
 from monarch.compiler.errors import MonarchError
 from monarch.stdlib.kernels.rotary import rotary, rotary_table, variants
 from tests.kernels.triton.assembly import assert_wide
-from tests.kernels.triton.interpreter import interpreting
-from tests.stdlib.kernels.numerics import TARGETS, assert_near, compiled, meta
+from tests.stdlib.kernels.numerics import TARGETS, assert_near, compiled, launching, meta
 
 
 def _exact(x: Tensor, positions: Tensor, turned: int, interleaved: bool, theta: float = 10000.0) -> Tensor:
@@ -29,7 +28,7 @@ def test_rotary(heads: int, dim: int, turned: int, dtype: torch.dtype, interleav
     x = torch.randn(2, 5, heads, dim).to(dtype)
     positions = torch.randint(0, 50, (2, 5))
     table = rotary_table(50, turned)
-    with interpreting():
+    with launching():
         y = rotary(x, table, positions, interleaved=interleaved)
         back = rotary(y, table, positions, interleaved=interleaved, inverse=True)
         counted = rotary(x, table, interleaved=interleaved)
@@ -43,7 +42,7 @@ def test_part_of_a_packed_tensor_in_place() -> None:
     packed = torch.randn(2, 4, 9, 16)  # 6 heads of queries, 2 of keys, 1 of values
     before, table = packed.clone(), rotary_table(4, 16)
     heads = packed[:, :, :8]
-    with interpreting():
+    with launching():
         assert rotary(heads, table, out=heads) is heads
     assert_near(packed[:, :, :8], _exact(before[:, :, :8], torch.arange(4).expand(2, 4), 16, False))
     assert torch.equal(packed[:, :, 8], before[:, :, 8])
@@ -53,7 +52,7 @@ def test_the_inverse_is_the_gradient() -> None:
     x, dy = torch.randn(2, 1, 3, 2, 8)
     leaf = x.double().requires_grad_()
     _exact(leaf, torch.arange(3)[None], 8, False).backward(dy.double())
-    with interpreting():
+    with launching():
         dx = rotary(dy, rotary_table(3, 8), inverse=True)
     assert leaf.grad is not None
     assert_near(dx, leaf.grad)
