@@ -17,18 +17,20 @@ import operator
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
+import torch
 from torch import fx
 
 from monarch.compiler import ops
 from monarch.compiler.graph import Graph, args_of
 from monarch.compiler.kernels.check import check_kernel
 from monarch.compiler.kernels.ir import Buffer, Kernel, Load, Nest, Statement, Store
-from monarch.compiler.kernels.lower import Group, Space, Unfusable, lower_group, space_of
+from monarch.compiler.kernels.lower import Given, Group, Space, Unfusable, lower_group, space_of
 from monarch.compiler.kernels.lower.values import TRANSPARENT
 from monarch.compiler.kernels.tensors import tensors_of
 from monarch.compiler.kernels.text import print_kernel
 from monarch.compiler.passes.base import Pass
 from monarch.compiler.passes.eviction import RECOMPUTED
+from monarch.compiler.types import VARYING, Layout, TensorType
 
 OVERHEAD = 32 * 1024
 """What starting an op costs, as the bytes that could be moved in that time: some 3 us at 10 GB/s."""
@@ -81,6 +83,8 @@ class FuseKernels(Pass):
         fusion.merge()
         found = fusion.kernels(singles=self.when == "all")
         if not found or (self.when == "auto" and sum(each.spares for each in found) < WORTHWHILE):
+            for node in fusion.given.places.values():
+                graph.fx.erase_node(node)
             return graph
         return _rewritten(graph, found, fusion.tensors)
 
@@ -108,10 +112,11 @@ class _Found:
 class _Fusion:
     def __init__(self, graph: Graph, rounding: str) -> None:
         self.graph = graph
-        self.rounding = rounding
+        places = _places(graph)
         self.tensors = tensors_of(graph)
         self.order = {node: at for at, node in enumerate(graph.fx.nodes)}
         self.keys = {node: key_of(node) for node in graph.fx.nodes}
+        self.given = Given(self.tensors, self.keys.__getitem__, rounding, places, graph.mesh.sizes)
         self.units: dict[int, _Unit] = {}
         self.unit_of: dict[fx.Node, int] = {}
         self.readers: dict[fx.Node, list[fx.Node]] = {}
@@ -137,10 +142,8 @@ class _Fusion:
             before = again
             unit = _Unit(len(self.units), [node], region)
             try:
-                unit.spaces = [space_of(node, self.tensors, self.keys.__getitem__)]
-                unit.lowered = lower_group(
-                    [node], [node], unit.spaces, self.tensors, self.keys.__getitem__, self.rounding
-                )
+                unit.spaces = [space_of(node, self.given)]
+                unit.lowered = lower_group([node], [node], unit.spaces, self.given)
                 unit.cost = self.cost_of(unit.lowered)
             except Unfusable:
                 pass
@@ -188,7 +191,7 @@ class _Fusion:
         )
 
     def lower(self, nodes: Sequence[fx.Node], spaces: Sequence[Space], outputs: Sequence[fx.Node]) -> Group:
-        group = lower_group(nodes, outputs, spaces, self.tensors, self.keys.__getitem__, self.rounding)
+        group = lower_group(nodes, outputs, spaces, self.given)
         if any(self.behind_views(node) in nodes for node in group.inputs):
             raise Unfusable("a view of one of its own values cannot be looked through")
         return group
@@ -321,6 +324,22 @@ class _Fusion:
         call = node.all_input_nodes[0]
         read = sum(self.tensors[source].nbytes for source in call.all_input_nodes if source in self.tensors)
         return self.tensors[node].nbytes + (read + OVERHEAD) // len(call.users)
+
+
+def _places(graph: Graph) -> dict[str, fx.Node]:
+    """A value with the worker's position along each mesh dim that random numbers depend on: what a kernel that makes
+    them reads. Where none does, it is not in the new graph."""
+    names = {
+        name for node in graph.calls if node.target is ops.random for nested in args_of(node)[6] for name in nested
+    }
+    first = next((node for node in graph.fx.nodes if node.op != "placeholder"), None)
+    found = {}
+    if names and first is not None:
+        with graph.fx.inserting_before(first):
+            for name in sorted(names):
+                type_ = TensorType(torch.int64, ()).with_layout(Layout.replicated(0).place(name, VARYING))
+                found[name] = graph.call(ops.axis_index, name, type=type_)
+    return found
 
 
 def _alike(a: Sequence[Space], b: Sequence[Space]) -> bool:

@@ -115,7 +115,7 @@ def arange_shard(
     return index.mul(step).add(start).to(dtype)
 
 
-_MIX1, _MIX2, _GOLDEN = -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15, -0x61C8864680B583EB
+MIX1, MIX2, GOLDEN = -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15, -0x61C8864680B583EB
 
 
 def _shift(x: torch.Tensor, bits: int) -> torch.Tensor:
@@ -125,8 +125,8 @@ def _shift(x: torch.Tensor, bits: int) -> torch.Tensor:
 
 def _mix(x: torch.Tensor) -> torch.Tensor:
     """SplitMix64's finalizer (Steele, Lea and Flood, OOPSLA 2014) on int64, which wraps as unsigned does."""
-    x = (x ^ _shift(x, 30)) * _MIX1
-    x = (x ^ _shift(x, 27)) * _MIX2
+    x = (x ^ _shift(x, 30)) * MIX1
+    x = (x ^ _shift(x, 27)) * MIX2
     return x ^ _shift(x, 31)
 
 
@@ -147,8 +147,8 @@ def random(
         stride = math.prod(global_shape[dim + 1 :])
         along = torch.arange(first, first + length).mul(stride)
         index = index + along.view([-1 if d == dim else 1 for d in range(len(shape))])
-    key = _mix(_mix(torch.as_tensor(seed, dtype=torch.int64) + _GOLDEN) + stream * 2 + 1)
-    bits = _mix(index * _GOLDEN + key)
+    key = _mix(_mix(torch.as_tensor(seed, dtype=torch.int64) + GOLDEN) + stream * 2 + 1)
+    bits = _mix(index * GOLDEN + key)
     if distribution == "bits":
         return _shift(bits, 2)
     uniform = _shift(bits, 40).to(torch.float64) * 2.0**-24  # 24 bits: exact in float32, never 1
@@ -157,7 +157,7 @@ def random(
     if distribution != "normal":
         raise ValueError(f"no such distribution: {distribution!r}")
     # Box and Muller (1958): a second, independent stream of bits gives the angle; 1 - u keeps the logarithm finite.
-    angle = _shift(_mix(bits ^ _GOLDEN), 40).to(torch.float64) * (2.0**-24 * 2 * math.pi)
+    angle = _shift(_mix(bits ^ GOLDEN), 40).to(torch.float64) * (2.0**-24 * 2 * math.pi)
     return (torch.sqrt(-2 * torch.log1p(-uniform)) * torch.cos(angle)).to(dtype)
 
 

@@ -13,7 +13,10 @@ import torch.nn.functional as F
 
 from monarch.compiler.graph import Graph
 from monarch.compiler.kernels.lower.values import HANDLERS, TRANSPARENT
-from monarch.compiler.types import MeshSpec, TensorType
+from monarch.compiler.reference import run_reference
+from monarch.compiler.text import parse_graph
+from monarch.compiler.types import DTYPES, MeshSpec, TensorType
+from monarch.compiler.verify import verify
 from tests.kernels.graphs import fused, graph_of, kernels_of, others_of, run
 
 aten = torch.ops.aten
@@ -257,6 +260,30 @@ def test_cross_entropy_with_its_gradient(reduction: str) -> None:
     for a, b in zip(ours, expected, strict=True):
         close(a, b)
     assert "aten._log_softmax_backward_data" not in others_of(graph)
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "f64"])
+def test_random_numbers_are_the_same_bits_on_every_worker(dtype: str) -> None:
+    """Dropout over blocks of two nested mesh dims, and whole numbers."""
+    block = f"{dtype}[2, 5, 3] of {dtype}[12@(data,model), 5, 3]"
+    uniform = f'"uniform", [2, 5, 3], {dtype}, %seed, 7, [12, 5, 3], [["data", "model"], [], []]'
+    text = f"""graph @f on mesh<data=2, model=3> partitioned<data, model> {{
+  %x = input 0 : {block}
+  %seed = seed "seed" : i64[]
+  %r = random({uniform}) : {block}
+  %keep = aten.lt.Scalar(%r, 0.5) : bool[2, 5, 3] of bool[12@(data,model), 5, 3]
+  %y = aten.mul.Tensor(%x, %keep) : {block}
+  %n = random("bits", [4], i64, 3, 1, [8], [["data"]]) : i64[4] of i64[8@data]
+  %m = aten.add.Tensor(%n, 1) : i64[4] of i64[8@data]
+  return %y, %r, %m
+}}"""
+    inputs = {0: randn(12, 5, 3, dtype=DTYPES[dtype]), "seed": torch.tensor(42)}
+    made = fused(parse_graph(text))
+    assert len(kernels_of(made)) == 2 and "random" not in [node.name for node in made.calls]
+    verify(made, run=True)
+    ours, _ = run_reference(made, inputs)
+    theirs, _ = run_reference(parse_graph(text), inputs)
+    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
 
 
 def test_what_cannot_be_said_stays() -> None:

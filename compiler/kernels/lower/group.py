@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from torch import fx
 
 from monarch.compiler.graph import args_of
 from monarch.compiler.kernels.ir import Index, Load, Nest, Op, Position, Reduce, Statement, Store
-from monarch.compiler.kernels.lower import pointwise, views  # noqa: F401  # they register their handlers
+from monarch.compiler.kernels.lower import pointwise, random, views  # noqa: F401  # they register their handlers
 from monarch.compiler.kernels.lower.coordinates import Affine, Unfusable, flatten, unflatten
 from monarch.compiler.kernels.lower.reductions import REDUCED
-from monarch.compiler.kernels.lower.values import HANDLERS, TRANSPARENT, Lowering, Tensors
-
-Key = Callable[[fx.Node], str]
+from monarch.compiler.kernels.lower.values import HANDLERS, TRANSPARENT, Given, Lowering, Tensors
 
 
 @dataclass(frozen=True)
@@ -58,9 +56,9 @@ class Group:
         return total
 
 
-def space_of(node: fx.Node, tensors: Tensors, key: Key) -> Space:
+def space_of(node: fx.Node, given: Given) -> Space:
     """The space of an op. Raises Unfusable where it can be in no kernel."""
-    name = key(node)
+    name, tensors = given.key(node), given.tensors
     if name not in HANDLERS or name in TRANSPARENT:
         raise Unfusable(f"{name} stays as it is")
     if name not in REDUCED:
@@ -77,12 +75,10 @@ def lower_group(
     members: Collection[fx.Node],
     outputs: Sequence[fx.Node],
     spaces: Sequence[Space],
-    tensors: Tensors,
-    key: Key,
-    rounding: str = "eager",
+    given: Given,
 ) -> Group:
     """One nest that computes `outputs`, all of them members. Raises Unfusable where there is none."""
-    if any(0 in tensors[node].shape for node in members) or any(0 in space.shape for space in spaces):
+    if any(0 in given.tensors[node].shape for node in members) or any(0 in space.shape for space in spaces):
         raise Unfusable("nothing to compute")
     reducing = [space for space in spaces if space.reduced]
     anchors = sorted(
@@ -91,7 +87,7 @@ def lower_group(
     error = Unfusable("no space")
     for anchor in anchors[:3]:
         try:
-            return _lowered(anchor, members, outputs, tensors, key, rounding)
+            return _lowered(anchor, members, outputs, given)
         except Unfusable as unfusable:
             error = unfusable
     raise error
@@ -101,16 +97,15 @@ def _lowered(
     anchor: Space,
     members: Collection[fx.Node],
     outputs: Sequence[fx.Node],
-    tensors: Tensors,
-    key: Key,
-    rounding: str,
+    given: Given,
 ) -> Group:
+    tensors = given.tensors
     kept_count, reduced_count = anchor.kept_count, anchor.reduced_count
     fine = _refined(anchor, [tensors[node].shape for node in members])
     kept = [size for dim, size in fine if dim not in anchor.reduced]
     reduced = [size for dim, size in fine if dim in anchor.reduced]
     dims = (*kept, *reduced)
-    lower = Lowering(tensors, frozenset(members), key, dims, len(reduced), rounding)
+    lower = Lowering(frozenset(members), dims, len(reduced), given)
     whole = _coordinates(anchor, fine, dims, len(kept))
     full = flatten(whole, anchor.shape, lower.zero)
     kept_shape = [size for dim, size in enumerate(anchor.shape) if dim not in anchor.reduced]

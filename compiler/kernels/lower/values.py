@@ -86,20 +86,32 @@ def handler(*names: str) -> Callable[[Handler], Handler]:
     return register
 
 
-@dataclass
-class Lowering:
-    """A nest over `dims`, of which the last `reduced` are reduced, that computes values of `members`.
+@dataclass(frozen=True)
+class Given:
+    """What lowering knows of the whole graph.
 
-    `rounding` is "eager" (every op's result is rounded to its tensor's dtype, as ATen does) or "chain" (a value in
-    bf16 or f16 stays in f32 until it is stored).
+    `key`       names what lowers a node: its op, or for one of several results "op#number"
+    `rounding`  "eager" (every op's result is rounded to its tensor's dtype, as ATen does) or "chain" (a value in bf16
+                or f16 stays in f32 until it is stored)
+    `places`    for mesh dims, the values that hold a worker's position along them
+    `sizes`     of the mesh dims
     """
 
     tensors: Tensors
-    members: frozenset[fx.Node]
     key: Callable[[fx.Node], str]
+    rounding: str = "eager"
+    places: Mapping[str, fx.Node] = field(default_factory=dict)
+    sizes: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass
+class Lowering:
+    """A nest over `dims`, of which the last `reduced` are reduced, that computes values of `members`."""
+
+    members: frozenset[fx.Node]
     dims: tuple[int, ...]
     reduced: int
-    rounding: str = "eager"
+    given: Given
     inputs: dict[fx.Node, int] = field(default_factory=dict)
     body: list[Statement] = field(default_factory=list)
     lines: list[str] = field(default_factory=list)
@@ -109,6 +121,8 @@ class Lowering:
     _line: str = ""
 
     def __post_init__(self) -> None:
+        self.tensors, self.key, self.rounding = self.given.tensors, self.given.key, self.given.rounding
+        self.places, self.sizes = self.given.places, self.given.sizes
         self.zero = Affine(0, (0,) * len(self.dims))
 
     # -- statements ----------------------------------------------------------------------------------------------
