@@ -19,6 +19,7 @@ from pathlib import Path
 
 from monarch.compiler.kernels.cpp.nests import Function, NestWriter
 from monarch.compiler.kernels.cpp.schedule import schedule
+from monarch.compiler.kernels.cpp.segments import Segments
 from monarch.compiler.kernels.cpp.simplify import simplify
 from monarch.compiler.kernels.ir import Kernel, Load, Nest, Store
 from monarch.compiler.kernels.text import print_kernel
@@ -104,17 +105,15 @@ class _Call:
     name: str
 
     def __init__(self, kernel: Kernel, at: int, lines: bool) -> None:
-        self.simple = simplify(kernel.nests[at], kernel.dtypes[at])
-        self.schedule = schedule(self.simple.nest)
-        self.dtypes = [buffer.dtype for buffer in (*kernel.inputs, *kernel.outputs)]
-        self.overwrites = _overwrites(kernel, kernel.nests[at])
+        nest = kernel.nests[at]
+        simple = simplify(nest, kernel.dtypes[at])
+        dtypes = [buffer.dtype for buffer in (*kernel.inputs, *kernel.outputs)]
+        self.values = Segments(simple, schedule(simple.nest), dtypes, _overwrites(kernel, nest))
         self.lines = lines
         self.function = self.shared = self.written(shared=True)
 
     def written(self, *, shared: bool) -> Function:
-        return NestWriter(
-            self.simple, self.dtypes, self.schedule, self.overwrites, shared=shared, lines=self.lines
-        ).write()
+        return NestWriter(self.values, shared=shared, lines=self.lines).write()
 
 
 def _overwrites(kernel: Kernel, nest: Nest) -> dict[int, frozenset[int]]:

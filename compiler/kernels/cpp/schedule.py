@@ -24,8 +24,8 @@ _MOST_ARRAYS = 64
 @dataclass(frozen=True)
 class Schedule:
     """`kept` and `reduced` are loops from the outermost to the innermost, `vector` among the last of one of them.
-    `split` is the kept loop that threads divide, or -1. `tile` is a loop that is cut into blocks together with the
-    vector's, so that what it reads at a stride comes from few cache lines; or -1."""
+    `split` is the kept loop that threads divide, or -1. `tile` is the loop around the vector's where the two
+    are cut into blocks, so that what is read at a stride comes from few cache lines; or -1."""
 
     kept: tuple[int, ...]
     reduced: tuple[int, ...]
@@ -50,6 +50,9 @@ def schedule(nest: Nest) -> Schedule:
     reduced = [dim for dim in range(first, len(nest.dims)) if dim != vector]
     (kept if vector < first else reduced).append(vector)
     tile = -1 if nest.reduced else _tile(nest, vector)
+    if tile >= 0:
+        kept.remove(tile)
+        kept.insert(-1, tile)
     return Schedule(tuple(kept), tuple(reduced), vector, _split(nest, kept), tile)
 
 

@@ -71,14 +71,14 @@ MONARCH_INLINE float exp_reduce(float x, float& r) {
     return n;
 }
 
-// 2^n is multiplied in in two steps, so that a subnormal result is rounded once, at the end.
+// 2^n is multiplied in in two steps, so that a subnormal result is rounded once, at the end. NaN stays NaN: it passes the
+// bounds, and r with it.
 MONARCH_INLINE float exp_(float x) {
     float c = x < -104.0f ? -104.0f : x, r;
     c = c > 89.0f ? 89.0f : c;
     int32_t n = (int32_t)exp_reduce(c, r), half = n >> 1;
     float p = fma_(exp_tail(r), r * r, r) + 1.0f;
-    float result = p * as_float((half + 127) << 23) * as_float((n - half + 127) << 23);
-    return x != x ? x : result;
+    return p * as_float((half + 127) << 23) * as_float((n - half + 127) << 23);
 }
 
 // 2^n (e^r - 1) + (2^n - 1), both halved so that 2^128 can be written.
@@ -88,8 +88,7 @@ MONARCH_INLINE float expm1_(float x) {
     float n = exp_reduce(c, r), q = fma_(exp_tail(r), r * r, r);
     float scale = as_float(((int32_t)n + 126) << 23);
     float result = 2.0f * fma_(scale, q, scale - 0.5f);
-    result = __builtin_fabsf(x) < 0x1p-25f ? x : result;
-    return x != x ? x : result;
+    return __builtin_fabsf(x) < 0x1p-25f ? x : result;
 }
 
 // With e = e^-|x| and s = e / (1 + e), the smaller of the two sides: 1 - s, or e - e s, which has fewer roundings than s.
