@@ -304,8 +304,10 @@ class Builder(InterpreterBuilder):
     def create_dot(
         self, a: TensorHandle, b: TensorHandle, d: TensorHandle, precision: Any, imprecise: Any
     ) -> TensorHandle:
-        wide = np.float64 if d.data.dtype == np.float64 else np.int32 if d.data.dtype == np.int32 else np.float32
-        product = np.matmul(decode(a.data, a.dtype).astype(wide), decode(b.data, b.dtype).astype(wide))
+        wide = d.data.dtype if d.data.dtype in (np.float64, np.int32) else np.float32
+        # torch's product, for its threads are bounded, and numpy's spin while others work on the machine.
+        factors = [torch.from_numpy(decode(x.data, x.dtype).astype(wide)) for x in (a, b)]
+        product = torch.matmul(*factors).numpy()
         return TensorHandle(encode(product + decode(d.data, d.dtype), d.dtype.scalar), d.dtype.scalar)
 
     def _coded_result(self, data: np.ndarray, kind: tl.dtype) -> TensorHandle:

@@ -29,7 +29,7 @@ def _check(gradients: tuple[Tensor, ...], exact: tuple[Tensor, ...], scale: floa
 
 
 @pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
-@pytest.mark.parametrize(("q_length", "k_length"), LENGTHS, ids=str)
+@pytest.mark.parametrize(("q_length", "k_length"), LENGTHS[1:4], ids=str)
 def test_masks_and_lengths(q_length: int, k_length: int, mask: dict) -> None:
     q, k, v = attention_inputs(q_length, k_length, 1, 1, 16, torch.float32)
     dout = torch.randn_like(q)
