@@ -100,3 +100,23 @@ def test_users_modules_do_not_take_the_place_of_libraries(folder: Path, monarchc
 
 def test_a_plan_that_cannot_be_written(folder: Path, monarchc: Run) -> None:
     assert "cannot write no/such/a.mplan" in monarchc("compile", "mlp.py", "-o", "no/such/a.mplan", code=2).err
+
+
+def test_a_memory_limit(folder: Path, monarchc: Run) -> None:
+    free = json.loads(monarchc("compile", "train.py:train_step", "--json").out)
+    assert "memory_limit" not in free
+    limit = int(free["peak_bytes"] * 0.97)
+    made = json.loads(monarchc("compile", "train.py:train_step", "--memory-limit", str(limit), "--json").out)
+    assert made["peak_bytes"] <= limit == made["memory_limit"]
+    assert made["recomputed"]["calls"] > 0 and made["recomputed"]["without"] > limit
+    shown = monarchc("inspect", "train_step.mplan", "--memory").out
+    assert "under a limit of" in shown and "\ncomputed again, not kept: " in shown
+    assert "_again" in monarchc("inspect", "train_step.mplan", "--after", "rematerialize").out
+    assert "recomputed: saves" in monarchc("inspect", "train_step.mplan", "--text").out
+
+    wrong = monarchc("compile", "train.py:train_step", "--memory-limit", "plenty", code=2)
+    assert "--memory-limit is 'plenty', not a number of bytes" in wrong.err
+    wrong = monarchc("compile", "train.py:train_step", "--memory-limit", "1KiB", code=2)
+    assert "'train_step' does not fit in 1,024 bytes (1.0 KiB) a worker" in wrong.err
+    wrong = monarchc("inspect", "train_step.mplan", "--memory-limit", "1GiB", code=2)
+    assert "--memory-limit are for programs, and train_step.mplan is a plan" in wrong.err

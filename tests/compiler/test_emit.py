@@ -109,3 +109,28 @@ def test_a_plan_is_the_same_for_the_same_graph_and_another_for_another() -> None
     assert plan_of(body.format("2.0")).hash == plan_of(body.format("2.0")).hash
     assert plan_of(body.format("2.0")).hash != plan_of(body.format("3.0")).hash
     assert plan_of(body.format("2.0")).inputs[0].type.dtype == torch.float32
+
+
+def test_a_part_of_a_larger_buffer_is_not_written_over() -> None:
+    """What is written over it would keep all of the buffer."""
+    plan = plan_of(
+        """%x = input 0 : f32[8]
+           %a = aten.exp(%x) : f32[8]
+           %b = shard(%a, "data", 0) : f32[4] of f32[8@data]
+           %c = aten.neg(%b) : f32[4] of f32[8@data]
+           %d = aten.abs(%c) : f32[4] of f32[8@data]
+           return %d"""
+    )
+    assert ops(plan) == ["aten.exp.default", "shard", "aten.neg.default", "aten.abs_.default"]
+
+
+def test_a_part_of_a_larger_buffer_is_copied_to_be_a_result() -> None:
+    plan = plan_of(
+        """%x = input 0 : f32[8]
+           %a = aten.exp(%x) : f32[8]
+           %b = shard(%a, "data", 0) : f32[4] of f32[8@data]
+           %c = aten.view(%a, [2, 4]) : f32[2, 4]
+           update "b" = %b
+           return %c"""
+    )
+    assert ops(plan) == ["aten.exp.default", "shard", "aten.reshape.default", "aten.clone.default"]

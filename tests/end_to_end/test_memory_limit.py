@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 import monarch
+from monarch.compiler.errors import MonarchError
 from monarch.compiler.plan import Plan
 from monarch.distributed import Mesh
 from monarch.stdlib.models.gpt import GPT
@@ -77,3 +78,51 @@ def test_the_same_bits_in_the_promised_memory(kind: str, dims: dict[str, int]) -
     assert limited.measured == limited.plan.costs["peak_bytes"] <= limit < free.measured
     assert limited.plan.costs["recomputed"]["calls"] > 0
     assert limited.plan.costs["recomputed"]["without"] > limit
+
+
+def test_a_limit_that_cannot_be_kept_is_said_before_anything_runs() -> None:
+    with Mesh(data=2) as mesh:
+        weight = monarch.distribute(torch.randn(64, 64), mesh, "[-, -]")
+
+        @monarch.program(memory_limit="16 KiB")
+        def square(x: "f32[8@data, 64]") -> torch.Tensor:
+            return x @ weight @ weight
+
+        with pytest.raises(MonarchError) as caught:
+            square(torch.randn(8, 64))
+        assert "'square' does not fit in 16,384 bytes (16.0 KiB) a worker: it takes 19,456" in str(caught.value)
+        assert "inputs 1.0 KiB, parameters 16.0 KiB, values of the step 2.0 KiB" in str(caught.value)
+
+    with pytest.raises(MonarchError, match="memory_limit is 'plenty', not a number of bytes"):
+        monarch.program(memory_limit="plenty")(lambda x: x)
+
+
+def test_gradients_given_up_for_a_step_that_could_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Mesh(data=2) as mesh:
+        weight = monarch.distribute(torch.randn(4, 4), mesh, "[-, -]").requires_grad_(True)
+        optimizer = torch.optim.SGD([weight], lr=0.1)
+
+        @monarch.program
+        def step(x: "f32[8@data, 4]") -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = (x @ weight).sum()
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        x = torch.randn(8, 4)
+        for _ in range(3):
+            step(x)
+        before = weight.grad.full_tensor()
+
+        def refuse(*arguments: object) -> None:
+            raise OSError("no")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(type(mesh.executor), "run", refuse)
+            with pytest.raises(OSError, match="no"):
+                step(x)
+        with pytest.raises(MonarchError, match="was given up for a step of 'step' that could not start"):
+            weight.grad.full_tensor()
+        step(x)
+        assert torch.equal(weight.grad.full_tensor(), before)
