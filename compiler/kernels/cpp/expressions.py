@@ -101,6 +101,8 @@ def operation(name: str, args: Sequence[str], dtypes: Sequence[torch.dtype], dty
         case "shr":
             return f"{x} >> ({rest[0]} & {8 * dtype.itemsize - 1})"
         case "where":
+            if dtype == BOOL:  # in a form that compilers make vectors of
+                return f"({x} & {rest[0]}) | (!{x} & {rest[1]})"
             return f"{x} ? {rest[0]} : {rest[1]}"
         case "cast":
             return _cast(x, dtypes[0], dtype)
@@ -112,6 +114,11 @@ def _cast(x: str, source: torch.dtype, target: torch.dtype) -> str:
         return x
     if source in (torch.float16, torch.bfloat16):
         x, source = f"from_{TYPES[source]}({x})", torch.float32
+    if source == BOOL and target.is_floating_point:
+        one, zero = (f"{value}{'' if target == torch.float64 else 'f'}" for value in ("1.0", "0.0"))
+        x, source = f"({x} ? {one} : {zero})", target if target in FLOATS else torch.float32
+        if source == target:
+            return x
     if target in (torch.float16, torch.bfloat16):
         return f"to_{TYPES[target]}({x if source == torch.float32 else f'(float){x}'})"
     if target == BOOL:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from monarch.compiler.kernels.cpp import build as building
-from monarch.compiler.kernels.cpp.build import BuildError, Compiler, build, find_compiler
+from monarch.compiler.kernels.cpp.build import BuildError, Compiler, build, find_compiler, load
 
 SOURCE = 'extern "C" __attribute__((visibility("default"))) int answer() { return %d; }\n'
 
@@ -87,6 +87,31 @@ def test_the_compilers_words_are_in_the_error_and_nothing_is_kept(compiler: Comp
     with pytest.raises(BuildError, match="no_such_type"):
         build("no_such_type x;", compiler, tmp_path / "cache")
     assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_what_nobody_asked_for_in_a_month_is_deleted(compiler: Compiler, tmp_path: Path) -> None:
+    old, used = (build(SOURCE % number, compiler, tmp_path / "cache") for number in (1, 2))
+    long_ago = os.stat(old).st_mtime - 31 * 24 * 3600
+    os.utime(old, (long_ago, long_ago))
+    os.utime(used, (long_ago, long_ago))
+    build(SOURCE % 2, compiler, tmp_path / "cache")
+    build(SOURCE % 3, compiler, tmp_path / "cache")
+    assert not old.exists() and used.exists()
+
+
+def test_only_the_users_own_objects_are_loaded(compiler: Compiler, tmp_path: Path) -> None:
+    path = build(SOURCE % 9, compiler, tmp_path / "cache")
+    assert load(path).answer() == 9
+    copy = tmp_path / "open" / "copy.so"
+    copy.parent.mkdir(mode=0o755)
+    copy.write_bytes(path.read_bytes())
+    with pytest.raises(BuildError, match="others than you"):
+        load(copy)
+    other = path.with_name("other.so")
+    other.write_bytes(path.read_bytes())
+    os.chmod(other, 0o722)
+    with pytest.raises(BuildError, match="no kernel that was built here"):
+        load(other)
 
 
 def test_no_compiler_is_none_and_no_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from monarch.compiler.kernels.cpp import emit as emitting
 from monarch.compiler.kernels.cpp.emit import emit
 from monarch.compiler.kernels.interpret import interpret
 from monarch.compiler.kernels.ir import Kernel, may_overwrite
@@ -18,8 +20,11 @@ from tests.kernels.cpp.built import bound, build_all, run
 
 
 @pytest.fixture(scope="module")
-def path() -> Path:
-    return build_all([case.kernel for case in cases()])
+def path() -> Iterator[Path]:
+    """All cases, built so that the smallest loops are worth several threads."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(emitting, "_LEAST_WORK", 8)
+        yield build_all([case.kernel for case in cases()])
 
 
 @pytest.mark.parametrize("case", cases(), ids=str)
