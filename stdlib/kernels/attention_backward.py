@@ -27,7 +27,7 @@ from monarch.stdlib.kernels.attention import (
     strides,
     tile,
 )
-from monarch.stdlib.kernels.launch import Variant, ceil_div, launch
+from monarch.stdlib.kernels.launch import Variant, ceil_div, check_alike, launch
 
 ROWS = Variant({"M": 64}, 4, 1)
 
@@ -51,6 +51,8 @@ def attention_backward(
     """`(dq, dk, dv)`, contiguous, like q, k and v; `out` and `lse` are the forward's, all else as it was given
     there."""
     problem = attention_problem(q, k, v, causal=causal, window=window, scale=scale, packed=packed, tf32=tf32)
+    check_alike(q=q, dout=dout, out=out)
+    check_alike(lse_of_q=problem.rows(out), lse=lse)
     dout = dout if dout.stride(-1) == 1 else dout.contiguous()
     delta = torch.empty_like(lse)
     starts = {name: problem.arguments[name] for name in ("QUERY_STARTS", "query_length", "DIM", "D")}

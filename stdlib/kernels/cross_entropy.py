@@ -21,7 +21,7 @@ import triton.language as tl
 from torch import Tensor
 
 from monarch.compiler.errors import MonarchError
-from monarch.stdlib.kernels.launch import Variant, ceil_div, launch, next_power_of_2
+from monarch.stdlib.kernels.launch import Variant, ceil_div, check_alike, launch, next_power_of_2
 
 IGNORED = -100
 """The target of rows without a loss, as in `torch.nn.functional.cross_entropy`."""
@@ -89,6 +89,8 @@ def cross_entropy_backward(
     `out` takes the result; it may be `logits`, which then need no second tensor of their size.
     """
     rows, columns = _check(logits, target)
+    check_alike(target=target, lse=lse, dloss=dloss)
+    check_alike(logits=logits, out=out)
     variant = variant or variants(columns)[0]
     out = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device) if out is None else out
     launch(

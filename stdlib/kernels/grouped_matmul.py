@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from monarch.compiler.errors import MonarchError
-from monarch.stdlib.kernels.launch import Variant, ceil_div, launch, next_power_of_2
+from monarch.stdlib.kernels.launch import Variant, ceil_div, check_alike, launch, next_power_of_2
 from monarch.stdlib.kernels.matmul import activate, check_activation, multiply
 
 VARIANTS = (
@@ -50,6 +50,7 @@ def grouped_matmul(
             f"x is {list(x.shape)}, weights {list(weights.shape)} and starts {list(starts.shape)}",
             hint="They are [tokens, inner] with contiguous rows, [experts, inner, columns] and [experts + 1].",
         )
+    check_alike(weights_of_one_input=weights[:, 0], bias=bias)
     out = torch.empty((tokens, columns), dtype=x.dtype, device=x.device)
     tiles = ceil_div(tokens, variant.tiles["M"]) + experts
     launch(

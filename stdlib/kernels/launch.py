@@ -14,7 +14,9 @@ from typing import Any, TypeVar
 
 import torch
 import triton
+from torch import Tensor
 
+from monarch.compiler.errors import MonarchError
 from monarch.compiler.kernels.triton.crosscompile import Compiled, cross_compile
 
 Result = TypeVar("Result")
@@ -121,6 +123,14 @@ def recorded(fn: Callable[..., Result], *args: Any, **kwargs: Any) -> tuple[Resu
         return fn(*args, **kwargs), record
     finally:
         _RECORD.reset(token)
+
+
+def check_alike(**tensors: Tensor | None) -> None:
+    """Raises MonarchError unless all have the shape of the first: on a GPU another would be read out of bounds."""
+    (first, like), *others = ((name, x) for name, x in tensors.items() if x is not None)
+    for name, x in others:
+        if x.shape != like.shape:
+            raise MonarchError(f"{first} is {list(like.shape)} and {name} {list(x.shape)}; they must be alike")
 
 
 def next_power_of_2(number: int) -> int:

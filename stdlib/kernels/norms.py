@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from monarch.compiler.errors import MonarchError
-from monarch.stdlib.kernels.launch import Variant, ceil_div, launch, next_power_of_2
+from monarch.stdlib.kernels.launch import Variant, ceil_div, check_alike, launch, next_power_of_2
 
 MAX_COLUMNS = 16384
 """Longer rows do not fit into a program's registers."""
@@ -112,8 +112,7 @@ def _norm(
     rows, added = _rows(x), None if residual is None else _rows(residual)
     count, columns = rows.shape
     _check(columns, weight, bias)
-    if residual is not None and residual.shape != x.shape:
-        raise MonarchError(f"x is {list(x.shape)} and the residual {list(residual.shape)}; they must be alike")
+    check_alike(x=x, residual=residual)
     variant = variant or variants(columns)[0]
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     summed = x if added is None else torch.empty_like(y)
@@ -150,6 +149,8 @@ def _norm_backward(
     variant: Variant | None,
     bias: bool,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
+    check_alike(summed=summed, dy=dy, dsummed=dsummed)
+    check_alike(rows=summed[..., 0], rstd=rstd, mean=mean)
     gradient, rows = _rows(dy), _rows(summed)
     passed = None if dsummed is None else _rows(dsummed)
     count, columns = rows.shape

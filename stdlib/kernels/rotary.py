@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from monarch.compiler.errors import MonarchError
-from monarch.stdlib.kernels.launch import Variant, ceil_div, launch, next_power_of_2
+from monarch.stdlib.kernels.launch import Variant, ceil_div, check_alike, launch, next_power_of_2
 
 
 def rotary_table(
@@ -56,6 +56,7 @@ def rotary(
         raise MonarchError(f"sequences have {length} positions, and the table {known}")
     if positions is not None and positions.shape != (batch, length):
         raise MonarchError(f"positions are {list(positions.shape)}, and x has {batch} sequences of {length}")
+    check_alike(x=x, out=out)
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device) if out is None else out
     variant = variant or variants(heads, dim)[0]
     launch(

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from monarch.compiler.errors import MonarchError
 from monarch.stdlib.kernels.attention import Packed, attention
 from monarch.stdlib.kernels.attention_backward import attention_backward, key_variants, query_variants
 from monarch.stdlib.kernels.launch import Launch, Variant, recorded
@@ -83,6 +84,14 @@ def test_every_variant_gives_the_same(dim: int) -> None:
         for keys, queries in zip(key_variants(dim), query_variants(dim), strict=True):
             chosen = {"key_variant": keys, "query_variant": queries}
             _check(attention_backward(dout, q, k, v, out, lse, causal=True, **chosen), exact, 8)
+
+
+def test_errors() -> None:
+    q, lse = meta(2, 8, 6, 64), meta(2, 6, 8)
+    with pytest.raises(MonarchError, match=r"q is \[2, 8, 6, 64\] and dout \[2, 8, 3, 64\]"):
+        attention_backward(meta(2, 8, 3, 64), q, q, q, q, lse)
+    with pytest.raises(MonarchError, match=r"lse_of_q is \[2, 6, 8\] and lse \[2, 8, 6\]"):
+        attention_backward(q, q, q, q, q, lse.transpose(1, 2))
 
 
 @pytest.mark.parametrize("target", TARGETS)

@@ -92,6 +92,10 @@ def test_errors() -> None:
         cross_entropy(meta(4, 8), meta(5))
     with pytest.raises(MonarchError, match="whose rows are contiguous"):
         cross_entropy(meta(8, 4).T, meta(4))
+    with pytest.raises(MonarchError, match=r"target is \[4\] and dloss \[1\]"):
+        cross_entropy_backward(meta(4, 8), meta(4), meta(4), meta(1))
+    with pytest.raises(MonarchError, match=r"logits is \[4, 8\] and out \[4, 4\]"):
+        cross_entropy_backward(meta(4, 8), meta(4), meta(4), meta(4), out=meta(4, 4))
 
 
 @pytest.mark.parametrize("target", TARGETS)

@@ -59,6 +59,8 @@ def test_every_variant_gives_the_same() -> None:
 def test_errors() -> None:
     with pytest.raises(MonarchError, match=r"x is \[8, 16\], weights \[2, 32, 8\] and starts \[3\]"):
         grouped_matmul(meta(8, 16), meta(2, 32, 8), meta(3))
+    with pytest.raises(MonarchError, match=r"is \[2, 8\] and bias \[8\]"):
+        grouped_matmul(meta(8, 16), meta(2, 16, 8), meta(3), bias=meta(8))
     with pytest.raises(MonarchError, match=r"x is \[8, 16\] and dout \[9, 16\]"):
         grouped_matmul_gradient(meta(8, 16), meta(9, 16), meta(3))
 

@@ -108,6 +108,10 @@ def test_errors() -> None:
         norms.rms_norm(meta(4, 64), meta(32))
     with pytest.raises(MonarchError, match="must be alike"):
         norms.rms_norm(meta(4, 64), meta(64), residual=meta(1, 64))
+    with pytest.raises(MonarchError, match=r"summed is \[4, 64\] and dy \[5, 64\]"):
+        norms.rms_norm_backward(meta(5, 64), meta(4, 64), meta(64), meta(4))
+    with pytest.raises(MonarchError, match=r"rows is \[4\] and rstd \[5\]"):
+        norms.rms_norm_backward(meta(4, 64), meta(4, 64), meta(64), meta(5))
 
 
 @pytest.mark.parametrize("target", TARGETS)

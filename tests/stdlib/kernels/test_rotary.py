@@ -59,6 +59,8 @@ def test_the_inverse_is_the_gradient() -> None:
 
 
 def test_errors() -> None:
+    with pytest.raises(MonarchError, match=r"x is \[1, 8, 2, 16\] and out \[1, 8, 1, 16\]"):
+        rotary(meta(1, 8, 2, 16), rotary_table(8, 16, device="meta"), out=meta(1, 8, 1, 16))
     with pytest.raises(MonarchError, match="sequences have 9 positions, and the table 8"):
         rotary(meta(1, 9, 2, 16), rotary_table(8, 16, device="meta"))
     with pytest.raises(MonarchError, match="turns up to dim elements"):
