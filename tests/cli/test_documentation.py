@@ -41,9 +41,13 @@ def printed(command: str, monarchc: Run) -> str:
     """What a command prints: `monarchc …`, with `> file` or `| head -N` behind it."""
     command, _, file = command.partition(" > ")
     command, _, lines = command.partition(" | head -")
-    program, *arguments = shlex.split(command)
-    assert program == "monarchc"
-    result = monarchc(*arguments, code=None)
+    words = shlex.split(command)
+    with pytest.MonkeyPatch.context() as patch:
+        while "=" in words[0]:  # MONARCH_KERNELS=all monarchc …
+            patch.setenv(*words.pop(0).split("=", 1))
+        program, *arguments = words
+        assert program == "monarchc"
+        result = monarchc(*arguments, code=None)
     if file:
         Path(file).write_text(result.out)
         return result.err

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from monarch.compiler.kernels.ir import BOOL, FLOATS, Constant
@@ -116,13 +117,24 @@ def literal(constant: Constant) -> str | None:
     """A number as it stands in an expression; None for what has no literal there."""
     if constant.dtype == BOOL or isinstance(constant.value, float) and not math.isfinite(constant.value):
         return None
-    return repr(constant.value)
+    return _number(constant)
 
 
 def full(constant: Constant) -> str:
     value = constant.value
-    text = repr(value) if not isinstance(value, float) or math.isfinite(value) else f'float("{value}")'
+    finite = not isinstance(value, float) or math.isfinite(value)
+    text = _number(constant) if finite else f'float("{value}")'
     return f"tl.full([], {text}, {TYPES[constant.dtype]})"
+
+
+def _number(constant: Constant) -> str:
+    """A number in as few digits as tell it from the others of its dtype."""
+    if constant.dtype != torch.float32:
+        return repr(constant.value)
+    with np.errstate(over="ignore"):
+        rounded = np.float32(constant.value)
+    text = str(rounded)
+    return text if np.isfinite(rounded) and np.float32(float(text)) == rounded else repr(constant.value)
 
 
 # Reductions ----------------------------------------------------------------------------------------------------------
