@@ -19,9 +19,10 @@ from functools import cache
 from pathlib import Path
 
 from monarch.compiler.errors import PlanError
-from monarch.compiler.kernels.cache import is_ours, private_folder
+from monarch.compiler.kernels.cache import BuildError, is_ours, private_folder
 from monarch.compiler.kernels.ir import Kernel
 from monarch.compiler.kernels.triton.build import compile_launches
+from monarch.compiler.kernels.triton.crosscompile import Compiled
 from monarch.compiler.kernels.triton.emit import emit
 from monarch.compiler.kernels.triton.source import TritonSource
 from monarch.compiler.plan.binaries import (
@@ -109,10 +110,23 @@ def _compiled(kernel: Kernel, source: TritonSource, target: str) -> KernelBinary
             binary=compiled.binary,
             assembly=compiled.assembly,
         )
-        for launch, compiled in zip(source.launches, compile_launches(kernel, source, target), strict=True)
+        for launch, compiled in zip(source.launches, _launches(kernel, source, target), strict=True)
     ]
     scratch = tuple((each.dtype, each.numel) for each in source.scratch)
     return KernelBinary(kernel_hash(kernel), tuple(launches), scratch, source.gathers)
+
+
+def _launches(kernel: Kernel, source: TritonSource, target: str) -> list[Compiled]:
+    from triton.compiler.errors import CompilationError
+    from triton.runtime.errors import TritonError
+
+    try:
+        return compile_launches(kernel, source, target)
+    except (CompilationError, TritonError) as error:
+        raise BuildError(
+            f"Triton does not compile kernel {kernel.name} for {target}: {str(error).strip()[:2000]}",
+            hint="MONARCH_KERNELS=off compiles the program without generated kernels.",
+        ) from error
 
 
 def _key(source: TritonSource, kernel: Kernel, target: str, version: str) -> str:

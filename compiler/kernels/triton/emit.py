@@ -124,8 +124,9 @@ class _Emitter:
         if plan.splits == 1:
             work.emit_whole()
             return
+        function = work.function()
         for at, statement in enumerate(nest.body):
-            if at in alive and isinstance(statement, Reduce) and not work.function().direct(at):
+            if at in alive and isinstance(statement, Reduce) and not function.direct(at):
                 dtype = self.kernel.dtypes[longest.number][at]
                 assert dtype is not None
                 partials[at] = f"s{len(self.scratch)}"

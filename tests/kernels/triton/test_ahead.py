@@ -112,6 +112,21 @@ def test_what_was_compiled_is_found_again(cache: Path, monkeypatch: pytest.Monke
     assert file.read_bytes() == whole
 
 
+def test_machine_code_is_the_same_wherever_it_is_compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    first = with_binaries(plan())
+    monkeypatch.setenv("MONARCH_CACHE", str(tmp_path / "elsewhere"))
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
+    assert with_binaries(plan()) == first
+
+
+def test_tritons_words_are_in_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = ahead.emit(next(iter(kernels_of(plan()).values())))
+    broken = replace(source, text=source.text.replace("tl.load(a0", "tl.lode(a0"))
+    monkeypatch.setattr(ahead, "emit", lambda kernel: broken)
+    with pytest.raises(BuildError, match=r"(?s)does not compile kernel scale for cuda:90: .*lode"):
+        with_binaries(plan())
+
+
 def test_a_folder_that_others_can_write_is_refused(cache: Path) -> None:
     cache.mkdir(mode=0o777)
     cache.chmod(0o777)

@@ -48,10 +48,17 @@ def test_memory_is_read_and_written_16_bytes_at_a_time(kernel: Kernel, target: s
         assert compiled.binary[:4] == b"\x7fELF"
         assert compiled.name == source.launches[at].function
         assert_no_spills(compiled)
-        # AMD's wide access of a bf16 tile is that of its f32 one: four elements.
-        narrow = target.startswith("gfx") and min(buffer.dtype.itemsize for buffer in kernel.inputs) < 4
-        bits = 64 if narrow or kernel.name == "embed" else 128
+        bits = 64 if kernel.name == "embed" and target.startswith("gfx") else 128
         assert_wide(compiled, bits, WIDE.get(kernel.name, BOTH)[at])
+
+
+def test_more_elements_than_32_bits_count() -> None:
+    kernel = parse_kernel(
+        f"kernel k(a0: i8[{2**33}]) -> (b0: i8[{2**33}])\nnest [{2**33}] {{\n%0 = load a0 [1]\n%1 = store b0 [1] %0}}"
+    )
+    (compiled,) = compile_launches(kernel, emit(kernel), "cuda:90")
+    assert re.search(r"\b(mul|mad|shl)\S*\.(wide\.\w+|b64|s64)", compiled.assembly)
+    assert_wide(compiled, 64)
 
 
 def test_products_and_sums_are_rounded_one_by_one() -> None:
