@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import itertools
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -14,12 +13,12 @@ from monarch.compiler import knobs
 from monarch.compiler.errors import MonarchError
 from monarch.compiler.graph import Graph
 from monarch.compiler.inspect.build import build_report
-from monarch.compiler.inspect.memory import footprint, peak, types_of
+from monarch.compiler.inspect.memory import peak
 from monarch.compiler.kernels.fuse import FuseKernels
 from monarch.compiler.partition import PartitionByMesh, nesting_order
 from monarch.compiler.partition.decide import mark_traced
 from monarch.compiler.passes.base import Pass
-from monarch.compiler.passes.collectives import BUCKET_BYTES, JoinCollectives, SimplifyReductions
+from monarch.compiler.passes.collectives import JoinCollectives, SimplifyReductions
 from monarch.compiler.passes.decompose import DecomposeSplit
 from monarch.compiler.passes.emit import emit_plan
 from monarch.compiler.passes.rematerialize import Rematerialize
@@ -34,17 +33,22 @@ Progress = Callable[[str, float, Graph], None]
 """Called after each pass: its name, how many seconds it took, and the graph that it left."""
 
 
-def pipeline(graph: Graph, *, report: bool = False, memory_limit: int | None = None) -> list[Pass]:
-    """The passes from a traced graph with global types to one with local types and explicit collectives. Under a memory
-    limit fewer collectives are joined: while some are reduced, what goes in and what comes out are held at once."""
-    bucket = BUCKET_BYTES if memory_limit is None else min(BUCKET_BYTES, max(1 << 20, memory_limit // 32))
+def pipeline(graph: Graph, *, report: bool = False) -> list[Pass]:
+    """The passes from a traced graph with global types to one with local types and explicit collectives."""
     return [
         SimplifyViews(),
         DecomposeSplit(),
         *_partition_by_mesh(graph, report),
         SimplifyReductions(),
-        JoinCollectives(bucket),
+        JoinCollectives(),
     ]
+
+
+def lowering(kernels: str | None = None, memory_limit: int | None = None, target: str = "cpu") -> list[Pass]:
+    """The passes behind those of `pipeline`, on what one worker runs. What is recomputed to save memory is chosen among
+    kernels: the same kernels on the same values give the same bits, which other kernels of the same ops need not."""
+    steps: list[Pass] = [FuseKernels(kernels or knobs.kernels())]
+    return steps if memory_limit is None else [*steps, Rematerialize(memory_limit, target)]
 
 
 def _partition_by_mesh(graph: Graph, report: bool = False) -> list[Pass]:
@@ -57,8 +61,8 @@ PASSES: dict[str, Callable[[Graph], list[Pass]]] = {
     "partition-by-mesh": _partition_by_mesh,
     SimplifyReductions.name: lambda graph: [SimplifyReductions()],
     JoinCollectives.name: lambda graph: [JoinCollectives()],
-    Rematerialize.name: lambda graph: [Rematerialize(1)],
     FuseKernels.name: lambda graph: [FuseKernels("all")],
+    Rematerialize.name: lambda graph: [Rematerialize(1)],
 }
 """What each name stands for in `run_passes`, in the order of the pipeline. "partition-by-<mesh dim>" is one dim of
 "partition-by-mesh"; "rematerialize" takes its limit: "rematerialize=64MiB"."""
@@ -105,9 +109,7 @@ def graph_after(graph: Graph, name: str, *, memory_limit: int | None = None) -> 
     """The graph as the pipeline has it behind one of its passes. The argument is not changed.
 
     Raises MonarchError for a name that is none of them."""
-    steps = pipeline(graph, memory_limit=memory_limit)
-    if memory_limit is not None:
-        steps.append(Rematerialize(memory_limit))
+    steps = [*pipeline(graph), *lowering(memory_limit=memory_limit)]
     names = [step.name for step in steps]
     if name == "partition-by-mesh":
         name = next(entry for entry in reversed(names) if entry.startswith("partition-by-"))
@@ -138,18 +140,19 @@ def compile_graph(
     """
     check_target(target)
     seconds: dict[str, float] = {}
-    dump = _Dump(graph)
     partitioned = graph.copy()
     if report:
         mark_traced(partitioned)
-    partitioned = _run(
-        pipeline(partitioned, report=report, memory_limit=memory_limit), partitioned, seconds, progress, dump
-    )
-    fuse = FuseKernels(kernels or knobs.kernels())
-    if memory_limit is None:
-        partitioned, plan = _lowered([fuse], partitioned, target, seconds, progress, dump)
-    else:
-        partitioned, plan = _within(memory_limit, fuse, partitioned, target, seconds, progress, dump)
+    steps = [*pipeline(partitioned, report=report), *lowering(kernels, memory_limit, target)]
+    partitioned = _run(steps, partitioned, seconds, progress)
+    start = time.perf_counter()
+    plan = emit_plan(partitioned, target=target)
+    seconds["emit-plan"] = time.perf_counter() - start
+    if progress is not None:
+        progress("emit-plan", seconds["emit-plan"], partitioned)
+    for step in steps:
+        if isinstance(step, Rematerialize):
+            plan.costs.update(step.costs)
     if target != "cpu":
         plan = _with_binaries(plan, partitioned, seconds, progress)
     if report:
@@ -176,54 +179,8 @@ def _with_binaries(plan: Plan, graph: Graph, seconds: dict[str, float], progress
     return plan
 
 
-def _within(
-    limit: int,
-    fuse: FuseKernels,
-    graph: Graph,
-    target: str,
-    seconds: dict[str, float],
-    progress: Progress | None,
-    dump: _Dump,
-) -> tuple[Graph, Plan]:
-    """A plan with which a worker holds at most `limit` bytes, and its graph. Kernels can hold more at once than the ops
-    in them: where they do, they are made of a graph that leaves them room."""
-    margin = 0
-    for attempt in itertools.count(1):
-        rematerialize = Rematerialize(limit, target, margin)
-        made, plan = _lowered([rematerialize, fuse], graph.copy(), target, seconds, progress, dump)
-        most = footprint(plan, types_of(made, plan)).peak[0]
-        if most <= limit:
-            break
-        margin += attempt * (most - limit)
-    plan.costs.update(peak_bytes=most, memory_limit=limit, **rematerialize.costs)
-    return made, plan
-
-
-def _lowered(
-    steps: list[Pass],
-    graph: Graph,
-    target: str,
-    seconds: dict[str, float],
-    progress: Progress | None,
-    dump: _Dump,
-) -> tuple[Graph, Plan]:
-    graph = _run(steps, graph, seconds, progress, dump)
-    start = time.perf_counter()
-    plan = emit_plan(graph, target=target)
-    seconds["emit-plan"] = time.perf_counter() - start
-    if progress is not None:
-        progress("emit-plan", seconds["emit-plan"], graph)
-    return graph, plan
-
-
-def _run(
-    steps: list[Pass],
-    graph: Graph,
-    seconds: dict[str, float],
-    progress: Progress | None = None,
-    dump: _Dump | None = None,
-) -> Graph:
-    dump = dump or _Dump(graph)
+def _run(steps: list[Pass], graph: Graph, seconds: dict[str, float], progress: Progress | None = None) -> Graph:
+    dump = _Dump(graph)
     for step in steps:
         start = time.perf_counter()
         graph = step.run(graph)

@@ -118,7 +118,7 @@ class _Builder:
         return Value(
             name=node.name,
             op=op,
-            call=f"kernel(…), of {len(node.meta['fused'])} ops" if "fused" in node.meta else print_call(node),
+            call=_call(node),
             reads=tuple(dict.fromkeys(self.number[operand] for operand in node.all_input_nodes)),
             types=_types(node),
             instruction=at,
@@ -246,6 +246,13 @@ def _in_order(graph: Graph) -> Iterator[fx.Node]:
 def _made_by(node: fx.Node) -> fx.Node:
     """The op whose value a node of a kernel is: for one of several results, the op that gives them."""
     return node.all_input_nodes[0] if node.target is operator.getitem else node
+
+
+def _call(node: fx.Node) -> str:
+    """A call as the graph's text has it; a kernel's text stands elsewhere."""
+    if node.target is ops.kernel:
+        return f"kernel(…), of {len(node.meta['fused'])} ops" if "fused" in node.meta else "kernel(…), made again"
+    return print_call(node)
 
 
 def _types(node: fx.Node) -> tuple[TensorType | None, ...]:

@@ -6,8 +6,7 @@ without cycles, and less memory moves than before. Views and constants are in no
 those that nobody else needs disappear. At the end, groups that do the same to different tensors and do not depend on
 each other (an optimizer's updates of many parameters) become one kernel of many nests.
 
-Groups do not reach across a collective: what was ready to be sent early still is. Nor do they reach into what is
-recomputed to save memory, which would be kept all the same if it were made together with the first.
+Groups do not reach across a collective: what was ready to be sent early still is.
 """
 
 from __future__ import annotations
@@ -29,7 +28,6 @@ from monarch.compiler.kernels.lower.values import TRANSPARENT
 from monarch.compiler.kernels.tensors import tensors_of
 from monarch.compiler.kernels.text import print_kernel
 from monarch.compiler.passes.base import Pass
-from monarch.compiler.passes.eviction import RECOMPUTED
 from monarch.compiler.types import VARYING, Layout, TensorType
 
 OVERHEAD = 32 * 1024
@@ -133,13 +131,10 @@ class _Fusion:
 
     def find_units(self) -> None:
         region = 0
-        before = False
         for node in self.graph.fx.nodes:
             if node.op == "output":
                 continue
-            again = RECOMPUTED in node.meta
-            region += ops.is_collective(node.target) or (again and not before)
-            before = again
+            region += ops.is_collective(node.target)
             unit = _Unit(len(self.units), [node], region)
             try:
                 unit.spaces = [space_of(node, self.given)]

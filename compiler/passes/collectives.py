@@ -101,13 +101,10 @@ class JoinCollectives(Pass):
 
     Collectives of one kind can be joined if some point of the program comes after all of their inputs and before all of
     their uses. Parameters are gathered layer by layer, as late as they can be, and their gradients scattered layer
-    by layer, as early, so that no more than a layer is ever whole; everything else is joined up to `bucket` bytes.
+    by layer, as early, so that no more than a layer is ever whole; everything else is joined up to BUCKET_BYTES.
     """
 
     name = "join-collectives"
-
-    def __init__(self, bucket: int = BUCKET_BYTES) -> None:
-        self.bucket = bucket
 
     def run(self, graph: Graph) -> Graph:
         at: dict[fx.Node, float] = {node: i for i, node in enumerate(graph.fx.nodes)}
@@ -118,7 +115,7 @@ class JoinCollectives(Pass):
             if ops.is_collective(node.target):
                 bucket = _bucket_of(node, at, first_call, labels)
                 open_ = buckets.setdefault(bucket.key, [])
-                if not (open_ and open_[-1].join(bucket, self.bucket)):
+                if not (open_ and open_[-1].join(bucket)):
                     open_.append(bucket)
         for several in buckets.values():
             for bucket in several:
@@ -139,9 +136,9 @@ class _Bucket:
     nbytes: int
     late: bool = field(default=False)
 
-    def join(self, other: _Bucket, most: int) -> bool:
+    def join(self, other: _Bucket) -> bool:
         earliest, latest = max(self.earliest, other.earliest), min(self.latest, other.latest)
-        if earliest >= latest or self.nbytes + other.nbytes > most:
+        if earliest >= latest or self.nbytes + other.nbytes > BUCKET_BYTES:
             return False
         self.members += other.members
         self.earliest, self.latest, self.nbytes = earliest, latest, self.nbytes + other.nbytes

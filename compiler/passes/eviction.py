@@ -359,7 +359,7 @@ class Eviction:
         return copy
 
 
-_ITS_OWN = ("key", "stands_for", "reason", "named", "why")
+_ITS_OWN = ("key", "stands_for", "reason", "named", "why", "fused")
 """What of a call's meta is not that of the same call made again."""
 
 

@@ -39,31 +39,40 @@ class Rematerialize(Pass):
 
     name = "rematerialize"
 
-    def __init__(self, limit: int, target: str = "cpu", margin: int = 0) -> None:
-        """`margin` bytes are kept free below the limit, for what later passes add."""
+    def __init__(self, limit: int, target: str = "cpu") -> None:
         self.limit = limit
         self.target = target
-        self.margin = margin
         self.costs: dict[str, Any] = {}
-        """What the last run did, for `Plan.costs`: "recomputed" with the peak in bytes "without" it, how many "calls"
-        are made again and the "seconds" that they are estimated to take, and for each of the "values" that were given
-        up its name, its bytes, and the values between which these are free."""
+        """What the last run did, for `Plan.costs`: "memory_limit", "peak_bytes", and "recomputed" with the peak
+        "without" it, how many "calls" are made again and the "seconds" that they are estimated to take, and for each of
+        the "values" that were given up its name, its bytes, and the values between which these are free."""
 
     def run(self, graph: Graph) -> Graph:
         buffers = Buffers(graph, self.target)
-        aim = self.limit - self.margin
-        self.costs = {"recomputed": {"without": buffers.peak, "calls": 0, "seconds": 0.0, "values": []}}
-        if buffers.peak <= aim:
+        if buffers.peak <= self.limit:
+            self._note(buffers, buffers.peak, 0, None)
             return graph
         for collectives in (False, True):
-            if (found := self._within(buffers, aim, collectives)) is not None:
+            if (found := self._within(buffers, collectives)) is not None:
                 return found
-        raise self._error(self._lowest(buffers, aim), buffers.peak)
+        raise self._error(self._lowest(buffers), buffers.peak)
 
-    def _within(self, buffers: Buffers, aim: int, collectives: bool) -> Graph | None:
+    def _note(self, buffers: Buffers, peak: int, calls: int, walk: Eviction | None) -> None:
+        self.costs = {
+            "memory_limit": self.limit,
+            "peak_bytes": peak,
+            "recomputed": {
+                "without": buffers.peak,
+                "calls": calls,
+                "seconds": walk.seconds if walk else 0.0,
+                "values": [list(each) for each in walk.saved] if walk else [],
+            },
+        }
+
+    def _within(self, buffers: Buffers, collectives: bool) -> Graph | None:
         """The graph with no more made again than has to be, or None. The walk's reckoning leaves out what giving up a
         value changes in which calls write in place; where that makes it miss, it aims lower."""
-        target = aim
+        target = self.limit
         for _ in range(_ATTEMPTS):
             walk = Eviction(buffers, target, collectives)
             reached = walk.run()
@@ -71,20 +80,18 @@ class Rematerialize(Pass):
                 return None
             found = walk.applied()
             peak = peak_of(found, self.target)
-            if peak <= aim:
-                self.costs["recomputed"].update(
-                    calls=recomputed(found), seconds=walk.seconds, values=[list(each) for each in walk.saved]
-                )
+            if peak <= self.limit:
+                self._note(buffers, peak, recomputed(found), walk)
                 return found
             if not reached:
                 return None
-            target -= peak - aim
+            target -= peak - self.limit
         return None
 
-    def _lowest(self, buffers: Buffers, aim: int) -> Graph:
+    def _lowest(self, buffers: Buffers) -> Graph:
         """The graph with the lowest peak that is found by bisection."""
         best, lowest = buffers.graph, buffers.peak
-        low, high = aim, buffers.peak
+        low, high = self.limit, buffers.peak
         for _ in range(_ATTEMPTS):
             walk = Eviction(buffers, (low + high) // 2, collectives=True)
             reached = walk.run()
@@ -121,8 +128,6 @@ class Rematerialize(Pass):
         if len(values) > _SHOWN:
             rest = sum(size for size, _, _ in values[_SHOWN:])
             lines.append(f"  and {len(values) - _SHOWN} more, {format_bytes(rest)} together")
-        if self.margin:
-            lines.append(f"Of the limit, {format_bytes(self.margin)} are needed by generated kernels.")
         lines.append("Shard what is replicated over a mesh dim, take a smaller batch, or raise the limit.")
         return MonarchError(
             f"'{graph.name}' does not fit in {self.limit:,} bytes ({format_bytes(self.limit)}) a worker: it takes"

@@ -43,7 +43,7 @@ def test_unknown_passes() -> None:
     assert str(caught.value) == (
         "unknown pass 'partition-by-dta'\n"
         "  did you mean partition-by-data? Passes are simplify-views, decompose, partition-by-mesh, "
-        "simplify-reductions, join-collectives, rematerialize, fuse-kernels, partition-by-data, partition-by-model."
+        "simplify-reductions, join-collectives, fuse-kernels, rematerialize, partition-by-data, partition-by-model."
     )
 
 
