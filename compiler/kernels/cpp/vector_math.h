@@ -71,39 +71,49 @@ MONARCH_INLINE float exp_reduce(float x, float& r) {
     return n;
 }
 
-// 2^n is multiplied in in two steps, so that a subnormal result is rounded once, at the end. NaN stays NaN: it passes the
-// bounds, and r with it.
-MONARCH_INLINE float exp_(float x) {
-    float c = x < -104.0f ? -104.0f : x, r;
-    c = c > 89.0f ? 89.0f : c;
-    int32_t n = (int32_t)exp_reduce(c, r), half = n >> 1;
+// For x from -104 to 89. 2^n is multiplied in in two steps, so that a subnormal result is rounded once, at the end.
+MONARCH_INLINE float exp_within(float x) {
+    float r;
+    int32_t n = (int32_t)exp_reduce(x, r), half = n >> 1;
     float p = fma_(exp_tail(r), r * r, r) + 1.0f;
     return p * as_float((half + 127) << 23) * as_float((n - half + 127) << 23);
 }
 
-// 2^n (e^r - 1) + (2^n - 1), both halved so that 2^128 can be written.
-MONARCH_INLINE float expm1_(float x) {
-    float c = x < -30.0f ? -30.0f : x, r;
-    c = c > 89.0f ? 89.0f : c;
-    float n = exp_reduce(c, r), q = fma_(exp_tail(r), r * r, r);
+// NaN passes the bounds, and stays NaN.
+MONARCH_INLINE float exp_(float x) {
+    float c = x < -104.0f ? -104.0f : x;
+    return exp_within(c > 89.0f ? 89.0f : c);
+}
+
+// For x <= 0.
+MONARCH_INLINE float exp_below(float x) { return exp_within(x < -104.0f ? -104.0f : x); }
+
+// For x from -30 to 89: 2^n (e^r - 1) + (2^n - 1), both halved so that 2^128 can be written.
+MONARCH_INLINE float expm1_within(float x) {
+    float r, n = exp_reduce(x, r), q = fma_(exp_tail(r), r * r, r);
     float scale = as_float(((int32_t)n + 126) << 23);
     float result = 2.0f * fma_(scale, q, scale - 0.5f);
     return __builtin_fabsf(x) < 0x1p-25f ? x : result;
 }
 
+MONARCH_INLINE float expm1_(float x) {
+    float c = x < -30.0f ? -30.0f : x;
+    return expm1_within(c > 89.0f ? 89.0f : c);
+}
+
 // With e = e^-|x| and s = e / (1 + e), the smaller of the two sides: 1 - s, or e - e s, which has fewer roundings than s.
 MONARCH_INLINE float sigmoid_(float x) {
-    float e = exp_(-__builtin_fabsf(x)), s = e / (1.0f + e);
+    float e = exp_below(-__builtin_fabsf(x)), s = e / (1.0f + e);
     return x < 0.0f ? fma_(-e, s, e) : 1.0f - s;
 }
 
 // (e^2x - 1) / (e^2x + 1)
 MONARCH_INLINE float tanh_(float x) {
-    float a = __builtin_fabsf(x), t = expm1_(2.0f * (a > 10.0f ? 10.0f : a));
+    float a = __builtin_fabsf(x), t = expm1_within(2.0f * (a > 10.0f ? 10.0f : a));
     return __builtin_copysignf(t / (t + 2.0f), x);
 }
 
-// Odd polynomial below 0.95; 1 - e^-(x P(x)) above, where x P(x) = -log(1 - erf x).
+// Odd polynomial below 0.95; 1 - e^-(x P(x)) above, where x P(x) = -log(1 - erf x) up to 4, and enough beyond.
 MONARCH_INLINE float erf_(float x) {
     float a = __builtin_fabsf(x), s = a * a;
     float p = 0x1.589470p-14f;
@@ -114,15 +124,14 @@ MONARCH_INLINE float erf_(float x) {
     p = fma_(p, s, -0x1.812742p-2f);
     p = fma_(p, s, 0x1.06eba8p-3f);
     float small = fma_(p, a, a);
-    float b = a > 4.0f ? 4.0f : a;
     float q = 0x1.9e0bc0p-17f;
-    q = fma_(q, b, -0x1.5e2efcp-12f);
-    q = fma_(q, b, 0x1.e3687ap-9f);
-    q = fma_(q, b, -0x1.86e912p-6f);
-    q = fma_(q, b, 0x1.b39ca8p-4f);
-    q = fma_(q, b, 0x1.452978p-1f);
-    q = fma_(q, b, 0x1.20f03cp+0f);
-    float large = 1.0f - exp_(-q * b);
+    q = fma_(q, a, -0x1.5e2efcp-12f);
+    q = fma_(q, a, 0x1.e3687ap-9f);
+    q = fma_(q, a, -0x1.86e912p-6f);
+    q = fma_(q, a, 0x1.b39ca8p-4f);
+    q = fma_(q, a, 0x1.452978p-1f);
+    q = fma_(q, a, 0x1.20f03cp+0f);
+    float large = 1.0f - exp_below(-q * a);
     return __builtin_copysignf(a < 0.95f ? small : large, x);
 }
 
