@@ -97,7 +97,7 @@ def adamw(
     variant: Variant = VARIANTS[0],
 ) -> None:
     """One update in place; `step` counts from 1. `scale`: float32 [1], multiplies the gradients."""
-    beta1, beta2 = betas
+    beta1, beta2 = map(float, betas)
     kinds = [getattr(tl, _NAMES[TYPES[dtype]]) for dtype in table.dtypes]
     launch(
         _update,
@@ -107,11 +107,11 @@ def adamw(
         SIZES=table.sizes,
         PIECES=table.pieces,
         SCALE=scale,
-        decay=1 - lr * weight_decay,
+        decay=float(1 - lr * weight_decay),
         step_size=lr / (1 - beta1**step),
         correction=1 / math.sqrt(1 - beta2**step),
-        beta1=float(beta1),
-        beta2=float(beta2),
+        beta1=beta1,
+        beta2=beta2,
         rest1=1 - beta1,
         rest2=1 - beta2,
         eps=float(eps),

@@ -134,7 +134,7 @@ def _norm(
         columns=columns,
         stride_x=rows.stride(0),
         stride_residual=0 if added is None else added.stride(0),
-        eps=eps,
+        eps=float(eps),
     )
     return y, summed, mean, rstd
 

@@ -27,7 +27,7 @@ def _activated(x: Tensor, activation: str) -> Tensor:
     }[activation]()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(("rows", "columns", "inner"), [(128, 64, 64), (100, 70, 50), (1, 33, 200), (5, 3, 1)])
 def test_shapes(rows: int, columns: int, inner: int, dtype: torch.dtype) -> None:
     a, b = torch.randn(rows, inner).to(dtype), torch.randn(inner, columns).to(dtype)
