@@ -162,8 +162,10 @@ def _buffers(nest: Nest) -> tuple[int, ...]:
 
 
 def _any_size(nest: Nest) -> bool:
-    """Whether a function can learn the nest's size when it runs."""
-    return len(nest.dims) == 1 and not nest.reduced
+    """Whether a function can learn the nest's size when it runs. The sum of one value, taken n times, is a product with
+    a number that is known before."""
+    varying = all(nest.varies[each.arg] for each in nest.body if isinstance(each, Reduce))
+    return len(nest.dims) == 1 and (not nest.reduced or varying)
 
 
 class _Work:
@@ -211,7 +213,7 @@ class _Work:
     def wide(self) -> bool:
         """Whether positions and addresses need 64 bits."""
         nest = self.shown.nest
-        reach = [axis.blocks * axis.block for axis in self.plan.axes] + [self.programs() * self.plan.splits]
+        reach = [axis.blocks * axis.block for axis in self.plan.axes] + [sum(self.counts(self.plan.splits))]
         for member in self.members:
             for statement in member.nest.body:
                 if isinstance(statement, Load | Store):
@@ -221,13 +223,20 @@ class _Work:
                     reach.append(statement.index.last(member.nest.dims) + further)
         return max(reach, default=0) + self.plan.slice * bool(nest.reduced) + 65536 > torch.iinfo(torch.int32).max
 
-    def programs(self) -> int:
-        return sum(self.programs_of(member) for member in self.members)
+    @property
+    def runtime(self) -> bool:
+        return any(axis.runtime for axis in self.plan.axes)
 
-    def programs_of(self, member: _Member) -> int:
-        if not self.plan.axes or not self.plan.axes[0].runtime:
-            return self.plan.programs
-        return -(-member.nest.dims[0] // self.plan.axes[0].block)
+    def counts(self, splits: int) -> list[int]:
+        """How many programs each nest takes in a launch in which r is split, if `splits` is more than 1."""
+        if not self.runtime:
+            return [self.plan.programs * splits] * len(self.members)
+        if not self.plan.kept:
+            return [self.splits_of(member) if splits > 1 else 1 for member in self.members]
+        return [-(-member.nest.dims[0] // self.plan.axes[0].block) for member in self.members]
+
+    def splits_of(self, member: _Member) -> int:
+        return -(-member.nest.dims[0] // self.plan.slice)
 
     def parts(self) -> int:
         """How many partial results each split reduction leaves."""
@@ -286,31 +295,33 @@ class _Work:
 
     def add(self, function: Function, splits: int) -> None:
         pointers = list(function.used)
-        counts = [self.programs_of(member) * splits for member in self.members]
+        counts = self.counts(splits)
         choice: list[str] = []
         if len(self.members) > 1:
             own = [slot for slot in range(len(self.shown.buffers)) if f"p{slot}" in function.used]
             chosen = [self.buffer_name(member.buffers[slot]) for member in self.members for slot in own]
             pointers = [name for name in pointers if not name.startswith("p")] + list(dict.fromkeys(chosen))
-            choice = ["number = tl.program_id(0)", *self.choose(0, len(self.members), counts, own, splits)]
+            choice = ["number = tl.program_id(0)", *self.choose(0, len(self.members), counts, own)]
         self.emitter.add(function, function.lines, sum(counts), choice, _sorted(pointers))
 
-    def choose(self, first: int, last: int, counts: Sequence[int], own: Sequence[int], splits: int) -> list[str]:
+    def choose(self, first: int, last: int, counts: Sequence[int], own: Sequence[int]) -> list[str]:
         """A tree of branches that ends at a nest: a program passes through few of them."""
         if last - first > 1:
             middle = (first + last) // 2
             return [
                 f"if number < {sum(counts[:middle])}:",
-                *(f"    {line}" for line in self.choose(first, middle, counts, own, splits)),
+                *(f"    {line}" for line in self.choose(first, middle, counts, own)),
                 "else:",
-                *(f"    {line}" for line in self.choose(middle, last, counts, own, splits)),
+                *(f"    {line}" for line in self.choose(middle, last, counts, own)),
             ]
         member = self.members[first]
         found = [f"start = tl.full([], {sum(counts[:first])}, tl.int32)"]
-        if self.plan.axes and self.plan.axes[0].runtime:
+        if self.runtime:
             found.append(f"n = tl.full([], {member.nest.dims[0]}, tl.{'int64' if self.wide() else 'int32'})")
         if self.partials:
             found.append(f"base = tl.full([], {first * self.parts() // len(self.members)}, tl.int32)")
+            if self.runtime:
+                found.append(f"parts = tl.full([], {self.splits_of(member)}, tl.int32)")
         return found + [f"p{slot} = {self.buffer_name(member.buffers[slot])}" for slot in own]
 
 

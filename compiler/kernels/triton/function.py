@@ -497,8 +497,10 @@ class Function:
             block = ceiling(self.schedule.splits)
             self.constants["PBLOCK"] = block
             self.define("part", "part", self.lanes("r", "PBLOCK"))
-            if block != self.schedule.splits:
-                self.masks["part"] = self.define("part_in", "part_in", f"part < {self.schedule.splits}")
+            runtime = self.schedule.axes[self.schedule.r].runtime
+            if runtime or block != self.schedule.splits:
+                parts = "parts" if runtime else str(self.schedule.splits)
+                self.masks["part"] = self.define("part_in", "part_in", f"part < {parts}")
         mask = self.mask(self.schedule.kept, self.masks.get("part", ""))
         parts, pointer = f"v{number}_parts", self.partial_pointer(number, "part")
         self.write(f"{parts} = tl.load({pointer}{f', mask={mask}' if mask else ''})")

@@ -437,6 +437,47 @@ def test_equal_nests_with_a_reduction_are_one_function_also_where_it_is_split() 
     check(long, data(long))
 
 
+@pytest.mark.parametrize(
+    ("sizes", "launches"),
+    [([5000, 8000, 300], [3]), ([70_000, 8000, 1, 300, 41_000], [12 + 2 + 1 + 7, 4, 1]), ([500, 500], [2])],
+)
+def test_norms_of_many_tensors_are_one_function(sizes: list[int], launches: list[int]) -> None:
+    inputs = ", ".join(f"a{at}: f32[{size}]" for at, size in enumerate(sizes))
+    outputs = ", ".join(f"b{at}: f32[]" for at in range(len(sizes)))
+    nests = [
+        f"""nest [ | {size}] {{
+          %0 = load a{at} [1]
+          %1 = mul f32(%0, %0)
+          %2 = reduce sum %1
+          %3 = sqrt f32(%2)
+          %4 = store b{at} [0] %3
+        }}"""
+        for at, size in enumerate(sizes)
+        if size > 1
+    ]
+    nests += [f"nest [] {{\n%0 = load a{at} []\n%1 = store b{at} [] %0\n}}" for at, n in enumerate(sizes) if n == 1]
+    kernel = parse_kernel(f"kernel norms({inputs}) -> ({outputs})\n" + "\n".join(nests))
+    assert [launch.grid for launch in emit(kernel).launches] == launches
+    check(kernel, data(kernel))
+
+
+def test_a_loop_over_sizes_that_differ_and_what_is_stored_from_it() -> None:
+    kernel = parse_kernel(
+        "kernel scaled(a0: f32[30000], a1: f32[9000]) -> (b0: f32[30000], b1: f32[9000])\n"
+        + "\n".join(
+            f"""nest [ | {size}] {{
+              %0 = load a{at} [1]
+              %1 = reduce max %0
+              %2 = div f32(%0, %1)
+              %3 = store b{at} [1] %2
+            }}"""
+            for at, size in enumerate((30_000, 9000))
+        )
+    )
+    assert [launch.grid for launch in emit(kernel).launches] == [5 + 2, 5 + 2]
+    check(kernel, data(kernel))
+
+
 def test_arithmetic_is_in_64_bits_only_where_it_must_be() -> None:
     def copy(n: int) -> str:
         return emit(
