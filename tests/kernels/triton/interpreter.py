@@ -269,8 +269,6 @@ class Builder(InterpreterBuilder):
     def cast_impl(self, src: TensorHandle, dst_type: tl.dtype) -> TensorHandle:
         return TensorHandle(encode(decode(src.data, src.dtype), dst_type.scalar), dst_type.scalar)
 
-    # Triton's class binds these names to its own cast_impl's callers, which find the method above.
-
     def create_fp_to_fp(self, src: TensorHandle, dst_type: tl.dtype, rounding_mode: Any) -> TensorHandle:
         if rounding_mode == upstream._ir.ROUNDING_MODE.RTZ:
             raise NotImplementedError("casts that round toward zero")

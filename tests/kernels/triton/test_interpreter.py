@@ -53,6 +53,12 @@ def _functions(X, OUT, N: tl.constexpr):
 
 
 @triton.jit
+def _bessel(X, OUT, N: tl.constexpr):
+    i = tl.arange(0, N)
+    tl.store(OUT + i, libdevice.j1(tl.load(X + i)))
+
+
+@triton.jit
 def _copy(X, OUT, n, stride, BLOCK: tl.constexpr, MASKED: tl.constexpr):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = i < n if MASKED else i >= 0
@@ -118,6 +124,11 @@ def test_libdevice() -> None:
     with interpreting():
         _functions[(1,)](x, out, N=64)
     assert_close(out, x.tanh() + (x * x).pow(0.25) + x.erf())
+
+
+def test_a_libdevice_function_that_the_interpreter_lacks_is_an_error() -> None:
+    with interpreting(), pytest.raises(NotImplementedError, match="libdevice.j1 is not in the table"):
+        _bessel[(1,)](torch.randn(64), torch.empty(64), N=64)
 
 
 def test_an_access_out_of_bounds_is_a_fault() -> None:

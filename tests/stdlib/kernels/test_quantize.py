@@ -69,6 +69,24 @@ def test_sums_of_parts(out: torch.dtype) -> None:
     assert_near(total, each.double().sum(0))
 
 
+@pytest.mark.parametrize("to", [torch.int8, torch.float8_e4m3fn], ids=str)
+def test_an_all_reduce_of_8_bit_blocks(to: torch.dtype) -> None:
+    """Four workers' parts of the exchange, one after the other: each sums a quarter, and all get all quarters."""
+    workers, size = 4, 512
+    x = torch.randn(workers, workers * size)
+    with launching():
+        sent = [[quantize(part, to, block=64) for part in own.split(size)] for own in x]
+        sums = []
+        for quarter in range(workers):
+            q, scales = (torch.stack([sent[worker][quarter][i] for worker in range(workers)]) for i in (0, 1))
+            sums.append(quantize(dequantize_sum(q, scales, block=64), to, block=64))
+        total = torch.cat([dequantize(q, scales, block=64) for q, scales in sums])
+    exact = x.double().sum(0)
+    steps = x.abs().amax(1).sum() + exact.abs().max()  # what is rounded on the way: each worker's part, then the sum
+    assert (total.double() - exact).abs().max() <= steps * (0.5 / 127 if to == torch.int8 else 2.0**-4)
+    assert (total.double() - exact).norm() <= 0.04 * exact.norm()
+
+
 def test_every_variant_gives_the_same() -> None:
     x = torch.randn(5000)
     with launching():
