@@ -85,19 +85,30 @@ def adamw_table(
     )
 
 
-def adamw(
-    table: AdamWTable,
+def adamw_rates(
     *,
     step: int,
     lr: float,
     betas: tuple[float, float] = (0.9, 0.999),
     eps: float = 1e-8,
     weight_decay: float = 0.01,
-    scale: Tensor | None = None,
-    variant: Variant = VARIANTS[0],
-) -> None:
-    """One update in place; `step` counts from 1. `scale`: float32 [1], multiplies the gradients."""
-    beta1, beta2 = map(float, betas)
+    device: torch.device | str | None = None,
+) -> Tensor:
+    """What an update takes besides tensors, float32 [8]; `step` counts from 1.
+
+    A tensor, and not numbers of the launch, so that a CUDA graph of a step can be run again with the next step's.
+    """
+    beta1, beta2 = betas
+    step_size, correction = lr / (1 - beta1**step), 1 / math.sqrt(1 - beta2**step)
+    rates = [1 - lr * weight_decay, step_size, correction, eps, beta1, beta2, 1 - beta1, 1 - beta2]
+    return torch.tensor(rates, dtype=torch.float32, device=device)
+
+
+def adamw(table: AdamWTable, rates: Tensor, *, scale: Tensor | None = None, variant: Variant = VARIANTS[0]) -> None:
+    """One update in place. `rates`: of `adamw_rates`, on the parameters' device; `scale`: float32 [1], for the
+    gradients."""
+    if rates.shape != (8,):
+        raise MonarchError(f"rates are {list(rates.shape)}", hint="adamw_rates(step=…, lr=…) makes them")
     kinds = [getattr(tl, _NAMES[TYPES[dtype]]) for dtype in table.dtypes]
     launch(
         _update,
@@ -106,15 +117,8 @@ def adamw(
         ADDRESSES=table.addresses,
         SIZES=table.sizes,
         PIECES=table.pieces,
+        RATES=rates,
         SCALE=scale,
-        decay=float(1 - lr * weight_decay),
-        step_size=lr / (1 - beta1**step),
-        correction=1 / math.sqrt(1 - beta2**step),
-        beta1=beta1,
-        beta2=beta2,
-        rest1=1 - beta1,
-        rest2=1 - beta2,
-        eps=float(eps),
         PARAMETER=kinds[0],
         GRADIENT=kinds[1],
         FIRST=kinds[2],
@@ -131,15 +135,8 @@ def _update(
     ADDRESSES,
     SIZES,
     PIECES,
+    RATES,
     SCALE,
-    decay,
-    step_size,
-    correction,
-    beta1,
-    beta2,
-    rest1,
-    rest2,
-    eps,
     PARAMETER: tl.constexpr,
     GRADIENT: tl.constexpr,
     FIRST: tl.constexpr,
@@ -164,36 +161,15 @@ def _update(
     at = start + tl.arange(0, BLOCK)
     # A mask that ends anywhere would make every load one of single elements.
     if start + BLOCK <= size:
-        _piece(
-            parameters, gradients, firsts, seconds, copies, scale, decay, step_size, correction, beta1, beta2, rest1,
-            rest2, eps, at, None,
-        )  # fmt: skip
+        _piece(parameters, gradients, firsts, seconds, copies, RATES, scale, at, None)
     else:
-        _piece(
-            parameters, gradients, firsts, seconds, copies, scale, decay, step_size, correction, beta1, beta2, rest1,
-            rest2, eps, at, at < size,
-        )  # fmt: skip
+        _piece(parameters, gradients, firsts, seconds, copies, RATES, scale, at, at < size)
 
 
 @triton.jit
-def _piece(
-    PARAMETER,
-    GRADIENT,
-    FIRST,
-    SECOND,
-    COPY,
-    scale,
-    decay,
-    step_size,
-    correction,
-    beta1,
-    beta2,
-    rest1,
-    rest2,
-    eps,
-    at,
-    inside,
-):
+def _piece(PARAMETER, GRADIENT, FIRST, SECOND, COPY, RATES, scale, at, inside):
+    decay, step_size, correction, eps = tl.load(RATES), tl.load(RATES + 1), tl.load(RATES + 2), tl.load(RATES + 3)
+    beta1, beta2, rest1, rest2 = tl.load(RATES + 4), tl.load(RATES + 5), tl.load(RATES + 6), tl.load(RATES + 7)
     gradient = tl.load(GRADIENT + at, mask=inside).to(tl.float32) * scale
     first = beta1 * tl.load(FIRST + at, mask=inside).to(tl.float32) + rest1 * gradient
     second = beta2 * tl.load(SECOND + at, mask=inside).to(tl.float32) + rest2 * gradient * gradient

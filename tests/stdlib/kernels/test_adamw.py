@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from monarch.compiler.errors import MonarchError
-from monarch.stdlib.kernels.adamw import BLOCK, VARIANTS, AdamWTable, adamw, adamw_table
+from monarch.stdlib.kernels.adamw import BLOCK, VARIANTS, AdamWTable, adamw, adamw_rates, adamw_table
 from tests.kernels.triton.assembly import assert_wide
 from tests.stdlib.kernels.numerics import TARGETS, assert_near, compiled, launching, meta
 
@@ -32,7 +32,7 @@ def test_steps_are_those_of_torch(dtype: torch.dtype) -> None:
             for g, like in zip(gradients, exact, strict=True):
                 g.copy_(torch.randn(g.shape))
                 like.grad = 0.5 * g.double()
-            adamw(table, step=step, **SETTINGS, scale=torch.tensor([0.5]))
+            adamw(table, adamw_rates(step=step, **SETTINGS), scale=torch.tensor([0.5]))
             optimizer.step()
     for place, (parameter, like) in enumerate(zip(parameters, exact, strict=True)):
         assert_near(parameter, like.detach(), scale=4)
@@ -47,13 +47,15 @@ def test_a_gradient_of_zero_leaves_only_the_decay() -> None:
     zeros = [[torch.zeros_like(p) for p in parameters] for _ in range(3)]
     table = adamw_table(parameters, *zeros)
     with launching(*(tensor for row in table.tensors for tensor in row)):
-        adamw(table, step=1, lr=0.1, weight_decay=0.5)
+        adamw(table, adamw_rates(step=1, lr=0.1, weight_decay=0.5))
     for old, new in zip(before, parameters, strict=True):
         assert_near(new, old.double() * 0.95)
 
 
 def test_errors() -> None:
     a, b = torch.zeros(8), torch.zeros(8)
+    with pytest.raises(MonarchError, match=r"rates are \[3\]"):
+        adamw(adamw_table([a], [a], [a], [a]), torch.zeros(3))
     with pytest.raises(MonarchError, match="no parameters"):
         adamw_table([], [], [], [])
     with pytest.raises(MonarchError, match=r"tensor 1 of the update has 8 elements of torch.float32; .* one of 9 of"):
@@ -73,5 +75,7 @@ def _meta_table() -> AdamWTable:
 def test_compiled(target: str) -> None:
     scale = meta(1, dtype=torch.float32)
     for variant in VARIANTS[: None if target == "cuda:90" else 1]:
-        for kernel in compiled(target, adamw, _meta_table(), step=1, lr=1e-3, scale=scale, variant=variant):
+        for kernel in compiled(
+            target, adamw, _meta_table(), meta(8, dtype=torch.float32), scale=scale, variant=variant
+        ):
             assert_wide(kernel)

@@ -29,7 +29,7 @@ CALLS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = {
     "cross_entropy_parts": (cross_entropy_parts, (ROW, meta(1, dtype=torch.int64)), {"first": 1}),
     "cross_entropy_backward": (cross_entropy_backward, (ROW, meta(1, dtype=torch.int64), FLOAT, FLOAT), {"first": 1}),
     "rotary": (rotary, (TINY, rotary_table(1, 16, device="meta")), {}),
-    "adamw": (adamw, (adamw_table(*[[FLOAT]] * 4),), {"step": 1, "lr": 1}),
+    "adamw": (adamw, (adamw_table(*[[FLOAT]] * 4), meta(8, dtype=torch.float32)), {}),
     "attention, one query": (attention, (TINY, meta(1, 50, 1, 16), meta(1, 50, 1, 16)), {"causal": True, "window": 9}),
     "attention": (attention, (TINY, TINY, TINY), {"causal": True}),
     "attention_backward": (
