@@ -20,7 +20,7 @@ from monarch.compiler.kernels.triton.function import Function, comment
 from monarch.compiler.kernels.triton.loops import accesses, levels, live, simplified
 from monarch.compiler.kernels.triton.operations import COMBINERS, reduction_dtype
 from monarch.compiler.kernels.triton.schedule import LARGEST_GRID, Schedule, schedule
-from monarch.compiler.kernels.triton.source import Launch, Scratch, TritonSource
+from monarch.compiler.kernels.triton.source import ERROR, Launch, Scratch, TritonSource
 
 MOST_POINTERS = 448
 """In one launch: CUDA takes 4,096 bytes of parameters."""
@@ -326,5 +326,6 @@ class _Work:
 
 
 def _sorted(pointers: Sequence[str]) -> list[str]:
-    """Inputs, outputs, scratch and the error word, each by its number."""
-    return sorted(pointers, key=lambda name: ("abs".find(name[0]) % 4, int(name[1:] or 0) if name[1:].isdigit() else 0))
+    """Inputs, outputs and scratch, each by its number, and the error word last."""
+    numbered = [name for name in pointers if name != ERROR]
+    return sorted(numbered, key=lambda name: (name[0], int(name[1:]))) + [ERROR] * (ERROR in pointers)

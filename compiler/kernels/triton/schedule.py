@@ -20,9 +20,10 @@ ENOUGH_PROGRAMS = 256
 MOST_SPLITS = 512
 TILE = 2048
 """Elements of a tile that a program loops with: eight for each thread of eight warps."""
-PERSISTENT = 8192
-"""The longest r in one tile, and with one value of 4 bytes, 64 registers of a thread at eight warps."""
+PERSISTENT = 16384
+"""The longest r in one tile: 32 elements for each thread of sixteen warps."""
 PERSISTENT_REGISTERS = 96
+"""The most that a thread may keep of such a tile; more would spill."""
 LARGEST_GRID = 2**31 - 1
 
 
