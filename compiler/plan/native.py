@@ -137,6 +137,6 @@ def _failure(kernel: Kernel, failed: int) -> IndexError:
             statement = nest.body[number]
             assert isinstance(statement, Load)
             where = f" ({nest.lines[number]})" if nest.lines and nest.lines[number] else ""
-            return IndexError(f"an index is out of range: there are {statement.size} rows{where}")
+            return IndexError(f"index out of range in {kernel.name}: there are {statement.size} rows{where}")
         number -= len(nest.body)
     raise AssertionError(f"kernel {kernel.name} gave {failed}")
