@@ -24,9 +24,9 @@ _INPUT, _STATE, _SCALAR, _SEED = range(4)
 class Variant:
     """One way in which a program was traced, compiled. `holds` asks whether it fits a call; `run` runs it."""
 
-    def __init__(self, trace: Trace, memory_limit: int | None = None) -> None:
+    def __init__(self, trace: Trace, memory_limit: int | None = None, rounding: str = "eager") -> None:
         graph = trace.graph
-        self.plan: Plan = compile_graph(graph, memory_limit=memory_limit)
+        self.plan: Plan = compile_graph(graph, memory_limit=memory_limit, rounding=rounding)
         self.key = trace.key
         self.mesh = trace.mesh
         self._aliases: dict[str, list[str]] = {}
@@ -186,9 +186,10 @@ class Variant:
             cell = ref()
             if cell is not None:
                 cell.handle = None
-        for leaf, grad in self._assigned:
-            if leaf.grad is not grad:
-                leaf.grad = None
+        if self._fresh:  # other tensors are the leaves' gradients still
+            for leaf, grad in self._assigned:
+                if leaf.grad is not grad:
+                    leaf.grad = None
 
     def _lose_made(self) -> None:
         """The step could not start: who reads what was given up for it is told so."""
