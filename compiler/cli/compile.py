@@ -123,6 +123,12 @@ def summary(plan: Plan, path: Path) -> dict[str, Any]:
     }
 
 
+def _machine_code(plan: Plan) -> Iterator[tuple[str, str]]:
+    if plan.binaries:
+        together = sum(len(launch.binary) for each in plan.binaries for launch in each.launches)
+        yield "machine code", f"{size(together)}, of {count(len(plan.binaries), 'generated kernel')}"
+
+
 def _show(out: Console, plan: Plan, path: Path) -> None:
     made = summary(plan, path)
     line(out, plain(plan.name, "bold"), f"on {plan.mesh}: {count(plan.mesh.workers, 'worker')}, for {plan.target}")
@@ -137,6 +143,7 @@ def _show(out: Console, plan: Plan, path: Path) -> None:
         [
             ("ops", f"{made['ops']:,}, with {count(together, 'collective')}"),
             ("peak memory of a worker", size(made["peak_bytes"]) + _limited(made)),
+            *_machine_code(plan),
         ],
     )
     if collectives:

@@ -83,6 +83,7 @@ def test_a_plan_for_a_gpu_carries_machine_code_for_each_kernel(folder: Path, mon
     assert plan.costs["seconds"]["kernels"] > 0
     told = re.findall(r"^kernel (\w+) ", done.err, re.MULTILINE)
     assert told == [kernel.name for kernel in kernels.values()]
+    assert re.search(rf"^  machine code +[\d.]+ KiB, of {len(kernels)} generated kernels$", done.out, re.MULTILINE)
 
 
 def test_what_generated_kernels_read_and_write(folder: Path, monarchc: Run) -> None:

@@ -6,7 +6,6 @@ everything else before it. Each value is computed once in a scope.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -555,4 +554,4 @@ def at(pointer: str, address: str) -> str:
 
 def comment(text: str) -> str:
     """One line that nothing after it can leave, for a comment."""
-    return re.sub(r"[^\x20-\x7e]", "?", text)[:200]
+    return "".join(letter if letter.isprintable() else "?" for letter in text[:200])

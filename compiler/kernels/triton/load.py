@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -41,7 +42,8 @@ class GpuKernel:
         for output, operand in enumerate(self.over):
             if operand >= 0 and not may_overwrite(kernel, output, operand):
                 raise MonarchError(f"output {output} of kernel {kernel.name} cannot overwrite operand {operand}")
-        self.launches = [(launch, _launcher(kernel, binary, launch)) for launch in binary.launches]
+        with _current(device):
+            self.launches = [(launch, _launcher(kernel, binary, launch)) for launch in binary.launches]
         self.scratch = [torch.empty(numel, dtype=dtype, device=device) for dtype, numel in binary.scratch]
         self.error = torch.zeros(1, dtype=torch.int32, device=device)
 
@@ -52,9 +54,10 @@ class GpuKernel:
             for b, at in zip(self.kernel.outputs, self.over, strict=True)
         ]
         memory = {"a": operands, "b": outputs, "s": self.scratch}
-        for launch, run in self.launches:
-            pointers = [self.error if name == ERROR else memory[name[0]][int(name[1:])] for name in launch.arguments]
-            run(*pointers, *(value for _, value in launch.constants))
+        with _current(self.device):
+            for launch, run in self.launches:
+                found = [self.error if name == ERROR else memory[name[0]][int(name[1:])] for name in launch.arguments]
+                run(*found, *(value for _, value in launch.constants))
         return tuple(outputs)
 
     def check(self) -> None:
@@ -64,6 +67,11 @@ class GpuKernel:
             self.error.zero_()
             known = 0 < number <= len(self.binary.gathers)
             raise IndexError(self.binary.gathers[number - 1] if known else f"kernel {self.kernel.name} gave {number}")
+
+
+def _current(device: torch.device) -> AbstractContextManager[Any]:
+    """Triton launches on the current device, and on its current stream."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def _aligned(tensor: torch.Tensor) -> torch.Tensor:
