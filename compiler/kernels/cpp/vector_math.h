@@ -85,6 +85,12 @@ MONARCH_INLINE float exp_(float x) {
     return exp_within(c > 89.0f ? 89.0f : c);
 }
 
+// For x <= 0, where what is below 2^-125 does not count.
+MONARCH_INLINE float exp_normal(float x) {
+    float r, n = exp_reduce(x < -87.0f ? -87.0f : x, r);
+    return (fma_(exp_tail(r), r * r, r) + 1.0f) * as_float(((int32_t)n + 127) << 23);
+}
+
 // For x <= 0.
 MONARCH_INLINE float exp_below(float x) { return exp_within(x < -104.0f ? -104.0f : x); }
 
@@ -131,7 +137,7 @@ MONARCH_INLINE float erf_(float x) {
     q = fma_(q, a, 0x1.b39ca8p-4f);
     q = fma_(q, a, 0x1.452978p-1f);
     q = fma_(q, a, 0x1.20f03cp+0f);
-    float large = 1.0f - exp_below(-q * a);
+    float large = 1.0f - exp_normal(-q * a);
     return __builtin_copysignf(a < 0.95f ? small : large, x);
 }
 
