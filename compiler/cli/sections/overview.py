@@ -7,6 +7,7 @@ from typing import Any
 from rich.console import Console
 
 from monarch.compiler.cli.screen import amount, count, duration, heading, line, pairs, plain, size, table
+from monarch.compiler.cli.sections.memory import limits_of
 from monarch.compiler.inspect.labels import input_names
 from monarch.compiler.inspect.values import computed, further_results, kind_of, local_bytes
 from monarch.compiler.plan import Plan, TensorType
@@ -70,7 +71,9 @@ def show(out: Console, plan: Plan) -> None:
     heading(out, "in all")
     totals = [("instructions", f"{len(plan.instructions):,}")]
     if _is_number(plan.costs.get("peak_bytes")):
-        totals.append(("peak memory of a worker", size(plan.costs["peak_bytes"])))
+        limit, _ = limits_of(plan)
+        most = "" if limit is None else f" of at most {size(limit)}"
+        totals.append(("peak memory of a worker", size(plan.costs["peak_bytes"]) + most))
     if seconds := _seconds(plan.costs):
         totals.append(("compiled in", duration(sum(took for _, took in seconds))))
     pairs(out, totals)

@@ -9,11 +9,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from monarch.compiler import ops
 from monarch.compiler.errors import MonarchError
-from monarch.compiler.graph import Graph
+from monarch.compiler.graph import Graph, args_of
+from monarch.compiler.kernels.fuse import FuseKernels
 from monarch.compiler.passes.base import Pass
 from monarch.compiler.passes.buffers import Buffers
-from monarch.compiler.passes.eviction import Eviction
+from monarch.compiler.passes.eviction import RECOMPUTED, Eviction
 from monarch.compiler.passes.rematerialize import Rematerialize, peak_of, recomputed
 from monarch.compiler.pipeline import compile_graph, partition_graph
 from monarch.compiler.reference import run_reference
@@ -148,9 +150,13 @@ def test_training_gives_the_same_bits_and_stays_within_ever_lower_limits() -> No
 
 
 @settings(max_examples=60, deadline=None)
-@given(programs(max_ops=12, max_workers=4), st.integers(0, 100), st.booleans())
-def test_any_walk_leaves_a_graph_that_computes_the_same(program: Program, percent: int, collectives: bool) -> None:
+@given(programs(max_ops=12, max_workers=4), st.integers(0, 100), st.booleans(), st.booleans())
+def test_any_walk_leaves_a_graph_that_computes_the_same(
+    program: Program, percent: int, collectives: bool, fused: bool
+) -> None:
     graph = partition_graph(program.graph)
+    if fused:
+        graph = FuseKernels("all").run(graph)
     buffers = Buffers(graph, "cpu")
     walk = Eviction(buffers, buffers.start + percent * (buffers.peak - buffers.start) // 100, collectives)
     walk.run()
@@ -161,13 +167,27 @@ def test_any_walk_leaves_a_graph_that_computes_the_same(program: Program, percen
     expected, got = run_reference(graph, program.values), run_reference(made, program.values)
     assert all(torch.equal(a, b) for a, b in zip(expected[0], got[0], strict=True))
     assert all(torch.equal(got[1][label], value) for label, value in expected[1].items())
-    compile_graph(made)
+
+
+def test_kernels_are_made_again_whole() -> None:
+    """Not other kernels of the same ops, which could round otherwise."""
+    torch.manual_seed(0)
+    graph, step = training(MeshSpec.of(data=2))
+    fused = FuseKernels("all").run(graph.copy())
+    buffers = Buffers(fused, "cpu")
+    made = Rematerialize(buffers.start + (buffers.peak - buffers.start) * 2 // 3).run(fused)
+    first = {args_of(node)[1] for node in fused.calls if node.target is ops.kernel}
+    again = [node for node in made.calls if RECOMPUTED in node.meta and node.target is ops.kernel]
+    assert again and {args_of(node)[1] for node in again} <= first
+    expected, got = run_reference(fused, step.values), run_reference(made, step.values)
+    assert torch.equal(expected[0][0], got[0][0])
+    assert all(torch.equal(got[1][label], value) for label, value in expected[1].items())
 
 
 def test_a_plan_says_what_it_took() -> None:
     graph = parse_graph(TWO_LAYERS.replace("mesh<>", "mesh<data=1>"))
     limit = peak_of(graph, "cpu") - 4 * KIB
-    plan = compile_graph(graph, memory_limit=limit, report=True)
+    plan = compile_graph(graph, memory_limit=limit, report=True, kernels="off")
     assert plan.costs["memory_limit"] == limit and plan.costs["peak_bytes"] <= limit
     done = plan.costs["recomputed"]
     assert (done["without"], done["calls"]) == (limit + 4 * KIB, 1)
