@@ -6,11 +6,28 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 
-from monarch.compiler.kernels.ir import Kernel
+from monarch.compiler.kernels.check import check_kernel
+from monarch.compiler.kernels.ir import (
+    ARITHMETIC,
+    BOOL,
+    POINTWISE,
+    REDUCTIONS,
+    Buffer,
+    Index,
+    Kernel,
+    Load,
+    Nest,
+    Op,
+    Reduce,
+    Statement,
+    Store,
+)
 from monarch.compiler.kernels.text import parse_kernel
 from monarch.compiler.kernels.triton.build import compile_launches
 from monarch.compiler.kernels.triton.emit import emit
+from monarch.compiler.types import DTYPE_NAMES
 from tests.kernels.triton.assembly import assert_no_spills, assert_wide
 from tests.kernels.triton.test_emit import GATHER, LAYOUTS, REDUCED, SOFTMAX, adamw
 
@@ -50,6 +67,55 @@ def test_memory_is_read_and_written_16_bytes_at_a_time(kernel: Kernel, target: s
         assert_no_spills(compiled)
         bits = 64 if kernel.name == "embed" and target.startswith("gfx") else 128
         assert_wide(compiled, bits, WIDE.get(kernel.name, BOTH)[at])
+
+
+def every_op(dtype: torch.dtype) -> Kernel:
+    """Each op and reduction that takes a dtype, and casts to and from it."""
+    size = 256
+    body: list[Statement] = [Load(0, Index(0, (1,))), Load(1, Index(0, (1,))), Load(2, Index(0, (1,)))]
+    made: list[tuple[int, torch.dtype]] = []
+
+    def add(statement: Statement, of: torch.dtype) -> None:
+        body.append(statement)
+        made.append((len(body) - 1, of))
+
+    for name, op in POINTWISE.items():
+        if name == "cast" or dtype not in op.dtypes:
+            continue
+        args = (2, 0, 1) if name == "where" else tuple(range(op.operands)) if op.operands < 3 else (0, 1, 0)
+        of = BOOL if op.gives_bool else dtype
+        add(Op(name, args, of), of)
+    for other in DTYPE_NAMES:
+        add(Op("cast", (0,), other), other)
+        add(Op("cast", (len(body) - 1,), dtype), dtype)
+    outputs = tuple(Buffer.contiguous(of, (size,)) for _, of in made)
+    stores = tuple(Store(3 + at, Index(0, (1,)), value) for at, (value, _) in enumerate(made))
+    pointwise = Nest((size,), 0, (*body, *stores))
+    names = [name for name, dtypes in REDUCTIONS.items() if dtype in dtypes]
+    reduced = tuple(Reduce(name, 0) for name in names)
+    first = 3 + len(outputs)
+    results = tuple(Store(first + at, Index(0, (0,)), 1 + at) for at in range(len(names)))
+    reductions = Nest((size,), 1, (body[0], *reduced, *results))
+    inputs = (Buffer.contiguous(dtype, (size,)),) * 2 + (Buffer.contiguous(BOOL, (size,)),)
+    scalars = (Buffer.contiguous(dtype, ()),) * len(names)
+    kernel = Kernel("every_op", inputs, (*outputs, *scalars), (pointwise, reductions))
+    check_kernel(kernel)
+    return kernel
+
+
+@pytest.mark.parametrize("target", ["cuda:90", "gfx942"])
+@pytest.mark.parametrize("dtype", ARITHMETIC, ids=DTYPE_NAMES.get)
+def test_every_op_of_every_dtype_compiles(dtype: torch.dtype, target: str) -> None:
+    kernel = every_op(dtype)
+    for compiled in compile_launches(kernel, emit(kernel), target):
+        assert compiled.binary[:4] == b"\x7fELF"
+
+
+def test_quotients_and_roots_are_rounded_to_nearest_and_nan_goes_through() -> None:
+    kernel = every_op(torch.float32)
+    text = "".join(compiled.assembly for compiled in compile_launches(kernel, emit(kernel), "cuda:90"))
+    assert "div.rn.f32" in text and "sqrt.rn.f32" in text and "max.NaN.f32" in text
+    assert not re.search(r"\b(div\.(full|approx)|sqrt\.approx|sin\.approx|max\.f32)", text)
 
 
 def test_more_elements_than_32_bits_count() -> None:
