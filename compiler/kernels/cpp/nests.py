@@ -56,17 +56,34 @@ class NestWriter(StatementWriter):
 
     def _pointwise(self, scalars: list[int]) -> None:
         loops = self.schedule.kept
-        levels = self._levels(loops, scalars, set(), set())
         tiled = loops[-2:] if self.schedule.tile >= 0 else ()
+        self.out += [self._array("s", number, TILE * (TILE + 1)) for number in sorted(self.values.staged)]
+        levels = self._levels(loops, scalars, set(), set())
         self.out += levels[0]
         for at, dim in enumerate(loops):
             if tiled and dim == tiled[0]:
                 for each in tiled:
                     self.out += self._blocks(each, TILE)
+                self._stage(*tiled)
             if at == len(loops) - 1:
                 self.out.append(f"#pragma omp simd{self._clauses(levels[at + 1])}")
             self.out += [self._loop(dim, in_block=dim in tiled), *levels[at + 1]]
         self.out += ["}"] * (len(loops) + len(tiled))
+
+    def _stage(self, outer: int, vector: int) -> None:
+        """Copy what vectors would read at a stride, a tile at a time, to where that takes no more than the L1 cache."""
+        for number in sorted(self.values.staged):
+            load = self.body[number]
+            assert isinstance(load, Load)
+            self.out += [
+                self._loop(vector, in_block=True),
+                "#pragma omp simd",
+                self._loop(outer, in_block=True),
+                f"s{number}[{self._tile_position()}] = "
+                f"{self._pointer(load.buffer, load.index.offset, False)}[{self._address(number, load.index)}];",
+                "}",
+                "}",
+            ]
 
     def _array(self, name: str, number: int, size: int) -> str:
         return f"alignas(64) {memory_type(self.dtypes[number])} {name}{number}[{size}];"

@@ -24,6 +24,8 @@ BLOCK = 512
 """Columns that are reduced at a time: their accumulators stay in the L1 cache."""
 _MOST_KEPT = 256 << 10
 """Bytes of a thread's stack for values that later segments need again."""
+_MOST_STAGED = 16
+"""Tiles on the stack."""
 _CHEAP = 3
 """What computing a value again may cost instead of keeping it."""
 
@@ -64,6 +66,7 @@ class Segments:
         self.varies = self._varies()
         self.phases = self._phases()
         self._overwrites = overwrites
+        self.staged = self._staged()
         self.segments = self._segments()
 
     def _dtypes(self) -> list[torch.dtype]:
@@ -100,6 +103,20 @@ class Segments:
             phase = max((found[operand] for operand in operands(statement)), default=0)
             found.append(phase + isinstance(statement, Reduce))
         return found
+
+    def _staged(self) -> frozenset[int]:
+        """Loads that lie one after the other along the tile's dim, and at a stride along the vectors'."""
+        tile, vector = self.schedule.tile, self.schedule.vector
+        found = [
+            number
+            for number, statement in enumerate(self.body)
+            if tile >= 0
+            and isinstance(statement, Load)
+            and statement.gather < 0
+            and statement.index.strides[tile] == 1
+            and statement.index.strides[vector] > 1
+        ]
+        return frozenset(found[:_MOST_STAGED])
 
     def is_scalar(self, number: int) -> bool:
         """Whether a value is computed outside all segments, once and for all."""

@@ -8,6 +8,7 @@ import torch
 
 from monarch.compiler.kernels.cpp import expressions
 from monarch.compiler.kernels.cpp.expressions import TYPES
+from monarch.compiler.kernels.cpp.schedule import TILE
 from monarch.compiler.kernels.cpp.segments import Segments
 from monarch.compiler.kernels.ir import Constant, Index, Load, Op, Position, Reduce, Store
 
@@ -74,6 +75,11 @@ class StatementWriter:
             self._row_position() if self.varies[number] & self.values.reduced else self._of_block(self.schedule.vector)
         )
 
+    def _tile_position(self) -> str:
+        """The position in a tile, whose rows are one longer than they need be: so columns do not share cache sets."""
+        tile, vector = self.schedule.tile, self.schedule.vector
+        return f"(i{tile} - b{tile}) * {TILE + 1} + i{vector} - b{vector}"
+
     # -- statements ------------------------------------------------------------------------------------------------
 
     def _define(self, number: int, read_arrays: set[int]) -> list[str]:
@@ -82,6 +88,9 @@ class StatementWriter:
         head = f"const {TYPES[dtype]} v{number} = "
         if number in read_arrays:
             return [f"{head}k{number}[{self._array_position(number)}];"]
+        if number in self.values.staged:
+            truth = " != 0" if dtype == torch.bool else ""
+            return [f"{head}s{number}[{self._tile_position()}]{truth};"]
         note = self._note(number)
         match statement:
             case Load(buffer, index, gather, stride, size):
