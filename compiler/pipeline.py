@@ -44,10 +44,12 @@ def pipeline(graph: Graph, *, report: bool = False) -> list[Pass]:
     ]
 
 
-def lowering(kernels: str | None = None, memory_limit: int | None = None, target: str = "cpu") -> list[Pass]:
+def lowering(
+    kernels: str | None = None, memory_limit: int | None = None, target: str = "cpu", rounding: str = "eager"
+) -> list[Pass]:
     """The passes behind those of `pipeline`, on what one worker runs. What is recomputed to save memory is chosen among
     kernels: the same kernels on the same values give the same bits, which other kernels of the same ops need not."""
-    steps: list[Pass] = [FuseKernels(kernels or knobs.kernels())]
+    steps: list[Pass] = [FuseKernels(kernels or knobs.kernels(), rounding)]
     return steps if memory_limit is None else [*steps, Rematerialize(memory_limit, target)]
 
 
@@ -125,6 +127,7 @@ def compile_graph(
     target: str = "cpu",
     kernels: str | None = None,
     memory_limit: int | None = None,
+    rounding: str = "eager",
     progress: Progress | None = None,
 ) -> Plan:
     """The plan of a traced graph. The argument is not changed.
@@ -132,6 +135,8 @@ def compile_graph(
     `kernels` says which ops become generated kernels: "auto" (those of a program in which that spares enough time),
     "all" that can, or "off"; without it MONARCH_KERNELS says so.
 
+    `rounding` is "eager" (every op's result in bf16 or f16 is rounded, as PyTorch does) or "chain" (only what a kernel
+    stores is).
     `memory_limit` is the most bytes that a worker may hold at once, inputs and state included: values are computed
     again, rather than kept, until the plan stays within it. `Plan.costs` then has "peak_bytes", as with a report.
 
@@ -143,7 +148,7 @@ def compile_graph(
     partitioned = graph.copy()
     if report:
         mark_traced(partitioned)
-    steps = [*pipeline(partitioned, report=report), *lowering(kernels, memory_limit, target)]
+    steps = [*pipeline(partitioned, report=report), *lowering(kernels, memory_limit, target, rounding)]
     partitioned = _run(steps, partitioned, seconds, progress)
     start = time.perf_counter()
     plan = emit_plan(partitioned, target=target)

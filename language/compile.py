@@ -15,17 +15,29 @@ Compile = Callable[[Graph], Plan]
 _compile: Compile | None = None
 
 
-def compile_graph(graph: Graph, *, report: bool = False, eager: bool = False, memory_limit: int | None = None) -> Plan:
+def compile_graph(
+    graph: Graph,
+    *,
+    report: bool = False,
+    eager: bool = False,
+    memory_limit: int | None = None,
+    rounding: str = "eager",
+) -> Plan:
     """The plan of a traced graph, with which a worker holds at most `memory_limit` bytes; `report` fills what the
-    inspector shows of it. Ops that were recorded outside of any
-    program (`eager`) get generated kernels only where all do: who tries things out should not wait for a compiler."""
+    inspector shows of it. Ops that were recorded outside of any program (`eager`) get generated kernels only where all
+    do: who tries things out should not wait for a compiler."""
     if _compile is not None:
         return _compile(graph)
     from monarch.compiler import pipeline
 
     # A trace is read with the report of what it measured.
-    kernels = "off" if eager and knobs.kernels() == "auto" else None
-    return pipeline.compile_graph(graph, report=report or is_watched(), kernels=kernels, memory_limit=memory_limit)
+    return pipeline.compile_graph(
+        graph,
+        report=report or is_watched(),
+        kernels="off" if eager and knobs.kernels() == "auto" else None,
+        memory_limit=memory_limit,
+        rounding=rounding,
+    )
 
 
 def partition_graph(graph: Graph) -> Graph:

@@ -7,7 +7,7 @@ import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, get_args, overload
 
 import torch
 from torch.utils import _pytree as pytree
@@ -31,6 +31,8 @@ from monarch.language.variant import Variant, type_of
 if TYPE_CHECKING:
     from monarch.compiler.inspect.inspection import Inspection
 
+Rounding = Literal["eager", "chain"]
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -41,6 +43,7 @@ class Traced:
 
     graph: Graph
     memory_limit: int | None = None
+    rounding: str = "eager"
 
     def partition(self) -> Traced:
         """The graph with local types and explicit collectives. Raises LayoutError and RuleError."""
@@ -48,7 +51,7 @@ class Traced:
 
     def compile(self) -> Plan:
         """The plan that workers run."""
-        return compile_graph(self.graph, report=True, memory_limit=self.memory_limit)
+        return compile_graph(self.graph, report=True, memory_limit=self.memory_limit, rounding=self.rounding)
 
     def __str__(self) -> str:
         return str(self.graph)
@@ -70,12 +73,21 @@ class Program(Generic[P, R]):
     __wrapped_program__ = True
 
     def __init__(
-        self, function: Callable[P, R], mesh: Mesh | None = None, memory_limit: str | int | None = None
+        self,
+        function: Callable[P, R],
+        mesh: Mesh | None = None,
+        memory_limit: str | int | None = None,
+        rounding: Rounding = "eager",
     ) -> None:
+        if rounding not in get_args(Rounding):
+            raise MonarchError(
+                f"rounding={rounding!r}", hint="it is 'eager' (after every op) or 'chain' (once a kernel)."
+            )
         functools.update_wrapper(self, function)
         self.__wrapped__ = function
         self._mesh = mesh
         self.memory_limit = None if memory_limit is None else parse_bytes(memory_limit, "memory_limit")
+        self.rounding: Rounding = rounding
         self._entries: dict[Any, _Entry] = {}
         self._varying: set[tuple[str, str]] = set()
         self._annotations = _tensor_annotations(function)
@@ -112,7 +124,7 @@ class Program(Generic[P, R]):
         if instance is None:
             return self
         name = self.__wrapped__.__name__
-        bound: Any = Program(self.__wrapped__.__get__(instance, owner), self._mesh, self.memory_limit)
+        bound: Any = Program(self.__wrapped__.__get__(instance, owner), self._mesh, self.memory_limit, self.rounding)
         instance.__dict__[name] = bound
         return bound
 
@@ -130,7 +142,7 @@ class Program(Generic[P, R]):
             found.undo()
             raise difference(held.trace, found)
         try:
-            variant = Variant(found, self.memory_limit)
+            variant = Variant(found, self.memory_limit, self.rounding)
         except BaseException:
             found.undo()
             raise
@@ -143,11 +155,11 @@ class Program(Generic[P, R]):
 
     def trace(self, *args: P.args, **kwargs: P.kwargs) -> Traced:
         """The graph for these arguments, with global types. Traces the function, and changes nothing."""
-        return Traced(self._look(args, kwargs), self.memory_limit)
+        return Traced(self._look(args, kwargs), self.memory_limit, self.rounding)
 
     def compile(self, *args: P.args, **kwargs: P.kwargs) -> Plan:
         """The plan for these arguments: `plan.save("step.mplan")`. Traces the function, and changes nothing."""
-        return compile_graph(self._look(args, kwargs), report=True, memory_limit=self.memory_limit)
+        return self.trace(*args, **kwargs).compile()
 
     def inspect(self, *args: P.args, **kwargs: P.kwargs) -> Inspection:
         """The inspector on what the program becomes for these arguments: its page in a notebook, a summary in a
@@ -354,11 +366,16 @@ def _tensor_annotations(function: Callable[..., Any]) -> dict[str, TensorType]:
 
 @overload
 def program(
-    function: Callable[P, R], /, *, mesh: Mesh | None = None, memory_limit: str | int | None = None
+    function: Callable[P, R],
+    /,
+    *,
+    mesh: Mesh | None = None,
+    memory_limit: str | int | None = None,
+    rounding: Rounding = "eager",
 ) -> Program[P, R]: ...
 @overload
 def program(
-    *, mesh: Mesh | None = None, memory_limit: str | int | None = None
+    *, mesh: Mesh | None = None, memory_limit: str | int | None = None, rounding: Rounding = "eager"
 ) -> Callable[[Callable[P, R]], Program[P, R]]: ...
 def program(
     function: Callable[..., Any] | None = None,
@@ -366,6 +383,7 @@ def program(
     *,
     mesh: Mesh | None = None,
     memory_limit: str | int | None = None,
+    rounding: Rounding = "eager",
 ) -> Any:
     """Make a function a program: traced once for each signature, compiled, and run on the workers by one command a
     call.
@@ -388,10 +406,13 @@ def program(
     or a number of bytes. Within it, values are computed again for the backward pass rather than kept, with the same
     bits; a limit that cannot be kept is an error when the program is compiled, with what lives at the peak.
 
+    `rounding` says when values in bf16 and f16 are rounded in generated kernels: "eager", after every op, as PyTorch
+    does, or "chain", only where a kernel stores them.
+
     The function itself runs when it is traced: on the first call of a signature, and on calls 2, 3, 5, 9, 17, … to
     notice Python values that were built in and have changed (ProgramError). Printing and appending in it happen then,
     not at every call. Results carry no autograd history.
     """
     if function is None:
-        return lambda inner: Program(inner, mesh, memory_limit)
-    return Program(function, mesh, memory_limit)
+        return lambda inner: Program(inner, mesh, memory_limit, rounding)
+    return Program(function, mesh, memory_limit, rounding)

@@ -50,12 +50,14 @@ class LoadedProgram:
     `path`   what stood after the colon: "train_step", "trainer.step"
     `graph`  the traced graph, with global types
     `memory_limit`  the bytes that a worker may hold at once, None for any
+    `rounding`      when values in bf16 and f16 are rounded in kernels (`monarch.program`)
     """
 
     file: Path
     path: str
     graph: Graph
     memory_limit: int | None = None
+    rounding: str = "eager"
 
     @property
     def name(self) -> str:
@@ -67,7 +69,14 @@ class LoadedProgram:
 
     def compile(self, target: str = "cpu", progress: Callable[[str, float, Graph], None] | None = None) -> Plan:
         """The plan, with the report that the inspector shows."""
-        return compile_graph(self.graph, report=True, target=target, memory_limit=self.memory_limit, progress=progress)
+        return compile_graph(
+            self.graph,
+            report=True,
+            target=target,
+            memory_limit=self.memory_limit,
+            rounding=self.rounding,
+            progress=progress,
+        )
 
 
 def is_program(spec: str) -> bool:
@@ -116,7 +125,7 @@ def load_program(
                 graph = program.trace(*args, **kwargs).graph
     if mesh is not None:
         _check_dims(mesh, graph.mesh, path)
-    return LoadedProgram(file, path, graph, limit)
+    return LoadedProgram(file, path, graph, limit, program.rounding)
 
 
 def _split(spec: str) -> tuple[Path, str]:
@@ -306,7 +315,8 @@ def _on_mesh(program: Program[Any, Any], mesh: MeshSpec | None, file: Path, path
     if mesh is None:
         return program
     if own is None:
-        return Program(program.__wrapped__, Mesh([size for _, size in mesh.dims], mesh.names), program.memory_limit)
+        sized = Mesh([size for _, size in mesh.dims], mesh.names)
+        return Program(program.__wrapped__, sized, program.memory_limit, program.rounding)
     _check_dims(mesh, own.spec, path)
     return program
 

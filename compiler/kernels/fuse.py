@@ -34,8 +34,8 @@ OVERHEAD = 32 * 1024
 """What starting an op costs, as the bytes that could be moved in that time: some 3 us at 10 GB/s."""
 
 WORTHWHILE = 4 * 1024 * 1024
-"""A program's ops are made kernels if that spares at least so many bytes a step, about 0.4 ms: a kernel costs some
-tenths of a second to build."""
+"""A program's ops are made kernels if at least so many bytes fewer move in a step, which takes about 0.4 ms: a kernel
+costs some tenths of a second to build."""
 
 
 @dataclass
@@ -104,7 +104,7 @@ class _Found:
     groups: list[Group]
     nodes: list[fx.Node]
     spares: int
-    """About how many bytes fewer are moved a step, starting ops included."""
+    """About how many bytes fewer are moved a step."""
 
 
 class _Fusion:
@@ -292,8 +292,8 @@ class _Fusion:
         for shelf in (each for alike in shelves.values() for each in alike):
             groups = [unit.lowered for unit in shelf if unit.lowered is not None]
             nodes = [node for unit in shelf for node in unit.nodes]
-            apart = sum(self.apart(node) for node in nodes)
-            found.append(_Found(groups, nodes, apart - sum(unit.cost for unit in shelf)))
+            moved = sum(unit.cost - OVERHEAD for unit in shelf)
+            found.append(_Found(groups, nodes, sum(self.apart(node) for node in nodes) - moved))
         return found
 
     def first(self, unit: _Unit) -> int:
@@ -312,13 +312,13 @@ class _Fusion:
         return not (one.before >> two.number & 1 or two.before >> one.number & 1)
 
     def apart(self, node: fx.Node) -> int:
-        """What an op costs where it is ATen's: its operands and results through memory."""
+        """The bytes that an op moves where it is ATen's: its operands and results."""
         if node.target is not operator.getitem:
             read = sum(self.tensors[source].nbytes for source in node.all_input_nodes if source in self.tensors)
-            return read + self.tensors[node].nbytes + OVERHEAD
+            return read + self.tensors[node].nbytes
         call = node.all_input_nodes[0]
         read = sum(self.tensors[source].nbytes for source in call.all_input_nodes if source in self.tensors)
-        return self.tensors[node].nbytes + (read + OVERHEAD) // len(call.users)
+        return self.tensors[node].nbytes + read // len(call.users)
 
 
 def _places(graph: Graph) -> dict[str, fx.Node]:
