@@ -15,8 +15,9 @@ from monarch.compiler.kernels.cpp.emit import emit
 from monarch.compiler.kernels.interpret import interpret
 from monarch.compiler.kernels.ir import Kernel, may_overwrite
 from monarch.compiler.kernels.text import parse_kernel, print_kernel
-from tests.kernels.cases import Case, cases, check_results, kernels, operands
+from tests.kernels.cases import Case, cases, check_results, operands
 from tests.kernels.cpp.built import bound, build_all, run
+from tests.kernels.strategies import kernels
 
 
 @pytest.fixture(scope="module")

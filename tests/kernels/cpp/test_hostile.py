@@ -21,7 +21,8 @@ from monarch.compiler.kernels.cpp.build import find_compiler
 from monarch.compiler.kernels.cpp.emit import emit, symbol
 from monarch.compiler.kernels.ir import BOOL, Buffer, Kernel, KernelError
 from monarch.compiler.kernels.text import parse_kernel, print_kernel
-from tests.kernels.cases import cases, kernels
+from tests.kernels.cases import cases
+from tests.kernels.strategies import kernels
 
 _NUMBERS = ("0", "1", "2", "3", "7", "64", "1000", "999999999999999999", "-1")
 _WORDS = (

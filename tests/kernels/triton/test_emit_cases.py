@@ -9,7 +9,8 @@ from hypothesis import given
 from monarch.compiler.kernels.interpret import interpret
 from monarch.compiler.kernels.ir import Kernel, may_overwrite
 from monarch.compiler.kernels.triton.emit import emit
-from tests.kernels.cases import Case, cases, check_results, kernels, operands
+from tests.kernels.cases import Case, cases, check_results, operands
+from tests.kernels.strategies import kernels
 from tests.kernels.triton.emitted import launch_all
 
 
