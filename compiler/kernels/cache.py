@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
+import time
 from pathlib import Path
 
 from monarch.compiler import knobs
 from monarch.compiler.errors import MonarchError
+
+_KEEP_SECONDS = 30 * 24 * 3600
 
 
 class BuildError(MonarchError):
@@ -40,3 +44,23 @@ def is_ours(path: Path) -> bool:
     except FileNotFoundError:
         return False
     return stat.S_ISREG(about.st_mode) and about.st_uid == os.getuid() and not about.st_mode & 0o022
+
+
+def is_there(path: Path) -> bool:
+    """Whether a built object is there; it is kept for another while."""
+    if not is_ours(path):
+        return False
+    try:
+        os.utime(path)
+    except FileNotFoundError:  # another process has just forgotten it
+        return False
+    return True
+
+
+def forget(folder: Path) -> None:
+    """Delete what was not asked for in a long time."""
+    oldest = time.time() - _KEEP_SECONDS
+    for entry in (*folder.glob("*.so"), *folder.glob("*.gpu")):
+        with contextlib.suppress(FileNotFoundError):  # another process was faster
+            if entry.lstat().st_mtime < oldest:
+                entry.unlink()

@@ -8,7 +8,6 @@ the same. Objects are code: the folder belongs to the user and nobody else can e
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import functools
 import hashlib
@@ -16,11 +15,10 @@ import os
 import shutil
 import subprocess
 import tempfile
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from monarch.compiler.kernels.cache import BuildError, is_ours, private_folder
+from monarch.compiler.kernels.cache import BuildError, forget, is_ours, is_there, private_folder
 
 COMPILERS = ("g++", "clang++")
 """In the order of preference. Any C++17 compiler that knows these flags would do."""
@@ -34,7 +32,6 @@ FLAGS = (
 ).split()
 
 _SECONDS = 300
-_KEEP_SECONDS = 30 * 24 * 3600
 
 __all__ = ["BuildError", "Compiler", "build", "find_compiler", "load"]
 
@@ -65,10 +62,9 @@ def build(source: str, compiler: Compiler, folder: Path | None = None) -> Path:
     """
     folder = private_folder(folder)
     target = folder / f"{_key(source, compiler)}.so"
-    if is_ours(target):
-        os.utime(target)
+    if is_there(target):
         return target
-    _forget(folder)
+    forget(folder)
     with tempfile.TemporaryDirectory(dir=folder, prefix=".building-") as work:
         text, made = Path(work, "kernels.cpp"), Path(work, "kernels.so")
         text.write_text(source)
@@ -76,15 +72,6 @@ def build(source: str, compiler: Compiler, folder: Path | None = None) -> Path:
         os.chmod(made, 0o700)
         os.replace(made, target)
     return target
-
-
-def _forget(folder: Path) -> None:
-    """Delete what was not asked for in a long time."""
-    oldest = time.time() - _KEEP_SECONDS
-    for entry in folder.glob("*.so"):
-        with contextlib.suppress(FileNotFoundError):  # another process was faster
-            if entry.lstat().st_mtime < oldest:
-                entry.unlink()
 
 
 @functools.lru_cache(maxsize=1024)

@@ -19,7 +19,7 @@ from functools import cache
 from pathlib import Path
 
 from monarch.compiler.errors import PlanError
-from monarch.compiler.kernels.cache import BuildError, is_ours, private_folder
+from monarch.compiler.kernels.cache import BuildError, forget, is_there, private_folder
 from monarch.compiler.kernels.ir import Kernel
 from monarch.compiler.kernels.triton.build import compile_launches
 from monarch.compiler.kernels.triton.crosscompile import Compiled
@@ -92,6 +92,7 @@ def kernel_binary(kernel: Kernel, target: str, version: str, folder: Path) -> Ke
     path = folder / f"{_key(source, kernel, target, version)}.gpu"
     found = _read(path)
     if found is None or found.kernel != kernel_hash(kernel):
+        forget(folder)
         found = _compiled(kernel, source, target)
         _write(path, found)
     return found
@@ -152,7 +153,7 @@ def _write(path: Path, binary: KernelBinary) -> None:
 
 def _read(path: Path) -> KernelBinary | None:
     """What `_write` left; None where nothing is, or something else."""
-    if not is_ours(path):
+    if not is_there(path):
         return None
     data = path.read_bytes()
     if len(data) < 40 or hashlib.sha256(data[32:]).digest() != data[:32]:

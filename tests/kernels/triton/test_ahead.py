@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -125,6 +126,17 @@ def test_tritons_words_are_in_the_error(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(ahead, "emit", lambda kernel: broken)
     with pytest.raises(BuildError, match=r"(?s)does not compile kernel scale for cuda:90: .*lode"):
         with_binaries(plan())
+
+
+def test_what_nobody_asked_for_in_a_month_is_deleted(cache: Path) -> None:
+    with_binaries(plan())
+    (old,) = cache.iterdir()
+    os.utime(old, (0, 0))
+    with_binaries(plan())  # asked for again
+    assert old.stat().st_mtime > 0
+    os.utime(old, (0, 0))
+    with_binaries(plan("cuda:80"))
+    assert not old.exists() and len([*cache.iterdir()]) == 1
 
 
 def test_a_folder_that_others_can_write_is_refused(cache: Path) -> None:
