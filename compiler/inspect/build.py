@@ -61,6 +61,9 @@ class _Builder:
         """The kernel that computes a value, by the value's name, which it has before fusion and after."""
         self.before: dict[str, fx.Node] = {}
         """The op that a value of a kernel was, by name."""
+        self.named = {node.name: number for node, number in self.number.items()}
+        self.now: dict[str, str] = {}
+        """What a sentence says in place of a value that went with fusion, by name."""
         fused = [node for node in graph.calls if "fused" in node.meta]
         for kernel in fused:
             for node in kernel.meta["fused"]:
@@ -69,12 +72,13 @@ class _Builder:
             # Phases and owners follow the flow of single values, which a kernel ties together.
             unfused = Graph(graph.name, graph.mesh, fused[0].meta["fused"][0].graph, graph.partitioned)
             phases, owners = _phases(unfused), _owners(unfused)
+            self.stand_in(unfused)
+            by_name = {node.name: node for node in unfused.calls}
             for node in unfused.calls:
                 self.phases[node], self.owners[node] = phases[node], owners.get(node, "")
             for node in graph.calls:
-                if (before := self.before.get(node.name)) is not None and "fused" not in node.meta:
+                if (before := by_name.get(node.name)) is not None:
                     self.phases[node], self.owners[node] = phases[before], owners.get(before, "")
-        self.named = {node.name: number for node, number in self.number.items()}
         self.shares = {kernel: self.share(kernel) for kernel in fused}
         self.memory = footprint(plan, types_of(graph, plan))
 
@@ -138,6 +142,27 @@ class _Builder:
             kernel=-1 if kernel is None else self.number[kernel],
         )
 
+    def stand_in(self, unfused: Graph) -> None:
+        """For the values that went with fusion: what speaks of a view means what it is of, and what speaks of an op
+        with several results means one of them."""
+        stands: dict[fx.Node, int] = {}
+        for node in unfused.fx.nodes:
+            number = self.named.get(node.name)
+            if number is None and node.all_input_nodes:
+                number = stands.get(node.all_input_nodes[0])
+            result = next((self.named[user.name] for user in node.users if user.name in self.before), None)
+            if node.name not in self.named and isinstance(node.meta.get("type"), tuple) and result is not None:
+                number = result
+            if number is None:
+                if node.op == "call_function":
+                    self.now[node.name] = print_call(node)  # a constant
+                continue
+            stands[node] = number
+            self.now[node.name] = f"%{self.nodes[number].name}"
+            for key in (node.meta.get("key"), *node.meta.get("stands_for", ())):
+                if key is not None:
+                    self.keys.setdefault(key, number)
+
     # -- what kernels compute -----------------------------------------------------------------------------------------
 
     def is_inside(self, node: fx.Node) -> bool:
@@ -171,7 +196,7 @@ class _Builder:
     def words(self, node: fx.Node) -> tuple[str, str]:
         """The name and the call of an op that a kernel stands for."""
         made = _made_by(node)
-        call = print_call(made)
+        call = re.sub(r"%(\w+)", lambda match: self.now.get(match[1], match[0]), print_call(made))
         return op_name(made.target) or str(made.target), call if made is node else f"{call}[{args_of(node)[1]}]"
 
     def reads(self, node: fx.Node) -> tuple[int, ...]:
@@ -210,7 +235,10 @@ class _Builder:
 
     def decisions(self, node: fx.Node) -> tuple[Decision, ...]:
         found = []
-        for decided in node.meta.get("decisions", ()):
+        before = self.before.get(node.name)
+        # One of several results lies as the op gives it; in a kernel there is no other value that says how that lies.
+        told = node if before is None or "fused" in node.meta else _made_by(before)
+        for decided in told.meta.get("decisions", ()):
             assert isinstance(decided, Decided)
             own = self.named[node.name]
             causes = [self.keys[key] for key in decided.causes if key in self.keys]

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 import monarch
+from monarch.compiler.pipeline import compile_graph
 from monarch.compiler.plan import Plan
 from monarch.distributed import Mesh
 from monarch.stdlib.models.gpt import GPT
@@ -42,11 +43,10 @@ def training_step(mesh: Mesh, kind: str) -> tuple[Any, Any]:
 
 
 @cache
-def training_plan(kind: str) -> Plan:
-    """The plan of `training_step`, with its report, on a mesh without workers."""
+def training_plan(kind: str, kernels: str = "off") -> Plan:
+    """The plan of `training_step`, with its report, on a mesh without workers; with generated kernels for "all"."""
     step, arguments = training_step(Mesh.abstract(data=2, model=2), kind)
-    plan: Plan = step.compile(*arguments)
-    return plan
+    return compile_graph(step.trace(*arguments).graph, report=True, kernels=kernels)
 
 
 @cache

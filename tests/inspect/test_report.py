@@ -47,8 +47,39 @@ def test_a_report_has_every_value_in_the_order_of_the_schedule(kind: str) -> Non
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_value_of_the_program_has_a_decision_for_each_mesh_dim(kind: str) -> None:
-    plan = training_plan(kind)
+def test_a_report_has_what_kernels_compute(kind: str) -> None:
+    """Each op of a program stands in it, fused or not, with the same module, phase, line and operations."""
+    plain, fused = training_plan(kind), training_plan(kind, "all")
+    assert plain.report is not None and fused.report is not None
+    values = fused.report.values
+    names = {value.name: number for number, value in enumerate(values)}
+    assert len(names) == len(values)
+    made = [value.instruction for value in values if value.instruction >= 0]
+    commits = [i for i, instruction in enumerate(fused.instructions) if instruction.op == "commit"]
+    assert sorted({*made, *commits}) == list(range(len(fused.instructions))) and made == sorted(made)
+    kernels = [number for number, value in enumerate(values) if value.op == "kernel"]
+    assert kernels and {value.kernel for value in values} == {-1, *kernels}
+    for number, value in enumerate(values):
+        assert all(read < number for read in value.reads)
+        if value.kernel >= 0:
+            assert number < value.kernel or value.reads == (value.kernel,)
+    gone = {"getitem", "aten.native_layer_norm", "aten.native_layer_norm_backward"}
+    compared = 0
+    for value in plain.report.values:
+        if value.name in names and value.op not in gone and value.name not in {values[k].name for k in kernels}:
+            other = values[names[value.name]]
+            assert (other.op, other.module, other.types) == (value.op, value.module, value.types)
+            assert (other.phase, other.traced) == (value.phase, value.traced), value.name
+            assert fused.sources[other.source] == plain.sources[value.source]
+            compared += value.instruction >= 0 and other.kernel >= 0
+    assert compared > 100
+    assert peak(fused)[0] <= peak(plain)[0] * 1.05
+
+
+@pytest.mark.parametrize("kernels", ["off", "all"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_value_of_the_program_has_a_decision_for_each_mesh_dim(kind: str, kernels: str) -> None:
+    plan = training_plan(kind, kernels)
     assert plan.report is not None
     dims = parse_graph(plan.graph).partitioned
     for value in plan.report.values:
@@ -65,9 +96,10 @@ def test_every_value_of_the_program_has_a_decision_for_each_mesh_dim(kind: str) 
                 assert " -> " in first.text or value.reads == ()
 
 
+@pytest.mark.parametrize("kernels", ["off", "all"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_names_in_sentences_are_names_of_values(kind: str) -> None:
-    plan = training_plan(kind)
+def test_names_in_sentences_are_names_of_values(kind: str, kernels: str) -> None:
+    plan = training_plan(kind, kernels)
     values = values_of(plan)
     for value in values.values():
         for text in (value.why, *(decision.why for decision in value.decisions)):
@@ -75,9 +107,10 @@ def test_names_in_sentences_are_names_of_values(kind: str) -> None:
                 assert name in values, (value.name, text)
 
 
-def test_causes_lead_back_to_what_the_user_said() -> None:
+@pytest.mark.parametrize("kernels", ["off", "all"])
+def test_causes_lead_back_to_what_the_user_said(kernels: str) -> None:
     """From each value that is cut, causes lead to an input or a state that is cut over the same mesh dim."""
-    plan = training_plan("nested")
+    plan = training_plan("nested", kernels)
     assert plan.report is not None
     values = plan.report.values
     for value in values:
@@ -99,9 +132,10 @@ def test_causes_lead_back_to_what_the_user_said() -> None:
             ), (value.name, decision.mesh_dim)
 
 
+@pytest.mark.parametrize("kernels", ["off", "all"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_phases_and_modules(kind: str) -> None:
-    plan = training_plan(kind)
+def test_phases_and_modules(kind: str, kernels: str) -> None:
+    plan = training_plan(kind, kernels)
     assert plan.report is not None
     values = plan.report.values
     phases = [value.phase for value in values if value.instruction >= 0 and value.traced]
