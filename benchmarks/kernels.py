@@ -192,7 +192,8 @@ def rows() -> list[Row]:
             count = max(1, int(LEAST_SECONDS / seconds(ours)))
             pair = interleaved(partial(seconds, ours, count), partial(seconds, other, count), REPETITIONS, 2)
             sums[against].append(pair)
-            found.append(Row(case.name, *pair, against))
+            note = "in place; ours into new memory" if case.eager and against == "eager" else ""
+            found.append(Row(case.name, *pair, against, note=note))
     for against, target in (("eager", EAGER), ("torch.compile", COMPILED)):
         mine, theirs = (
             tuple(math.exp(sum(map(math.log, times)) / len(times)) for times in zip(*sides, strict=True))
