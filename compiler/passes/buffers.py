@@ -114,10 +114,13 @@ def planned(graph: Graph, target: str) -> tuple[Plan, Graph]:
     return emit_plan(copy, target=target), copy
 
 
-def repeatable(node: fx.Node) -> bool:
+def repeatable(call: fx.Node) -> bool:
     """Whether a call gives the same bits when it is made once more on one worker alone: everything but collectives, and
-    ATen's own random ops (ours count from the global index)."""
-    tags = getattr(node.target, "tags", ())
-    return not (isinstance(node.target, ops.MonarchOp) and node.target.collective) and (
-        torch.Tag.nondeterministic_seeded not in tags
-    )
+    ATen's own random ops (ours count from the global index). Attention is one of these only with dropout."""
+    if isinstance(call.target, ops.MonarchOp):
+        return not call.target.collective
+    if torch.Tag.nondeterministic_seeded not in getattr(call.target, "tags", ()):
+        return True
+    names = [argument.name for argument in call.target._schema.arguments]  # type: ignore[union-attr]
+    given = dict(zip(names, args_of(call), strict=False)) | call.kwargs
+    return "dropout_p" in names and given.get("dropout_p", 0.0) == 0.0

@@ -8,13 +8,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import fx
 
 from monarch.compiler import ops
 from monarch.compiler.errors import MonarchError
 from monarch.compiler.graph import Graph, args_of
 from monarch.compiler.kernels.fuse import FuseKernels
 from monarch.compiler.passes.base import Pass
-from monarch.compiler.passes.buffers import Buffers
+from monarch.compiler.passes.buffers import Buffers, repeatable
 from monarch.compiler.passes.eviction import RECOMPUTED, Eviction
 from monarch.compiler.passes.rematerialize import Rematerialize, peak_of, recomputed
 from monarch.compiler.pipeline import compile_graph, partition_graph
@@ -107,6 +108,18 @@ REDUCED = """graph @f on mesh<data=2> partitioned<data> {
 def test_a_collective_is_made_again_only_where_nothing_else_helps(expect: Expect) -> None:
     graph = parse_graph(REDUCED)
     expect(REDUCED, Rematerialize(peak_of(graph, "cpu") - 4 * KIB))
+
+
+def test_what_draws_random_numbers_of_atens_is_kept() -> None:
+    def call(text: str) -> fx.Node:
+        graph = parse_graph("graph @f on mesh<> {\n%q = input 0 : f32[1, 2, 4, 8]\n%a = " + text + "\nreturn\n}")
+        return next(iter(graph.calls))
+
+    attention = "aten._scaled_dot_product_flash_attention_for_cpu(%q, %q, %q, {})  : (f32[1, 2, 4, 8], f32[1, 2, 4])"
+    assert repeatable(call(attention.format("0.0, true")))
+    assert not repeatable(call(attention.format("0.1, true")))
+    assert not repeatable(call("aten.native_dropout(%q, 0.5, true) : (f32[1, 2, 4, 8], bool[1, 2, 4, 8])"))
+    assert repeatable(call("aten.gelu(%q) : f32[1, 2, 4, 8]"))
 
 
 def test_a_limit_that_cannot_be_kept() -> None:
