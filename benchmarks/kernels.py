@@ -11,6 +11,7 @@ import ctypes
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -43,8 +44,8 @@ Call = Callable[[], object]
 
 @dataclass(frozen=True)
 class Case:
-    """`function` of `tensors`; with `upstream`, its gradients with respect to the first `wanted` of them too. `eager`
-    is how torch itself does that, where it does so otherwise."""
+    """`function` of `tensors`; with `upstream`, its gradients with respect to the first `wanted` of them too. `state`
+    comes before them, and is written over. `eager` is how torch itself does that, where it does so otherwise."""
 
     name: str
     function: Callable[..., Any]
@@ -52,6 +53,7 @@ class Case:
     wanted: int = 0
     upstream: torch.Tensor | None = None
     eager: Call | None = None
+    state: tuple[torch.Tensor, ...] = ()
 
 
 def rms_gate(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, gate: torch.Tensor) -> Any:
@@ -68,17 +70,16 @@ def gelu(approximate: str, x: torch.Tensor) -> torch.Tensor:
     return F.gelu(x, approximate=approximate)
 
 
-def adamw(count: int, *tensors: torch.Tensor) -> list[torch.Tensor]:
-    """One step: parameters, gradients, first and second moments, `count` of each, and the step's number."""
+def adamw(count: int, *tensors: torch.Tensor) -> None:
+    """One step: parameters, first and second moments, gradients, `count` of each, and the step's number."""
     step = tensors[-1]
     groups = [tensors[at * count : (at + 1) * count] for at in range(4)]
     rate, size = 1e-3 / (1 - torch.pow(0.9, step)), torch.sqrt(1 - torch.pow(0.999, step))
-    found = []
-    for p, g, m, v in zip(*groups, strict=True):
-        m = torch.lerp(m, g, 0.1)
-        v = v * 0.999 + g * g * 0.001
-        found += [p * (1 - 1e-3 * 0.1) - rate * m / (v.sqrt() / size + 1e-8), m, v]
-    return found
+    for p, m, v, g in zip(*groups, strict=True):
+        p.mul_(1 - 1e-3 * 0.1)
+        m.lerp_(g, 0.1)
+        v.mul_(0.999).addcmul_(g, g, value=0.001)
+        p.sub_(rate * m / (v.sqrt() / size + 1e-8))
 
 
 def optimizer_step(parameters: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]) -> Call:
@@ -108,9 +109,9 @@ def cases() -> list[Case]:
     parameters, gradients = ([n(shape) for shape in shapes] for _ in range(2))
     moments = [*(n(shape) for shape in shapes), *(n(shape).square() for shape in shapes)]
     name = f"AdamW, {len(shapes)} tensors, {sum(map(math.prod, shapes)) / 1e6:.1f} M"
-    everything = (*parameters, *gradients, *moments, torch.tensor(3.0))
     eager = optimizer_step(parameters, gradients)
-    found.append(Case(name, partial(adamw, len(shapes)), everything, eager=eager))
+    given = (*gradients, torch.tensor(3.0))
+    found.append(Case(name, partial(adamw, len(shapes)), given, eager=eager, state=(*parameters, *moments)))
     for approximate in ("tanh", "none"):
         name = f"GELU ({'erf' if approximate == 'none' else 'tanh'}), backward 1024x1024"
         found.append(Case(name, partial(gelu, approximate), (n(1024, 1024),), 1, n(1024, 1024)))
@@ -120,10 +121,11 @@ def cases() -> list[Case]:
     return found
 
 
-def by_torch(case: Case, function: Callable[..., Any]) -> Any:
-    """The case's results, with `function` for its own or for what torch.compile made of it."""
+def by_torch(case: Case, function: Callable[..., Any], state: Sequence[torch.Tensor] = ()) -> Any:
+    """The case's results, with `function` for its own or for what torch.compile made of it; or its new state."""
     if case.upstream is None:
-        return function(*case.tensors)
+        result = function(*state, *case.tensors)
+        return result if result is not None else state
     wanted = [tensor.detach().requires_grad_() for tensor in case.tensors[: case.wanted]]
     result = function(*wanted, *case.tensors[case.wanted :])
     return result, *torch.autograd.grad(result, wanted, case.upstream)
@@ -132,11 +134,13 @@ def by_torch(case: Case, function: Callable[..., Any]) -> Any:
 def by_kernels(case: Case) -> Call:
     """The case's plan, ready to run here."""
     given = case.tensors if case.upstream is None else (*case.tensors, case.upstream)
+    mesh = Mesh.abstract(one=1)
+    held = [monarch.distribute(tensor, mesh) for tensor in case.state]
 
-    @monarch.program(mesh=Mesh.abstract(one=1))
+    @monarch.program(mesh=mesh)
     def program(*tensors):  # type: ignore[no-untyped-def]
         if case.upstream is None:
-            return case.function(*tensors)
+            return case.function(*held, *tensors)
         *tensors, upstream = tensors
         wanted = [tensor.detach().requires_grad_() for tensor in tensors[: case.wanted]]
         result = case.function(*wanted, *tensors[case.wanted :])
@@ -147,13 +151,31 @@ def by_kernels(case: Case) -> Call:
     path = build_kernels([each.args[1] for each in plan.instructions if each.op == "kernel"])
     if path is None:
         raise RuntimeError("no kernels can be built here")
-    frame = Frame(plan, lambda op, text, over: bind(path, text, over, 1))
+
+    def bound(op: str, *arguments: Any) -> Callable[..., Any]:
+        # One worker need not wait for others before it writes over state.
+        return bind(path, *arguments, 1) if op == "kernel" else lambda: None
+
+    frame = Frame(plan, bound)
+
+    # The traced names of state are those of the list: held[0], held[1], …
+    labels = [str(spec.label) for spec in plan.inputs if spec.kind == "state"]
+    state = {label: case.state[int(re.sub(r"\D", "", label))].clone() for label in labels}
 
     def run() -> object:
+        arguments = [state[str(spec.label)] if spec.kind == "state" else given[int(spec.label)] for spec in plan.inputs]
         with torch.inference_mode():
-            return frame.run(list(given))
+            results = frame.run(arguments)
+        if not state:
+            return results
+        state.update({str(spec.label): made for spec, made in zip(plan.outputs, results, strict=True)})
+        return [state[label] for label in sorted(labels, key=lambda label: int(re.sub(r"\D", "", label)))]
 
     return run
+
+
+def _clones(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    return [tensor.clone() for tensor in tensors]
 
 
 def flat(results: Any) -> list[torch.Tensor]:
@@ -180,20 +202,20 @@ def rows() -> list[Row]:
     sums: dict[str, list[tuple[tuple[float, ...], tuple[float, ...]]]] = {"eager": [], "torch.compile": []}
     for case in cases():
         ours = by_kernels(case)
-        expected = by_torch(case, case.function)
+        expected = by_torch(case, case.function, _clones(case.state))
         check(case, ours(), expected)
         compiled = torch.compile(case.function)
-        check(case, by_torch(case, compiled), expected)
+        state = _clones(case.state)
+        check(case, by_torch(case, compiled, state), expected)
         others: dict[str, Call] = {
             "eager": case.eager or partial(by_torch, case, case.function),
-            "torch.compile": partial(by_torch, case, compiled),
+            "torch.compile": partial(by_torch, case, compiled, state),
         }
         for against, other in others.items():
             count = max(1, int(LEAST_SECONDS / seconds(ours)))
             pair = interleaved(partial(seconds, ours, count), partial(seconds, other, count), REPETITIONS, 2)
             sums[against].append(pair)
-            note = "in place; ours into new memory" if case.eager and against == "eager" else ""
-            found.append(Row(case.name, *pair, against, note=note))
+            found.append(Row(case.name, *pair, against))
     for against, target in (("eager", EAGER), ("torch.compile", COMPILED)):
         mine, theirs = (
             tuple(math.exp(sum(map(math.log, times)) / len(times)) for times in zip(*sides, strict=True))

@@ -30,7 +30,7 @@ def cache_folder() -> Path:
 
 
 def kernels() -> str:
-    when = os.environ.get("MONARCH_KERNELS", "") or "off"
+    when = os.environ.get("MONARCH_KERNELS", "") or "auto"
     if when not in ("auto", "all", "off"):
         raise MonarchError(f"MONARCH_KERNELS={when!r}: it has to be auto, all or off")
     return when

@@ -200,17 +200,19 @@ class _Fusion:
         for node in self.unit_of:
             if self.is_lowered(node):
                 for source in self.by_size(self.sources(node)):
-                    self.try_merge(self.unit(source), self.unit(node))
+                    self.try_merge(self.unit(source), self.unit(node), least=0)
         for source in self.by_size(self.readers):
             readers = self.readers[source]
             for first, second in zip(readers, readers[1:], strict=False):
-                self.try_merge(self.unit(first), self.unit(second))
+                # One loop over much that is not shared is slower than two: memory is read best in few streams.
+                self.try_merge(self.unit(first), self.unit(second), least=1 / 16)
 
     def by_size(self, nodes: Iterable[fx.Node]) -> list[fx.Node]:
         one_tensor = (node for node in nodes if node in self.tensors)
         return sorted(one_tensor, key=lambda node: (-self.tensors[node].nbytes, self.order[node]))
 
-    def try_merge(self, one: _Unit, two: _Unit) -> None:
+    def try_merge(self, one: _Unit, two: _Unit, least: float) -> None:
+        """Make one unit of two, if that can be and spares at least such a part of what it moves."""
         if one is two or one.lowered is None or two.lowered is None or one.region != two.region:
             return
         if not _alike(one.spaces, two.spaces) or self.makes_cycle(one, two):
@@ -227,8 +229,7 @@ class _Fusion:
             return
         cost = self.cost_of(lowered)
         spared = one.cost + two.cost - cost
-        # One loop over much that is not shared is slower than two: memory is read best in few streams.
-        if spared <= 0 or (cost > 2 * OVERHEAD and spared - OVERHEAD < cost // 16):
+        if spared <= 0 or (cost > 2 * OVERHEAD and spared - OVERHEAD < cost * least):
             self.refused.add(pair)
             return
         self.join(one, two)

@@ -39,7 +39,8 @@ def test_every_page_is_linked_and_every_link_leads_somewhere() -> None:
     commands = (ROOT / "docs" / "monarchc.md").read_text()
     assert {"profile.md", "check.md", "inspector.md"} <= set(re.findall(r"\]\(([^)#]*)", commands))
     for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
-        for link, place in re.findall(r"\]\(([^)#:]*)(?:#([^)]*))?\)", page.read_text()):
+        prose = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+        for link, place in re.findall(r"\]\(([^)#:]*)(?:#([^)]*))?\)", prose):
             target = page.parent / link if link else page
             assert target.is_file(), f"{page.name}: {link}"
             if place:

@@ -74,8 +74,15 @@ def _vector_math() -> str:
     return Path(__file__).with_name("vector_math.h").read_text()
 
 
+_IN_COMMON = """\
+// exp_() and its kin are those of compiler/kernels/cpp/vector_math.h; run() shares out a nest's outermost loop, in
+// fixed pieces, among the threads that there are.
+"""
+
+
 def emit(kernels: Sequence[Kernel], *, lines: bool = False) -> str:
-    """The translation unit; each kernel once. With `lines`, each statement's line in the user's program beside it."""
+    """The translation unit; each kernel once. With `lines` it is for reading: each statement has its line in the user's
+    program beside it, and what all kernels have in common is left out."""
     distinct = {symbol(kernel): kernel for kernel in kernels}
     calls = {name: [_Call(kernel, at, lines) for at in range(len(kernel.nests))] for name, kernel in distinct.items()}
     everything = [call for of_kernel in calls.values() for call in of_kernel]
@@ -89,7 +96,7 @@ def emit(kernels: Sequence[Kernel], *, lines: bool = False) -> str:
         for call in group:
             call.function = call.written(shared=False) if same else call.shared
             call.name = functions.setdefault(call.function.text, f"nest{len(functions)}")
-    parts = [_vector_math(), _THREADS]
+    parts = [_IN_COMMON] if lines else [_vector_math(), _THREADS]
     for text, name in functions.items():
         parts.append(
             "__attribute__((noinline)) static int64_t\n"

@@ -21,6 +21,7 @@ from monarch.compiler.kernels.ir import (
     Constant,
     Index,
     Load,
+    Nest,
     Op,
     Position,
     Reduce,
@@ -179,7 +180,52 @@ class Lowering:
         return self.op("add", total, self.constant(coordinate.offset, torch.int64)) if coordinate.offset else total
 
     def reduce(self, name: str, value: int) -> int:
+        if name == "sum" and (only := self._only_term(value)) is not None:
+            return only
         return self.add(Reduce(name, value), self.dtype(value))
+
+    def _only_term(self, value: int) -> int | None:
+        """The sum over the reduced dims of `where(position == k, c, 0)`, where k and c do not vary along them: c, if k
+        is a position. (A loss' gradient is such a one-hot row.)"""
+        chosen = self.body[value]
+        if not isinstance(chosen, Op) or chosen.name != "where" or self.reduced != 1:
+            return None
+        condition, term, other = chosen.args
+        if self.body[other] != Constant(0.0, self.dtype(other)) or self.is_reduced(term):
+            return None
+        rest, place = [], None
+        pending = [condition]
+        while pending:
+            at = pending.pop()
+            part = self.body[at]
+            if isinstance(part, Op) and part.name == "and":
+                pending += part.args
+            elif not self.is_reduced(at):
+                rest.append(at)
+            elif place is None and isinstance(part, Op) and part.name == "eq":
+                place = self._equal_to_position(part)
+            else:
+                return None
+        if place is None:
+            return None
+        size = self.constant(self.dims[-1], torch.int64)
+        inside = [self.op("ge", place, self.constant(0, torch.int64)), self.op("lt", place, size)]
+        condition, *others = [*rest, *inside]
+        for each in others:
+            condition = self.op("and", condition, each)
+        return self.op("where", condition, term, other)
+
+    def _equal_to_position(self, equal: Op) -> int | None:
+        """What a position along the reduced dim is compared with, if that is the same for all."""
+        for position, place in (equal.args, equal.args[::-1]):
+            if self.body[position] == Position(len(self.dims) - 1) and not self.is_reduced(place):
+                return place
+        return None
+
+    def is_reduced(self, value: int) -> bool:
+        """Whether a value varies along the reduced dims."""
+        lead = len(self.dims) - self.reduced
+        return any(dim >= lead for dim in Nest(self.dims, self.reduced, tuple(self.body)).varies[value])
 
     def store(self, number: int, node: fx.Node, at: tuple[Affine, ...]) -> None:
         """Compute a value and store it as output number `number`."""
