@@ -24,10 +24,11 @@ from monarch.compiler.graph import Graph, args_of
 from monarch.compiler.kernels.check import check_kernel
 from monarch.compiler.kernels.ir import Buffer, Kernel, Load, Nest, Statement, Store
 from monarch.compiler.kernels.lower import Given, Group, Space, Unfusable, lower_group, space_of
-from monarch.compiler.kernels.lower.values import TRANSPARENT
+from monarch.compiler.kernels.lower.values import HANDLERS, TRANSPARENT
 from monarch.compiler.kernels.tensors import tensors_of
 from monarch.compiler.kernels.text import print_kernel
 from monarch.compiler.passes.base import Pass
+from monarch.compiler.plan.local_ops import LOCAL_OPS
 from monarch.compiler.types import VARYING, Layout, TensorType
 
 OVERHEAD = 32 * 1024
@@ -118,6 +119,8 @@ class _Fusion:
         self.units: dict[int, _Unit] = {}
         self.unit_of: dict[fx.Node, int] = {}
         self.readers: dict[fx.Node, list[fx.Node]] = {}
+        self.heavy: dict[fx.Node, int] = {}
+        """How many ops stand before a node that cannot be in kernels: matrix products, attention, collectives."""
         self.refused: set[tuple[frozenset[fx.Node], frozenset[fx.Node]]] = set()
         self.find_units()
 
@@ -130,7 +133,7 @@ class _Fusion:
     # -- units -------------------------------------------------------------------------------------------------------
 
     def find_units(self) -> None:
-        region = 0
+        region = heavy = 0
         for node in self.graph.fx.nodes:
             if node.op == "output":
                 continue
@@ -142,6 +145,8 @@ class _Fusion:
                 unit.cost = self.cost_of(unit.lowered)
             except Unfusable:
                 pass
+            heavy += unit.lowered is None and self.is_heavy(node)
+            self.heavy[node] = heavy
             self.units[unit.number], self.unit_of[node] = unit, unit.number
         for node in self.unit_of:
             unit = self.unit(node)
@@ -179,6 +184,13 @@ class _Fusion:
             elif not (replaced(user) and set(user.users) <= inside):
                 return True
         return False
+
+    def is_heavy(self, node: fx.Node) -> bool:
+        """Whether an op that cannot be lowered computes much: not views, blocks of a tensor and elements of a result,
+        nor an op whose results are lowered one by one."""
+        key = self.keys[node]
+        cheap = node.op == "placeholder" or node.target is operator.getitem or key in TRANSPARENT
+        return not cheap and key not in LOCAL_OPS and f"{key}#0" not in HANDLERS
 
     def all_lowered(self, call: fx.Node) -> bool:
         return bool(call.users) and all(
@@ -282,7 +294,10 @@ class _Fusion:
                 continue
             unit.lowered = self.lower(unit.nodes, unit.spaces, outputs)
             unit.cost = self.cost_of(unit.lowered)
-            alike = shelves.setdefault((unit.region, _shape_of(unit.lowered.nest)), [])
+            # Whatever stands between the first and the last of one kernel has run when it does: nothing does between
+            # updates, but between the norms of two layers there are matrix products, past which their operands would
+            # have to be kept.
+            alike = shelves.setdefault((self.heavy[unit.nodes[-1]], _shape_of(unit.lowered.nest)), [])
             shelf = next((each for each in alike if self.are_independent(each[0], unit)), None)
             if shelf is None:
                 alike.append([unit])

@@ -100,8 +100,11 @@ Run = Callable[..., Result]
 
 @pytest.fixture(autouse=True)
 def forgotten_lines() -> Iterator[None]:
-    """The lines of a relative `train.py` are those of one test's folder: no other test may be shown them."""
+    """The lines of a relative `train.py` are those of one test's folder: no other test may be shown them, nor look for
+    them in folders that loaded programs can import from."""
+    path = list(sys.path)
     yield
+    sys.path[:] = path
     linecache.clearcache()
 
 

@@ -333,7 +333,11 @@ def whole_plan(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
     file = tmp_path_factory.mktemp("whole") / "mlp_for_damage.py"
     file.write_text(PROGRAMS["mlp.py"])
-    return plan_bytes(load_program(f"{file}:mlp").compile())
+    path = list(sys.path)
+    try:
+        return plan_bytes(load_program(f"{file}:mlp").compile())
+    finally:
+        sys.path[:] = path
 
 
 @pytest.fixture(scope="module")
