@@ -24,6 +24,7 @@ import torch
 import torch.nn.functional as F
 
 import monarch
+from benchmarks import measure
 from benchmarks.measure import Row, interleaved, seconds, table
 from monarch.compiler.plan.native import bind, build_kernels
 from monarch.distributed import Mesh
@@ -146,8 +147,8 @@ def by_kernels(case: Case) -> Call:
         result = case.function(*wanted, *tensors[case.wanted :])
         return result, *torch.autograd.grad(result, wanted, upstream)
 
-    os.environ["MONARCH_KERNELS"] = "all"
-    plan = program.compile(*given)
+    with measure.kernels("all"):
+        plan = program.compile(*given)
     path = build_kernels([each.args[1] for each in plan.instructions if each.op == "kernel"])
     if path is None:
         raise RuntimeError("no kernels can be built here")

@@ -3,9 +3,11 @@ both."""
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 
@@ -93,3 +95,16 @@ def table(rows: Iterable[Row]) -> str:
     text = [" | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines]
     text.insert(1, " | ".join("-" * width for width in widths))
     return "\n".join(f"| {line} |" for line in text)
+
+
+@contextmanager
+def kernels(when: str) -> Iterator[None]:
+    """Within the block programs are compiled with MONARCH_KERNELS so."""
+    before = os.environ.get("MONARCH_KERNELS")
+    os.environ["MONARCH_KERNELS"] = when
+    try:
+        yield
+    finally:
+        del os.environ["MONARCH_KERNELS"]
+        if before is not None:
+            os.environ["MONARCH_KERNELS"] = before

@@ -22,7 +22,7 @@ from monarch.distributed import Mesh
 from monarch.stdlib.parallel import data_parallel
 
 BATCH = 16
-PARTS = (0.75, 0.5, 0.35)
+PARTS = (0.75, 0.5, 0.4)
 """Limits: what is there before the step, and this part of what the step adds to it without a limit."""
 
 

@@ -18,6 +18,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 import monarch
+from benchmarks import measure
 from benchmarks.measure import Row, interleaved, table
 from monarch.distributed import Mesh
 from monarch.stdlib.data import batches, corpus
@@ -118,8 +119,7 @@ def ddp(batch: int) -> Iterator[tuple[Run, list[float]]]:
 @contextmanager
 def ours(batch: int, kernels: str = "auto") -> Iterator[tuple[Run, list[float]]]:
     """The same training as a program on a mesh of two workers; `kernels` as MONARCH_KERNELS."""
-    os.environ["MONARCH_KERNELS"] = kernels
-    with Mesh(data=WORKERS) as mesh:
+    with measure.kernels(kernels), Mesh(data=WORKERS) as mesh:
         model = make_model()
         model = monarch.module_to_mesh(model, mesh, layouts=data_parallel(model))
         optimizer = make_optimizer(model)

@@ -289,8 +289,9 @@ def test_the_page_shows_generated_kernels(fused: Plan, monarchc: Run) -> None:
     found = re.findall(r'<script type="application/json" id="plan">(.*?)</script>', Path("page.html").read_text())
     page = json.loads(found[0])
     texts = [str(i.args[1]) for i in fused.instructions if i.op == "kernel"]
-    assert [text for _, text in page["plan"]["kernels"]] == texts
-    calls = [page["plan"]["values"]["call"][at] for at, _ in page["plan"]["kernels"]]
+    assert [text for _, text, _ in page["plan"]["kernels"]] == texts
+    assert all('extern "C"' in source and "// train.py:" in source for *_, source in page["plan"]["kernels"])
+    calls = [page["plan"]["values"]["call"][at] for at, *_ in page["plan"]["kernels"]]
     assert all(re.fullmatch(r"kernel \w+\((%\w+(, )?)*\)", call) for call in calls)
     assert {text.partition("(")[0].removeprefix("kernel ") for text in texts} <= set(page["comparison"]["kernels"])
     assert page["comparison"]["layouts"] == []  # kernels lay nothing out otherwise

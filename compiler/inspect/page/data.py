@@ -13,6 +13,9 @@ from monarch.compiler.errors import MonarchError
 from monarch.compiler.inspect.differences import UNITS, differences
 from monarch.compiler.inspect.timeline import Stretch, critical_path, measured, runs, steps_of
 from monarch.compiler.inspect.values import call_of, further_results, kernel_of
+from monarch.compiler.kernels.cpp.emit import emit as emit_cpp
+from monarch.compiler.kernels.text import parse_kernel
+from monarch.compiler.kernels.triton.emit import emit as emit_triton
 from monarch.compiler.plan.plan import Plan
 from monarch.compiler.plan.report import PHASES, Decision, Report, Value
 from monarch.compiler.plan.trace import Step, Trace
@@ -86,9 +89,19 @@ def plan_data(plan: Plan) -> dict[str, Any]:
         "sources": _sources(plan, report, texts),
         "outputs": _outputs(plan, values),
         "texts": texts.entries,
-        "kernels": [[number, text] for number, value in enumerate(values) if (text := kernel_of(plan, value))],
+        "kernels": [
+            [number, text, kernel_source(text, plan.target)]
+            for number, value in enumerate(values)
+            if (text := kernel_of(plan, value))
+        ],
         "passes": plan.costs.get("seconds", {}),
     }
+
+
+def kernel_source(text: str, target: str) -> str:
+    """What is written of a kernel for a target, with the user's lines beside it: C++ or Triton."""
+    kernel = parse_kernel(text)
+    return emit_cpp([kernel], lines=True) if target == "cpu" else emit_triton(kernel, lines=True).text
 
 
 def comparison_data(before: Plan, plan: Plan) -> dict[str, Any]:

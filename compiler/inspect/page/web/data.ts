@@ -44,8 +44,8 @@ export interface PlanData {
   sources: SourceRow[];
   outputs: [number, string, string][];
   texts: string[];
-  /** generated kernels: their values and texts */
-  kernels: [number, string][];
+  /** generated kernels: their values, the loops that they are, and what is written of them for the plan's target */
+  kernels: [number, string, string][];
   passes: Record<string, number>;
 }
 

@@ -56,8 +56,8 @@ export class Model {
   /** the last of the inputs and state: what is held before the first op */
   readonly start: number;
   readonly collectives: number[];
-  /** the texts of generated kernels, by value */
-  readonly kernels: Map<number, string>;
+  /** the loops and the source of generated kernels, by value */
+  readonly kernels: Map<number, { loops: string; source: string }>;
 
   constructor(readonly data: PlanData) {
     const values = data.values;
@@ -74,7 +74,7 @@ export class Model {
     this.readers = values.name.map(() => []);
     values.reads.forEach((reads, at) => reads.forEach((read) => this.readers[read]?.push(at)));
     this.held = new Float64Array(this.size);
-    this.kernels = new Map(data.kernels);
+    this.kernels = new Map(data.kernels.map(([at, loops, source]) => [at, { loops, source }]));
     this.collectives = [];
     let held = 0;
     let peak = 0;

@@ -130,12 +130,18 @@ export class Panel {
     return [type.shape.length ? shards(model, type, point) : null, definitions(facts)];
   }
 
-  /** What a generated kernel does, as the loops that every emitter translates. */
+  /** What a generated kernel does: what runs on the plan's target, and the loops that every emitter translates. */
   private kernel(at: number): HTMLElement | null {
     const by = this.model.data.values.kernel[at]!;
     if (by >= 0) return section("Generated kernel", h("p", {}, "computed by ", this.link(by)));
-    const text = this.model.kernels.get(at);
-    return text ? section("Generated kernel", h("pre", { class: "code kernel" }, text.trimEnd())) : null;
+    const found = this.model.kernels.get(at);
+    if (!found) return null;
+    const code = (text: string) => h("pre", { class: "code kernel" }, text.trim());
+    return section(
+      "Generated kernel",
+      h("details", { open: true }, h("summary", {}, this.model.data.target === "cpu" ? "C++" : "Triton"), code(found.source)),
+      h("details", {}, h("summary", {}, "Loops"), code(found.loops)),
+    );
   }
 
   /** Why the compiler added a value: what it moves, from where to where, and why both lie so. */
