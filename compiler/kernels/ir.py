@@ -288,6 +288,16 @@ class Kernel:
         return self.inputs[number] if number < inputs else self.outputs[number - inputs]
 
     @cached_property
+    def accesses(self) -> dict[int, list[tuple[int, Load | Store]]]:
+        """The loads and stores of each buffer, with their nests' numbers."""
+        found: dict[int, list[tuple[int, Load | Store]]] = {}
+        for number, nest in enumerate(self.nests):
+            for statement in nest.body:
+                if isinstance(statement, (Load, Store)):
+                    found.setdefault(statement.buffer, []).append((number, statement))
+        return found
+
+    @cached_property
     def dtypes(self) -> tuple[tuple[torch.dtype | None, ...], ...]:
         """The dtype of each value of each nest; None for a store."""
         return tuple(tuple(_dtypes(self, nest)) for nest in self.nests)
@@ -321,27 +331,19 @@ def may_overwrite(kernel: Kernel, output: int, operand: int) -> bool:
 
     The caller also has to know that no other operand shares that memory, and that nobody reads it afterwards.
     """
-    target = len(kernel.inputs) + output
     if kernel.inputs[operand] != kernel.outputs[output]:
         return False
-    stores = [
-        (number, statement)
-        for number, nest in enumerate(kernel.nests)
-        for statement in nest.body
-        if isinstance(statement, Store) and statement.buffer == target
-    ]
-    for number, nest in enumerate(kernel.nests):
-        for statement in nest.body:
-            if not isinstance(statement, Load) or statement.buffer != operand:
-                continue
-            if statement.gather >= 0:
+    stores = kernel.accesses.get(len(kernel.inputs) + output, ())
+    for number, load in kernel.accesses.get(operand, ()):
+        if not isinstance(load, Load) or load.gather >= 0:
+            return False
+        # Read at an address of another loop position, or again after the loops around the store went on.
+        for where, store in stores:
+            if where != number or store.index != load.index:
                 return False
-            # Read at an address of another loop position, or again after the loops around the store went on.
-            for where, store in stores:
-                if where != number or store.index != statement.index:
-                    return False
-                if len(_moving(store.index, nest.dims)) != sum(size > 1 for size in nest.dims):
-                    return False
+            dims = kernel.nests[where].dims
+            if len(_moving(store.index, dims)) != sum(size > 1 for size in dims):
+                return False
     return True
 
 
