@@ -234,10 +234,10 @@ def test_dims_that_cannot_be_joined_are_found_by_division() -> None:
 
 
 def test_what_is_stored_from_fewer_dims_is_stored_once() -> None:
-    kernel = parse_kernel("""
-        kernel fewer(a0: f32[700], a1: f32[700, 30], a2: f32[30])
-          -> (b0: f32[700], b1: f32[700, 30], b2: f32[30], b3: f32[])
-        nest [700, 30] {
+    outputs = "b0: f32[700], b1: f32[700, 30], b2: f32[30], b3: f32[]"
+    kernel = parse_kernel(f"""
+        kernel fewer(a0: f32[700], a1: f32[700, 30], a2: f32[30]) -> ({outputs})
+        nest [700, 30] {{
           %0 = load a0 [1, 0]
           %1 = exp f32(%0)
           %2 = store b0 [1, 0] %1
@@ -249,7 +249,7 @@ def test_what_is_stored_from_fewer_dims_is_stored_once() -> None:
           %8 = store b2 [0, 1] %7
           %9 = constant f32 2.5
           %10 = store b3 [0, 0] %9
-        }
+        }}
     """)
     check(kernel, data(kernel))
 

@@ -120,7 +120,7 @@ def test_quotients_and_roots_are_rounded_to_nearest_and_nan_goes_through() -> No
 
 def test_more_elements_than_32_bits_count() -> None:
     kernel = parse_kernel(
-        f"kernel k(a0: i8[{2**33}]) -> (b0: i8[{2**33}])\nnest [{2**33}] {{\n%0 = load a0 [1]\n%1 = store b0 [1] %0}}"
+        f"kernel k(a0: i8[{2**33}]) -> (b0: i8[{2**33}])\nnest [{2**33}] {{\n%0 = load a0 [1]\n%1 = store b0 [1] %0\n}}"
     )
     (compiled,) = compile_launches(kernel, emit(kernel), "cuda:90")
     assert re.search(r"\b(mul|mad|shl)\S*\.(wide\.\w+|b64|s64)", compiled.assembly)
