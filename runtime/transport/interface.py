@@ -1,0 +1,123 @@
+"""What a transport is: one-sided access to the registered memory of another process.
+
+    endpoint = Endpoint(secret)                        one a process: see `endpoint`
+    registration = endpoint.register(memory)           memory that peers may reach, as `registration.region`
+    link = peers_endpoint.connect(endpoint.address, secret)
+    link.put(source, region, offset, Signal(region, word, 7)).wait()
+
+The owner of the memory takes no part but for what its endpoint's own thread does. What is put over one link arrives in
+the order in which it was put; nothing is said about the order of two links.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from monarch.compiler.plan import MonarchError
+
+Memory = Any
+"""A contiguous tensor (of any dtype, on any device that the transport reaches), or a contiguous buffer: a memoryview,
+mmap, bytearray or numpy array. What is written to has to be writable."""
+
+Check = Callable[[], None]
+"""Called now and then while something is waited for, at least every 50 ms; raises to give up."""
+
+
+class LinkLost(MonarchError):
+    """The other process, or the way to it, is gone: nothing that is under way on the link will be finished."""
+
+
+class AccessRefused(MonarchError):
+    """The owner of the memory refused: no such region or one that was dropped, a wrong key, or out of bounds. Nothing
+    was written, and the link goes on."""
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where an endpoint can be reached. Plain data, no secret; `to_json` and `from_json` are exact.
+
+    `process`  32 hex digits, random, new for each endpoint (and after a fork)
+    `host`     what the machine and its network namespace are told apart by: only equal ones share memory
+    `offers`   how it can be reached, by transport: {"shm": {"name": ...}, "tcp": {"host": ..., "port": ...}, ...}
+    """
+
+    process: str
+    host: str
+    offers: dict[str, dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Region:
+    """Registered memory, as peers name it. Who holds it may read and write that memory, so it is sent to those only
+    that may. Plain data; `to_json` and `from_json` are exact.
+
+    `number`   the owner's, never used twice
+    `key`      32 hex digits, random, compared by the owner in constant time
+    `size`     bytes
+    `details`  what a transport needs besides, by its name, for example {"verbs": {"address": ..., "rkey": ...}}
+    """
+
+    number: int
+    key: str
+    size: int
+    details: dict[str, dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Signal:
+    """Store `value` as a signed 8-byte word of `region` at byte `offset` (a multiple of 8), once all bytes of this put,
+    and of the puts before it on the same link, can be read there; then wake who sleeps on that word (`futex`)."""
+
+    region: Region
+    offset: int
+    value: int
+
+
+class Work(Protocol):
+    """Something under way. Finished once the bytes are where they are to be (also at the owner), or can never be."""
+
+    def done(self) -> bool: ...
+
+    def wait(self, timeout: float | None = None, check: Check | None = None) -> int | None:
+        """Wait for the end. Gives the old word for atomics, None otherwise. Raises LinkLost, AccessRefused, what
+        `check` raises (the work then goes on), or TimeoutError (too)."""
+        ...
+
+
+class Link(Protocol):
+    """A connection to one endpoint, over one transport. Safe to use from several threads."""
+
+    transport: str
+    """ "shm", "tcp", "verbs", "cuda" """
+    reasons: tuple[str, ...]
+    """Why it is this transport: a line for each that was tried before it, and one for itself."""
+    peer: Address
+    messages: int
+    """Handshakes, registrations and other control messages sent over this link so far: a compiled step sends none."""
+
+    def put(self, source: Memory, region: Region, offset: int = 0, signal: Signal | None = None) -> Work:
+        """Write `source` into the region, from byte `offset`. `source` must not change before the work is finished."""
+        ...
+
+    def get(self, target: Memory, region: Region, offset: int = 0) -> Work:
+        """Fill `target` from the region, from byte `offset`."""
+        ...
+
+    def post(self, source: Memory, region: Region, offset: int = 0, signal: Signal | None = None) -> None:
+        """Like `put`, and nothing tells when it is finished: `source` must stay as it is until the peer says, by a
+        signal of its own, that it has what it needs. The cheapest way to send. What goes wrong breaks the link.
+        Blocks only as long as the transport's own buffers are full; raises LinkLost."""
+        ...
+
+    def fetch_add(self, region: Region, offset: int, value: int) -> Work:
+        """Add to the signed 8-byte word at byte `offset` (a multiple of 8; wraps around); the work gives the old
+        word. Atomic with all other atomics on that word, over whichever transport they come."""
+        ...
+
+    def compare_swap(self, region: Region, offset: int, expected: int, desired: int) -> Work:
+        """Store `desired` in the word if it is `expected`; the work gives the old word."""
+        ...
+
+    def close(self) -> None: ...
