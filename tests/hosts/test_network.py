@@ -1,4 +1,4 @@
-"""The hosts that other tests run on: they are apart, their cables can be cut and lengthened, and all goes in the end."""
+"""The hosts that other tests run on: they are apart, their cables can be cut and lengthened, all goes in the end."""
 
 from __future__ import annotations
 
