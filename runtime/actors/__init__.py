@@ -1,0 +1,16 @@
+"""Actors: objects that live in processes of a mesh, and handle messages one at a time.
+
+Pure parts, with no I/O and no thread of their own, each tested alone:
+
+    shape       Extent, Point, NDSlice, Shape: strided slices of a grid
+    mesh        MeshAlgebra: what every mesh can do (slice, split, flatten, rename, size, sizes, extent, to_table, len)
+    values      ValueMesh: a value for each place of a mesh
+    future      Future: a value that will be there, for threads and for asyncio
+    errors      ActorError, SupervisionError, MeshFailure
+    endpoint    @endpoint, @concurrent_endpoint, and what a class must be to be an actor: `ActorInterface.of(cls)`
+    adverbs     Endpoint: call, call_one, choose, broadcast, stream, typed; it stands on `send`, which a mesh supplies
+    accumulate  Accumulator: replies folded into one value as they come
+    mailbox     Mailbox: the order in which an actor handles what it is sent
+    replies     OpenPorts: which replies are still to come, from where, and what happens if they cannot
+    ownership   Supervision: who owns what, what ends with whom, and who is told of a failure
+"""

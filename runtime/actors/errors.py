@@ -1,0 +1,87 @@
+"""What goes wrong with actors. All of these survive pickling, for they cross processes."""
+
+from __future__ import annotations
+
+import pickle
+import traceback
+from dataclasses import dataclass
+
+from monarch.compiler.plan import MonarchError
+
+
+class ActorError(MonarchError):
+    """An endpoint raised. `exception` is what it raised; the text holds its traceback where it happened."""
+
+    def __init__(self, exception: BaseException, text: str) -> None:
+        super().__init__(text)
+        self.exception = exception
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.exception, self.message)
+
+    @staticmethod
+    def of(error: BaseException, where: str) -> ActorError:
+        """What a caller is to get for an exception that was just caught; `where` is such as "trainer[3].step".
+
+        What cannot be pickled, or cannot be read back, is replaced by an `OpaqueError`.
+        """
+        said = traceback.format_exception_only(error)[-1].strip()
+        trace = "".join(traceback.format_exception(error)).rstrip()
+        try:
+            pickle.loads(pickle.dumps(error))
+        except Exception as refused:  # user's code, which may raise anything
+            error = OpaqueError(said, hint=f"{type(error).__name__} itself cannot be sent: {refused}")
+        return ActorError(error, f"{where} raised {said}\n\nRemote traceback:\n{trace}")
+
+
+class OpaqueError(MonarchError):
+    """Stands for an exception that cannot be pickled. The message is what the exception said."""
+
+
+class SupervisionError(MonarchError, RuntimeError):
+    """A message was for an actor that is stopped or dead, or that ended before it answered.
+
+    `endpoint` is what was called, such as "trainer.step", where that is known.
+    """
+
+    def __init__(self, message: str, endpoint: str | None = None) -> None:
+        super().__init__(message)
+        self.endpoint = endpoint
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.message, self.endpoint)
+
+
+@dataclass(frozen=True)
+class MeshFailure:
+    """What an owner is told of when something that it owns fails: `__supervise__(failure)`.
+
+    `mesh_id`    the mesh that failed: its `id`
+    `mesh_name`  the name that it was spawned with
+    `rank`       the place that failed, if it was one: row-major in the mesh as spawned
+    `reason`     what happened, in words; for an exception its traceback
+    `status`     the exit status of a process: -9 after `kill -9`
+    `log`        the last lines that the process wrote
+    `cause`      the failure that was being handled when this one came about
+    """
+
+    mesh_id: str
+    mesh_name: str
+    rank: int | None
+    reason: str
+    status: int | None = None
+    log: tuple[str, ...] = ()
+    cause: MeshFailure | None = None
+
+    def report(self) -> str:
+        """All that is known, over several lines."""
+        place = "" if self.rank is None else f"[{self.rank}]"
+        lines = [f"{self.mesh_name}{place}: {self.reason}"]
+        if self.log:
+            lines += ["its last lines were:", *(f"    {line}" for line in self.log)]
+        if self.cause is not None:
+            lines += ["which happened because of", *(f"  {line}" for line in self.cause.report().splitlines())]
+        return "\n".join(lines)
+
+    def __str__(self) -> str:
+        return self.report()
