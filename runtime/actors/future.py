@@ -57,7 +57,7 @@ class Future(Generic[T]):
         self.settle(decode)
 
     def when_done(self, callback: Callable[[], object]) -> None:
-        """Call it once the answer is there, in whatever thread that happens, or now. It must neither block nor raise."""
+        """Call it once the answer is there, in whatever thread that happens, or now; it may not block or raise."""
         with self._lock:
             if not self._done:
                 self._callbacks.append(callback)

@@ -1,0 +1,56 @@
+"""Actor: what users derive their actors from."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from typing import TYPE_CHECKING
+
+from monarch.runtime.actors.errors import MeshFailure
+
+if TYPE_CHECKING:
+    from monarch.runtime.actors.future import Future
+    from monarch.runtime.actors.mesh import MeshAlgebra
+
+    class _ActorsMesh(MeshAlgebra):
+        """What `spawn` gives has the endpoints of the class, and these."""
+
+        def stop(self, reason: str = ...) -> Future[None]: ...
+
+        @property
+        def initialized(self) -> Future[None]: ...
+else:
+    # In a process an actor is one object, whose attributes are all the user's: `self.size = 3` is no method of a mesh.
+    _ActorsMesh = object
+
+
+class Actor(_ActorsMesh):
+    """An object that lives in a process of a mesh, and handles messages one at a time.
+
+        class Counter(Actor):
+            def __init__(self, start: int) -> None:
+                self.value = start
+
+            @endpoint
+            def add(self, n: int) -> int:
+                self.value += n
+                return self.value
+
+        counters = this_host().spawn_procs({"gpus": 2}).spawn("counters", Counter, 0)
+        counters.add.call(3).get()
+
+    The type of what `spawn` gives is the class too, so that a type checker knows each endpoint's arguments and reply.
+
+    Two methods of a subclass have a meaning of their own, both optional:
+
+    `__supervise__(failure)` is told when something fails that this actor spawned, between messages. True: the failure
+    is dealt with. False: it goes on to this actor's owner. What it raises is a new failure, chained to the old one.
+
+    `__cleanup__(exc)` is called when the actor ends, after all that it owns has ended; `exc` is None when it was
+    stopped, else what it died of. Not called when its process is killed.
+    """
+
+    if TYPE_CHECKING:
+
+        def __supervise__(self, failure: MeshFailure) -> bool | Awaitable[bool]: ...
+
+        def __cleanup__(self, exc: Exception | None) -> None | Awaitable[None]: ...

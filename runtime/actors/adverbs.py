@@ -1,0 +1,187 @@
+"""Endpoint: how a method of actors is called, and where its replies go. Arguments are checked on the caller's side."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any, Concatenate, Generic, Literal, ParamSpec, Protocol, TypeVar, overload
+
+from monarch.runtime.actors.endpoint import ActorInterface, EndpointMethod, ReplyPort
+from monarch.runtime.actors.future import Future
+from monarch.runtime.actors.shape import Shape
+from monarch.runtime.actors.values import ValueMesh
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+Selection = Literal["all", "choose"]
+
+_random = random.SystemRandom()  # the user's seed is his own, and forked processes choose apart
+
+
+class Recipients(Protocol):
+    """The actors behind an endpoint, as a mesh of actors supplies them. Places are row-major in `_shape`, from 0.
+
+    Each of these sends at once, in the caller's thread, and raises SupervisionError for a mesh that is stopped or dead.
+    """
+
+    _shape: Shape
+
+    @property
+    def _label(self) -> str:
+        """What errors call these actors: the name they were spawned with."""
+        ...
+
+    def _ask(self, method: EndpointMethod[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Future[Any]:
+        """Send to all: a future of a ValueMesh over `_shape`."""
+        ...
+
+    def _ask_one(
+        self, place: int, method: EndpointMethod[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Future[Any]:
+        """Send to one: a future of its reply."""
+        ...
+
+    def _ask_each(
+        self, method: EndpointMethod[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Iterator[Future[Any]]:
+        """Send to all: a future for each reply, in the order in which they come."""
+        ...
+
+    def _tell(
+        self,
+        place: int | None,
+        method: EndpointMethod[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        port: ReplyPort[Any] | None,
+    ) -> None:
+        """Send to one, or (None) to all; replies go to `port`, which may be anybody's, or nowhere."""
+        ...
+
+
+class Endpoint(Generic[P, R]):
+    """A method of the actors of a mesh. All of these send at once, and none waits.
+
+        trainers.step.call(batch, lr=0.1)        -> Future[ValueMesh[float]]   from all
+        trainers.step.call_one(batch)            -> Future[float]              from the only one
+        trainers.step.choose(batch)              -> Future[float]              from one, at random
+        trainers.step.stream(batch)              -> Iterator[Future[float]]    from all, as replies come
+        trainers.step.broadcast(batch)           -> None                       and no reply
+
+    An exception of the method raises `ActorError` where the reply is looked at. After `broadcast` there is no such
+    place: then an exception ends the actor, and its owner is told.
+    """
+
+    __slots__ = ("_method", "_recipients")
+
+    def __init__(self, recipients: Recipients, method: EndpointMethod[P, R]) -> None:
+        self._recipients = recipients
+        self._method = method
+
+    def call(self, *args: P.args, **kwargs: P.kwargs) -> Future[ValueMesh[R]]:
+        """Call it on all actors: a future of their replies, in rank order, which fails with the first error."""
+        self._check(args, kwargs)
+        return self._recipients._ask(self._method, args, kwargs)
+
+    def call_one(self, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
+        """Call it on the only actor: a future of its reply. Raises ValueError on a mesh of several."""
+        self._check(args, kwargs)
+        count = len(self._recipients._shape)
+        if count != 1:
+            raise ValueError(
+                f"call_one is for one actor, and '{self._recipients._label}' {self._recipients._shape.extent} has "
+                f"{count}: slice the mesh, or use call, or choose"
+            )
+        return self._recipients._ask_one(0, self._method, args, kwargs)
+
+    def choose(self, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
+        """Call it on one actor, each as likely as the others: a future of its reply."""
+        self._check(args, kwargs)
+        place = _random.randrange(len(self._recipients._shape))
+        return self._recipients._ask_one(place, self._method, args, kwargs)
+
+    def stream(self, *args: P.args, **kwargs: P.kwargs) -> Iterator[Future[R]]:
+        """Call it on all actors, at once: a future for each reply, in the order in which they come."""
+        self._check(args, kwargs)
+        return self._recipients._ask_each(self._method, args, kwargs)
+
+    def broadcast(self, *args: P.args, **kwargs: P.kwargs) -> None:
+        """Call it on all actors, and hear nothing of it; an exception ends the actor."""
+        self._check(args, kwargs)
+        self._recipients._tell(None, self._method, args, kwargs, None)
+
+    def _check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._method.check(args, kwargs, f"{self._recipients._label}.{self._method.name}")
+
+    def __repr__(self) -> str:
+        return f"<endpoint {self._recipients._label}.{self._method.name}{self._method.signature}>"
+
+
+def send(
+    endpoint: Endpoint[Any, R],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    port: ReplyPort[R] | None = None,
+    selection: Selection = "all",
+) -> None:
+    """Call an endpoint of all actors, or of one at random ("choose"); replies go to `port`, if there is one."""
+    if selection not in ("all", "choose"):
+        raise ValueError(f"selection={selection!r} is neither 'all' nor 'choose'")
+    endpoint._check(args, kwargs)
+    recipients = endpoint._recipients
+    place = None if selection == "all" else _random.randrange(len(recipients._shape))
+    recipients._tell(place, endpoint._method, args, kwargs, port)
+
+
+class UnmarkedMethod:
+    """A method of an actor class that is no endpoint, as found on a mesh: `as_endpoint` makes one of it."""
+
+    def __init__(self, recipients: Recipients, interface: ActorInterface, name: str) -> None:
+        self._recipients = recipients
+        self._interface = interface
+        self._name = name
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError(
+            f"{self._interface.cls.__qualname__}.{self._name} is no endpoint: mark it with @endpoint, or call it as "
+            f"as_endpoint({self._recipients._label}.{self._name}).call(...)"
+        )
+
+
+@overload
+def as_endpoint(
+    method: Callable[P, Coroutine[Any, Any, R]], /, *, explicit_response_port: Literal[False] = False
+) -> Endpoint[P, R]: ...
+@overload
+def as_endpoint(method: Callable[P, R], /, *, explicit_response_port: Literal[False] = False) -> Endpoint[P, R]: ...
+@overload
+def as_endpoint(
+    method: Callable[Concatenate[ReplyPort[R], P], Any], /, *, explicit_response_port: Literal[True]
+) -> Endpoint[P, R]: ...
+def as_endpoint(method: Any, /, *, explicit_response_port: bool = False) -> Any:
+    """A method of spawned actors that was not marked, as an endpoint: `as_endpoint(trainers.debug).call()`.
+
+    Raises ValueError for what is no such method, and for one that is `async def` where the endpoints are not.
+    """
+    if not isinstance(method, UnmarkedMethod):
+        raise ValueError(f"as_endpoint takes an unmarked method of spawned actors, such as mesh.method, not {method!r}")
+    interface, name = method._interface, method._name
+    marked: EndpointMethod[..., Any] = EndpointMethod(getattr(interface.cls, name), explicit_response_port, name=name)
+    if marked.is_async and not interface.is_async:
+        raise ValueError(
+            f"{interface.cls.__qualname__}.{name} is `async def`, and the endpoints are `def`: such an actor has no "
+            f"event loop to run it on"
+        )
+    return Endpoint(method._recipients, marked)
+
+
+def attribute(recipients: Recipients, interface: ActorInterface, name: str) -> Endpoint[..., Any] | UnmarkedMethod:
+    """What `mesh.name` is: an endpoint, or a method that is none. Raises AttributeError for anything else."""
+    if (method := interface.endpoints.get(name)) is not None:
+        return Endpoint(recipients, method)
+    if not name.startswith("__") and interface.has(name):
+        return UnmarkedMethod(recipients, interface, name)
+    raise AttributeError(
+        f"{interface.cls.__qualname__} has no method '{name}': its endpoints are {sorted(interface.endpoints)}"
+    )
