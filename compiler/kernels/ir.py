@@ -29,7 +29,7 @@ rounded stands in the IR, as a cast, and no emitter has a policy of its own. Sum
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -250,23 +250,29 @@ class Nest:
     def varies(self) -> tuple[frozenset[int], ...]:
         """The dims along which each value varies. For a store: those of the address that it writes."""
         found: list[frozenset[int]] = []
-        all_reduced = frozenset(range(len(self.dims) - self.reduced, len(self.dims)))
         for statement in self.body:
-            match statement:
-                case Load(_, index, gather):
-                    along = _moving(index, self.dims)
-                    found.append(along | found[gather] if gather >= 0 else along)
-                case Position(dim):
-                    found.append(frozenset({dim} if self.dims[dim] > 1 else ()))
-                case Op(_, args):
-                    found.append(frozenset().union(*(found[arg] for arg in args)))
-                case Reduce(_, arg):
-                    found.append(found[arg] - all_reduced)
-                case Store(_, index):
-                    found.append(_moving(index, self.dims))
-                case _:
-                    found.append(frozenset())
+            found.append(varies_along(statement, found, self.dims, self.reduced))
         return tuple(found)
+
+
+def varies_along(
+    statement: Statement, before: Sequence[frozenset[int]], dims: tuple[int, ...], reduced: int
+) -> frozenset[int]:
+    """The dims along which the value of a statement varies (see `Nest.varies`), from those of the values before it."""
+    match statement:
+        case Load(_, index, gather):
+            along = _moving(index, dims)
+            return along | before[gather] if gather >= 0 else along
+        case Position(dim):
+            return frozenset({dim} if dims[dim] > 1 else ())
+        case Op(_, args):
+            return frozenset().union(*(before[arg] for arg in args))
+        case Reduce(_, arg):
+            return before[arg].difference(range(len(dims) - reduced, len(dims)))
+        case Store(_, index):
+            return _moving(index, dims)
+        case _:
+            return frozenset()
 
 
 def _moving(index: Index, dims: tuple[int, ...]) -> frozenset[int]:

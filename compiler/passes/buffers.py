@@ -14,6 +14,7 @@ from monarch.compiler.graph import Graph, args_of
 from monarch.compiler.inspect.memory import footprint, types_of
 from monarch.compiler.passes.emit import emit_plan, viewed_operand
 from monarch.compiler.plan import Plan
+from monarch.compiler.rules.call import argument
 
 
 @dataclass(eq=False)
@@ -121,6 +122,4 @@ def repeatable(call: fx.Node) -> bool:
         return not call.target.collective
     if torch.Tag.nondeterministic_seeded not in getattr(call.target, "tags", ()):
         return True
-    names = [argument.name for argument in call.target._schema.arguments]  # type: ignore[union-attr]
-    given = dict(zip(names, args_of(call), strict=False)) | call.kwargs
-    return "dropout_p" in names and given.get("dropout_p", 0.0) == 0.0
+    return argument(call, "dropout_p") == 0.0

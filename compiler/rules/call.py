@@ -77,6 +77,19 @@ def signature_of(target: Any) -> Signature | None:
     return None
 
 
+def argument(node: fx.Node, name: str, default: Any = None) -> Any:
+    """An argument by its schema name, its schema default, or `default` where the overload has no such argument."""
+    signature = signature_of(node.target)
+    if signature is not None and name in signature.at:
+        at = signature.at[name]
+        if at < len(node.args):
+            return node.args[at]
+        if name in node.kwargs:
+            return node.kwargs[name]
+        return signature.defaults.get(name, default)
+    return default
+
+
 def tensor_operands(node: fx.Node) -> list[fx.Node]:
     """The tensor operands of a call in order: positional arguments first, then keyword arguments, lists flattened.
 
@@ -169,16 +182,7 @@ class Call:
         return value
 
     def get(self, name: str, default: Any = None) -> Any:
-        """An argument by its schema name, its schema default, or `default` where the overload has no such argument."""
-        signature = self.signature
-        if signature is not None and name in signature.at:
-            at = signature.at[name]
-            if at < len(self.node.args):
-                return self.node.args[at]
-            if name in self.node.kwargs:
-                return self.node.kwargs[name]
-            return signature.defaults.get(name, default)
-        return default
+        return argument(self.node, name, default)
 
     def shape(self, name: str) -> Shape | None:
         """The shape of the tensor passed as argument `name`; None where none is passed."""

@@ -5,7 +5,8 @@ follow from it. A view only rewrites the index; a reduction binds the nest's red
 loaded. Whatever cannot be said so is `Unfusable`, and then it is no group.
 """
 
+from monarch.compiler.kernels.lower.coordinates import Unfusable
 from monarch.compiler.kernels.lower.group import Group, Space, lower_group, space_of
-from monarch.compiler.kernels.lower.values import Given, Tensors, Unfusable
+from monarch.compiler.kernels.lower.values import Given, Tensors
 
 __all__ = ["Given", "Group", "Space", "Tensors", "Unfusable", "lower_group", "space_of"]

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import fx
 
-from monarch.compiler.graph import args_of
 from monarch.compiler.kernels.ir import (
     ARITHMETIC,
     BOOL,
@@ -21,24 +20,15 @@ from monarch.compiler.kernels.ir import (
     Constant,
     Index,
     Load,
-    Nest,
     Op,
     Position,
     Reduce,
     Statement,
     Store,
+    varies_along,
 )
-from monarch.compiler.kernels.lower.coordinates import (
-    Affine,
-    At,
-    Coordinate,
-    Gathered,
-    Unfusable,
-    flatten,
-    unflatten,
-)
-
-__all__ = ["Lowering", "Tensors", "Unfusable", "compute_dtype", "handler", "HANDLERS", "Handler"]
+from monarch.compiler.kernels.lower.coordinates import Affine, At, Coordinate, Gathered, Unfusable, unflatten
+from monarch.compiler.rules.call import argument
 
 Tensors = Mapping[fx.Node, Buffer]
 """What each value of the graph that is one tensor is on a worker: dtype, local shape, strides."""
@@ -117,6 +107,7 @@ class Lowering:
     body: list[Statement] = field(default_factory=list)
     lines: list[str] = field(default_factory=list)
     dtypes: list[torch.dtype | None] = field(default_factory=list)
+    _varies: list[frozenset[int]] = field(default_factory=list)
     _known: dict[Any, int] = field(default_factory=dict)
     _values: dict[tuple[fx.Node, At], int] = field(default_factory=dict)
     _line: str = ""
@@ -137,6 +128,7 @@ class Lowering:
             self.body.append(statement)
             self.lines.append(self._line)
             self.dtypes.append(dtype)
+            self._varies.append(varies_along(statement, self._varies, self.dims, self.reduced))
         return number
 
     def dtype(self, value: int) -> torch.dtype:
@@ -225,7 +217,7 @@ class Lowering:
     def is_reduced(self, value: int) -> bool:
         """Whether a value varies along the reduced dims."""
         lead = len(self.dims) - self.reduced
-        return any(dim >= lead for dim in Nest(self.dims, self.reduced, tuple(self.body)).varies[value])
+        return any(dim >= lead for dim in self._varies[value])
 
     def store(self, number: int, node: fx.Node, at: tuple[Affine, ...]) -> None:
         """Compute a value and store it as output number `number`."""
@@ -256,12 +248,10 @@ class Lowering:
         if node in self.members:
             return self.rounded(HANDLERS[key](self, node, at), node)
         if key in TRANSPARENT:
-            mark = len(self.body), dict(self._known)
             try:
                 return HANDLERS[key](self, node, at)
             except Unfusable:
-                # What stands before is used by nobody, and is dropped at the end.
-                del mark
+                pass  # what it has written already is used by nobody, and is dropped at the end
         return self.load(node, at)
 
     def rounded(self, value: int, node: fx.Node) -> int:
@@ -359,17 +349,4 @@ def _line_of(node: fx.Node) -> str:
 
 def arguments(node: fx.Node, *names: str) -> list[Any]:
     """A call's arguments by their names in the op's schema, with the schema's defaults."""
-    args, kwargs = args_of(node), node.kwargs
-    schema = node.target._schema  # type: ignore[union-attr]
-    found = {}
-    for number, parameter in enumerate(schema.arguments):
-        if number < len(args) and not parameter.kwarg_only:
-            found[parameter.name] = args[number]
-        elif parameter.name in kwargs:
-            found[parameter.name] = kwargs[parameter.name]
-        else:
-            found[parameter.name] = parameter.default_value
-    return [found[name] for name in names]
-
-
-__all__ += ["arguments", "TRANSPARENT", "flatten"]
+    return [argument(node, name) for name in names]
