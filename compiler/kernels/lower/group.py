@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from torch import fx
 
 from monarch.compiler.graph import args_of
-from monarch.compiler.kernels.ir import Index, Load, Nest, Op, Position, Reduce, Statement, Store
+from monarch.compiler.kernels.ir import Load, Nest, Position, Store
 from monarch.compiler.kernels.lower import pointwise, random, views  # noqa: F401  # they register their handlers
 from monarch.compiler.kernels.lower.coordinates import Affine, Unfusable, flatten, unflatten
 from monarch.compiler.kernels.lower.reductions import REDUCED
 from monarch.compiler.kernels.lower.values import HANDLERS, TRANSPARENT, Given, Lowering, Tensors
+from monarch.compiler.kernels.nests import joined, live, renumbered
 
 
 @dataclass(frozen=True)
@@ -182,97 +183,23 @@ def _coordinates(anchor: Space, fine: list[tuple[int, int]], dims: tuple[int, ..
 
 def _finished(lower: Lowering, outputs: Sequence[fx.Node], far: int) -> Group:
     body, lines, dims, reduced = lower.body, lower.lines, lower.dims, lower.reduced
-    used = set()
-    for number in range(len(body) - 1, -1, -1):
-        if number in used or isinstance(body[number], Store):
-            used.add(number)
-            used.update(_operands(body[number]))
+    used = sorted(live(body))
     inputs = list(lower.inputs)
-    read = [inputs[n] for n in dict.fromkeys(s.buffer for i, s in enumerate(body) if i in used and isinstance(s, Load))]
+    loads = [statement for number in used if isinstance(statement := body[number], Load)]
+    read = [inputs[number] for number in dict.fromkeys(load.buffer for load in loads)]
     places = {lower.inputs[node]: at for at, node in enumerate(read)}
     places |= {far + number: len(read) + number for number in range(len(outputs))}
-    numbers: dict[int, int] = {}
-    kept_body: list[Statement] = []
-    for number, statement in enumerate(body):
-        if number in used:
-            numbers[number] = len(kept_body)
-            kept_body.append(_renumbered(statement, numbers, places))
-    nest = _merged(Nest(dims, reduced, tuple(kept_body), tuple(lines[number] for number in sorted(used))))
+    numbers = {number: at for at, number in enumerate(used)}
+    left = []
+    for number in used:
+        statement = renumbered(body[number], numbers)
+        if isinstance(statement, (Load, Store)):
+            statement = replace(statement, buffer=places[statement.buffer])
+        left.append(statement)
+    positions = {statement.dim for statement in left if isinstance(statement, Position)}
+    wanted = [dim for dim, size in enumerate(dims) if size > 1 or dim in positions]
+    nest = joined(Nest(dims, reduced, tuple(left), tuple(lines[number] for number in used)), wanted)
     for number, statement in enumerate(nest.body):
         if isinstance(statement, Store) and not nest.varies[statement.value] <= nest.varies[number]:
             raise Unfusable("a result that is not one value for each of its elements")
     return Group(tuple(read), tuple(outputs), nest)
-
-
-def _operands(statement: Statement) -> tuple[int, ...]:
-    match statement:
-        case Load(gather=gather):
-            return (gather,) if gather >= 0 else ()
-        case Op(args=args):
-            return args
-        case Reduce(arg=arg):
-            return (arg,)
-        case Store(value=value):
-            return (value,)
-    return ()
-
-
-def _renumbered(statement: Statement, values: dict[int, int], buffers: dict[int, int]) -> Statement:
-    match statement:
-        case Load(buffer, _, gather):
-            return replace(statement, buffer=buffers[buffer], gather=values[gather] if gather >= 0 else -1)
-        case Op(_, args):
-            return replace(statement, args=tuple(values[arg] for arg in args))
-        case Reduce(_, arg):
-            return replace(statement, arg=values[arg])
-        case Store(buffer, _, value):
-            return replace(statement, buffer=buffers[buffer], value=values[value])
-    return statement
-
-
-def _merged(nest: Nest) -> Nest:
-    """The nest with as few dims as there can be: none of size 1, and dims as one where every index runs on from one to
-    the next."""
-    dims, reduced, body = list(nest.dims), nest.reduced, list(nest.body)
-    positions = {statement.dim for statement in body if isinstance(statement, Position)}
-    dim = len(dims) - 1
-    while dim >= 0:
-        kept = len(dims) - reduced
-        if dims[dim] == 1 and dim not in positions:
-            merged = dim
-            strides = {tuple(s.index.strides): _without(s.index.strides, merged) for s in _indexed(body)}
-        elif (
-            dim > 0
-            and dim != kept
-            and not positions & {dim, dim - 1}
-            and all(s.index.strides[dim - 1] == s.index.strides[dim] * dims[dim] for s in _indexed(body))
-        ):
-            merged = dim - 1
-            dims[dim] *= dims[dim - 1]
-            strides = {tuple(s.index.strides): _without(s.index.strides, merged) for s in _indexed(body)}
-        else:
-            dim -= 1
-            continue
-        if merged >= kept:
-            reduced -= 1
-        del dims[merged]
-        body = [_restrided(statement, strides, merged) for statement in body]
-        positions = {position - (position > merged) for position in positions}
-        dim = min(dim, len(dims) - 1) if merged == dim else dim - 1
-    return Nest(tuple(dims), reduced, tuple(body), nest.lines)
-
-
-def _indexed(body: Sequence[Statement]) -> Iterator[Load | Store]:
-    return (statement for statement in body if isinstance(statement, (Load, Store)))
-
-
-def _without(strides: Sequence[int], dim: int) -> tuple[int, ...]:
-    return (*strides[:dim], *strides[dim + 1 :])
-
-
-def _restrided(statement: Statement, strides: dict[tuple[int, ...], tuple[int, ...]], merged: int) -> Statement:
-    if isinstance(statement, (Load, Store)):
-        return replace(statement, index=Index(statement.index.offset, strides[statement.index.strides]))
-    if isinstance(statement, Position) and statement.dim > merged:
-        return Position(statement.dim - 1)
-    return statement

@@ -16,8 +16,9 @@ import torch
 
 from monarch.compiler.errors import MonarchError
 from monarch.compiler.kernels.ir import Kernel, Load, Nest, Reduce, Statement, Store
+from monarch.compiler.kernels.nests import live
 from monarch.compiler.kernels.triton.function import Function, comment
-from monarch.compiler.kernels.triton.loops import accesses, levels, live, simplified
+from monarch.compiler.kernels.triton.loops import accesses, levels, simplified
 from monarch.compiler.kernels.triton.operations import COMBINERS, reduction_dtype
 from monarch.compiler.kernels.triton.schedule import LARGEST_GRID, Schedule, schedule
 from monarch.compiler.kernels.triton.source import ERROR, Launch, Scratch, TritonSource
@@ -114,7 +115,7 @@ class _Emitter:
         if runtime:
             plan = replace(plan, axes=tuple(replace(axis, runtime=True) for axis in plan.axes))
         numbers = {}
-        alive, waits = live(nest), levels(nest)
+        alive, waits = live(nest.body), levels(nest)
         for at, statement in enumerate(nest.body):
             if at in alive and isinstance(statement, Load) and statement.gather >= 0:
                 self.gathers.append(self.gather_text(members[0].number, at, statement))
@@ -156,7 +157,7 @@ class _Emitter:
 
 
 def _buffers(nest: Nest) -> tuple[int, ...]:
-    alive = live(nest)
+    alive = live(nest.body)
     touched = (s.buffer for at, s in enumerate(nest.body) if at in alive and isinstance(s, Load | Store))
     return tuple(dict.fromkeys(touched))
 

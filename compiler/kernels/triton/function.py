@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 import torch
 
 from monarch.compiler.kernels.ir import BOOL, FLOATS, Constant, Index, Load, Nest, Op, Position, Reduce, Store
-from monarch.compiler.kernels.triton.loops import levels, live, operands
+from monarch.compiler.kernels.nests import live, operands
+from monarch.compiler.kernels.triton.loops import levels
 from monarch.compiler.kernels.triton.operations import (
     INFIX,
     TYPES,
@@ -58,7 +59,7 @@ class Function:
     ) -> None:
         self.nest, self.dtypes, self.schedule, self.names = nest, dtypes, schedule, names
         self.wide, self.note, self.gather_number, self.partials = wide, note, gather_number, partials
-        self.alive, self.levels = live(nest), levels(nest)
+        self.alive, self.levels = live(nest.body), levels(nest)
         self.tile = tuple(axis for axis in schedule.axes if axis.block > 1)
         self.of_dim = {dim: axis for axis in schedule.axes for dim in axis.dims}
         self.scopes = [_Scope()]

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from monarch.compiler.kernels.ir import Load, Nest, Reduce, Store
-from monarch.compiler.kernels.triton.loops import Access, levels, live
+from monarch.compiler.kernels.nests import live
+from monarch.compiler.kernels.triton.loops import Access, levels
 
 ENOUGH_PROGRAMS = 256
 """About two for each multiprocessor of a large GPU."""
@@ -165,7 +166,7 @@ def _with_r(nest: Nest, kept: tuple[Axis, ...], length: int) -> Schedule:
 def _registers(nest: Nest, block: int) -> int:
     """About how many registers of a thread the values of a persistent tile take: what was loaded stays for as long as
     there is a reduction that it is used after."""
-    alive, waits = live(nest), levels(nest)
+    alive, waits = live(nest.body), levels(nest)
     loads = sum(number in alive and isinstance(each, Load) for number, each in enumerate(nest.body))
     reductions = any(number in alive and isinstance(each, Reduce) for number, each in enumerate(nest.body))
     stored = any(isinstance(each, Store) and waits[at] for at, each in enumerate(nest.body))
