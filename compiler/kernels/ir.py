@@ -254,6 +254,12 @@ class Nest:
             found.append(varies_along(statement, found, self.dims, self.reduced))
         return tuple(found)
 
+    def touches(self) -> Iterator[tuple[Load | Store, int]]:
+        """The loads and stores, and how many elements each comes to."""
+        for statement, along in zip(self.body, self.varies, strict=True):
+            if isinstance(statement, Load | Store):
+                yield statement, math.prod(self.dims[dim] for dim in along)
+
 
 def varies_along(
     statement: Statement, before: Sequence[frozenset[int]], dims: tuple[int, ...], reduced: int
@@ -357,9 +363,8 @@ def traffic(kernel: Kernel) -> tuple[int, int]:
     """How many bytes it reads and writes at least: every element that it needs once."""
     read: dict[int, int] = {}
     for nest in kernel.nests:
-        for statement, dims in zip(nest.body, nest.varies, strict=True):
+        for statement, elements in nest.touches():
             if isinstance(statement, Load):
-                elements = math.prod(nest.dims[dim] for dim in dims)
                 read[statement.buffer] = read.get(statement.buffer, 0) + elements
     return (
         sum(min(count, kernel.inputs[at].numel) * kernel.inputs[at].dtype.itemsize for at, count in read.items()),

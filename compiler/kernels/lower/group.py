@@ -43,18 +43,8 @@ class Group:
 
     def traffic(self, tensors: Tensors) -> int:
         """The bytes that it reads and writes, if what is read twice at one index is read once."""
-        total = 0
-        for statement in self.nest.body:
-            if isinstance(statement, (Load, Store)):
-                number = statement.buffer
-                buffers = (*self.inputs, *self.outputs)
-                along = zip(statement.index.strides, self.nest.dims, strict=True)
-                touched = math.prod(size for stride, size in along if stride)
-                if isinstance(statement, Load) and statement.gather >= 0:
-                    varying = self.nest.varies[self.nest.body.index(statement)]
-                    touched = math.prod(self.nest.dims[dim] for dim in varying)
-                total += touched * tensors[buffers[number]].dtype.itemsize
-        return total
+        itemsizes = [tensors[node].dtype.itemsize for node in (*self.inputs, *self.outputs)]
+        return sum(elements * itemsizes[access.buffer] for access, elements in self.nest.touches())
 
 
 def space_of(node: fx.Node, given: Given) -> Space:
