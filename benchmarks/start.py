@@ -48,10 +48,10 @@ def _measure(workers: int) -> Start:
     imported = time.perf_counter()
     from benchmarks.dispatch import plan_of
     from monarch.compiler.plan import MeshSpec
-    from monarch.runtime.controller import LocalExecutor
+    from monarch.runtime.controller import MeshExecutor
 
     ready = time.perf_counter()
-    with LocalExecutor(MeshSpec.of(w=workers)) as executor:
+    with MeshExecutor(MeshSpec.of(w=workers)) as executor:
         (handle,) = executor.run(plan_of(executor.mesh), [torch.ones(4, 4)])
         executor.shards(handle)
         first = time.perf_counter() - ready

@@ -21,6 +21,6 @@ __all__ = ["start_local"]
 def start_local(mesh: MeshSpec) -> Executor:
     """Start a worker process on this host for each place of `mesh`. Raises MonarchError where that is too many for the
     machine's cores or memory."""
-    from monarch.runtime.controller import LocalExecutor
+    from monarch.runtime.controller import MeshExecutor
 
-    return LocalExecutor(mesh)
+    return MeshExecutor(mesh)

@@ -23,6 +23,7 @@ Bytes that a worker moves in an all_reduce of n bytes over k workers:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -30,8 +31,9 @@ import torch
 
 from monarch.compiler.plan import MeshSpec
 from monarch.compiler.plan.blocks import REDUCE
-from monarch.runtime import signals
+from monarch.runtime import futex, signals
 from monarch.runtime.blocks import Flat, Piece, rounds
+from monarch.runtime.mirror import Mirror
 from monarch.runtime.signals import LINE, STEP_BITS, Aborted, TimedSignals
 from monarch.runtime.window import ALIGN, AREAS, Window
 
@@ -45,27 +47,35 @@ _DIRECT_BYTES = 32 << 10  # above this, more than two workers share the addition
 
 
 class Group:
-    """The workers of one collective, and this worker's place among them."""
+    """The workers of one collective, and this worker's place among them.
 
-    def __init__(self, ranks: tuple[int, ...], rank: int) -> None:
+    `hosts` are the other hosts that some of them are on, and `host_of` gives each rank's if it is another. Where there
+    are any, everyone looks at everyone: a word from the leader would say nothing of the bytes that others have sent.
+    """
+
+    def __init__(self, ranks: tuple[int, ...], rank: int, mirror: Mirror | None) -> None:
         self.ranks = ranks
         self.size = len(ranks)
         self.me = ranks.index(rank)
         self.peers = tuple(peer for peer in ranks if peer != rank)
         self.leader = ranks[0]
         self.leads = rank == self.leader
-        self.direct = self.size <= _LEAD_ABOVE
+        self.hosts: tuple[int, ...] = () if mirror is None else mirror.hosts_of(ranks)
+        self.host_of = {} if mirror is None else {peer: mirror.hosts_of((peer,)) for peer in ranks}
+        self.direct = self.size <= _LEAD_ABOVE or bool(self.hosts)
 
 
 class Collectives:
     """One worker's side of every collective of its mesh."""
 
-    def __init__(self, mesh: MeshSpec, rank: int, window: Window) -> None:
+    def __init__(self, mesh: MeshSpec, rank: int, window: Window, mirror: Mirror | None = None) -> None:
         self.mesh = mesh
         self.rank = rank
         self.window = window
         self.signals = window.signals()
+        self.mirror = mirror
         self.area = window.geometry.area
+        self._here = range(mesh.workers) if mirror is None else mirror.here
         self._at = 0
         self._area = 0
         self._readers: list[tuple[tuple[int, ...], int]] = [((), 0)] * AREAS
@@ -83,7 +93,9 @@ class Collectives:
         if self._at >> STEP_BITS != step:  # it failed before it began
             self.begin(step)
         self.signals.store(LINE * (1 + self.rank), self._at | 1)
-        for rank in range(self.mesh.workers):
+        if self.mirror is not None:
+            self._fail_across(self.mirror, step)
+        for rank in self._here:
             if rank == self.rank:
                 continue
             line = signals.line_of(rank)
@@ -99,6 +111,26 @@ class Collectives:
             except _Ended:
                 pass
         self.signals.store(LINE * (1 + self.rank), (step + 1) << STEP_BITS)
+
+    def _fail_across(self, mirror: Mirror, step: int) -> None:
+        """The part of `fail` that concerns other hosts. How far workers there are, this one does not see: the hosts
+        tell the controller when all of theirs are over with the step, and it releases those that stand still."""
+        mirror.drop()
+        mirror.tell(mirror.others, self._at | 1)
+        line = signals.line_of(self.rank)
+        self.signals.words[line + signals.OVER] = step + 1
+        futex.fence()
+        futex.wake(self.signals.address + 8 * (line + signals.DONE))  # who looks for commands' ends looks here
+        words = self.signals.words
+
+        def check(seen: int) -> None:
+            if words[signals.DEAD]:
+                raise _Ended
+
+        try:
+            self.signals.wait(signals.RELEASED, step + 1, check)
+        except _Ended:
+            pass
 
     def time_waits(self, clock: Callable[[], int]) -> Callable[[], int]:
         """From here on count the time spent waiting for peers; gives what tells it."""
@@ -124,6 +156,7 @@ class Collectives:
                 self._wait_reader(rank, event)
 
     def _wait_reader(self, rank: int, event: int) -> None:
+        self._settle()
         words = self.signals.words
         line = signals.line_of(rank)
 
@@ -143,6 +176,8 @@ class Collectives:
         self._at = arrive = self._at + 2
         store, words = self.signals.store, self.signals.words
         store(LINE * (1 + self.rank), arrive)
+        if group.hosts and self.mirror is not None:
+            self.mirror.tell(group.hosts, arrive)
         wait = self.signals.wait_for_peer
         self._at = release = arrive + 2
         if group.direct or group.leads:
@@ -155,31 +190,59 @@ class Collectives:
             self._await(wait, group.leader, release, group.peers)
 
     def _await(self, wait: Callable[[int, int, Sequence[int]], None], rank: int, event: int, group: Any) -> None:
+        self._settle()
         try:
             wait(rank, event, group)
         except Aborted:
             self._at = self.signals.words[LINE * (1 + self.rank)]  # what was said stands
             raise
 
-    def _came(self, sources: Sequence[int]) -> None:
-        """Say that this worker has come, and wait for `sources` alone."""
+    def _came(self, sources: Sequence[int], hosts: Sequence[int] = ()) -> None:
+        """Say that this worker has come, also to those other `hosts`, and wait for `sources` alone."""
         self._at = arrive = self._at + 2
         self.signals.store(LINE * (1 + self.rank), arrive)
+        if hosts and self.mirror is not None:
+            self.mirror.tell(hosts, arrive)
         for rank in sources:
             self._await(self.signals.wait_for_peer, rank, arrive, (rank,))
         self._at = arrive + 2
 
-    def _read(self, readers: Sequence[int], *areas: int) -> None:
-        """Say that this worker has read what it needs of the round; `readers` read `areas` of its own."""
+    def _read(self, readers: Sequence[int], *areas: int, hosts: Sequence[int] = ()) -> None:
+        """Say that this worker has read what it needs of the round, of workers on `hosts` among others; `readers` read
+        `areas` of its own."""
         self._at = done = self._at + 2
         self.signals.store(LINE * (1 + self.rank), done)
+        if hosts and self.mirror is not None:
+            self.mirror.owe(hosts)
         for area in areas:
             self._readers[area] = (tuple(readers), done)
+
+    def _settle(self) -> None:
+        if self.mirror is not None:
+            self.mirror.settle(self.signals.words[LINE * (1 + self.rank)])
+
+    def _settled(self, run: Collective) -> Collective:
+        """A collective that, at its end, tells other hosts how far this worker is: who writes there again need not wait
+        until it says something next."""
+        if self.mirror is None:
+            return run
+
+        def settled(tensors: Sequence[torch.Tensor]) -> Tensors:
+            outs = run(tensors)
+            self._settle()
+            return outs
+
+        return settled
+
+    def _share(self, hosts: Sequence[int], offset: int, size: int) -> None:
+        """What was written there is read on those other hosts."""
+        if hosts and size and self.mirror is not None:
+            self.mirror.write(hosts, offset, size)
 
     def group(self, mesh_dims: Sequence[str]) -> Group:
         key = tuple(mesh_dims)
         if key not in self._groups:
-            self._groups[key] = Group(self.mesh.group(self.rank, key), self.rank)
+            self._groups[key] = Group(self.mesh.group(self.rank, key), self.rank, self.mirror)
         return self._groups[key]
 
     def _base(self, rank: int, area: int) -> int:
@@ -188,12 +251,19 @@ class Collectives:
     # -- the collectives -------------------------------------------------------------------------------------------
 
     def commit(self) -> Callable[[], None]:
-        group = self.group(self.mesh.names)
+        stages: list[Group | None] = [self.group(self.mesh.names)]
+        if self.mirror is not None:  # on each host, then one worker of each host, then on each host again
+            own = Group(tuple(self._here), self.rank, None)
+            firsts = tuple(range(0, self.mesh.workers, len(self._here)))
+            stages = [own, Group(firsts, self.rank, self.mirror) if self.rank in firsts else None, own]
 
         def run() -> None:
-            if group.size > 1:
-                self._meet(group)
-                self._read(())
+            for group in stages:
+                if group is not None and group.size > 1:
+                    self._meet(group)
+                else:
+                    self._at += 4
+            self._read(())
 
         return run
 
@@ -213,13 +283,15 @@ class Collectives:
                     outs[i] = result
             return outs
 
-        return run
+        return self._settled(run)
 
     def _reduce_small(self, group: Group, op: Any, tensor: torch.Tensor) -> torch.Tensor:
         area = self._next_area()
         shape, dtype, view = tensor.shape, tensor.dtype, self.window.view
-        mine = view(self._base(self.rank, area), shape, dtype)
+        base = self._base(self.rank, area)
+        mine = view(base, shape, dtype)
         mine.copy_(tensor)
+        self._share(group.hosts, base, tensor.nbytes)
         self._meet(group)
         # A dense input is as good as its copy in the window, and nearer.
         own = tensor if tensor.is_contiguous() else mine
@@ -227,7 +299,7 @@ class Collectives:
         total = op(parts[0], parts[1])
         for part in parts[2:]:
             op(total, part, out=total)
-        self._read(group.peers, area)
+        self._read(group.peers, area, hosts=group.hosts)
         return total
 
     def _reduce_list(self, group: Group, op: Any, tensors: Tensors) -> Tensors:
@@ -256,15 +328,17 @@ class Collectives:
         for low in range(0, source.length, step):
             high = min(low + step, source.length)
             area = self._next_area()
-            mine = self.window.view(self._base(self.rank, area), (high - low,), dtype)
+            base = self._base(self.rank, area)
+            mine = self.window.view(base, (high - low,), dtype)
             for row, start, end in source.spans(low, high):
                 mine[start:end].copy_(row)
+            self._share(group.hosts, base, (high - low) * dtype.itemsize)
             self._meet(group)
             theirs = self.window.view(self._base(peer, area), (high - low,), dtype)
             for (row, start, end), (out, _, _) in zip(source.spans(low, high), target.spans(low, high), strict=True):
                 other = theirs[start:end]
                 op(row, other, out=out) if first else op(other, row, out=out)
-            self._read(group.peers, area)
+            self._read(group.peers, area, hosts=group.hosts)
 
     def _reduce_shared(self, group: Group, op: Any, source: Flat, target: Flat) -> None:
         """More workers: each reduces its share of a chunk, and reads the others' results.
@@ -287,20 +361,27 @@ class Collectives:
         for now in range(len(chunks) + 2):
             if now < len(chunks):
                 low, high = chunks[now]
-                mine = view(self._base(self.rank, now % 2), (high - low,), dtype)
+                base = self._base(self.rank, now % 2)
+                mine = view(base, (high - low,), dtype)
                 own_low, own_high = part(chunks[now], me)
                 for first, last in ((low, own_low), (own_high, high)):
                     for row, start, end in source.spans(first, last):
                         mine[first - low + start : first - low + end].copy_(row)
+                for j, rank in enumerate(ranks if group.hosts else ()):
+                    first, last = part(chunks[now], j)
+                    at = base + (first - low) * dtype.itemsize
+                    self._share(group.host_of[rank], at, (last - first) * dtype.itemsize)
             if 0 <= now - 1 < len(chunks):
                 chunk = chunks[now - 1]
                 low, high = part(chunk, me)
                 if low < high:
-                    result = view(self._base(self.rank, 2 + now % 2), (high - low,), dtype)
+                    base = self._base(self.rank, 2 + now % 2)
+                    result = view(base, (high - low,), dtype)
                     parts = self._shares(group, chunk, low, high, (now - 1) % 2, source, dtype)
                     op(parts[0], parts[1], out=result)
                     for summand in parts[2:]:
                         op(result, summand, out=result)
+                    self._share(group.hosts, base, (high - low) * dtype.itemsize)
                     for out, start, end in target.spans(low, high):
                         out.copy_(result[start:end])
             if now >= 2:
@@ -312,9 +393,9 @@ class Collectives:
                             out.copy_(result[start:end])
             if now <= len(chunks):
                 self._meet(group)
-                self._read(group.peers)
+                self._read(group.peers, hosts=group.hosts)
         # The last results are read after the last meeting: say so, and remember who reads what of ours.
-        self._read(group.peers, *range(AREAS))
+        self._read(group.peers, *range(AREAS), hosts=group.hosts)
 
     def _shares(
         self, group: Group, chunk: tuple[int, int], low: int, high: int, area: int, source: Flat, dtype: torch.dtype
@@ -345,6 +426,7 @@ class Collectives:
                 for piece in pieces:
                     tensor = tensors[piece.tensor]
                     view(base + piece.offset, piece.shape, tensor.dtype).copy_(piece.of(tensor))
+                self._share(group.hosts, base, plan.size(pieces, tensors))
                 self._meet(group)
                 for piece in pieces:
                     i, tensor = piece.tensor, tensors[piece.tensor]
@@ -361,13 +443,13 @@ class Collectives:
                         outs[i], targets[i] = _blocks(tensor, dims[i], group.size)
                     for target, part in zip(targets[i], parts, strict=True):
                         piece.of(target).copy_(part)
-                self._read(group.peers, area)
+                self._read(group.peers, area, hosts=group.hosts)
             return [
                 _blocks(tensor, dim, group.size)[0] if out is None else out
                 for out, tensor, dim in zip(outs, tensors, dims, strict=True)
             ]
 
-        return run
+        return self._settled(run)
 
     def reduce_scatter(self, mesh_dims: Sequence[str], dims: Sequence[int], reduction: str) -> Collective:
         group = self.group(mesh_dims)
@@ -388,10 +470,10 @@ class Collectives:
                     op(parts[0], parts[1], out=out)
                     for part in parts[2:]:
                         op(out, part, out=out)
-                self._read(group.peers, area)
+                self._read(group.peers, area, hosts=group.hosts)
             return outs
 
-        return run
+        return self._settled(run)
 
     def all_to_all(
         self, mesh_dims: Sequence[str], source_dims: Sequence[int], target_dims: Sequence[int]
@@ -411,10 +493,10 @@ class Collectives:
                     parts = self._received(group, piece, area, slot, own)
                     for target, part in zip(made[piece.tensor][1], parts, strict=True):
                         piece.of(target).copy_(part)
-                self._read(group.peers, area)
+                self._read(group.peers, area, hosts=group.hosts)
             return [out for out, _ in made]
 
-        return run
+        return self._settled(run)
 
     def _send_blocks(
         self, group: Group, plan: _Rounds, sources: Sequence[Sequence[torch.Tensor]], slot: int
@@ -428,6 +510,10 @@ class Collectives:
                     if j != group.me:
                         place = self.window.view(base + j * slot + piece.offset, piece.shape, block.dtype)
                         place.copy_(piece.of(block))
+            if group.hosts:
+                size = plan.size(pieces, [blocks[0] for blocks in sources])
+                for j, rank in enumerate(group.ranks):
+                    self._share(group.host_of[rank], base + j * slot, size)
             self._meet(group)
             yield pieces, area
 
@@ -451,6 +537,8 @@ class Collectives:
         me, plan = group.me, _Rounds(self.area)
         source = source_of.get(me)
         readers = [group.ranks[target] for target, source in source_of.items() if source == me and target != me]
+        far = () if self.mirror is None else self.mirror.hosts_of(readers)
+        origin = () if source is None else group.host_of.get(group.ranks[source], ())
 
         def run(tensors: Sequence[torch.Tensor]) -> Tensors:
             own = me == keep or source == me
@@ -463,17 +551,18 @@ class Collectives:
                     for piece in pieces:
                         tensor = tensors[piece.tensor]
                         self.window.view(base + piece.offset, piece.shape, tensor.dtype).copy_(piece.of(tensor))
+                    self._share(far, base, plan.size(pieces, tensors))
                 fetch = not own and source is not None
-                self._came([group.ranks[source]] if fetch and source is not None else [])
+                self._came([group.ranks[source]] if fetch and source is not None else [], far)
                 if fetch and source is not None:
                     base = self._base(group.ranks[source], area)
                     for piece in pieces:
                         part = self.window.view(base + piece.offset, piece.shape, tensors[piece.tensor].dtype)
                         piece.of(outs[piece.tensor]).copy_(part)
-                self._read(readers, area)
+                self._read(readers, area, hosts=origin)
             return outs
 
-        return run
+        return self._settled(run)
 
 
 class _Ended(Exception):
@@ -495,6 +584,12 @@ class _Rounds:
             self._rounds = rounds(shapes, [tensor.element_size() for tensor in tensors], self.limit)
             self._key = key
         return self._rounds
+
+    @staticmethod
+    def size(pieces: Sequence[Piece], tensors: Sequence[torch.Tensor]) -> int:
+        """The bytes that a round takes of an area."""
+        last = pieces[-1]
+        return last.offset + math.prod(last.shape) * tensors[last.tensor].element_size()
 
 
 def _copies(tensors: Sequence[torch.Tensor]) -> Tensors:

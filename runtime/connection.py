@@ -1,147 +1,113 @@
-"""What connects a controller with the workers of its mesh: their processes, the memory that all of them see, the ring
-of commands in it, and the sockets on which they answer.
+"""What connects a controller with the workers of its mesh.
 
-Commands are written here and waited for here; what they mean is the controller's business. What workers say is read
-when the controller happens to come by: there is no thread for it.
+Commands are written here and waited for here; what they mean is the executor's business. This module holds what is the
+same wherever the workers are, and the connection to workers on this host (`remote` has the one to other hosts). What
+local workers say is read when the controller happens to come by: there is no thread for it.
 """
 
 from __future__ import annotations
 
 import os
-import signal
-import socket
+import pickle
 import threading
 import weakref
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
-from monarch.compiler.plan import MeshSpec, MonarchError
-from monarch.runtime import futex, memory, signals
+from monarch.compiler.plan import MeshSpec, MonarchError, Plan
+from monarch.compiler.plan.native import build_kernels
+from monarch.runtime import signals
 from monarch.runtime.controller_state import ControllerState, Step, fresh
-from monarch.runtime.processes import WarmParent, warm_parent
 from monarch.runtime.replies import Replies
-from monarch.runtime.ring import Full, RingWriter, Space
-from monarch.runtime.window import RING_BYTES, STAGING_BYTES, Geometry, Window
+from monarch.runtime.ring import Full, Space
+from monarch.runtime.window import STAGING_BYTES
+from monarch.runtime.workers import EXIT_SECONDS, Workers
 
-WORKERS_PER_CORE = 64
-_WORKER_BYTES = 8 << 20  # what a forked worker has of its own before it computes anything
+SLEEP_MILLISECONDS = 50
 _STAGING_KEEP = 8 << 20
-_EXIT_SECONDS = 2.0
 
 
-class Connection:
+class Connection(ABC):
     """The started workers of a mesh. Safe to use from several threads; what says so is called with `lock` held.
 
     `lost` is called when it is found that workers have ended.
     """
 
     def __init__(self, mesh: MeshSpec, lost: Callable[[], None]) -> None:
-        geometry = Geometry.of(mesh.workers)
-        _check_size(mesh, geometry)
         self.mesh = mesh
         self.state = ControllerState(mesh)
+        self.replies = Replies(self.state)
         self.lock = threading.RLock()
         self.closing = False
-        self._lost = lost
-
-        warm = warm_parent()
-        fd = Window.create(geometry)
-        ends: list[socket.socket] = []
-        theirs: list[socket.socket] = []
-        try:
-            for _ in range(mesh.workers):
-                mine, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-                mine.setblocking(False)
-                ends.append(mine)
-                theirs.append(other)
-            self.window = Window(geometry, fd)
-            threads = max(1, signals.cores() // mesh.workers)
-            number = warm.start(mesh, fd, theirs, threads)
-        except OSError as error:
-            for end in ends:
-                end.close()
-            raise MonarchError(
-                f"cannot start {mesh.workers} workers: {error}",
-                hint="A limit is reached: on open files (ulimit -n), of which each worker takes one, or processes\n"
-                "(ulimit -u).",
-            ) from error
-        finally:
-            os.close(fd)
-            for end in theirs:
-                end.close()
-        self._warm = warm
-        self._number = number
-        self.signals = self.window.signals()
-        self.signals.spins = 0
-        memory_ = self.window.bytes
-        self.ring = RingWriter(memory_[geometry.ring : geometry.ring + RING_BYTES], self.signals)
-        self._staging = Space(STAGING_BYTES, restart=True)
-        self.replies = Replies(ends, self.state)
-        self._pids: dict[int, int] = {}
-        self._stop = weakref.finalize(self, _stop, warm, number, ends, os.getpid())
+        self.written = 0
+        self.lost = lost
+        self.staging = Space(STAGING_BYTES, restart=True)
         _connections.add(self)
 
     # -- commands --------------------------------------------------------------------------------------------------
 
     def enter(self) -> None:
         """Raise where the mesh cannot take a command. With the lock held."""
-        if self.ring.records != self.state.next_command:
+        if self.written != self.state.next_command:
             # Only what may be raised anywhere, such as KeyboardInterrupt, can come between the two.
             self.state.give_up(
                 f"the mesh {self.mesh} was interrupted while a command was being written",
                 "It cannot be used any more: close it, and make a new one.",
             )
-        self._ready()
+        self.ready()
 
     def write(self, record: bytes, command: int) -> None:
-        """Write a command, which the workers see when the ring is published. With the lock held."""
+        """Write a command, which the workers see after `publish`. With the lock held."""
+        self._until_there_is_room(lambda: self._write(record, command))
+        self.written += 1
+
+    def stage(self, parts: Sequence[Any], command: int) -> int:
+        """Put bytes where the workers find them until `command` is finished: the offset. With the lock held."""
+        size = sum(len(part) for part in parts)
+        at = self._until_there_is_room(lambda: self.staging.reserve(size, self.state.finished_commands))
+        self.staging.take(at, size, command)
+        self._stage(at % STAGING_BYTES, parts)
+        return at % STAGING_BYTES
+
+    def load(self, blob: bytes, number: int) -> None:
+        """Write the command `number`, by which the workers load the plan that `packed` gave. With the lock held."""
+        self._until_there_is_room(lambda: self._load(blob, number))
+        self.written += 1
+
+    def _until_there_is_room(self, act: Callable[[], Any]) -> Any:
         while True:
             try:
-                self.ring.write(record, command, self.state.finished_commands)
-                return
+                return act()
             except Full as full:
                 self.catch_up(full.sequence + 1)
 
-    def stage(self, size: int, command: int) -> int:
-        """Room in the staging area, until `command` is finished. With the lock held."""
-        while True:
-            try:
-                at = self._staging.reserve(size, self.state.finished_commands)
-            except Full as full:
-                self.catch_up(full.sequence + 1)
-                continue
-            self._staging.take(at, size, command)
-            return at % STAGING_BYTES
+    @abstractmethod
+    def packed(self, plan: Plan) -> bytes:
+        """A plan in the form in which it goes to the workers, its kernels built where that is done here."""
 
+    @abstractmethod
+    def _write(self, record: bytes, command: int) -> None: ...
+
+    @abstractmethod
+    def _stage(self, offset: int, parts: Iterable[Any]) -> None: ...
+
+    @abstractmethod
+    def _load(self, blob: bytes, number: int) -> None: ...
+
+    @abstractmethod
+    def publish(self) -> None:
+        """Let the workers see what was written. With the lock held."""
+
+    @abstractmethod
     def refresh(self) -> None:
         """Take note of what the workers have finished, without waiting. With the lock held."""
-        done = self.signals.all_done()
-        self.replies.read(self.signals.reports())
-        self.state.finished(done)
-        if not self._staging.in_use(done) and self._staging.touched > _STAGING_KEEP:
-            self.window.give_back(self.window.geometry.staging, STAGING_BYTES)
-            self._staging.touched = 0
 
     # -- waiting ---------------------------------------------------------------------------------------------------
 
+    @abstractmethod
     def catch_up(self, commands: int) -> None:
         """Wait until all workers have finished so many commands. Raises DeviceMeshError where the mesh is lost."""
-        with self.lock:
-            self.ring.publish()
-        words, looks = self.signals.words, 0
-
-        def check(seen: int) -> None:
-            nonlocal looks
-            looks += 1
-            if looks > 1 or words[signals.DEAD]:
-                self._look()
-
-        if self.state.finished_commands < commands:
-            for rank in range(self.mesh.workers):
-                index = signals.line_of(rank) + signals.DONE
-                if words[index] < commands:
-                    self.signals.wait(index, commands, check)
-        with self.lock:
-            self.refresh()
 
     def gather(self, step: Step, ranks: set[int]) -> None:
         """Wait for the answers of `ranks` to a command, and until all workers have finished it."""
@@ -151,88 +117,138 @@ class Connection:
                 pending = self.replies.pending(step.sequence, ranks)
             if not pending:
                 break
-            self.replies.sleep(pending)
+            self._sleep(pending)
         self.catch_up(step.sequence + 1)
 
-    def pids(self) -> list[int]:
-        """The workers' process ids, by rank, once all have started."""
-        with self.lock:
-            while len(self._pids) < self.mesh.workers:
-                self._read_deaths(_EXIT_SECONDS)
-                self._ready()
-            return [self._pids[rank] for rank in range(self.mesh.workers)]
-
+    @abstractmethod
     def _look(self) -> None:
         """While waiting: take in what has come, and raise where there is nothing left to wait for."""
-        with self.lock:
-            self._ready()
-            self._read_deaths(0.0)
-            self._ready()
-            self.replies.read(-1)
 
-    def _ready(self) -> None:
+    @abstractmethod
+    def _sleep(self, ranks: list[int]) -> None:
+        """Wait a little, at most until one of `ranks` sends something."""
+
+    @abstractmethod
+    def pids(self) -> list[int]:
+        """The workers' process ids, by rank, once all have started."""
+
+    @abstractmethod
+    def news(self) -> None:
+        """Where a worker is known to have died, find out who and how. With the lock held."""
+
+    def ready(self) -> None:
         """Raise where the mesh is closed or lost."""
         if self.closing:
             raise MonarchError(f"the mesh {self.mesh} is closed")
-        state = self.state
-        if state.dead is None and self.signals.words[signals.DEAD]:
-            self._read_deaths(_EXIT_SECONDS)
-        elif state.dead is None and not self._warm.alive:
-            state.give_up(
-                f"the mesh {self.mesh} has lost its workers: the process that they were forked from has ended"
-            )
-        if state.dead is not None:
-            self._lost()
-            raise fresh(state.dead)
-
-    def _read_deaths(self, seconds: float) -> None:
-        exits: list[tuple[int, str]] = []
-        for message in self._warm.messages(self._number, seconds):
-            if message["is"] == "started":
-                self._pids[message["rank"]] = message["pid"]
-            elif message["is"] == "exited":
-                exits.append((message["rank"], _how(message["status"])))
-        self.state.died(exits)
+        self.news()
+        if self.state.dead is not None:
+            self.lost()
+            raise fresh(self.state.dead)
 
     # -- the end ---------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
         self.closing = True  # seen by whoever waits with the lock held
         with self.lock:
-            if self._stop.alive:
-                self._stop()
-                geometry = self.window.geometry
-                self.window.give_back(geometry.ring, geometry.total - geometry.ring)
+            self._close()
+
+    @abstractmethod
+    def _close(self) -> None: ...
 
 
-def _stop(warm: WarmParent, number: int, ends: list[socket.socket], owner: int) -> None:
-    if os.getpid() == owner:
-        warm.stop(number)
-    for end in ends:
-        end.close()
+class LocalConnection(Connection):
+    """To workers on this host, through memory that they share with the controller."""
+
+    def __init__(self, mesh: MeshSpec, lost: Callable[[], None]) -> None:
+        super().__init__(mesh, lost)
+        self.workers = Workers(mesh)
+
+    def packed(self, plan: Plan) -> bytes:
+        """A pickle, made and read by processes of one program: workers are forks of this one's."""
+        return pack_plan(plan)
+
+    def _write(self, record: bytes, command: int) -> None:
+        self.workers.ring.write(record, command, self.state.finished_commands)
+
+    def _stage(self, offset: int, parts: Iterable[Any]) -> None:
+        self.workers.stage(offset, parts)
+
+    def _load(self, blob: bytes, number: int) -> None:
+        self.workers.load(number, blob, number, self.state.finished_commands)
+
+    def publish(self) -> None:
+        self.workers.ring.publish()
+
+    def refresh(self) -> None:
+        done = self.workers.finished()
+        self._read(self.workers.reports())
+        self.state.finished(done)
+        if not self.staging.in_use(done) and self.staging.touched > _STAGING_KEEP:
+            window = self.workers.window
+            window.give_back(window.geometry.staging, STAGING_BYTES)
+            self.staging.touched = 0
+
+    def _read(self, reports: int) -> None:
+        """Read what there is, unless there have been just so many failures and all are known."""
+        if reports == self.replies.reports:
+            return
+        for rank, packet, file in self.workers.packets():
+            try:
+                self.replies.take(rank, packet, file)
+            finally:
+                if file >= 0:
+                    os.close(file)
+
+    def catch_up(self, commands: int) -> None:
+        with self.lock:
+            self.publish()
+        words, looks = self.workers.signals.words, 0
+
+        def check(seen: int) -> None:
+            nonlocal looks
+            looks += 1
+            if looks > 1 or words[signals.DEAD]:
+                self._look()
+
+        if self.state.finished_commands < commands:
+            self.workers.wait(commands, check)
+        with self.lock:
+            self.refresh()
+
+    def _look(self) -> None:
+        with self.lock:
+            self.ready()
+            self.state.died(self.workers.exits())
+            self.ready()
+            self._read(-1)
+
+    def _sleep(self, ranks: list[int]) -> None:
+        self.workers.sleep(ranks, SLEEP_MILLISECONDS)
+
+    def pids(self) -> list[int]:
+        with self.lock:
+            workers = self.workers
+            while len(workers.pids) < self.mesh.workers:
+                self.state.died(workers.exits(EXIT_SECONDS))
+                self.ready()
+            return [workers.pids[rank] for rank in range(self.mesh.workers)]
+
+    def news(self) -> None:
+        if self.state.dead is None and self.workers.signals.words[signals.DEAD]:
+            self.state.died(self.workers.exits(EXIT_SECONDS))
+        elif self.state.dead is None and self.workers.lost_at_once:
+            self.state.give_up(
+                f"the mesh {self.mesh} has lost its workers: the process that they were forked from has ended"
+            )
+
+    def _close(self) -> None:
+        self.workers.stop()
 
 
-def _check_size(mesh: MeshSpec, geometry: Geometry) -> None:
-    if not futex.supported():
-        raise MonarchError("local workers need Linux, on a processor whose futex call is known")
-    most = WORKERS_PER_CORE * signals.cores()
-    if mesh.workers > most or mesh.workers < 1:
-        raise MonarchError(
-            f"{mesh} has {mesh.workers} workers, and this machine runs 1 to {most}",
-            hint=f"it has {signals.cores()} cores, and at most {WORKERS_PER_CORE} workers a core make sense.\n"
-            "To compile for a larger mesh without running, make it abstract.",
-        )
-    windows = geometry.total - STAGING_BYTES
-    memory.require(windows + mesh.workers * _WORKER_BYTES, f"{mesh.workers} workers", memory.available_bytes)
-
-
-def _how(status: int) -> str:
-    if status >= 0:
-        return f"exited with status {status}"
-    try:
-        return f"was killed by {signal.Signals(-status).name}"
-    except ValueError:
-        return f"was killed by signal {-status}"
+def pack_plan(plan: Plan) -> bytes:
+    """A plan and where the object lies that its kernels were built into, for workers forked on this host."""
+    kernels = build_kernels([step.args[1] for step in plan.instructions if step.op == "kernel"])
+    return pickle.dumps((plan, kernels))
 
 
 _connections: weakref.WeakSet[Connection] = weakref.WeakSet()

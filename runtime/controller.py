@@ -1,4 +1,4 @@
-"""The executor of a local mesh: values, plans and steps as commands, over a `connection` to the workers.
+"""The executor of a mesh: values, plans and steps as commands, over a `connection` to the workers.
 
 Commands go to all workers at once through the ring; nothing is waited for until a value or a failure is asked for, or
 the workers are too far behind.
@@ -10,7 +10,7 @@ import pickle
 import sys
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -28,10 +28,9 @@ from monarch.compiler.plan import (
     Trace,
     log_topics,
 )
-from monarch.compiler.plan.native import build_kernels
 from monarch.compiler.plan.tracing import ended, started
 from monarch.runtime import frame, memory, wire
-from monarch.runtime.connection import Connection
+from monarch.runtime.connection import Connection, LocalConnection
 from monarch.runtime.controller_state import PlanRecord, Remote, Step
 from monarch.runtime.placing import Blocks, pieces
 from monarch.runtime.tracing import Recorder, buffer_words, clock
@@ -47,18 +46,20 @@ _FREE_AT_ONCE = 4096
 Argument = Handle | torch.Tensor | float | int
 
 
-class LocalExecutor:
-    """`monarch.compiler.plan.Executor` over worker processes on this host. Safe to use from several threads."""
+Connect = Callable[[MeshSpec, Callable[[], None]], Connection]
 
-    def __init__(self, mesh: MeshSpec) -> None:
+
+class MeshExecutor:
+    """`monarch.compiler.plan.Executor` over worker processes: on this host, or where `connect` has them. Safe to use
+    from several threads."""
+
+    def __init__(self, mesh: MeshSpec, connect: Connect = LocalConnection) -> None:
         me = weakref.ref(self)
-        self._connection = Connection(mesh, lost=lambda: ended(executor) if (executor := me()) is not None else None)
+        self._connection = connect(mesh, lambda: ended(executor) if (executor := me()) is not None else None)
         self._mesh = mesh
         self._lock = self._connection.lock
         self._state = self._connection.state
-        self._ring = self._connection.ring
         self._replies = self._connection.replies
-        self._window = self._connection.window
         self._refreshed = 0  # the command at which the workers' progress was last looked at
         self._log = "commands" in log_topics()
         self._freed: deque[int] = deque()
@@ -79,7 +80,7 @@ class LocalExecutor:
         with self._lock:
             self._connection.enter()
             handle = self._put(tensor, type)
-            self._ring.publish()
+            self._connection.publish()
             return handle
 
     def _put(self, tensor: torch.Tensor, type: TensorType, what: str = "the tensor") -> Remote:
@@ -105,10 +106,7 @@ class LocalExecutor:
                     block[piece].numpy().tobytes() for block in blocks.distinct
                 )
             else:
-                offset = self._connection.stage(staged, step.sequence)
-                target = self._window.view(self._window.geometry.staging, (STAGING_BYTES,), torch.uint8)
-                for at, block in enumerate(blocks.distinct):
-                    target[offset + at * length : offset + (at + 1) * length].copy_(block[piece])
+                offset = self._connection.stage([block[piece].numpy() for block in blocks.distinct], step.sequence)
                 record = blocks.head(id, offset, piece)
             self._connection.write(record, step.sequence)
         if self._log:
@@ -135,7 +133,7 @@ class LocalExecutor:
             step = self._state.step("fetch")
             self._replies.expect(step.sequence)
             self._connection.write(wire.numbers(wire.FETCH, remote.id, *ranks), step.sequence)
-            self._ring.publish()
+            self._connection.publish()
             if self._log:
                 self._say(f"fetch {remote.id} from {ranks}")
         try:
@@ -159,7 +157,7 @@ class LocalExecutor:
             step = self._state.step("count")
             self._replies.expect(step.sequence)
             self._connection.write(wire.numbers(wire.COUNT), step.sequence)
-            self._ring.publish()
+            self._connection.publish()
         self._connection.gather(step, set(range(self._mesh.workers)))
         with self._lock:
             self._state.check(step)
@@ -232,7 +230,7 @@ class LocalExecutor:
                 step.previous = (record, base, arguments)
             body = record.struct.pack(wire.RUN, record.number, base, len(record.output_types), *values)
             self._connection.write(body, step.sequence)
-            self._ring.publish()
+            self._connection.publish()
             if self._log:
                 self._say(f"run {record.name} ({', '.join(map(str, values))}) -> {base} ...")
             if self._recorder is not None:
@@ -279,10 +277,9 @@ class LocalExecutor:
         if record is None:
             start = clock()
             frame.check(plan)
-            kernels = build_kernels([step.args[1] for step in plan.instructions if step.op == "kernel"])
-            blob = pickle.dumps((bare, kernels))
+            blob = self._connection.packed(bare)
             record = PlanRecord(self._state.next_command, plan, self._types)
-            self._send_plan(record.number, blob)
+            self._connection.load(blob, self._state.step("load").sequence)
             self._records[key] = record
             if self._log:
                 self._say(f"load {record.name} as {record.number}: {len(blob)} bytes")
@@ -302,20 +299,6 @@ class LocalExecutor:
 
         self._plans[identity] = (weakref.ref(plan, forget), record)
         return record
-
-    def _send_plan(self, number: int, blob: bytes) -> None:
-        geometry = self._window.geometry
-        for piece in pieces(len(blob), 1, STAGING_BYTES // 8):
-            step = self._state.step("load")
-            part = blob[piece]
-            if len(part) <= wire.INLINE_BYTES:
-                offset, tail = wire.INLINE, part
-            else:
-                offset, tail = self._connection.stage(len(part), step.sequence), b""
-                at = geometry.staging + offset
-                self._window.bytes[at : at + len(part)] = part
-            head = wire.LOAD_HEAD.pack(wire.LOAD, number, len(blob), offset, piece.start, piece.stop)
-            self._connection.write(head + tail, step.sequence)
 
     # -- measuring -------------------------------------------------------------------------------------------------
 
@@ -360,7 +343,7 @@ class LocalExecutor:
             step = self._state.step("trace")
             self._replies.expect(step.sequence)
             self._connection.write(wire.numbers(wire.TRACE, words), step.sequence)
-            self._ring.publish()
+            self._connection.publish()
             return step
 
     # -- in between ------------------------------------------------------------------------------------------------
@@ -407,7 +390,7 @@ class LocalExecutor:
             self._plans.clear()
             self._records.clear()
 
-    def __enter__(self) -> LocalExecutor:
+    def __enter__(self) -> MeshExecutor:
         return self
 
     def __exit__(self, *_: object) -> None:

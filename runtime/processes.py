@@ -12,8 +12,9 @@ import sys
 import threading
 import warnings
 from collections import deque
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -25,6 +26,13 @@ _END_SECONDS = 10.0
 Packet = dict[str, Any]
 
 
+class Inbox(Protocol):
+    """Where what is said about a mesh goes: a deque, from which it is taken, or what acts on it at once, in whichever
+    thread happens to read."""
+
+    def append(self, packet: Packet, /) -> None: ...
+
+
 class WarmParent:
     """A process that forks workers on request. `alive` turns false when it has gone."""
 
@@ -32,7 +40,7 @@ class WarmParent:
         self.lock = threading.RLock()
         self.alive = True
         self.ops = registered_ops()
-        self._inboxes: dict[int, deque[Packet]] = {}
+        self._inboxes: dict[int, Inbox] = {}
         self._next = 0
         self._fresh: subprocess.Popen[bytes] | None = None
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -51,8 +59,16 @@ class WarmParent:
             self.pid = self._fresh.pid
         theirs.close()
 
-    def start(self, mesh: MeshSpec, memory: int, sockets: list[socket.socket], threads: int) -> int:
-        """Fork the workers of a mesh; gives the mesh's number. Each worker gets one of `sockets`."""
+    def start(
+        self,
+        mesh: MeshSpec,
+        ranks: Sequence[int],
+        memory: int,
+        sockets: list[socket.socket],
+        threads: int,
+        across: dict[str, Any] | None,
+    ) -> int:
+        """Fork workers for `ranks` of a mesh; gives the mesh's number. Each worker gets one of `sockets`."""
         with self.lock:
             number = self._next
             self._next += 1
@@ -64,31 +80,71 @@ class WarmParent:
                     "do": "start",
                     "mesh": number,
                     "dims": mesh.dims,
-                    "ranks": list(range(first, first + len(part))),
+                    "ranks": list(ranks[first : first + len(part)]),
                     "threads": threads,
+                    "across": across,
                 }
                 files = [memory, *(end.fileno() for end in part)]
                 socket.send_fds(self._socket, [json.dumps(request).encode()], files)
             return number
 
+    def fork(self, ranks: int, boot: int, files: list[tuple[int, int, int]], inbox: Inbox) -> int:
+        """Fork processes that run actors; gives the number of their mesh, of which `inbox` hears.
+
+        `boot` is a file that says what they are to be; each gets a listening socket and pipes for what it prints.
+        """
+        with self.lock:
+            number = self._next
+            self._next += 1
+            self._inboxes[number] = inbox
+            batch = (FILES_A_PACKET - 1) // 3
+            for first in range(0, ranks, batch):
+                part = range(first, min(first + batch, ranks))
+                request = {"do": "fork", "mesh": number, "ranks": list(part)}
+                handed = [boot, *(fd for rank in part for fd in files[rank])]
+                socket.send_fds(self._socket, [json.dumps(request).encode()], handed)
+            return number
+
+    def fileno(self) -> int:
+        """The socket on which the warm parent speaks: readable when `read` has something to do."""
+        return self._socket.fileno()
+
+    def read(self, seconds: float = 0.0) -> bool:
+        """Hand out the next thing that was said, about whichever mesh. False where nothing came."""
+        with self.lock:
+            if not self.alive or not self._readable(seconds):
+                return False
+            try:
+                packet = self._socket.recv(PACKET_BYTES)
+            except ConnectionError:
+                packet = b""
+            if not packet:
+                self.alive = False
+                return False
+            message = json.loads(packet)
+            if message["mesh"] in self._inboxes:
+                self._inboxes[message["mesh"]].append(message)
+            return True
+
     def messages(self, mesh: int, seconds: float = 0.0) -> list[Packet]:
         """What has been said about the mesh since the last call. Waits up to `seconds` for the first of it."""
         with self.lock:
             inbox = self._inboxes[mesh]
-            while self.alive and self._readable(0.0 if inbox else seconds):
-                try:
-                    packet = self._socket.recv(PACKET_BYTES)
-                except ConnectionError:
-                    packet = b""
-                if not packet:
-                    self.alive = False
-                    break
-                message = json.loads(packet)
-                if message["mesh"] in self._inboxes:
-                    self._inboxes[message["mesh"]].append(message)
+            assert isinstance(inbox, deque)
+            while self.read(0.0 if inbox else seconds):
+                pass
             taken = list(inbox)
             inbox.clear()
             return taken
+
+    def ask_to_stop(self, mesh: int) -> None:
+        """Have the mesh's processes killed, without waiting: its inbox hears of it."""
+        with self.lock, suppress(OSError):
+            self._socket.send(json.dumps({"do": "stop", "mesh": mesh}).encode())
+
+    def forget(self, mesh: int) -> None:
+        with self.lock:
+            self._inboxes.pop(mesh, None)
 
     def _readable(self, seconds: float) -> bool:
         poll = select.poll()
@@ -98,8 +154,7 @@ class WarmParent:
     def stop(self, mesh: int) -> None:
         """Kill the mesh's workers, and wait until they are gone."""
         with self.lock:
-            with suppress(OSError):
-                self._socket.send(json.dumps({"do": "stop", "mesh": mesh}).encode())
+            self.ask_to_stop(mesh)
             while self.alive:
                 messages = self.messages(mesh, _END_SECONDS)
                 if not messages or any(message["is"] == "stopped" for message in messages):

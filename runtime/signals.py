@@ -4,6 +4,7 @@ Every worker has two counters that only grow, and that only it writes:
 
     progress   step << STEP_BITS | event | failed      where it is inside a step: what peers in a collective wait for
     done       the number of commands it has finished  what the controller waits for
+    over       those that it has finished or given up, said where that differs and peers are on other hosts
 
 Events count by 2 within a step, and the lowest bit of `progress` says that the worker has failed the step. All workers
 run the same instructions, so the same event has the same number everywhere, whichever group of workers it concerns:
@@ -27,10 +28,11 @@ STEP_BITS = 24
 
 # One cache line a worker; offsets in 8-byte words.
 LINE = 8
-PROGRESS, PROGRESS_HINT, DONE, DONE_HINT, REPORTS = range(5)
+PROGRESS, PROGRESS_HINT, DONE, DONE_HINT, REPORTS, OVER = range(6)
 
-# The mesh's own line comes first: the ring's head, its hint, and 1 + the rank of a worker that died.
-HEAD, HEAD_HINT, DEAD = range(3)
+# The mesh's own line comes first: the ring's head, its hint, 1 + the rank of a worker that died, and how many commands
+# all workers of all hosts have finished or given up, which is said only while some stand still after a failure.
+HEAD, HEAD_HINT, DEAD, RELEASED, RELEASED_HINT = range(5)
 
 _SLEEP = 0.05
 
@@ -123,18 +125,6 @@ class Signals:
                     raise Aborted(peer, died=False)
 
         self.wait(LINE * (1 + rank), target, check)
-
-    # -- the controller's view -------------------------------------------------------------------------------------
-
-    def all_done(self) -> int:
-        """How many commands every worker has finished."""
-        words = self.words
-        return min([words[index] for index in range(LINE + DONE, LINE * (1 + self.workers), LINE)])
-
-    def reports(self) -> int:
-        """How many failures the workers have reported, all together."""
-        words = self.words
-        return sum([words[index] for index in range(LINE + REPORTS, LINE * (1 + self.workers), LINE)])
 
 
 class TimedSignals(Signals):

@@ -6,8 +6,11 @@ nothing in it that a fork could break.
 
 Packets on its socket (JSON; files ride along):
 
-    controller → warm   {"do": "start", "mesh": 3, "dims": [["data", 4]], "ranks": [0, 1], "threads": 1}
+    controller → warm   {"do": "start", "mesh": 3, "dims": [["data", 4]], "ranks": [0, 1], "threads": 1, "across": null}
                         and with it the mesh's memory and a socket for each rank
+                        {"do": "fork", "mesh": 4, "ranks": [0, 1]}
+                        for processes that run actors: with it a file that says what they are to be, and for each rank
+                        the socket that it listens on and the pipes for what it prints
                         {"do": "stop", "mesh": 3}
     warm → controller   {"is": "started", "mesh": 3, "rank": 0, "pid": 7}
                         {"is": "exited", "mesh": 3, "rank": 0, "status": -9}
@@ -38,6 +41,7 @@ from monarch.runtime.window import Geometry, Window
 
 PACKET_BYTES = 64 << 10
 FILES_A_PACKET = 200  # the kernel's limit is 253
+_FILES_OF_ACTORS = 3
 
 _PR_SET_PDEATHSIG = 1
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
@@ -45,7 +49,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 
 @dataclass
 class _Mesh:
-    window: Window
+    window: Window | None  # processes that run actors have none
     spec: MeshSpec
     rank_of: dict[int, int] = field(default_factory=dict)
     stopping: bool = False
@@ -96,6 +100,9 @@ class Warm:
         if request["do"] == "start":
             self._start(request, files)
             return
+        if request["do"] == "fork":
+            self._fork(request, files)
+            return
         mesh = self._meshes[request["mesh"]]
         mesh.stopping = True
         _kill(mesh.rank_of)
@@ -105,10 +112,13 @@ class Warm:
         """Fork workers for some ranks; a mesh of many comes in several requests."""
         number = request["mesh"]
         memory, *sockets = files
+        if request["across"] is not None:
+            import monarch.runtime.peers  # noqa: F401  once, rather than in each of them
         if number not in self._meshes:
             spec = MeshSpec(tuple((name, size) for name, size in request["dims"]))
-            self._meshes[number] = _Mesh(Window(Geometry.of(spec.workers), memory), spec)
-        os.close(memory)
+            self._meshes[number] = _Mesh(Window(Geometry.of(spec.workers), memory, memory), spec)
+        else:
+            os.close(memory)
         mesh = self._meshes[number]
         parent = os.getpid()
         for rank, fd in zip(request["ranks"], sockets, strict=True):
@@ -120,20 +130,54 @@ class Warm:
         for fd in sockets:
             os.close(fd)
 
+    def _fork(self, request: dict[str, Any], files: list[int]) -> None:
+        """Fork processes that run actors; a mesh of many comes in several requests."""
+        number = request["mesh"]
+        mesh = self._meshes.setdefault(number, _Mesh(None, MeshSpec(())))
+        boot, *rest = files
+        parent = os.getpid()
+        for at, rank in enumerate(request["ranks"]):
+            own = rest[_FILES_OF_ACTORS * at : _FILES_OF_ACTORS * (at + 1)]
+            pid = os.fork()
+            if pid == 0:
+                self._become_actors(rank, boot, own, [fd for fd in rest if fd not in own], parent)
+            mesh.rank_of[pid] = rank
+            self._tell({"is": "started", "mesh": number, "rank": rank, "pid": pid})
+        for fd in files:
+            os.close(fd)
+
+    def _become_actors(self, rank: int, boot: int, own: list[int], others: list[int], parent: int) -> NoReturn:
+        try:
+            self._become_child(others, parent)
+            listener, out, err = own
+            os.dup2(out, 1)
+            os.dup2(err, 2)
+            os.close(out)
+            os.close(err)
+            from monarch.runtime.actors.process import serve
+
+            serve(rank, boot, socket.socket(fileno=listener))
+        finally:
+            os._exit(1)
+
+    def _become_child(self, others: list[int], parent: int) -> None:
+        """In a process just forked: die with the parent, and drop what is the parent's."""
+        die_with_parent()
+        if os.getppid() != parent:  # it died before that was said
+            os._exit(0)
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for other in (*others, *self._own):
+            os.close(other)
+
     def _become_worker(
         self, mesh: _Mesh, rank: int, fd: int, others: list[int], parent: int, request: dict[str, Any]
     ) -> NoReturn:
         try:
-            die_with_parent()
-            if os.getppid() != parent:  # it died before that was said
-                os._exit(0)
-            signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            for other in (*others, *self._own):
-                os.close(other)
+            self._become_child(others, parent)
             from monarch.runtime.worker import serve
 
-            serve(mesh.spec, rank, mesh.window, socket.socket(fileno=fd), request["threads"])
+            serve(mesh.spec, rank, mesh.window, socket.socket(fileno=fd), request["threads"], request["across"])
         finally:
             os._exit(1)
 
@@ -148,12 +192,14 @@ class Warm:
             for number, mesh in self._meshes.items():
                 rank = mesh.rank_of.pop(pid, None)
                 if rank is not None:
-                    if not mesh.stopping:
+                    if mesh.window is not None and not mesh.stopping:
                         mark_dead(mesh.window, rank)
                     code = os.waitstatus_to_exitcode(status)
                     self._tell({"is": "exited", "mesh": number, "rank": rank, "status": code})
         for number in [number for number, mesh in self._meshes.items() if mesh.stopping and not mesh.rank_of]:
-            del self._meshes[number]
+            window = self._meshes.pop(number).window
+            if window is not None:
+                os.close(window.file)
             self._tell({"is": "stopped", "mesh": number})
 
     def _tell(self, message: dict[str, Any]) -> None:
@@ -206,6 +252,7 @@ def main(control: int, controller: int) -> NoReturn:
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         _close_all_but(control)
         keep_freed_memory()
+        import monarch.runtime.actors.process
         import monarch.runtime.worker  # noqa: F401  here, once, rather than in every worker
 
         gc.disable()

@@ -76,8 +76,10 @@ class Geometry:
 class Window:
     """One process's mapping of a mesh's shared memory."""
 
-    def __init__(self, geometry: Geometry, fd: int) -> None:
+    def __init__(self, geometry: Geometry, fd: int, file: int = -1) -> None:
+        """Maps the file `fd`. `file` is one that stays open, of those that peers may be given to map it too."""
         self.geometry = geometry
+        self.file = file
         self.memory = mmap.mmap(fd, geometry.total, mmap.MAP_SHARED | getattr(mmap, "MAP_NORESERVE", 0))
         self.bytes = memoryview(self.memory)
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))

@@ -5,8 +5,8 @@ Down, from the controller to all workers at once (a record of the ring each; num
     RUN     plan, first output's handle, number of outputs, then for each input a handle, an integer or a float
     PUT     handle, dtype, dims, block's bytes, offset in the staging area or -1 for inline, piece's start and end;
             shape; the block of each worker; the piece of every block, if inline
-    LOAD    plan, size, offset or -1, piece's start and end; the piece, if inline: a pickled Plan and the path of
-            its kernels' object or None, made and read by processes of one program
+    LOAD    plan, which comes to each worker as a file over its own socket: a pickled Plan and the path of its kernels'
+            object or None, made and read by processes of one program on one host
     UNLOAD  plan
     FREE    handles
     FETCH   handle, then the ranks that are to send it
@@ -14,7 +14,8 @@ Down, from the controller to all workers at once (a record of the ring each; num
     TRACE   size, in words, of a buffer that every worker is to make, send, and measure into from then on (see
             `tracing`); 0 to measure no longer
 
-Up, over a worker's own socket, a packet each: a kind, the command's number, and JSON or a tensor's bytes.
+Up, over a worker's own socket, a packet each: a kind, the command's number, and JSON or a tensor's bytes. Down the same
+way come files, and before the first command what a worker with peers on other hosts is told (STARTUP, JSON).
 """
 
 from __future__ import annotations
@@ -38,7 +39,6 @@ DTYPE_LIST = tuple(DTYPES.values())
 DTYPE_CODES = {dtype: code for code, dtype in enumerate(DTYPE_LIST)}
 
 PUT_HEAD = struct.Struct("=9q")
-LOAD_HEAD = struct.Struct("=6q")
 PAIR = struct.Struct("=2q")
 KIND = struct.Struct("=q")
 
@@ -59,7 +59,7 @@ def unpack_numbers(body: bytes | bytearray) -> tuple[int, ...]:
 
 # -- up --------------------------------------------------------------------------------------------------------------
 
-REPORT, VALUE, VALUE_FILE, COUNTED, BUFFER_FILE = range(1, 6)
+REPORT, VALUE, VALUE_FILE, COUNTED, BUFFER_FILE, STARTUP = range(1, 7)
 UP_HEAD = struct.Struct("=2q")
 PACKET_BYTES = 128 << 10
 TEXT_LIMIT = 12_000
@@ -111,7 +111,7 @@ def buffer_head(sequence: int, words: int) -> bytes:
     return UP_HEAD.pack(BUFFER_FILE, sequence) + struct.pack("=3q", DTYPE_CODES[torch.int64], 1, words)
 
 
-def read_value_head(body: bytes) -> tuple[torch.dtype, tuple[int, ...], int]:
+def read_value_head(body: bytes | memoryview) -> tuple[torch.dtype, tuple[int, ...], int]:
     """dtype, shape, and where the bytes start."""
     code, ndim = PAIR.unpack_from(body)
     shape = struct.unpack_from(f"={ndim}q", body, PAIR.size)

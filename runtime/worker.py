@@ -9,12 +9,14 @@ import threading
 import traceback
 from array import array
 from mmap import mmap
+from typing import Any
 
 import torch
 
 from monarch.compiler.plan import MeshSpec
 from monarch.runtime import signals, wire
 from monarch.runtime.collectives import Collectives
+from monarch.runtime.mirror import Mirror
 from monarch.runtime.ring import RingReader
 from monarch.runtime.tracing import Tracer, clock
 from monarch.runtime.window import RING_BYTES, Window
@@ -22,7 +24,9 @@ from monarch.runtime.wire import Report
 from monarch.runtime.worker_state import Buffer, Count, Message, Value, WorkerState
 
 
-def serve(mesh: MeshSpec, rank: int, window: Window, up: socket.socket, threads: int) -> None:
+def serve(
+    mesh: MeshSpec, rank: int, window: Window, up: socket.socket, threads: int, across: dict[str, Any] | None
+) -> None:
     """Work until killed: a worker has nothing that it would have to put away. Does not return.
 
     The work is done in a thread of its own. OpenMP keeps its pool of threads for each thread that starts parallel work;
@@ -34,7 +38,7 @@ def serve(mesh: MeshSpec, rank: int, window: Window, up: socket.socket, threads:
     def run() -> None:
         status = 1
         try:
-            _loop(mesh, rank, window, up, threads)
+            _loop(mesh, rank, window, up, threads, across)
         except _ControllerGone:
             status = 0
         except BaseException:
@@ -50,10 +54,13 @@ class _ControllerGone(Exception):
     pass
 
 
-def _loop(mesh: MeshSpec, rank: int, window: Window, up: socket.socket, threads: int) -> None:
+def _loop(
+    mesh: MeshSpec, rank: int, window: Window, up: socket.socket, threads: int, across: dict[str, Any] | None
+) -> None:
     torch.set_num_threads(threads)
     geometry = window.geometry
-    collectives = Collectives(mesh, rank, window)
+    mirror = None if across is None else _mirror(mesh, rank, window, up, across)
+    collectives = Collectives(mesh, rank, window, mirror)
     marks = collectives.signals
     ring = RingReader(window.bytes[geometry.ring : geometry.ring + RING_BYTES], marks)
     staging = window.view(geometry.staging, (geometry.windows - geometry.staging,), torch.uint8)
@@ -71,7 +78,9 @@ def _loop(mesh: MeshSpec, rank: int, window: Window, up: socket.socket, threads:
             raise
         return Tracer(memoryview(memory).cast("q"), clock, collectives.time_waits(clock), fd)
 
-    state = WorkerState(mesh, rank, collectives, lambda offset, size: staging[offset : offset + size], tracer)
+    state = WorkerState(
+        mesh, rank, collectives, lambda offset, size: staging[offset : offset + size], tracer, lambda: _receive_file(up)
+    )
     line = signals.line_of(rank)
     parent = os.getppid()
     reports = 0
@@ -132,6 +141,30 @@ def _send_value(up: socket.socket, value: Value) -> None:
         os.close(fd)
         raise
     _send_file(up, wire.value_head(wire.VALUE_FILE, value.step, value.tensor), fd)
+
+
+def _mirror(mesh: MeshSpec, rank: int, window: Window, up: socket.socket, across: dict[str, Any]) -> Mirror:
+    from monarch.runtime.peers import NotConnected, connect_peers
+
+    try:
+        return Mirror(mesh, rank, window, connect_peers(window, up, across))
+    except NotConnected:
+        threading.Event().wait()  # to be ended, with the others
+        raise
+
+
+def _receive_file(up: socket.socket) -> bytes:
+    packet, files, _, _ = socket.recv_fds(up, wire.PACKET_BYTES, 1)
+    if not packet:
+        raise _ControllerGone
+    try:  # read by position: the file's own is shared by all workers
+        size = os.fstat(files[0]).st_size
+        blob = bytearray()
+        while len(blob) < size:
+            blob += os.pread(files[0], size - len(blob), len(blob))
+        return bytes(blob)
+    finally:
+        os.close(files[0])
 
 
 def _send_file(up: socket.socket, head: bytes, fd: int) -> None:

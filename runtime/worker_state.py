@@ -97,8 +97,10 @@ class WorkerState:
         collectives: Steps,
         staging: Callable[[int, int], torch.Tensor],
         tracer: Callable[[int], Tracer | None],
+        received: Callable[[], bytes],
     ) -> None:
-        """`tracer(words)` gives what measures into a buffer of so many words; with 0 it ends that, and gives None."""
+        """`tracer(words)` gives what measures into a buffer of so many words; with 0 it ends that, and gives None.
+        `received()` gives the file that comes with a LOAD."""
         self.rank = rank
         self.values: dict[int, torch.Tensor | Missing] = {}
         self.plans: dict[int, LoadedPlan | Report] = {}
@@ -107,8 +109,8 @@ class WorkerState:
         self._collectives = collectives
         self._staging = staging
         self._new_tracer = tracer
+        self._received = received
         self._tracer: Tracer | None = None
-        self._blob = bytearray()
         self._kernels: Path | None = None  # of the plan that is being loaded
         self._donated: list[int] = []
         self._committed = False
@@ -250,14 +252,8 @@ class WorkerState:
     # -- plans -----------------------------------------------------------------------------------------------------
 
     def _load(self, step: int, body: bytearray) -> list[Message]:
-        _, number, size, offset, start, end = wire.LOAD_HEAD.unpack_from(body)
-        if offset == wire.INLINE:
-            self._blob += body[wire.LOAD_HEAD.size :][: end - start]
-        else:
-            self._blob += self._staging(offset, end - start).numpy().tobytes()
-        if end < size:
-            return []
-        blob, self._blob = bytes(self._blob), bytearray()
+        _, number = wire.unpack_numbers(body)
+        blob = self._received()
         try:
             plan: Plan
             plan, self._kernels = pickle.loads(blob)  # made by the process of which this one is a fork

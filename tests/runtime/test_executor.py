@@ -23,15 +23,15 @@ from monarch.compiler.plan import (
 )
 from monarch.compiler.plan.blocks import block_of, whole_of
 from monarch.runtime import start_local
-from monarch.runtime.controller import MAX_UNDER_WAY, LocalExecutor
+from monarch.runtime.controller import MAX_UNDER_WAY, MeshExecutor
 from tests.runtime.building import Building, each, whole
 
 MESH = MeshSpec.of(a=2, b=2)
 
 
 @pytest.fixture(scope="module")
-def executor() -> Iterator[LocalExecutor]:
-    with LocalExecutor(MESH) as executor:
+def executor() -> Iterator[MeshExecutor]:
+    with MeshExecutor(MESH) as executor:
         yield executor
 
 
@@ -42,7 +42,7 @@ def add_one(mesh: MeshSpec, type_: TensorType, name: str = "add_one") -> Buildin
     return build
 
 
-def test_it_is_an_executor(executor: LocalExecutor) -> None:
+def test_it_is_an_executor(executor: MeshExecutor) -> None:
     assert isinstance(executor, Executor)
     assert executor.mesh == MESH
     handle: Handle = executor.put(torch.zeros(2), whole((2,)))
@@ -66,7 +66,7 @@ def test_it_is_an_executor(executor: LocalExecutor) -> None:
     ids=str,
 )
 @pytest.mark.parametrize("shape", [(4, 8), (0, 4), (4 * 600, 4 * 700)], ids=str)
-def test_each_worker_gets_its_block(executor: LocalExecutor, layout: Layout, shape: tuple[int, int]) -> None:
+def test_each_worker_gets_its_block(executor: MeshExecutor, layout: Layout, shape: tuple[int, int]) -> None:
     tensor = torch.randn(shape)
     type_ = TensorType(torch.float32, shape, layout)
     shards = executor.shards(executor.put(tensor, type_))
@@ -77,20 +77,20 @@ def test_each_worker_gets_its_block(executor: LocalExecutor, layout: Layout, sha
 
 
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES.keys())
-def test_every_dtype_and_no_dims(executor: LocalExecutor, dtype: torch.dtype) -> None:
+def test_every_dtype_and_no_dims(executor: MeshExecutor, dtype: torch.dtype) -> None:
     for tensor in (torch.tensor(3).to(dtype), torch.arange(6).to(dtype).view(2, 3).t()):
         (shard,) = executor.shards(executor.put(tensor, TensorType(dtype, tuple(tensor.shape))), [2])
         assert shard.dtype == dtype and torch.equal(shard, tensor)
 
 
-def test_a_value_larger_than_the_staging_area_goes_in_pieces(executor: LocalExecutor) -> None:
+def test_a_value_larger_than_the_staging_area_goes_in_pieces(executor: MeshExecutor) -> None:
     tensor = torch.randint(0, 255, (100 << 20,), dtype=torch.uint8)
     handle = executor.put(tensor, TensorType(torch.uint8, tuple(tensor.shape), Layout((("a",),))))
     first, last = executor.shards(handle, [0, 3])
     assert torch.equal(torch.cat([first, last]), tensor)
 
 
-def test_arguments_may_be_handles_tensors_and_numbers(executor: LocalExecutor) -> None:
+def test_arguments_may_be_handles_tensors_and_numbers(executor: MeshExecutor) -> None:
     build = Building(MESH)
     type_ = TensorType(torch.float32, (4,), Layout((("a",),)))
     x, y = build.input(type_), build.input(type_)
@@ -107,7 +107,7 @@ def test_arguments_may_be_handles_tensors_and_numbers(executor: LocalExecutor) -
         assert torch.equal(whole_of(executor.shards(out), type_, MESH), want)
 
 
-def test_local_ops_and_constants_and_lists(executor: LocalExecutor) -> None:
+def test_local_ops_and_constants_and_lists(executor: MeshExecutor) -> None:
     build = Building(MESH)
     x = build.input(whole((4, 6)))
     table = build.constant("table", torch.arange(24.0).view(4, 6))
@@ -127,7 +127,7 @@ def test_local_ops_and_constants_and_lists(executor: LocalExecutor) -> None:
     assert executor.shards(outs[2], [1])[0].tolist() == [float("inf")] * 2
 
 
-def test_calls_return_before_the_work_is_done_and_run_far_ahead(executor: LocalExecutor) -> None:
+def test_calls_return_before_the_work_is_done_and_run_far_ahead(executor: MeshExecutor) -> None:
     """More steps than may be under way at once, each a little slower than a call: the caller is held back, not
     refused."""
     type_ = whole((64, 64))
@@ -136,12 +136,12 @@ def test_calls_return_before_the_work_is_done_and_run_far_ahead(executor: LocalE
     ahead = 0
     for _ in range(3 * MAX_UNDER_WAY):
         (handle,) = executor.run(plan, [handle])
-        ahead = max(ahead, executor._state.next_command - executor._connection.signals.all_done())
+        ahead = max(ahead, executor._state.next_command - executor._connection.workers.finished())
     assert ahead <= MAX_UNDER_WAY + 64  # each step frees a handle, which takes a command of its own
     assert torch.equal(executor.shards(handle, [3])[0], torch.full((64, 64), 3.0 * MAX_UNDER_WAY))
 
 
-def test_large_inputs_wait_for_room(executor: LocalExecutor) -> None:
+def test_large_inputs_wait_for_room(executor: MeshExecutor) -> None:
     type_ = whole((2 << 20,))
     plan = add_one(MESH, type_).plan()
     outs = [executor.run(plan, [torch.full((2 << 20,), float(at))])[0] for at in range(24)]
@@ -151,7 +151,7 @@ def test_large_inputs_wait_for_room(executor: LocalExecutor) -> None:
 
 
 def test_dropped_handles_are_freed_on_the_workers() -> None:
-    with LocalExecutor(MeshSpec.of(w=2)) as executor:
+    with MeshExecutor(MeshSpec.of(w=2)) as executor:
         type_ = whole((3,))
         plan = add_one(executor.mesh, type_).plan()
         assert executor.held_values() == [0, 0]
@@ -167,7 +167,7 @@ def test_dropped_handles_are_freed_on_the_workers() -> None:
 
 
 def test_a_plan_is_dropped_with_the_last_object_that_stands_for_it() -> None:
-    with LocalExecutor(MeshSpec.of(w=2)) as executor:
+    with MeshExecutor(MeshSpec.of(w=2)) as executor:
         type_ = whole((3,))
         first, same = add_one(executor.mesh, type_).plan(), add_one(executor.mesh, type_).plan()
         executor.run(first, [torch.zeros(3)])
@@ -184,7 +184,7 @@ def test_a_plan_is_dropped_with_the_last_object_that_stands_for_it() -> None:
 
 
 def test_donated_states_are_replaced_in_place() -> None:
-    with LocalExecutor(MeshSpec.of(w=2)) as executor:
+    with MeshExecutor(MeshSpec.of(w=2)) as executor:
         type_ = each(executor.mesh, (2, 1000))
         build = Building(executor.mesh, "step")
         w = build.input(type_, "state", "w", donate=True)
@@ -205,7 +205,7 @@ def test_donated_states_are_replaced_in_place() -> None:
         assert executor.held_values() == [1, 1]
 
 
-def test_several_threads_may_call(executor: LocalExecutor) -> None:
+def test_several_threads_may_call(executor: MeshExecutor) -> None:
     type_ = whole((50, 50))
     plan = add_one(MESH, type_).plan()
     failures: list[BaseException] = []
@@ -254,7 +254,7 @@ def test_two_meshes_at_once_and_one_after_another() -> None:
         again.shards(out)
 
 
-def test_parallel_work_before_the_fork_and_after(executor: LocalExecutor) -> None:
+def test_parallel_work_before_the_fork_and_after(executor: MeshExecutor) -> None:
     """OpenMP's threads do not survive a fork; a worker that used the parent's pool would wait for ever."""
     threads = torch.get_num_threads()
     try:
@@ -262,7 +262,7 @@ def test_parallel_work_before_the_fork_and_after(executor: LocalExecutor) -> Non
         big = torch.randn(600, 600)
         want = big @ big
         mesh = MeshSpec.of(w=1)  # with two cores the one worker has two threads
-        with LocalExecutor(mesh) as other:
+        with MeshExecutor(mesh) as other:
             build = Building(mesh)
             x = build.input(whole((600, 600)))
             y = build.call("aten.mm.default", x, x)
@@ -273,19 +273,19 @@ def test_parallel_work_before_the_fork_and_after(executor: LocalExecutor) -> Non
         torch.set_num_threads(threads)
 
 
-def test_ops_registered_after_the_first_mesh(executor: LocalExecutor) -> None:
+def test_ops_registered_after_the_first_mesh(executor: MeshExecutor) -> None:
     with torch.library._scoped_library("monarch_test", "FRAGMENT") as library:
         library.define("twice(Tensor x) -> Tensor")
         library.impl("twice", lambda x: x * 2, "CPU")
         mesh = MeshSpec.of(w=2)
-        with LocalExecutor(mesh) as other:
+        with MeshExecutor(mesh) as other:
             build = Building(mesh)
             build.output(build.call("monarch_test.twice.default", build.input(whole((2,)))), whole((2,)))
             (out,) = other.run(build.plan(), [torch.ones(2)])
             assert other.shards(out)[1].tolist() == [2, 2]
 
 
-def test_what_is_refused_at_once(executor: LocalExecutor) -> None:
+def test_what_is_refused_at_once(executor: MeshExecutor) -> None:
     type_ = whole((3,))
     build = add_one(MESH, type_)
     plan = build.plan()
@@ -315,14 +315,14 @@ def test_what_is_refused_at_once(executor: LocalExecutor) -> None:
 
 def test_commands_are_logged(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("MONARCH_LOG", "plan,commands")
-    with LocalExecutor(MeshSpec.of(w=2)) as executor:
+    with MeshExecutor(MeshSpec.of(w=2)) as executor:
         (out,) = executor.run(add_one(executor.mesh, whole((3,))).plan(), [torch.zeros(3)])
         executor.shards(out, [1])
     said = capsys.readouterr().err
     assert "load add_one" in said and "put 1 f32[3]" in said and "run add_one (1) -> 2" in said and "from [1]" in said
 
 
-def test_sources_travel_with_the_plan(executor: LocalExecutor) -> None:
+def test_sources_travel_with_the_plan(executor: MeshExecutor) -> None:
     build = Building(MESH)
     x = build.input(whole((3,)))
     build.output(build.call("aten.view.default", x, [5], source=Source("model.py", 7)), whole((5,)))
@@ -332,7 +332,7 @@ def test_sources_travel_with_the_plan(executor: LocalExecutor) -> None:
 
 
 def test_an_interrupt_while_a_command_is_written_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    with LocalExecutor(MeshSpec.of(w=2)) as executor:
+    with MeshExecutor(MeshSpec.of(w=2)) as executor:
         type_ = whole((3,))
         handle = executor.put(torch.zeros(3), type_)
 
@@ -340,7 +340,7 @@ def test_an_interrupt_while_a_command_is_written_is_noticed(monkeypatch: pytest.
             raise KeyboardInterrupt
 
         with monkeypatch.context() as patch:
-            patch.setattr(executor._ring, "write", interrupt)
+            patch.setattr(executor._connection, "_write", interrupt)
             with pytest.raises(KeyboardInterrupt):
                 executor.put(torch.zeros(3), type_)
         for call in (lambda: executor.wait(handle), lambda: executor.put(torch.zeros(3), type_)):

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from monarch.compiler.plan import DeviceMeshError, MeshSpec, Plan, Slot, Source, TensorType
-from monarch.runtime.controller import LocalExecutor
+from monarch.runtime.controller import MeshExecutor
 from tests.runtime.building import Building, each, whole
 
 MESH = MeshSpec.of(a=2, b=3)
@@ -24,8 +24,8 @@ COLLECTIVES: dict[str, tuple[Any, ...]] = {
 
 
 @pytest.fixture(scope="module")
-def executor() -> Iterator[LocalExecutor]:
-    with LocalExecutor(MESH) as executor:
+def executor() -> Iterator[MeshExecutor]:
+    with MeshExecutor(MESH) as executor:
         yield executor
 
 
@@ -38,7 +38,7 @@ def fail_where(build: Building, x: Slot, rank_of: Sequence[int]) -> Slot:
     return build.call("aten.index_select.default", x, 0, index, source=Source("train.py", 12))
 
 
-def healthy(executor: LocalExecutor) -> None:
+def healthy(executor: MeshExecutor) -> None:
     """The mesh works: a collective over all of it gives the right answer."""
     build = Building(executor.mesh, "healthy")
     x = build.input(each(executor.mesh, (6, 4)))
@@ -54,7 +54,7 @@ def healthy(executor: LocalExecutor) -> None:
 
 @pytest.mark.parametrize("op", COLLECTIVES)
 @pytest.mark.parametrize("failing", [[4], [0], [1, 2]], ids=str)
-def test_peers_in_a_collective_are_told(executor: LocalExecutor, op: str, failing: list[int]) -> None:
+def test_peers_in_a_collective_are_told(executor: MeshExecutor, op: str, failing: list[int]) -> None:
     build = Building(MESH, "bad")
     x = build.input(whole((6, 6)))
     row = fail_where(build, x, failing)
@@ -74,7 +74,7 @@ def test_peers_in_a_collective_are_told(executor: LocalExecutor, op: str, failin
     healthy(executor)
 
 
-def test_only_the_groups_concerned_give_up_and_all_come_back_together(executor: LocalExecutor) -> None:
+def test_only_the_groups_concerned_give_up_and_all_come_back_together(executor: MeshExecutor) -> None:
     """Worker 0 fails before a collective of one group; the other groups finish the step; many steps follow at once."""
     build = Building(MESH, "bad")
     x = build.input(whole((6, 6)))
@@ -99,7 +99,7 @@ def test_only_the_groups_concerned_give_up_and_all_come_back_together(executor: 
             assert [shard.item() for shard in executor.shards(out)] == [36.0] * 6
 
 
-def test_what_depends_on_a_failed_step_says_why_it_failed(executor: LocalExecutor) -> None:
+def test_what_depends_on_a_failed_step_says_why_it_failed(executor: MeshExecutor) -> None:
     build = Building(MESH, "first")
     x = build.input(whole((6, 6)))
     build.output(fail_where(build, x, [3]), whole((1, 6)))
@@ -145,7 +145,7 @@ def training_step(donate: bool, when: str) -> Plan:
     return build.plan()
 
 
-def test_state_is_that_of_the_last_step_that_committed(executor: LocalExecutor) -> None:
+def test_state_is_that_of_the_last_step_that_committed(executor: MeshExecutor) -> None:
     plan, type_ = training_step(True, "before"), each(MESH, (6, 4))
     before, x = torch.zeros(6, 4), torch.ones(6, 4)
     good, bad = torch.tensor([1]), torch.tensor([77])
@@ -166,7 +166,7 @@ def test_state_is_that_of_the_last_step_that_committed(executor: LocalExecutor) 
     assert executor.recover(state) is state
 
 
-def test_a_failure_after_the_commit_is_told_as_such(executor: LocalExecutor) -> None:
+def test_a_failure_after_the_commit_is_told_as_such(executor: MeshExecutor) -> None:
     plan, type_ = training_step(True, "after"), each(MESH, (6, 4))
     state = executor.put(torch.zeros(6, 4), type_)
     (after,) = executor.run(plan, [state, torch.tensor([77]), torch.ones(6, 4)])
@@ -180,7 +180,7 @@ def test_a_failure_after_the_commit_is_told_as_such(executor: LocalExecutor) -> 
 
 
 def test_nothing_that_failed_is_left_on_the_workers() -> None:
-    with LocalExecutor(MESH) as executor:
+    with MeshExecutor(MESH) as executor:
         plan, type_ = training_step(True, "before"), each(MESH, (6, 4))
         state = executor.put(torch.zeros(6, 4), type_)
         (failed,) = executor.run(plan, [state, torch.tensor([77]), torch.ones(6, 4)])
@@ -192,7 +192,7 @@ def test_nothing_that_failed_is_left_on_the_workers() -> None:
         assert executor.held_values() == [0] * 6
 
 
-def test_a_plan_that_a_worker_cannot_build(executor: LocalExecutor) -> None:
+def test_a_plan_that_a_worker_cannot_build(executor: MeshExecutor) -> None:
     build = Building(MESH, "wrong")
     x = build.input(whole((2,)))
     build.output(build.call("all_reduce", [x], ["nowhere"], "sum"), whole((2,)))
@@ -204,7 +204,7 @@ def test_a_plan_that_a_worker_cannot_build(executor: LocalExecutor) -> None:
     healthy(executor)
 
 
-def test_an_output_that_is_no_tensor(executor: LocalExecutor) -> None:
+def test_an_output_that_is_no_tensor(executor: MeshExecutor) -> None:
     build = Building(MESH)
     x = build.input(whole((2,)))
     build.output(build.call("aten.split.Tensor", x, 1, 0), TensorType(torch.float32, (2,)))

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from monarch.compiler.plan import DeviceMeshError, MeshSpec, PlanError, native
-from monarch.runtime.controller import LocalExecutor
+from monarch.runtime.controller import MeshExecutor
 from tests.runtime.building import Building, whole
 
 MESH = MeshSpec.of(a=2)
@@ -36,8 +36,8 @@ nest [2, 3] {
 
 
 @pytest.fixture(scope="module")
-def executor() -> Iterator[LocalExecutor]:
-    with LocalExecutor(MESH) as executor:
+def executor() -> Iterator[MeshExecutor]:
+    with MeshExecutor(MESH) as executor:
         yield executor
 
 
@@ -57,7 +57,7 @@ def scaled(over: list[int]) -> Building:
 def test_a_kernel_runs_in_a_plan(over: list[int], compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not compiled:
         monkeypatch.setattr(native, "find_compiler", lambda: None)
-    with LocalExecutor(MESH) as executor:
+    with MeshExecutor(MESH) as executor:
         x = torch.arange(24.0).reshape(4, 6)
         arguments = [executor.put(x, whole((4, 6))), executor.put(torch.tensor(3.0), whole(()))]
         plan = scaled(over).plan()
@@ -68,7 +68,7 @@ def test_a_kernel_runs_in_a_plan(over: list[int], compiled: bool, monkeypatch: p
             assert torch.equal(executor.shards(operand)[0], 6 * x if over[0] == 0 else 2 * x)
 
 
-def test_an_operand_that_lies_otherwise_is_copied(executor: LocalExecutor) -> None:
+def test_an_operand_that_lies_otherwise_is_copied(executor: MeshExecutor) -> None:
     build = Building(MESH, "turned")
     x, factor = build.input(whole((6, 4))), build.input(whole(()))
     result = build.call("kernel", [build.call("aten.t.default", x), factor], SCALED, [-1, -1])
@@ -81,7 +81,7 @@ def test_an_operand_that_lies_otherwise_is_copied(executor: LocalExecutor) -> No
 
 
 @pytest.mark.parametrize("index", [-1, 5, 2**40])
-def test_a_gather_that_fails_names_the_line(executor: LocalExecutor, index: int) -> None:
+def test_a_gather_that_fails_names_the_line(executor: MeshExecutor, index: int) -> None:
     build = Building(MESH, "picked")
     table, rows = build.input(whole((5, 3))), build.input(whole((2,), torch.int64))
     result = build.call("kernel", [table, rows], PICKED, [-1])
@@ -95,7 +95,7 @@ def test_a_gather_that_fails_names_the_line(executor: LocalExecutor, index: int)
     assert torch.equal(executor.shards(good)[0], table[[4, 0]])
 
 
-def test_what_is_no_kernel_instruction_is_refused(executor: LocalExecutor) -> None:
+def test_what_is_no_kernel_instruction_is_refused(executor: MeshExecutor) -> None:
     build = Building(MESH, "short")
     x = build.input(whole((4, 6)))
     build.output(build.call("kernel", [x], SCALED), whole((4, 6)))

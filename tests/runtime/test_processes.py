@@ -18,9 +18,9 @@ import pytest
 import torch
 
 from monarch.compiler.plan import DeviceMeshError, Handle, MeshSpec, MonarchError
-from monarch.runtime import connection, memory, processes, start_local
-from monarch.runtime.connection import WORKERS_PER_CORE
-from monarch.runtime.controller import MAX_UNDER_WAY, LocalExecutor
+from monarch.runtime import memory, processes, start_local, workers
+from monarch.runtime.controller import MAX_UNDER_WAY, MeshExecutor
+from monarch.runtime.workers import WORKERS_PER_CORE
 from tests.runtime.building import Building, each, whole
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -41,7 +41,7 @@ def ended(pid: int) -> bool:
         os.close(fd)
 
 
-def all_reduces(executor: LocalExecutor, count: int) -> Handle:
+def all_reduces(executor: MeshExecutor, count: int) -> Handle:
     """Start a long step and give its handle."""
     build = Building(executor.mesh)
     x = build.input(each(executor.mesh, (executor.mesh.workers, 1000)))
@@ -51,7 +51,7 @@ def all_reduces(executor: LocalExecutor, count: int) -> Handle:
     return executor.run(build.plan(), [torch.ones(executor.mesh.workers, 1000)])[0]
 
 
-def keep_busy(executor: LocalExecutor) -> Handle:
+def keep_busy(executor: MeshExecutor) -> Handle:
     """Start more work than any test lasts, and give a handle of its end."""
     build = Building(executor.mesh)
     x = build.input(each(executor.mesh, (executor.mesh.workers, 1000)))
@@ -67,7 +67,7 @@ def keep_busy(executor: LocalExecutor) -> Handle:
 @pytest.mark.parametrize("workers", [2, 6])
 def test_a_killed_worker_fails_everything_and_hangs_nothing(workers: int) -> None:
     mesh = MeshSpec.of(data=workers)
-    with LocalExecutor(mesh) as executor:
+    with MeshExecutor(mesh) as executor:
         pids = executor.worker_pids()
         done = all_reduces(executor, 1)
         executor.wait(done)
@@ -83,7 +83,7 @@ def test_a_killed_worker_fails_everything_and_hangs_nothing(workers: int) -> Non
 
 
 def test_a_worker_killed_while_nothing_goes_on() -> None:
-    with LocalExecutor(MeshSpec.of(data=2)) as executor:
+    with MeshExecutor(MeshSpec.of(data=2)) as executor:
         pids = executor.worker_pids()
         os.kill(pids[0], signal.SIGTERM)
         assert ended(pids[0])
@@ -94,7 +94,7 @@ def test_a_worker_killed_while_nothing_goes_on() -> None:
 
 
 def test_the_warm_parent_is_killed_and_the_next_mesh_has_a_new_one() -> None:
-    executor = LocalExecutor(MeshSpec.of(data=2))
+    executor = MeshExecutor(MeshSpec.of(data=2))
     pids = executor.worker_pids()
     long = keep_busy(executor)
     os.kill(processes.warm_parent().pid, signal.SIGKILL)
@@ -102,12 +102,12 @@ def test_the_warm_parent_is_killed_and_the_next_mesh_has_a_new_one() -> None:
         executor.wait(long)
     assert all(ended(pid) for pid in pids)
     executor.close()
-    with LocalExecutor(MeshSpec.of(data=2)) as again:
+    with MeshExecutor(MeshSpec.of(data=2)) as again:
         again.wait(all_reduces(again, 1))
 
 
 def test_close_ends_the_workers_also_in_the_middle_of_a_step() -> None:
-    executor = LocalExecutor(MeshSpec.of(data=3))
+    executor = MeshExecutor(MeshSpec.of(data=3))
     pids = executor.worker_pids()
     long = keep_busy(executor)
     failed: list[BaseException] = []
@@ -128,7 +128,7 @@ def test_close_ends_the_workers_also_in_the_middle_of_a_step() -> None:
 
 
 def test_a_dropped_executor_ends_its_workers() -> None:
-    executor = LocalExecutor(MeshSpec.of(data=2))
+    executor = MeshExecutor(MeshSpec.of(data=2))
     pids = executor.worker_pids()
     del executor
     assert all(ended(pid) for pid in pids)
@@ -147,10 +147,10 @@ def open_files() -> list[str]:
 
 
 def test_memory_and_files_come_back_when_a_mesh_closes() -> None:
-    LocalExecutor(MeshSpec.of(data=2)).close()  # the warm parent stays
+    MeshExecutor(MeshSpec.of(data=2)).close()  # the warm parent stays
     gc.collect()  # what failures in other tests have left
     mapped, files = mappings(), open_files()
-    executor = LocalExecutor(MeshSpec.of(data=2))
+    executor = MeshExecutor(MeshSpec.of(data=2))
     tensor = torch.zeros(4 << 20)
     executor.wait(executor.put(tensor, whole(tensor.shape)))
     assert mappings() == mapped + 1 and len(open_files()) == len(files) + 3
@@ -165,10 +165,10 @@ PROGRAM = """
     import os, signal, sys, time
     import torch
     from monarch.compiler.plan import MeshSpec
-    from monarch.runtime.controller import LocalExecutor
+    from monarch.runtime.controller import MeshExecutor
     from tests.runtime.test_processes import all_reduces, keep_busy
     torch.randn(300, 300) @ torch.randn(300, 300)
-    executor = LocalExecutor(MeshSpec.of(data=3))
+    executor = MeshExecutor(MeshSpec.of(data=3))
     pids = executor.worker_pids()
     from monarch.runtime.processes import warm_parent
     print(*pids, warm_parent().pid, flush=True)
@@ -272,7 +272,7 @@ def test_a_forked_child_of_the_controller_leaves_the_mesh_alone() -> None:
                 all_reduces(executor, 1)
             except MonarchError as error:
                 print(error, flush=True)
-            with LocalExecutor(MeshSpec.of(data=2)) as own:
+            with MeshExecutor(MeshSpec.of(data=2)) as own:
                 own.wait(all_reduces(own, 1))
             sys.exit(0)
         print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
@@ -289,7 +289,7 @@ def test_workers_keep_no_file_of_the_controllers_open() -> None:
         read, write = os.pipe()
         from monarch.runtime import processes
         processes._all.clear()  # a new warm parent, forked while the pipe is open
-        other = LocalExecutor(MeshSpec.of(data=2))
+        other = MeshExecutor(MeshSpec.of(data=2))
         other.wait(all_reduces(other, 1))
         os.close(write)
         print(os.read(read, 1) == b'', flush=True)
@@ -303,8 +303,8 @@ def test_a_fresh_interpreter_where_forking_is_out_of_the_question(monkeypatch: p
     monkeypatch.setattr(processes, "can_fork", lambda: False)
     warm = processes.WarmParent()
     try:
-        monkeypatch.setattr(connection, "warm_parent", lambda: warm)
-        with LocalExecutor(MeshSpec.of(data=2)) as executor:
+        monkeypatch.setattr(workers, "warm_parent", lambda: warm)
+        with MeshExecutor(MeshSpec.of(data=2)) as executor:
             pids = executor.worker_pids()
             executor.wait(all_reduces(executor, 3))
         assert all(ended(pid) for pid in pids)
@@ -321,7 +321,7 @@ def test_a_short_lived_thread_may_make_a_mesh() -> None:
         processes.warm_parent().close()
         processes._all.clear()
         made = []
-        thread = threading.Thread(target=lambda: made.append(LocalExecutor(MeshSpec.of(data=2))))
+        thread = threading.Thread(target=lambda: made.append(MeshExecutor(MeshSpec.of(data=2))))
         thread.start()
         thread.join()
         for _ in range(3):
@@ -345,7 +345,7 @@ def test_more_workers_than_is_sane(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_too_little_memory_for_the_workers_or_a_value(monkeypatch: pytest.MonkeyPatch) -> None:
-    with LocalExecutor(MeshSpec.of(data=2)) as executor:
+    with MeshExecutor(MeshSpec.of(data=2)) as executor:
         small = executor.put(torch.zeros(6 << 20), whole((6 << 20,)))
         executor.wait(small)
         monkeypatch.setattr(memory, "available_bytes", lambda: 20 << 20)
@@ -365,6 +365,6 @@ def test_too_little_memory_for_the_workers_or_a_value(monkeypatch: pytest.Monkey
 
 
 def test_many_workers_on_few_cores() -> None:
-    with LocalExecutor(MeshSpec.of(w=48)) as executor:
+    with MeshExecutor(MeshSpec.of(w=48)) as executor:
         handle = all_reduces(executor, 5)
         assert all(bool((shard == 1).all()) for shard in executor.shards(handle, [0, 17, 47]))

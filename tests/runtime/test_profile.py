@@ -17,7 +17,7 @@ from monarch.compiler.inspect.trace import load_trace
 from monarch.compiler.plan import DeviceMeshError, MeshSpec, MonarchError, Plan, Step, Trace
 from monarch.distributed import Mesh
 from monarch.runtime import controller, wire
-from monarch.runtime.controller import LocalExecutor
+from monarch.runtime.controller import MeshExecutor
 from monarch.runtime.frame import Frame
 from monarch.runtime.tracing import HEAD, STEPS, CountedValues, Held, Tracer, records
 from monarch.runtime.worker_state import Buffer
@@ -174,7 +174,7 @@ def test_a_worker_measures_while_it_is_asked_to() -> None:
     worker.do(wire.numbers(wire.FREE, 2))
     worker.load(2, with_state())
     found = records(worker.buffer)
-    assert [row[0] for row in found] == [wire.RUN, wire.FREE, wire.LOAD, wire.LOAD]  # a plan comes in two pieces
+    assert [row[0] for row in found] == [wire.RUN, wire.FREE, wire.LOAD]
     _, number, start, end, plan, failed, *words = found[0]
     spans = [words[at : at + 5] for at in range(0, len(words), 5)]
     assert (plan, failed, number) == (1, 0, 3) and [span[0] for span in spans] == [0, 1, 2, 3]
@@ -206,8 +206,8 @@ def test_a_buffer_that_cannot_be_had_is_told_and_changes_nothing() -> None:
 
 
 @pytest.fixture(scope="module")
-def executor() -> Iterator[LocalExecutor]:
-    with LocalExecutor(MESH) as executor:
+def executor() -> Iterator[MeshExecutor]:
+    with MeshExecutor(MESH) as executor:
         yield executor
 
 
@@ -235,7 +235,7 @@ def check_times(trace: Trace) -> None:
         assert 0 <= command.start <= command.end
 
 
-def test_every_step_on_every_worker_is_measured(executor: LocalExecutor) -> None:
+def test_every_step_on_every_worker_is_measured(executor: MeshExecutor) -> None:
     plan, value = sums(MESH), torch.randn(4, 64)
     (before,) = executor.run(plan, [value])
     executor.trace_start()
@@ -259,7 +259,7 @@ def test_every_step_on_every_worker_is_measured(executor: LocalExecutor) -> None
         assert all(torch.equal(a, b) for a, b in zip(shards[0], others, strict=True))
 
 
-def test_a_plan_first_run_while_tracing_shows_its_load(executor: LocalExecutor) -> None:
+def test_a_plan_first_run_while_tracing_shows_its_load(executor: MeshExecutor) -> None:
     executor.trace_start()
     plan = sums(MESH, "late")
     executor.run(plan, [torch.zeros(4, 64)])
@@ -269,7 +269,7 @@ def test_a_plan_first_run_while_tracing_shows_its_load(executor: LocalExecutor) 
     check_times(trace)
 
 
-def test_starting_twice_and_stopping_twice_are_errors(executor: LocalExecutor) -> None:
+def test_starting_twice_and_stopping_twice_are_errors(executor: MeshExecutor) -> None:
     executor.trace_start()
     with pytest.raises(MonarchError, match="being traced already"):
         executor.trace_start()
@@ -279,7 +279,7 @@ def test_starting_twice_and_stopping_twice_are_errors(executor: LocalExecutor) -
 
 
 def test_a_small_buffer_keeps_the_last_steps_and_says_what_it_dropped(
-    executor: LocalExecutor, monkeypatch: pytest.MonkeyPatch
+    executor: MeshExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(controller, "buffer_words", lambda workers: 100)
     plan, handle = sums(MESH), executor.put(torch.zeros(4, 64), each(MESH, (4, 64)))
@@ -298,7 +298,7 @@ def test_a_failed_step_is_in_the_trace_and_fails_as_ever() -> None:
     x = build.input(whole((6, 6)))
     y = build.call("aten.add.Tensor", x, fail_where(build, x, [4]))
     build.output(build.call("getitem", build.call("all_reduce", [y], ["a", "b"], "sum"), 0), whole(()))
-    with LocalExecutor(mesh) as executor:
+    with MeshExecutor(mesh) as executor:
         executor.trace_start()
         (out,) = executor.run(build.plan(), [torch.zeros(6, 6)])
         with pytest.raises(DeviceMeshError, match="train.py:12: error: worker a=1, b=1 failed in aten.index_select"):
@@ -314,7 +314,7 @@ def test_a_failed_step_is_in_the_trace_and_fails_as_ever() -> None:
 
 
 def test_what_ran_before_a_worker_died_is_not_lost() -> None:
-    with LocalExecutor(MESH) as executor:
+    with MeshExecutor(MESH) as executor:
         executor.trace_start()
         (out,) = executor.run(plan := sums(MESH), [torch.zeros(4, 64)])
         executor.wait(out)
@@ -330,7 +330,7 @@ def test_what_ran_before_a_worker_died_is_not_lost() -> None:
 
 
 def test_a_mesh_that_is_closed_while_it_is_traced_keeps_what_it_did() -> None:
-    executor = LocalExecutor(MESH)
+    executor = MeshExecutor(MESH)
     executor.trace_start()
     (out,) = executor.run(sums(MESH), [torch.zeros(4, 64)])
     executor.wait(out)
@@ -400,7 +400,7 @@ def test_a_mesh_that_was_closed_or_lost_before_is_none_to_measure() -> None:
             assert monarch.distribute(torch.ones(2), each).sum().item() == 2
         closed.close()
         executor = lost.executor
-        assert isinstance(executor, LocalExecutor)
+        assert isinstance(executor, MeshExecutor)
         pid = executor.worker_pids()[1]
         busy = keep_busy(executor)
         os.kill(pid, signal.SIGKILL)

@@ -16,7 +16,6 @@ from monarch.runtime import frame, memory, wire
 from monarch.runtime.blocks import Flat, cut, rounds
 from monarch.runtime.controller_state import ControllerState, PlanRecord, Remote
 from monarch.runtime.frame import Frame
-from monarch.runtime.placing import pieces
 from monarch.runtime.ring import Full, Space
 from monarch.runtime.signals import Aborted
 from monarch.runtime.tracing import Tracer
@@ -59,7 +58,8 @@ class Worker:
     def __init__(self) -> None:
         self.alone = Alone()
         self.staged = torch.arange(200, dtype=torch.uint8)
-        self.state = WorkerState(MESH, 2, self.alone, self._staging, self._new_tracer)
+        self.file = b""  # that comes with the next plan
+        self.state = WorkerState(MESH, 2, self.alone, self._staging, self._new_tracer, lambda: self.file)
         self.buffer = torch.zeros(0, dtype=torch.int64)
         self.time = 0
         self.step = -1
@@ -82,13 +82,9 @@ class Worker:
         self.step += 1
         return self.state.handle(self.step, bytearray(body))
 
-    def load(self, number: int, plan: Plan, parts: int = 1) -> list[Message]:
-        blob = pickle.dumps((plan, None))
-        said: list[Message] = []
-        for piece in pieces(len(blob), 1, -(-len(blob) // parts)):
-            head = wire.LOAD_HEAD.pack(wire.LOAD, number, len(blob), wire.INLINE, piece.start, piece.stop)
-            said += self.do(head + blob[piece])
-        return said
+    def load(self, number: int, plan: Plan) -> list[Message]:
+        self.file = pickle.dumps((plan, None))
+        return self.do(wire.numbers(wire.LOAD, number))
 
     def run(self, number: int, plan: Plan, base: int, *arguments: float) -> list[Message]:
         dtypes = [spec.type.dtype if spec.kind == "scalar" else None for spec in plan.inputs]
@@ -109,7 +105,7 @@ def scaled(donate: bool = False, bad: bool = False) -> Plan:
 
 def test_a_worker_runs_a_plan_and_sends_the_value() -> None:
     worker, plan = Worker(), scaled()
-    assert worker.load(7, plan, parts=3) == []
+    assert worker.load(7, plan) == []
     worker.state.values[1] = torch.tensor([1.0, 2.0])
     assert worker.run(7, plan, 5, 1, 2.5) == []
     assert worker.alone.steps == [worker.step]

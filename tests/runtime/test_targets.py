@@ -8,7 +8,7 @@ import torch
 from monarch.compiler.pipeline import compile_graph
 from monarch.compiler.plan import MeshSpec, PlanError
 from monarch.compiler.text import parse_graph
-from monarch.runtime.controller import LocalExecutor
+from monarch.runtime.controller import MeshExecutor
 
 TEXT = """graph @double on mesh<data=2> {
   %x = input 0 : f32[4@data]
@@ -19,7 +19,7 @@ TEXT = """graph @double on mesh<data=2> {
 
 def test_a_plan_for_another_target_is_refused() -> None:
     graph = parse_graph(TEXT)
-    executor = LocalExecutor(MeshSpec.of(data=2))
+    executor = MeshExecutor(MeshSpec.of(data=2))
     try:
         with pytest.raises(PlanError) as caught:
             executor.run(compile_graph(graph, target="gfx942"), [torch.ones(4)])
