@@ -59,7 +59,7 @@ class Signature:
 
 
 POINTWISE: dict[str, Signature] = {
-    # As in ATen: NaN comes out where NaN goes in, also of max and min.
+    # As in ATen: of max and min NaN comes out where NaN goes in, and of sign 0.
     "neg": Signature(1, _NUMBER),
     "abs": Signature(1, _NUMBER),
     "sign": Signature(1, _NUMBER),

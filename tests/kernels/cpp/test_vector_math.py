@@ -48,7 +48,7 @@ def path() -> Path:
 
 
 def samples() -> torch.Tensor:
-    """Of all float32: every 1,024th, special values, and what lies close to zero and one."""
+    """Of all float32: every 1,025th, special values, and what lies close to zero and one. 4 million in all."""
     bits = torch.arange(-(2**31), 2**31, 1025, dtype=torch.int64)
     tiny = torch.arange(0, 3000)
     around = [base + torch.arange(-2000, 2000) for base in (0x3F800000, 0x7F7FF000, 0x00800000)]
@@ -79,7 +79,7 @@ def ulps(found: np.ndarray, exact: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("name", UNARY)
-def test_the_error_over_all_floats(path: Path, name: str) -> None:
+def test_the_error_over_a_sample_of_all_floats(path: Path, name: str) -> None:
     reference, most = UNARY[name]
     x = samples()
     (found,) = run(path, kernel_of(name, 1), [x])
