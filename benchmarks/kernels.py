@@ -250,14 +250,13 @@ def _cpu_seconds() -> float:
 
 
 def _make_kernels(side: str) -> float:
-    from benchmarks.train_step import SEQUENCE, loss_of, make_model, make_optimizer
+    from benchmarks.train_step import SEQUENCE, loss_of, make_model, make_optimizer, make_step
     from monarch.compiler.kernels.fuse import FuseKernels
-    from monarch.stdlib.parallel import data_parallel
 
     torch.set_num_threads(1)
     tokens, targets = torch.randint(256, (2, 16, SEQUENCE))
-    model = make_model()
     if side == "inductor":
+        model = make_model()
         optimizer = make_optimizer(model)
         loss_of(model, tokens, targets).backward()
         optimizer.step()
@@ -266,19 +265,7 @@ def _make_kernels(side: str) -> float:
         loss.backward()
         torch.compile(optimizer.step)()
         return _cpu_seconds() - start
-    mesh = Mesh.abstract(data=2)
-    model = monarch.module_to_mesh(model, mesh, layouts=data_parallel(model))
-    optimizer = make_optimizer(model)
-
-    @monarch.program
-    def train_step(tokens, targets):  # type: ignore[no-untyped-def]
-        tokens, targets = monarch.layout(tokens, "[@data, -]"), monarch.layout(targets, "[@data, -]")
-        optimizer.zero_grad()
-        loss = loss_of(model, tokens, targets)
-        loss.backward()
-        optimizer.step()
-        return loss
-
+    train_step = make_step(Mesh.abstract(data=2))
     spent = 0.0
     fuse = FuseKernels.run
 

@@ -16,10 +16,9 @@ import torch
 
 import monarch
 from benchmarks.measure import Row, interleaved, table
-from benchmarks.train_step import WORKERS, endless, loss_of, make_model, make_optimizer
+from benchmarks.train_step import WORKERS, endless, make_step
 from monarch.compiler.sizes import format_bytes
 from monarch.distributed import Mesh
-from monarch.stdlib.parallel import data_parallel
 
 BATCH = 16
 PARTS = (0.75, 0.5, 0.4)
@@ -58,20 +57,7 @@ class Training:
 @contextmanager
 def training(limit: int | None = None) -> Iterator[Training]:
     with Mesh(data=WORKERS) as mesh:
-        model = make_model()
-        model = monarch.module_to_mesh(model, mesh, layouts=data_parallel(model))
-        optimizer = make_optimizer(model)
-
-        @monarch.program(memory_limit=limit)
-        def train_step(tokens, targets):  # type: ignore[no-untyped-def]
-            tokens, targets = monarch.layout(tokens, "[@data, -]"), monarch.layout(targets, "[@data, -]")
-            optimizer.zero_grad()
-            loss = loss_of(model, tokens, targets)
-            loss.backward()
-            optimizer.step()
-            return loss
-
-        made = Training(train_step, endless(BATCH), [])
+        made = Training(make_step(mesh, memory_limit=limit), endless(BATCH), [])
         made.take(2)
         yield made
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -116,24 +117,30 @@ def ddp(batch: int) -> Iterator[tuple[Run, list[float]]]:
 # -- Monarch --------------------------------------------------------------------------------------------------------
 
 
+def make_step(mesh: Mesh, **options: Any) -> Any:
+    """A training step of a new model on a mesh: a program of (tokens, targets) with these options, that gives the
+    loss."""
+    model = make_model()
+    model = monarch.module_to_mesh(model, mesh, layouts=data_parallel(model))
+    optimizer = make_optimizer(model)
+
+    @monarch.program(**options)
+    def train_step(tokens, targets):  # type: ignore[no-untyped-def]
+        tokens, targets = monarch.layout(tokens, "[@data, -]"), monarch.layout(targets, "[@data, -]")
+        optimizer.zero_grad()
+        loss = loss_of(model, tokens, targets)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return train_step
+
+
 @contextmanager
 def ours(batch: int, kernels: str = "auto") -> Iterator[tuple[Run, list[float]]]:
     """The same training as a program on a mesh of two workers; `kernels` as MONARCH_KERNELS."""
     with measure.kernels(kernels), Mesh(data=WORKERS) as mesh:
-        model = make_model()
-        model = monarch.module_to_mesh(model, mesh, layouts=data_parallel(model))
-        optimizer = make_optimizer(model)
-        data = endless(batch)
-
-        @monarch.program
-        def train_step(tokens, targets):  # type: ignore[no-untyped-def]
-            tokens, targets = monarch.layout(tokens, "[@data, -]"), monarch.layout(targets, "[@data, -]")
-            optimizer.zero_grad()
-            loss = loss_of(model, tokens, targets)
-            loss.backward()
-            optimizer.step()
-            return loss
-
+        train_step, data = make_step(mesh), endless(batch)
         losses: list[float] = []
 
         def run(steps: int) -> float:
