@@ -303,7 +303,7 @@ def _shapes() -> list[Case]:
 
 
 SOFTMAX = """
-kernel softmax_{name}(a0: {dtype}[{rows}, {columns}]) -> (b0: {dtype}[{rows}, {columns}], b1: f32[{rows}])
+kernel {name}(a0: {dtype}[{rows}, {columns}]) -> (b0: {dtype}[{rows}, {columns}], b1: f32[{rows}])
 nest [{rows} | {columns}] {{
   %0 = load a0 [{row}, {column}]
   %1 = cast f32(%0)
@@ -321,14 +321,20 @@ nest [{rows} | {columns}] {{
 """
 
 
-def softmax(rows: int, columns: int, dtype: str = "f32", along_columns: bool = False) -> Case:
+def softmax_text(
+    rows: int, columns: int, dtype: str = "f32", along_columns: bool = False, name: str = "softmax"
+) -> str:
     """Along contiguous rows or, with `along_columns`, along the first dim of the same memory."""
-    name = f"{dtype}_{rows}x{columns}{'_columns' if along_columns else ''}"
+    row, column = (1, rows) if along_columns else (columns, 1)
+    text = SOFTMAX.format(name=name, dtype=dtype, rows=rows, columns=columns, row=row, column=column)
     if along_columns:
-        text = SOFTMAX.format(name=name, dtype=dtype, rows=rows, columns=columns, row=1, column=rows)
         text = text.replace(f"{dtype}[{rows}, {columns}]", f"{dtype}[{rows}, {columns}] strides [1, {rows}]")
-    else:
-        text = SOFTMAX.format(name=name, dtype=dtype, rows=rows, columns=columns, row=columns, column=1)
+    return text
+
+
+def softmax(rows: int, columns: int, dtype: str = "f32", along_columns: bool = False) -> Case:
+    name = f"softmax_{dtype}_{rows}x{columns}{'_columns' if along_columns else ''}"
+    text = softmax_text(rows, columns, dtype, along_columns, name)
     return _written(text, over=(0, -1), tolerance=1e-2 if dtype != "f32" else 3e-6)
 
 

@@ -14,6 +14,7 @@ from monarch.compiler.kernels.text import parse_kernel
 from monarch.compiler.kernels.triton import schedule
 from monarch.compiler.kernels.triton.emit import emit
 from monarch.compiler.types import DTYPE_NAMES
+from tests.kernels.cases import softmax_text
 from tests.kernels.triton.emitted import check, launch_all
 
 
@@ -30,25 +31,6 @@ def data(kernel: Kernel, seed: int = 0) -> list[torch.Tensor]:
     return found
 
 
-SOFTMAX = """
-kernel softmax(a0: {dtype}[{rows}, {columns}]) -> (b0: {dtype}[{rows}, {columns}], b1: f32[{rows}])
-nest [{rows} | {columns}] {{
-  %0 = load a0 [{columns}, 1]
-  %1 = cast f32(%0)
-  %2 = reduce max %1
-  %3 = sub f32(%1, %2)
-  %4 = exp f32(%3)
-  %5 = reduce sum %4
-  %6 = div f32(%4, %5)
-  %7 = cast {dtype}(%6)
-  %8 = store b0 [{columns}, 1] %7
-  %9 = log f32(%5)
-  %10 = add f32(%9, %2)
-  %11 = store b1 [1, 0] %10
-}}
-"""
-
-
 @pytest.mark.parametrize(
     ("rows", "columns", "how"),
     [
@@ -60,22 +42,22 @@ nest [{rows} | {columns}] {{
 )
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 def test_softmax(rows: int, columns: int, how: str, dtype: str) -> None:
-    kernel = parse_kernel(SOFTMAX.format(rows=rows, columns=columns, dtype=dtype))
+    kernel = parse_kernel(softmax_text(rows, columns, dtype))
     check(kernel, data(kernel))
 
 
 def test_one_function_loops_where_rows_are_long_and_many_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    (launch,) = emit(parse_kernel(SOFTMAX.format(rows=200, columns=20_000, dtype="f32"))).launches
+    (launch,) = emit(parse_kernel(softmax_text(200, 20_000))).launches
     assert launch.grid == 200
     assert dict(launch.constants) == {"RBLOCK": 2048}
     monkeypatch.setattr(schedule, "ENOUGH_PROGRAMS", 4)  # fewer rows, for the interpreter
-    kernel = parse_kernel(SOFTMAX.format(rows=3, columns=20_000, dtype="f32"))
+    kernel = parse_kernel(softmax_text(3, 20_000))
     assert [launch.grid for launch in emit(kernel).launches] == [3]
     check(kernel, data(kernel))
 
 
 def test_few_long_rows_are_split_and_the_parts_are_combined() -> None:
-    source = emit(parse_kernel(SOFTMAX.format(rows=3, columns=40_000, dtype="f32")))
+    source = emit(parse_kernel(softmax_text(3, 40_000)))
     assert [launch.grid for launch in source.launches] == [21, 21, 21]
     assert [scratch.numel for scratch in source.scratch] == [21, 21]
 
@@ -494,7 +476,7 @@ def test_arithmetic_is_in_64_bits_only_where_it_must_be() -> None:
 
 
 def test_the_text_is_the_same_in_another_process() -> None:
-    source = emit(parse_kernel(SOFTMAX.format(rows=3, columns=40_000, dtype="bf16")))
+    source = emit(parse_kernel(softmax_text(3, 40_000, "bf16")))
     script = (
         "import sys\n"
         "from monarch.compiler.kernels.text import parse_kernel\n"
@@ -503,7 +485,7 @@ def test_the_text_is_the_same_in_another_process() -> None:
     )
     done = subprocess.run(
         [sys.executable, "-c", script],
-        input=SOFTMAX.format(rows=3, columns=40_000, dtype="bf16"),
+        input=softmax_text(3, 40_000, "bf16"),
         capture_output=True,
         text=True,
         check=True,

@@ -28,8 +28,9 @@ from monarch.compiler.kernels.text import parse_kernel
 from monarch.compiler.kernels.triton.build import compile_launches
 from monarch.compiler.kernels.triton.emit import emit
 from monarch.compiler.types import DTYPE_NAMES
+from tests.kernels.cases import softmax_text
 from tests.kernels.triton.assembly import assert_no_spills, assert_wide
-from tests.kernels.triton.test_emit import GATHER, LAYOUTS, REDUCED, SOFTMAX, adamw
+from tests.kernels.triton.test_emit import GATHER, LAYOUTS, REDUCED, adamw
 
 TARGETS = ["cuda:80", "cuda:90", "cuda:100", "gfx942"]
 
@@ -38,10 +39,10 @@ COLUMN_SUM = REDUCED.format(
     out="0, 1, 0",
 )  # fmt: skip
 KERNELS = {
-    "short_rows": SOFTMAX.format(rows=4096, columns=128, dtype="f32"),
-    "whole_rows": SOFTMAX.format(rows=4096, columns=4096, dtype="bf16"),
-    "looped_rows": SOFTMAX.format(rows=4096, columns=50_304, dtype="f32"),
-    "split_rows": SOFTMAX.format(rows=4, columns=65_536, dtype="f32"),
+    "short_rows": softmax_text(4096, 128),
+    "whole_rows": softmax_text(4096, 4096, "bf16"),
+    "looped_rows": softmax_text(4096, 50_304),
+    "split_rows": softmax_text(4, 65_536),
     "columns": COLUMN_SUM,
     "transposed": LAYOUTS.format(a=512, b=256),
     "gather": GATHER,

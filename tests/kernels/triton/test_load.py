@@ -24,9 +24,10 @@ from monarch.compiler.kernels.triton.build import functions
 from monarch.compiler.kernels.triton.emit import emit
 from monarch.compiler.kernels.triton.load import GpuKernel
 from monarch.compiler.plan.binaries import KernelBinary
+from tests.kernels.cases import softmax_text
 from tests.kernels.triton.emitted import fast_reductions
 from tests.kernels.triton.interpreter import interpreting
-from tests.kernels.triton.test_emit import GATHER, SOFTMAX, adamw, data
+from tests.kernels.triton.test_emit import GATHER, adamw, data
 
 CPU = torch.device("cpu")
 
@@ -94,7 +95,7 @@ def loaded(gpu: StandIn, text: str | Kernel, target: str, folder: Path) -> tuple
 
 
 def test_launches_get_their_buffers_scratch_and_constants(gpu: StandIn, target: str, tmp_path: Path) -> None:
-    kernel, binary = loaded(gpu, SOFTMAX.format(rows=3, columns=40_000, dtype="f32"), target, tmp_path)
+    kernel, binary = loaded(gpu, softmax_text(3, 40_000), target, tmp_path)
     run = GpuKernel(kernel, binary, CPU)
     tensors = data(kernel)
     for found, wanted in zip(run(tensors), interpret(kernel, tensors), strict=True):
@@ -115,7 +116,7 @@ def test_updates_are_in_place(gpu: StandIn, target: str, tmp_path: Path) -> None
 
 
 def test_operands_that_lie_otherwise_are_copied(gpu: StandIn, target: str, tmp_path: Path) -> None:
-    kernel, binary = loaded(gpu, SOFTMAX.format(rows=6, columns=8, dtype="f32"), target, tmp_path)
+    kernel, binary = loaded(gpu, softmax_text(6, 8), target, tmp_path)
     run = GpuKernel(kernel, binary, CPU)
     (tensor,) = data(kernel)
     odd = torch.empty(49)[1:].view(6, 8).copy_(tensor)
@@ -143,7 +144,7 @@ def test_what_cannot_be_overwritten(gpu: StandIn, target: str, tmp_path: Path) -
 
 
 def test_a_gpu_with_too_little_shared_memory(gpu: StandIn, target: str, tmp_path: Path) -> None:
-    kernel, binary = loaded(gpu, SOFTMAX.format(rows=3, columns=4000, dtype="f32"), target, tmp_path)
+    kernel, binary = loaded(gpu, softmax_text(3, 4000), target, tmp_path)
     (launch,) = binary.launches
     greedy = replace(launch, metadata={**launch.metadata, "shared": 300_000})
     with pytest.raises(triton.runtime.errors.OutOfResources, match="shared memory"):
