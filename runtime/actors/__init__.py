@@ -11,6 +11,6 @@ Pure parts, with no I/O and no thread of their own, each tested alone:
     adverbs     Endpoint: call, call_one, choose, broadcast, stream, typed; it stands on `send`, which a mesh supplies
     accumulate  Accumulator: replies folded into one value as they come
     mailbox     Mailbox: the order in which an actor handles what it is sent
-    replies     OpenPorts: which replies are still to come, from where, and what happens if they cannot
+    ports       Ports: which replies are still to come, from where, and what happens if they cannot
     ownership   Supervision: who owns what, what ends with whom, and who is told of a failure
 """
