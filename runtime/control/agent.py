@@ -1,0 +1,318 @@
+"""A host: it serves the controllers that attach it, and relays to the hosts beneath it.
+
+Each controller, or host above that has this one beneath it, has a session: a stream, a relay, and a service of its own
+in a thread of its own. Sessions know nothing of each other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from monarch.compiler.plan import MonarchError
+from monarch.runtime.control import limits
+from monarch.runtime.control.connect import METHOD, OPTIONS
+from monarch.runtime.control.handshake import HostHandshake, Refused, Release, Seals, VersionsDiffer
+from monarch.runtime.control.host_info import describe, release
+from monarch.runtime.control.hub import Hub
+from monarch.runtime.control.inbox import Handoff, Inbox
+from monarch.runtime.control.loop import log, run, soon
+from monarch.runtime.control.message import Message, Reply, Service
+from monarch.runtime.control.outbox import cost
+from monarch.runtime.control.records import (
+    Assembly,
+    Attach,
+    Close,
+    HostInfo,
+    Malformed,
+    Part,
+    Progress,
+    Record,
+    Start,
+    started,
+)
+from monarch.runtime.control.relay import SERVICE, Down, Gone, Ready, Relay, Up
+from monarch.runtime.control.security import Security, split_address
+from monarch.runtime.control.stream import Stream
+
+MakeService = Callable[[Reply, HostInfo], Service]
+
+
+def serve(
+    listen: str,
+    security: Security,
+    service: MakeService,
+    *,
+    advertise: str = "",
+    data_bind: str = "",
+) -> Agent:
+    """Make this process a host that listens on `listen` ("10.0.0.1:4242"; port 0 takes a free one).
+
+    `service(reply, info)` is called for each controller that attaches, in a thread of its own. gRPC starts threads
+    here, so whatever is to fork without them has to be started before. Raises MonarchError where the address cannot be
+    listened on, or not with this security.
+    """
+    security.check(listen)
+    agent = Agent(security, service, advertise, data_bind)
+    run(agent._start(listen))
+    return agent
+
+
+class Agent:
+    """A host that serves. `address` is where it listens, with the real port."""
+
+    def __init__(
+        self,
+        security: Security,
+        service: MakeService,
+        advertise: str = "",
+        data_bind: str = "",
+        own: Release | None = None,
+    ) -> None:
+        self.address = ""
+        self.security = security
+        self.make_service = service
+        self.advertise = advertise
+        self.data_bind = data_bind
+        self.own = own or release()
+        self._sessions: set[_Session] = set()
+        self._ends: set[asyncio.Task[None]] = set()
+
+    async def _start(self, listen: str) -> None:
+        import grpc
+
+        host, _ = split_address(listen)
+        options = (*OPTIONS, ("grpc.so_reuseport", 0))
+        self._server = grpc.aio.server(options=options, maximum_concurrent_rpcs=limits.STREAMS)
+        name, method = METHOD.strip("/").split("/")
+        handler = grpc.method_handlers_generic_handler(
+            name, {method: grpc.stream_stream_rpc_method_handler(self._attach)}
+        )
+        self._server.add_generic_rpc_handlers((handler,))
+        credentials = self.security.server_credentials()
+        try:
+            port = (
+                self._server.add_secure_port(listen, credentials)
+                if credentials
+                else self._server.add_insecure_port(listen)
+            )
+        except RuntimeError as error:
+            raise MonarchError(f"cannot listen on {listen}: {error}") from None
+        self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        await self._server.start()
+
+    def close(self, reason: str = "the host was ended") -> None:
+        """End all sessions, and stop listening."""
+        run(self._close(reason))
+
+    async def _close(self, reason: str) -> None:
+        for session in list(self._sessions):
+            session.stream.put(Close(reason))
+        await self._server.stop(limits.HANDSHAKE_SECONDS)
+        while self._ends:
+            await asyncio.wait(self._ends)
+
+    async def _attach(self, _: Any, call: Any) -> None:
+        """One stream, from its first frame to its end."""
+        import grpc
+
+        peer = call.peer()
+        session: _Session | None = None
+        try:
+            seals = await asyncio.wait_for(self._greet(call), limits.HANDSHAKE_SECONDS)
+            session = _Session(self, call, seals)
+            self._sessions.add(session)
+            reason = await session.run()
+            log.info("%s: detached: %s", peer, reason or "it has closed")
+        except VersionsDiffer as error:
+            log.warning("%s: refused: %s", peer, error)
+            await call.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+        except Refused as error:
+            log.warning("%s: refused: %s", peer, error)
+            await call.abort(grpc.StatusCode.UNAUTHENTICATED, str(error))
+        except TimeoutError:
+            log.warning("%s: refused: it has not shown who it is within %g s", peer, limits.HANDSHAKE_SECONDS)
+            await call.abort(grpc.StatusCode.UNAUTHENTICATED, "the handshake took too long")
+        except Malformed as error:
+            log.warning("%s: ended: %s", peer, error)
+            await call.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        finally:
+            if session is not None:
+                end = asyncio.ensure_future(self._end(session))
+                self._ends.add(end)
+                end.add_done_callback(self._ends.discard)
+                await asyncio.shield(end)
+
+    async def _end(self, session: _Session) -> None:
+        await session.end()
+        self._sessions.discard(session)
+
+    async def _greet(self, call: Any) -> Seals:
+        handshake = HostHandshake(self.security.secret, self.own)
+        await call.write(handshake.challenge(await _due(call)))
+        proof, seals = handshake.finish(await _due(call))
+        await call.write(proof)
+        return seals
+
+
+class _Session:
+    """What one controller has attached. Runs in the event loop but for the service's thread."""
+
+    def __init__(self, agent: Agent, call: Any, seals: Seals) -> None:
+        self._agent = agent
+        self._call = call
+        self.stream = Stream(self._read, call.write, seals, limits.HANDSHAKE_SECONDS)
+        self._service = _Service(self)
+        self._relay = Relay()
+        self.hub = Hub(self._relay, agent.security, agent.own, self.stream, self._service)
+        self._attach: Attach | None = None
+
+    async def run(self) -> str:
+        return await self.stream.run(self._receive)
+
+    async def _read(self) -> bytes | None:
+        import grpc
+
+        frame = await self._call.read()
+        return None if frame is grpc.aio.EOF else frame
+
+    async def _receive(self, records: Sequence[Record]) -> None:
+        for record in records:
+            self.hub.handle(Down(record))
+            if isinstance(record, Attach):
+                self._attach = record
+                self.stream.timeout = record.timeout
+                agent = self._agent
+                info = describe(record.number, record.addresses[0], agent.advertise, agent.data_bind)
+                self._service.start(info, agent.make_service, record.timeout)
+        await self.hub.room()
+
+    async def end(self) -> None:
+        """Detach those beneath, and tell the service."""
+        seconds = self.stream.timeout
+        await asyncio.gather(self.hub.close(seconds), self._service.end(seconds))
+
+
+class _Service:
+    """A session's service, and the thread that runs it."""
+
+    def __init__(self, session: _Session) -> None:
+        self._session = session
+        self._assembly = Assembly()
+        self._inbox: Inbox[Message | None] = Inbox()
+        self._said: Handoff[Record] = Handoff(self._say)
+        self._thread: threading.Thread | None = None
+        self._info: HostInfo | None = None
+        self._timeout = 0.0
+        self._ended = asyncio.Event()
+        self._releases: set[asyncio.Task[None]] = set()
+
+    # -- what the hub sees -----------------------------------------------------------------------------------------
+
+    @property
+    def full(self) -> bool:
+        return self._inbox.full
+
+    async def room(self) -> None:
+        await self._inbox.room()
+
+    def put(self, record: Record) -> None:
+        assert isinstance(record, Start | Part)
+        message = self._assembly.take(record)
+        if message is not None:
+            assert self._info is not None
+            self._inbox.put(message, limits.RECORD_COST + len(message.data))
+
+    def start(self, info: HostInfo, make: MakeService, timeout: float) -> None:
+        self._info = info
+        self._timeout = timeout
+        self._thread = threading.Thread(target=self._serve, args=(info, make), name="monarch-service", daemon=True)
+        self._thread.start()
+
+    async def end(self, seconds: float) -> None:
+        """After the messages that have come already. A service that takes longer than that ends on its own."""
+        self._said.end()
+        if self._thread is None:
+            return
+        self._inbox.put(None)
+        try:
+            await asyncio.wait_for(self._ended.wait(), seconds)
+        except TimeoutError:
+            log.warning("the service has not ended within %g s", seconds)
+
+    # -- the service's thread --------------------------------------------------------------------------------------
+
+    def _serve(self, info: HostInfo, make: MakeService) -> None:
+        try:
+            try:
+                service = make(self._reply, info)
+            except Exception as error:
+                self._failed("its service could not be started", error)
+                return
+            soon(self._happened, Ready(info))
+            try:
+                while (message := self._inbox.take()) is not None:
+                    service.receive(message)
+            except Exception as error:
+                self._failed("its service failed", error)
+            finally:
+                self._detach(service)
+        finally:
+            soon(self._ended.set)
+
+    def _failed(self, what: str, error: Exception) -> None:
+        log.error("%s", what, exc_info=error)
+        self._inbox.abandon()
+        soon(self._happened, Gone(SERVICE, f"{what}: {type(error).__name__}: {error}"))
+
+    def _detach(self, service: Service) -> None:
+        try:
+            service.detached()
+        except Exception as error:
+            log.error("detaching a service failed", exc_info=error)
+
+    def _happened(self, event: Ready | Gone) -> None:
+        self._session.hub.handle(event)
+
+    # -- replies ---------------------------------------------------------------------------------------------------
+
+    def _reply(self, message: Message) -> None:
+        assert self._info is not None
+        if message.progress:
+            record: Record = Progress(message.kind, message.mesh, _numbers(message.progress))
+        else:
+            record = started(message, host=self._info.number)
+        # Longer than the stream may be stuck, which is then given up, and with it this session.
+        if not self._said.put(record, cost(record), 2 * self._timeout):
+            raise MonarchError(f"the controller has taken nothing for {2 * self._timeout:g} s")
+
+    def _say(self, records: Sequence[Record]) -> None:
+        for record in records:
+            self._session.hub.handle(Up(SERVICE, record))
+        if self._session.stream.full:
+            task = asyncio.ensure_future(self._release())
+            self._releases.add(task)
+            task.add_done_callback(self._releases.discard)
+        else:
+            self._said.release()
+
+    async def _release(self) -> None:
+        await self._session.stream.room()
+        self._said.release()
+
+
+def _numbers(numbers: tuple[int, ...]) -> tuple[int, ...]:
+    if len(numbers) > limits.NUMBERS or not all(-(1 << 63) <= number < 1 << 63 for number in numbers):
+        raise ValueError(f"progress is at most {limits.NUMBERS} whole numbers of 8 bytes")
+    return tuple(numbers)
+
+
+async def _due(call: Any) -> bytes:
+    import grpc
+
+    frame = await call.read()
+    if frame is grpc.aio.EOF:
+        raise Refused("it closed the connection during the handshake")
+    return frame

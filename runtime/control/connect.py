@@ -1,0 +1,112 @@
+"""Opening a stream to a host."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from monarch.runtime.control import limits
+from monarch.runtime.control.handshake import ControllerHandshake, Refused, Release, Seals
+from monarch.runtime.control.records import Malformed
+from monarch.runtime.control.security import Security
+
+METHOD = "/monarch.control.Hosts/Attach"
+
+OPTIONS = (
+    ("grpc.max_receive_message_length", limits.WIRE_BYTES),
+    ("grpc.max_send_message_length", limits.WIRE_BYTES),
+    ("grpc.max_metadata_size", 8 << 10),
+    ("grpc.http2.write_buffer_size", limits.FRAME_BYTES),
+    ("grpc.enable_retries", 0),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_http_proxy", 0),
+)
+
+
+class Unreachable(Exception):
+    """A host that no stream could be opened to; the text says why."""
+
+
+@dataclass
+class Connection:
+    """An open stream, authenticated by both ends."""
+
+    channel: Any
+    call: Any
+    seals: Seals
+
+    async def read(self) -> bytes | None:
+        return await _frame(self.call)
+
+    async def write(self, frame: bytes) -> None:
+        await self.call.write(frame)
+
+    async def close(self) -> None:
+        self.call.cancel()
+        await self.channel.close()
+
+
+async def connect(address: str, security: Security, own: Release, timeout: float) -> Connection:
+    """Raises Unreachable."""
+    import grpc
+
+    credentials = security.channel_credentials()
+    channel = (
+        grpc.aio.secure_channel(address, credentials, OPTIONS)
+        if credentials
+        else grpc.aio.insecure_channel(address, OPTIONS)
+    )
+    opened = False
+    try:
+        call = channel.stream_stream(METHOD)()
+        seals = await asyncio.wait_for(_greet(call, security, own), timeout)
+        opened = True
+        return Connection(channel, call, seals)
+    except TimeoutError:
+        raise Unreachable(f"no answer within {timeout:g} s") from None
+    except (Refused, Malformed) as error:
+        raise Unreachable(str(error)) from None
+    except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
+        raise Unreachable(why(error)) from None
+    finally:
+        if not opened:
+            await channel.close()
+
+
+async def _greet(call: Any, security: Security, own: Release) -> Seals:
+    handshake = ControllerHandshake(security.secret, own)
+    await call.write(handshake.hello())
+    await call.write(handshake.prove(await _due(call)))
+    return handshake.finish(await _due(call))
+
+
+async def _due(call: Any) -> bytes:
+    frame = await _frame(call)
+    if frame is None:
+        raise Refused("it closed the connection during the handshake")
+    return frame
+
+
+async def _frame(call: Any) -> bytes | None:
+    import grpc
+
+    frame = await call.read()
+    if frame is grpc.aio.EOF:
+        return None
+    assert isinstance(frame, bytes)
+    return frame
+
+
+def why(error: Exception) -> str:
+    """What gRPC says of a failed call, in short."""
+    import grpc
+
+    if not isinstance(error, grpc.aio.AioRpcError):
+        return str(error) or type(error).__name__
+    details = error.details() or error.code().name
+    if error.code() is grpc.StatusCode.UNAVAILABLE:
+        # "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:1: Failed to connect to ..."
+        details = re.sub(r"^.*last error: (?:[A-Z_]+: )?", "", details)
+    return details

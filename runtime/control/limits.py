@@ -1,0 +1,43 @@
+"""How much of anything is taken from another machine, and the protocol's version. All bounds of this package."""
+
+from __future__ import annotations
+
+PROTOCOL = 1
+"""Counted up whenever an older host or controller would misread what a newer one says."""
+
+NONCE_BYTES = 32
+TOKEN_BYTES = (16, 4096)
+"""The least and the most that a shared token has."""
+
+PART_BYTES = 512 << 10
+"""A message's data goes in parts of this size, between those of other messages."""
+FRAME_BYTES = 1 << 20
+"""A frame is closed once it holds as much data as this."""
+FRAME_RECORDS = 1000
+HEAD_BYTES = 1 << 20
+"""Of one message's head, as JSON."""
+WIRE_BYTES = 8 << 20
+"""What gRPC takes as one frame: FRAME_BYTES and a part, and heads of as much again."""
+FRAME_HEAD_BYTES = 4 << 20
+"""A frame is closed once its records' heads are as long as this, but for the last one."""
+MESSAGE_BYTES = 16 << 30
+"""Of one message's data."""
+
+KIND_LETTERS = 64
+NUMBERS = 64
+"""In one progress message."""
+TEXT_BYTES = 4096
+"""Of an address, a name or a reason."""
+HOSTS = 65536
+FAN_OUT = 256
+
+QUEUE_BYTES = 128 << 20
+"""What waits to be sent on one stream, or to be carried out by a host's service, before its sender is held up."""
+RECORD_COST = 128
+"""What a record counts in a queue besides its bytes."""
+
+HANDSHAKE_SECONDS = 5.0
+"""How long somebody who has not shown who he is may keep a stream open."""
+STREAMS = 512
+"""On one host at a time, of whatever peers; gRPC refuses more."""
+TIMEOUT_SECONDS = (0.2, 3600.0)

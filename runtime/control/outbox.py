@@ -1,0 +1,100 @@
+"""What waits to be sent on one stream, and in which order it goes. No I/O.
+
+Each mesh (on the way up: each host of each mesh) has a lane, in which order is kept. Lanes take turns, a record or a
+part of one each, so that a large message holds up nothing but its own lane. What the tree itself has to say goes first,
+and of progress only the latest; a close goes last.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import replace
+
+from monarch.runtime.control import limits
+from monarch.runtime.control.records import Close, Part, Progress, Record, Start
+
+
+class Outbox:
+    """`waiting` is what is in it, in bytes; it takes more than `limit` (the sender is to look at `full` first)."""
+
+    def __init__(self, limit: int = limits.QUEUE_BYTES) -> None:
+        self._limit = limit
+        self._first: deque[Record] = deque()
+        self._progress: dict[tuple[int, str], Progress] = {}
+        self._lanes: dict[tuple[int, int], deque[Start | Part]] = {}
+        self._turns: deque[tuple[int, int]] = deque()
+        self._close: list[Record] = []
+        self.waiting = 0
+
+    @property
+    def full(self) -> bool:
+        return self.waiting > self._limit
+
+    def __bool__(self) -> bool:
+        return bool(self._first or self._progress or self._turns or self._close)
+
+    def put(self, record: Record) -> None:
+        if isinstance(record, Progress):
+            self._progress[record.mesh, record.kind] = record
+            return
+        self.waiting += cost(record)
+        if isinstance(record, Start | Part):
+            key = (record.mesh, record.host)
+            if key not in self._lanes:
+                self._lanes[key] = deque()
+                self._turns.append(key)
+            self._lanes[key].append(record)
+        elif isinstance(record, Close):
+            self._close.append(record)
+        else:
+            self._first.append(record)
+
+    def take(self) -> list[Record]:
+        """The records of the next frame; none when nothing waits."""
+        taken: list[Record] = []
+        data = head = 0
+        while len(taken) < limits.FRAME_RECORDS and data < limits.FRAME_BYTES and head < limits.FRAME_HEAD_BYTES:
+            if self._first:
+                record = self._first.popleft()
+            elif self._progress:
+                record = self._progress.pop(next(iter(self._progress)))
+                taken.append(record)
+                continue
+            elif self._turns:
+                record = self._turn()
+                data += len(record.data)
+            elif self._close:
+                record = self._close.pop()
+            else:
+                break
+            self.waiting -= cost(record)
+            head += cost(record) - (len(record.data) if isinstance(record, Start | Part) else 0)
+            taken.append(record)
+        return taken
+
+    def _turn(self) -> Start | Part:
+        """One record of the lane whose turn it is; of a long one its first part."""
+        key = self._turns.popleft()
+        lane = self._lanes[key]
+        record = lane.popleft()
+        if len(record.data) > limits.PART_BYTES:
+            view = memoryview(record.data)
+            lane.appendleft(Part(record.mesh, record.host, view[limits.PART_BYTES :]))
+            self.waiting += limits.RECORD_COST  # there is one record more than there was
+            record = replace(record, data=view[: limits.PART_BYTES])
+        if lane:
+            self._turns.append(key)
+        else:
+            del self._lanes[key]
+        return record
+
+
+def cost(record: Record) -> int:
+    """What a record counts in a queue, in bytes."""
+    match record:
+        case Start(head=head, data=data, targets=targets):
+            return limits.RECORD_COST + len(head) + len(data) + 8 * len(targets or ())
+        case Part(data=data):
+            return limits.RECORD_COST + len(data)
+        case _:
+            return limits.RECORD_COST
