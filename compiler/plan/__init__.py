@@ -4,14 +4,15 @@ The runtime may import this package and nothing else of the compiler, so what it
 """
 
 from monarch.compiler.errors import DeviceMeshError, LayoutError, MonarchError, PlanError, Source
-from monarch.compiler.executors import executor_for, executors_by, set_executor_factory
-from monarch.compiler.knobs import log_topics
+from monarch.compiler.executors import attach_hosts, executor_for, executors_by, set_executor_factory
+from monarch.compiler.knobs import hosts_setting, log_topics, tls_setting, token_setting
 from monarch.compiler.ops import OPS
-from monarch.compiler.plan.executor import Executor, Handle
+from monarch.compiler.plan.executor import Executor, Handle, Hosts
 from monarch.compiler.plan.plan import Instruction, Plan, Slot, ValueSpec
 from monarch.compiler.plan.report import Alternative, Decision, Report, Value
 from monarch.compiler.plan.target import TARGETS, check_target
 from monarch.compiler.plan.trace import Command, Handled, Span, Step, Trace, TracedPlan
+from monarch.compiler.sizes import format_bytes
 from monarch.compiler.types import DTYPE_NAMES, DTYPES, REDUCTIONS, Layout, MeshSpec, TensorType
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "Executor",
     "Handle",
     "Handled",
+    "Hosts",
     "Instruction",
     "Layout",
     "LayoutError",
@@ -44,9 +46,14 @@ __all__ = [
     "TracedPlan",
     "Value",
     "ValueSpec",
+    "attach_hosts",
     "check_target",
     "executor_for",
     "executors_by",
+    "format_bytes",
+    "hosts_setting",
     "log_topics",
     "set_executor_factory",
+    "tls_setting",
+    "token_setting",
 ]
