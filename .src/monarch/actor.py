@@ -1,0 +1,80 @@
+"""Actors: services beside programs, on meshes of processes.
+
+from monarch.actor import Actor, endpoint, this_host
+
+class Counter(Actor):
+    def __init__(self) -> None:
+        self.value = 0
+
+    @endpoint
+    def add(self, n: int) -> int:
+        self.value += n
+        return self.value
+
+counters = this_host().spawn_procs(per_host={"gpus": 4}).spawn("counters", Counter)
+print(counters.add.call(3).get())
+"""
+
+from __future__ import annotations
+
+import monarch.runtime.actors.host as _host
+from monarch.runtime.actors.accumulate import Accumulator
+from monarch.runtime.actors.actor import Actor
+from monarch.runtime.actors.adverbs import Endpoint, as_endpoint, send
+from monarch.runtime.actors.channel import Channel, Port, PortReceiver
+from monarch.runtime.actors.current import Context, context, current_actor_name, current_rank, current_size
+from monarch.runtime.actors.endpoint import concurrent_endpoint, endpoint
+from monarch.runtime.actors.errors import ActorError, MeshFailure, SupervisionError
+from monarch.runtime.actors.future import Future
+from monarch.runtime.actors.host import shutdown_context
+from monarch.runtime.actors.meshes import (
+    ActorMesh,
+    HostMesh,
+    ProcMesh,
+    get_or_spawn_controller,
+    this_host,
+    this_proc,
+)
+from monarch.runtime.actors.shape import Extent, NDSlice, Point, Shape
+from monarch.runtime.actors.values import ValueMesh
+
+unhandled_fault_hook = _host.fault_hook
+"""Called with a `MeshFailure` that no actor dealt with; assign another to `monarch.actor.unhandled_fault_hook`.
+This one prints the report to standard error and raises SystemExit(1), which stops the program."""
+
+_host.fault_hook = lambda failure: unhandled_fault_hook(failure)
+
+__all__ = [
+    "Accumulator",
+    "Actor",
+    "ActorError",
+    "ActorMesh",
+    "Channel",
+    "Context",
+    "Endpoint",
+    "Extent",
+    "Future",
+    "HostMesh",
+    "MeshFailure",
+    "NDSlice",
+    "Point",
+    "Port",
+    "PortReceiver",
+    "ProcMesh",
+    "Shape",
+    "SupervisionError",
+    "ValueMesh",
+    "as_endpoint",
+    "concurrent_endpoint",
+    "context",
+    "current_actor_name",
+    "current_rank",
+    "current_size",
+    "endpoint",
+    "get_or_spawn_controller",
+    "send",
+    "shutdown_context",
+    "this_host",
+    "this_proc",
+    "unhandled_fault_hook",
+]

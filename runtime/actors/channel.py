@@ -1,0 +1,70 @@
+"""Channels: a port that can be sent to from anywhere, and a receiver at which what was sent is looked at."""
+
+from __future__ import annotations
+
+from typing import Any, Generic, TypeVar
+
+from monarch.runtime.actors import current
+from monarch.runtime.actors.future import Future
+from monarch.runtime.actors.ports import Queue
+from monarch.runtime.actors.protocol import ReplyTo
+
+T = TypeVar("T")
+
+
+class Port(Generic[T]):
+    """Where values are sent to, from any thread of any process: a port can be passed in messages and pickled."""
+
+    __slots__ = ("_to",)
+
+    def __init__(self, to: ReplyTo | None) -> None:
+        self._to = to
+
+    def send(self, value: T) -> None:
+        """Send it, without waiting. What comes to a port that is closed is dropped."""
+        if self._to is not None:
+            current.process().reply(self._to, True, value)
+
+    def exception(self, error: Exception) -> None:
+        """Have it raised where the value is looked at: as ActorError, with its traceback, if it is none already."""
+        if self._to is not None:
+            current.process().raise_at(self._to, error, current.context().actor_instance.label)
+
+    def __reduce__(self) -> tuple[type[Port[Any]], tuple[ReplyTo | None]]:
+        return Port, (self._to,)
+
+    def __repr__(self) -> str:
+        return f"<port {self._to}>"
+
+
+class PortReceiver(Generic[T]):
+    """The other end of a port, in the process that opened the channel. Futures are filled in the order asked for."""
+
+    def __init__(self, number: int, queue: Queue[T]) -> None:
+        self._number = number
+        self._queue = queue
+
+    def recv(self) -> Future[T]:
+        """A future of the next value. Values of one sender come in the order sent."""
+        return self._queue.ask()
+
+    def close(self) -> None:
+        """Take no more."""
+        current.process().ports.close(self._number)
+
+    def __del__(self) -> None:
+        process = current.started()
+        if process is not None:
+            process.ports.close(self._number)
+
+
+class Channel(Generic[T]):
+    """`port, receiver = Channel[int].open()`"""
+
+    @staticmethod
+    def open(once: bool = False) -> tuple[Port[Any], PortReceiver[Any]]:
+        """A port and its receiver. With `once=True` it takes one value, and is closed then."""
+        process = current.process()
+        queue: Queue[Any] = Queue(once)
+        number = process.ports.open(queue)
+        return Port((process.address, number, 0)), PortReceiver(number, queue)

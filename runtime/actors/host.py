@@ -1,0 +1,385 @@
+"""The agent of this host, in the first process: it starts processes for whoever asks, hears how they end and what they
+print, and says so. The root is that process: what its program spawns ends with it, at exit or before.
+
+A process is forked by the warm parent. Its socket is made, and listened on, before the fork, so that it can be sent
+messages at once.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import pickle
+import signal
+import socket
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Any
+
+from monarch.compiler.plan import MonarchError
+from monarch.runtime.actors import current
+from monarch.runtime.actors.errors import MeshFailure
+from monarch.runtime.actors.future import Future
+from monarch.runtime.actors.message import EMPTY, Payload
+from monarch.runtime.actors.output import LAST_LINES, Output, Source
+from monarch.runtime.actors.process import Death, Group, Process, wait_for
+from monarch.runtime.actors.protocol import CONTROLLER, ENDED, FORK, LEAVE, STOP_PROCS, Head, ReplyTo
+from monarch.runtime.actors.router import listen, new_address
+from monarch.runtime.actors.shape import Shape
+from monarch.runtime.processes import WarmParent, warm_parent
+
+STOP_SECONDS = 10.0
+"""How long a process that is told to end may take for it before it is killed."""
+
+_CHUNK = 64 << 10
+
+
+@dataclass
+class _Running:
+    """A group of processes that were started here."""
+
+    group: Group
+    warm: WarmParent
+    alive: set[int]
+    last: list[deque[str]]
+    number: int = -1
+    pipes: dict[int, tuple[int, Source]] = field(default_factory=dict)
+    """By file: the rank that writes it, and what has come of it."""
+    stopping: bool = False
+    stops: list[ReplyTo] = field(default_factory=list)
+    killer: threading.Timer | None = None
+
+
+class Host:
+    """Starts, watches and ends the processes of a host."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+        self._lock = threading.RLock()
+        self._groups: dict[str, _Running] = {}
+        self._warms: list[WarmParent] = []
+        self._output = Output()
+        self._controllers: dict[str, Any] = {}
+        self._making = threading.Lock()
+        process.handle(FORK, self._on_fork)
+        process.handle(STOP_PROCS, self._on_stop)
+        process.handle(CONTROLLER, self._on_controller)
+
+    # -- starting ------------------------------------------------------------------------------------------------------
+
+    def _on_fork(self, sender: str, head: Head, payload: Payload) -> None:
+        """A process asks for others. Starting a warm parent takes a moment, in which the I/O thread has better to do."""
+
+        def fork() -> None:
+            try:
+                self.fork(payload.decode())
+            except MonarchError as error:
+                self._process.reply(head[1], False, error)
+            else:
+                self._process.reply(head[1], True, None)
+
+        threading.Thread(target=fork, name="monarch fork", daemon=True).start()
+
+    def fork(self, group: Group) -> None:
+        """Start the processes of a group. They can be sent messages when this returns."""
+        count = len(group.addresses)
+        boot = os.memfd_create("monarch-group", os.MFD_CLOEXEC)
+        listeners: list[socket.socket] = []
+        read: list[int] = []
+        write: list[int] = []
+        try:
+            os.write(boot, pickle.dumps(group))
+            for address in group.addresses:
+                listeners.append(listen(address))
+                for _ in range(2):
+                    ours, theirs = os.pipe2(os.O_CLOEXEC)
+                    os.set_blocking(ours, False)
+                    read.append(ours)
+                    write.append(theirs)
+            warm = warm_parent()
+            running = _Running(group, warm, set(range(count)), [deque(maxlen=LAST_LINES) for _ in range(count)])
+            with self._lock:
+                self._groups[group.id] = running
+                for at, fd in enumerate(read):
+                    self._watch(running, at // 2, fd, error=bool(at % 2))
+                if warm not in self._warms:
+                    self._warms.append(warm)
+                    self._process.router.watch(warm.fileno(), lambda _: self._read(warm))
+                files = [(listeners[rank].fileno(), write[2 * rank], write[2 * rank + 1]) for rank in range(count)]
+                running.number = warm.fork(count, boot, files, _Inbox(self, running))
+        except OSError as error:
+            for fd in read:
+                self._process.router.forget(fd)
+                os.close(fd)
+            self._groups.pop(group.id, None)
+            raise MonarchError(
+                f"cannot start {count} processes: {error}",
+                hint="A limit is reached: on open files (ulimit -n), of which each process takes a few, or on processes\n"
+                "(ulimit -u).",
+            ) from error
+        finally:
+            os.close(boot)
+            for listener in listeners:
+                listener.close()
+            for fd in write:
+                os.close(fd)
+
+    # -- what they print -----------------------------------------------------------------------------------------------
+
+    def _watch(self, running: _Running, rank: int, fd: int, error: bool) -> None:
+        shape = running.group.shape
+        place = ",".join(f"{name}={at}" for name, at in shape.coordinates(rank).items())
+        source = Source(running.group.name, place, error, running.last[rank])
+        running.pipes[fd] = rank, source
+        self._process.router.watch(fd, lambda _: self._listen(running, fd, source))
+
+    def _listen(self, running: _Running, fd: int, source: Source) -> bool:
+        """Read some of what a process printed; whether there was any. In the I/O thread."""
+        try:
+            data = os.read(fd, _CHUNK)
+        except BlockingIOError:
+            return False
+        now = monotonic()
+        held = self._output.due is not None
+        self._output.read(source, data, now)
+        if not data:
+            self._process.router.forget(fd)
+            os.close(fd)
+            del running.pipes[fd]
+        if not held and self._output.due is not None:
+            self._process.router.alarm(self._output.due, self.print)
+        return bool(data)
+
+    def print(self) -> None:
+        """Print the lines that wait."""
+        for error, line in self._output.take():
+            file = sys.stderr if error else sys.stdout
+            with suppress(ValueError, OSError):  # a closed file: there is nobody to read it
+                file.write(f"{line}\n")
+                file.flush()
+
+    # -- how they end --------------------------------------------------------------------------------------------------
+
+    def _read(self, warm: WarmParent) -> None:
+        while warm.read():
+            pass
+        if not warm.alive:
+            self._process.router.forget(warm.fileno())
+            self._warms.remove(warm)
+            for running in [running for running in self._groups.values() if running.warm is warm]:
+                for rank in sorted(running.alive):
+                    self.exited(running, rank, -signal.SIGKILL)
+
+    def exited(self, running: _Running, rank: int, status: int) -> None:
+        """A process has ended. In the I/O thread."""
+        group = running.group
+        if rank not in running.alive:
+            return
+        for fd, (_, source) in [(fd, pipe) for fd, pipe in running.pipes.items() if pipe[0] == rank]:
+            while self._listen(running, fd, source):
+                pass
+        self.print()
+        with self._lock:
+            running.alive.discard(rank)
+            expected = running.stopping
+            rest = [running.group.addresses[other] for running in self._groups.values() for other in running.alive]
+        reason = "was stopped" if expected else _how(status)
+        log = tuple(running.last[rank])
+        death = Payload.of(Death(group.addresses[rank], group.name, rank, reason, status, log, expected))
+        for address in [self._process.address, *rest]:
+            self._process.router.send(address, (ENDED, group.addresses[rank]), death)
+        for other in [other for other in self._groups.values() if other.group.owner[0] == group.addresses[rank]]:
+            self.stop(other.group.id, None, f"its owner's process {group.name}[{rank}] {reason}")
+        if not running.alive:
+            self._ended(running)
+
+    def _ended(self, running: _Running) -> None:
+        """The last process of a group has ended."""
+        with self._lock:
+            self._groups.pop(running.group.id, None)
+            running.stopping = True
+            stops, running.stops = running.stops, []
+        if running.killer is not None:
+            running.killer.cancel()
+        running.warm.ask_to_stop(running.number)
+        running.warm.forget(running.number)
+        for reply in stops:
+            self._process.reply(reply, True, None)
+
+    # -- stopping ------------------------------------------------------------------------------------------------------
+
+    def _on_stop(self, sender: str, head: Head, payload: Payload) -> None:
+        self.stop(head[1], head[2], head[3])
+
+    def stop(self, group: str, reply: ReplyTo | None, reason: str) -> None:
+        """Have processes end, once their actors have; `reply` hears when they have. What takes too long is killed."""
+        with self._lock:
+            running = self._groups.get(group)
+            if running is not None:
+                if reply is not None:
+                    running.stops.append(reply)
+                if running.stopping:
+                    return
+                running.stopping = True
+                running.killer = threading.Timer(STOP_SECONDS, running.warm.ask_to_stop, [running.number])
+                running.killer.daemon = True
+                running.killer.start()
+        if running is None:
+            if reply is not None:
+                self._process.reply(reply, True, None)
+            return
+        for rank in sorted(running.alive):
+            self._process.router.send(running.group.addresses[rank], (LEAVE, reason), EMPTY)
+
+    def kill(self) -> None:
+        """End all processes that are left, now."""
+        for running in list(self._groups.values()):
+            running.warm.ask_to_stop(running.number)
+
+    # -- controllers ---------------------------------------------------------------------------------------------------
+
+    def _on_controller(self, sender: str, head: Head, payload: Payload) -> None:
+        def make() -> None:
+            try:
+                with self._making:
+                    mesh = self._controllers.get(head[1])
+                    if mesh is None:
+                        cls, args, kwargs = payload.decode()
+                        mesh = self._controllers[head[1]] = self._process.this_proc().spawn(
+                            head[1], cls, *args, **kwargs
+                        )
+            except Exception as error:
+                self._process.raise_at(head[2], error, f"get_or_spawn_controller('{head[1]}')")
+            else:
+                self._process.reply(head[2], True, mesh)
+
+        threading.Thread(target=make, name="monarch controller", daemon=True).start()
+
+
+class _Inbox:
+    """What the warm parent says of a group, in whichever thread reads it."""
+
+    def __init__(self, host: Host, running: _Running) -> None:
+        self._host = host
+        self._running = running
+
+    def append(self, packet: dict[str, Any]) -> None:
+        if packet["is"] == "exited":
+            rank, status = packet["rank"], packet["status"]
+            self._host._process.router.soon(lambda: self._host.exited(self._running, rank, status))
+
+
+def _how(status: int) -> str:
+    if status >= 0:
+        return f"exited with status {status}"
+    with suppress(ValueError):
+        return f"was killed by {signal.Signals(-status).name}"
+    return f"was killed by signal {-status}"
+
+
+# -- the root ----------------------------------------------------------------------------------------------------------
+
+
+class Root(Process):
+    """The process that the program runs in."""
+
+    def __init__(self) -> None:
+        address = new_address()
+        shape = Shape.unity()
+        group = Group(address, "root", address, address, (address,), shape, (address, ""), None, 1, (), "")
+        super().__init__(group, 0, listen(address))
+        import torch
+
+        self.threads = torch.get_num_threads()
+        self.ready.set()
+        self.host = Host(self)
+        self._ending = threading.Lock()
+        self._ended = False
+
+    def unhandled(self, failure: MeshFailure) -> None:
+        """Nobody has dealt with a failure: that is the end of the program, unless the user's hook thinks otherwise."""
+        self.host.print()
+        try:
+            fault_hook(failure)
+        except SystemExit as exit:
+            code = exit.code if isinstance(exit.code, int) else 1
+            if isinstance(exit.code, str):
+                sys.stderr.write(f"{exit.code}\n")
+        except BaseException:
+            sys.excepthook(*sys.exc_info())
+            code = 1
+        else:
+            return
+        self.shutdown("the program failed")
+        for file in (sys.stdout, sys.stderr):
+            with suppress(ValueError, OSError):
+                file.flush()
+        os._exit(code)
+
+    def shutdown(self, reason: str) -> None:
+        """Stop all that the program has spawned, the newest first, and wait until it has ended."""
+        with self._ending:
+            if self._ended:
+                return
+            self._ended = True
+            stopping = threading.Thread(target=self.stop_actors, args=(reason,), daemon=True)
+            stopping.start()
+            stopping.join(STOP_SECONDS)
+            self.host.kill()
+            self.host.print()
+            self.router.close()
+            current.end(self)
+
+
+def _exit_hook(failure: MeshFailure) -> None:
+    sys.stderr.write(f"Unhandled failure of {failure.report()}\n")
+    sys.stderr.flush()
+    raise SystemExit(1)
+
+
+fault_hook: Callable[[MeshFailure], object] = _exit_hook
+"""What is called, in a thread of its own, with a failure that nobody dealt with. SystemExit, or any other exception,
+ends the program; if it returns, that was all."""
+
+_at_exit_in = 0
+
+
+def start_root() -> Process:
+    """Make this process the root. What it spawns is stopped at exit, before the warm parent goes."""
+    global _at_exit_in
+    warm_parent()
+    root = Root()
+    root.router.start()
+    if _at_exit_in != os.getpid():
+        _at_exit_in = os.getpid()
+        atexit.register(_at_exit)
+    return root
+
+
+def _at_exit() -> None:
+    root = current.started()
+    if isinstance(root, Root) and _at_exit_in == os.getpid():
+        root.shutdown("the program ended")
+
+
+def shutdown_context() -> Future[None]:
+    """Stop all that this program has spawned, and wait for it: `shutdown_context().get()`. What is spawned after that
+    starts anew. Without it the same happens at exit."""
+    future: Future[None] = Future()
+    root = current.started()
+
+    def shut() -> None:
+        if isinstance(root, Root):
+            root.shutdown("shutdown_context() was called")
+        future.settle(lambda: None)
+
+    threading.Thread(target=shut, name="monarch shutdown", daemon=True).start()
+    return future
+
+
+__all__ = ["Host", "Root", "fault_hook", "shutdown_context", "start_root", "wait_for"]

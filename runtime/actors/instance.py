@@ -1,0 +1,378 @@
+"""A running actor: its thread, what it owns, and how it ends.
+
+An actor handles one message at a time, in a thread of its own; an actor whose endpoints are `async def` has an event loop
+there. It ends when it is stopped, or dies: of what its constructor raises, of an exception in a message that wants no
+reply, of a failure that it does not deal with. Then it takes no more messages, stops what it owns and waits for that,
+runs `__cleanup__`, and tells its owner if it died. What comes later is answered with SupervisionError.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import traceback
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from monarch.compiler.plan import MonarchError
+from monarch.runtime.actors.current import Context, running
+from monarch.runtime.actors.endpoint import ActorInterface
+from monarch.runtime.actors.errors import ActorError, MeshFailure
+from monarch.runtime.actors.mailbox import Mailbox, Stop
+from monarch.runtime.actors.message import Payload
+from monarch.runtime.actors.protocol import Head, Owner, ReplyTo
+from monarch.runtime.actors.shape import Extent, Point
+
+if TYPE_CHECKING:
+    from monarch.runtime.actors.meshes import ActorMesh, ProcMesh
+    from monarch.runtime.actors.process import Process
+
+Call = tuple[str, Head, Payload]
+"""Who sent it, and what."""
+
+
+class Instance:
+    """What `context().actor_instance` is: the running actor, or, outside actors, the process itself."""
+
+    def __init__(self, process: Process, actor_id: str, name: str) -> None:
+        self.actor_id = actor_id
+        self.name = name
+        self.rank = Point(0, Extent([], []))
+        self.mesh: ActorMesh[Any] | None = None
+        self._process = process
+        self._owned: dict[str, ActorMesh[Any] | ProcMesh] = {}
+
+    @property
+    def label(self) -> str:
+        return self.name if self.mesh is None or not self.mesh.extent else f"{self.name}[{self.rank.rank}]"
+
+    @property
+    def proc(self) -> ProcMesh:
+        """The process that it runs in."""
+        return self._process.this_proc()
+
+    @property
+    def owner(self) -> Owner:
+        return self._process.address, self.actor_id
+
+    def owns(self, address: str) -> list[ActorMesh[Any] | ProcMesh]:
+        """What it has spawned that has a part in this process: processes, or else actors in others' processes."""
+        from monarch.runtime.actors.meshes import ProcMesh
+
+        there = [mesh for mesh in list(self._owned.values()) if address in mesh.addresses]
+        return [mesh for mesh in there if isinstance(mesh, ProcMesh)] or there
+
+    def stop_owned(self, reason: str) -> list[Any]:
+        """Have all that it owns end, the newest first; gives futures."""
+        return [mesh.stop(reason) for mesh in reversed(list(self._owned.values()))]
+
+    def __repr__(self) -> str:
+        return f"<actor {self.label}>"
+
+
+def _initialized() -> None:
+    """What `mesh.initialized` calls: there is an actor that can be called."""
+
+
+class _End(Exception):
+    """The actor is to end."""
+
+    def __init__(self, reason: str, failure: MeshFailure | None = None, error: BaseException | None = None) -> None:
+        self.reason = reason
+        self.failure = failure
+        self.error = error
+
+
+class LocalActor:
+    """An actor of this process. `put`, `fail` and `stop` are for any thread; all else happens in the actor's own."""
+
+    def __init__(self, process: Process, actor_id: str, rank: int, name: str, owner: Owner, payload: Payload) -> None:
+        self.instance = Instance(process, actor_id, name)
+        self.owner = owner
+        self.rank = rank
+        self.ended: str | None = None
+        """Why it takes no messages any more."""
+        self._process = process
+        self._payload: Payload | None = payload
+        self._actor: Any = None
+        self._interface: ActorInterface
+        self._lock = threading.Lock()
+        self._mailbox: Mailbox[Call] = Mailbox()
+        self._asleep = False
+        self._awake = threading.Lock()
+        self._awake.acquire()
+        self._rouse: Callable[[], object] = self._awake.release
+        self._stops: list[ReplyTo] | None = []
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def put(self, call: Call) -> None:
+        """Have a call handled, or refused."""
+        with self._lock:
+            taken = self._mailbox.put(call)
+            rouse, self._asleep = self._asleep, False
+        if rouse:
+            self._rouse()
+        if not taken:
+            self._refuse(call)
+
+    def fail(self, failure: MeshFailure) -> None:
+        """Tell it that something that it owns has failed."""
+        with self._lock:
+            self._mailbox.put_failure(failure)
+            rouse, self._asleep = self._asleep, False
+        if rouse:
+            self._rouse()
+
+    def stop(self, reason: str, reply: ReplyTo | None) -> None:
+        """Have it end after the messages that are there; `reply` hears when it has."""
+        with self._lock:
+            ended = self._stops is None
+            if self._stops is not None and reply is not None:
+                self._stops.append(reply)
+            self._mailbox.stop(reason)
+            rouse, self._asleep = self._asleep, False
+        if rouse:
+            self._rouse()
+        if ended and reply is not None:
+            self._process.reply(reply, True, None)
+
+    def _take(self) -> MeshFailure | Call | Stop | None:
+        """What is next. None: `_rouse` is called once there is something."""
+        with self._lock:
+            item = self._mailbox.take()
+            self._asleep = item is None
+            return item
+
+    def _refuse(self, call: Call) -> None:
+        reason = self.ended or "it was told to stop"
+        self._process.refuse(call[0], call[1], self.instance.name, self.rank, reason)
+
+    # -- the actor's thread --------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        torch.set_num_threads(self._process.threads)
+        self._process.ready.wait()
+        running.set(Context(self.instance))
+        try:
+            self._load()
+        except BaseException as error:
+            self._finish_sync(self._died(error, "its arguments could not be read"))
+            return
+        if self._interface.is_async:
+            asyncio.run(self._run_async())
+        else:
+            self._run_sync()
+
+    def _load(self) -> None:
+        """Read the class and the arguments. Raises whatever unpickling raises."""
+        assert self._payload is not None
+        mesh, self._args, self._kwargs = self._payload.decode()
+        self._payload = None
+        self.instance.mesh = mesh
+        self.instance.rank = mesh.extent.point_of_rank(self.rank)
+        self._interface = ActorInterface.of(mesh.actor_class)
+
+    def _construct(self) -> None:
+        args, kwargs = self._args, self._kwargs
+        del self._args, self._kwargs
+        try:
+            self._actor = self._interface.cls(*args, **kwargs)
+        except BaseException as error:
+            raise self._died(error, "its constructor raised") from error
+
+    def _method(self, head: Head) -> Callable[..., Any]:
+        return getattr(self._actor, head[3]) if head[3] else _initialized
+
+    def _arguments(self, head: Head, payload: Payload) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        args, kwargs = payload.decode()
+        if head[4]:
+            from monarch.runtime.actors.channel import Port
+
+            args = (Port(head[2]), *args)
+        return args, kwargs
+
+    def _raised(self, head: Head, error: BaseException) -> None:
+        """An endpoint raised: its caller is told, or the actor dies of it."""
+        told = ActorError.of(error, f"{self.instance.label}.{head[3]}")
+        if head[2] is not None:
+            self._process.reply(head[2], False, told)
+        if head[2] is None or not isinstance(error, Exception):
+            raise self._died(error, f"{head[3]} raised") from error
+
+    def _died(self, error: BaseException, what: str, cause: MeshFailure | None = None) -> _End:
+        trace = "".join(traceback.format_exception(error)).rstrip()
+        return _End(f"{what} {type(error).__name__}: {error}", self._failure(f"{what}:\n{trace}", cause), error)
+
+    def _failure(self, reason: str, cause: MeshFailure | None = None) -> MeshFailure:
+        return MeshFailure(self.instance.actor_id, self.instance.name, self.rank, reason, cause=cause)
+
+    def _unsupervised(self, failure: MeshFailure) -> _End:
+        what = f"a failure of '{failure.mesh_name}' was not dealt with"
+        return _End(what, self._failure(what, failure), MonarchError(failure.report()))
+
+    # -- def endpoints -------------------------------------------------------------------------------------------------
+
+    def _run_sync(self) -> None:
+        try:
+            self._construct()
+            while True:
+                item = self._take()
+                if item is None:
+                    self._awake.acquire()
+                else:
+                    self._handle_sync(item)
+        except _End as end:
+            self._finish_sync(end)
+
+    def _handle_sync(self, item: MeshFailure | Call | Stop) -> None:
+        if isinstance(item, tuple):
+            _, head, payload = item
+            running.set(Context(self.instance, head[5]))
+            try:
+                args, kwargs = self._arguments(head, payload)
+                value = self._method(head)(*args, **kwargs)
+            except BaseException as error:
+                self._raised(head, error)
+            else:
+                if head[2] is not None and not head[4]:
+                    self._process.reply(head[2], True, value)
+        elif isinstance(item, MeshFailure):
+            try:
+                dealt_with = self._supervise(item)
+            except Exception as error:
+                raise self._died(error, "__supervise__ raised", item) from error
+            if not dealt_with:
+                raise self._unsupervised(item)
+        else:
+            raise _End(item.reason)
+
+    def _supervise(self, failure: MeshFailure) -> Any:
+        supervise = getattr(self._actor, "__supervise__", None)
+        running.set(Context(self.instance))
+        return False if supervise is None else supervise(failure)
+
+    def _finish_sync(self, end: _End) -> None:
+        self._close(end)
+        for ended in self.instance.stop_owned(f"its owner {self.instance.label} ended: {end.reason}"):
+            with suppress(MonarchError):
+                ended.get()
+        running.set(Context(self.instance))
+        try:
+            cleanup = getattr(self._actor, "__cleanup__", None)
+            if cleanup is not None:
+                cleanup(end.error)
+        except Exception as error:
+            end = self._died(error, "__cleanup__ raised", end.failure)
+        self._told(end)
+
+    def _close(self, end: _End) -> None:
+        self.ended = end.reason
+        with self._lock:
+            left = self._mailbox.close()
+        for call in left:
+            self._refuse(call)
+
+    def _told(self, end: _End) -> None:
+        """The very end: the owner hears of a failure, and then whoever asked that it stops."""
+        self._actor = None
+        if end.failure is not None:
+            self._process.tell_owner(self.owner, end.failure)
+        with self._lock:
+            stops, self._stops = self._stops or [], None
+        for reply in stops:
+            self._process.reply(reply, True, None)
+
+    # -- async def endpoints -------------------------------------------------------------------------------------------
+
+    async def _run_async(self) -> None:
+        loop = asyncio.get_running_loop()
+        awake = asyncio.Event()
+        tasks: set[asyncio.Task[None]] = set()
+        ending: list[_End] = []
+
+        def rouse() -> None:
+            with suppress(RuntimeError):  # the loop is closed: the actor has ended
+                loop.call_soon_threadsafe(awake.set)
+
+        async def beside(call: Call) -> None:
+            try:
+                await self._call_async(call[1], call[2])
+            except _End as end:
+                ending.append(end)
+                awake.set()
+
+        # What came before the loop was there released the lock instead.
+        self._rouse = rouse
+        awake.set()
+        end: _End
+        try:
+            self._construct()
+            while True:
+                if ending:
+                    raise ending[0]
+                item = self._take()
+                if item is None:
+                    await awake.wait()
+                    awake.clear()
+                elif isinstance(item, tuple) and self._is_concurrent(item[1]):
+                    task = loop.create_task(beside(item))
+                    tasks.add(task)
+                    task.add_done_callback(tasks.discard)
+                else:
+                    await self._handle_async(item)
+        except _End as ended:
+            end = ended
+        self._close(end)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for stopped in self.instance.stop_owned(f"its owner {self.instance.label} ended: {end.reason}"):
+            with suppress(MonarchError):
+                await stopped
+        running.set(Context(self.instance))
+        try:
+            cleanup = getattr(self._actor, "__cleanup__", None)
+            result = None if cleanup is None else cleanup(end.error)
+            if isinstance(result, Awaitable):
+                await result
+        except Exception as error:
+            end = self._died(error, "__cleanup__ raised", end.failure)
+        self._told(end)
+
+    def _is_concurrent(self, head: Head) -> bool:
+        method = self._interface.endpoints.get(head[3])
+        return method is not None and method.concurrent
+
+    async def _handle_async(self, item: MeshFailure | Call | Stop) -> None:
+        if isinstance(item, tuple):
+            await self._call_async(item[1], item[2])
+        elif isinstance(item, MeshFailure):
+            try:
+                dealt_with = self._supervise(item)
+                if isinstance(dealt_with, Awaitable):
+                    dealt_with = await dealt_with
+            except Exception as error:
+                raise self._died(error, "__supervise__ raised", item) from error
+            if not dealt_with:
+                raise self._unsupervised(item)
+        else:
+            raise _End(item.reason)
+
+    async def _call_async(self, head: Head, payload: Payload) -> None:
+        running.set(Context(self.instance, head[5]))
+        try:
+            args, kwargs = self._arguments(head, payload)
+            value = self._method(head)(*args, **kwargs)
+            if isinstance(value, Awaitable):
+                value = await value
+        except BaseException as error:
+            self._raised(head, error)
+        else:
+            if head[2] is not None and not head[4]:
+                self._process.reply(head[2], True, value)

@@ -1,0 +1,419 @@
+"""Meshes of hosts, of processes and of actors. All are references: plain data, passed in messages and pickled."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sys
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from dataclasses import replace
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast
+
+import cloudpickle
+
+from monarch.runtime import signals
+from monarch.runtime.actors import current
+from monarch.runtime.actors.actor import Actor
+from monarch.runtime.actors.adverbs import attribute
+from monarch.runtime.actors.endpoint import MESH_NAMES, ActorInterface, EndpointMethod
+from monarch.runtime.actors.errors import SupervisionError
+from monarch.runtime.actors.future import Future
+from monarch.runtime.actors.mesh import MeshAlgebra
+from monarch.runtime.actors.message import EMPTY, Payload
+from monarch.runtime.actors.ports import All, Each, One, failing
+from monarch.runtime.actors.process import Group
+from monarch.runtime.actors.protocol import CALL, CONTROLLER, FORK, READY, SPAWN, STOP, STOP_PROCS, Place, ReplyTo
+from monarch.runtime.actors.router import new_address
+from monarch.runtime.actors.shape import Shape
+from monarch.runtime.actors.values import ValueMesh
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    from monarch.runtime.actors.endpoint import ReplyPort
+    from monarch.runtime.actors.process import Process
+
+P = ParamSpec("P")
+A = TypeVar("A", bound=Actor)
+
+
+class _Owned(MeshAlgebra):
+    """A mesh that somebody spawned, and that can be stopped."""
+
+    _shape: Shape
+
+    @property
+    def id(self) -> str:
+        raise NotImplementedError
+
+    @property
+    def name(self) -> str:
+        """The name that it was spawned with."""
+        raise NotImplementedError
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """The processes of the whole mesh, by base rank."""
+        raise NotImplementedError
+
+    def stop(self, reason: str = "it was stopped") -> Future[None]:
+        raise NotImplementedError
+
+    def _whole(self) -> None:
+        if len(self._shape) != len(self.addresses):
+            raise RuntimeError(
+                f"'{self.name}' {self.extent} is a slice of a mesh of {len(self.addresses)}, a reference: stop the whole"
+            )
+
+    def _members(self) -> list[str]:
+        return [self.addresses[base] for base in self._shape.ndslice]
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop("its `async with` ended")
+
+
+def _done(several: Future[ValueMesh[None]]) -> Future[None]:
+    """The same, without values."""
+    one: Future[None] = Future()
+
+    def settle() -> None:
+        def decode() -> None:
+            several.get()
+
+        one.settle(decode)
+
+    several.when_done(settle)
+    return one
+
+
+class HostMesh(MeshAlgebra):
+    """Hosts, on which processes can be spawned."""
+
+    def __init__(self, shape: Shape, agents: tuple[str, ...]) -> None:
+        self._shape = shape
+        self._agents = agents
+
+    def spawn_procs(
+        self,
+        per_host: Mapping[str, int] | None = None,
+        bootstrap: Callable[[], None | Awaitable[None]] | None = None,
+        name: str = "procs",
+    ) -> ProcMesh:
+        """Start processes, on each host a grid of these dims: `this_host().spawn_procs(per_host={"gpus": 8})`.
+
+        Returns at once. `bootstrap` is called in each process before there is any actor; what it raises ends the
+        process. They end with the actor, or program, that spawned them. Raises MonarchError where a limit of the
+        system is reached.
+        """
+        if len(self._shape) != 1:
+            raise ValueError(f"processes are spawned on one host, not on {self.extent}: slice the mesh")
+        shape = Shape.of(dict(per_host or {}))
+        instance = current.context().actor_instance
+        process = instance._process
+        agent = self._agents[next(iter(self._shape.ndslice))]
+        group = Group(
+            id=process.new_id(),
+            name=name,
+            host=agent,
+            root=process.group.root,
+            addresses=tuple(new_address() for _ in range(len(shape))),
+            shape=shape,
+            owner=instance.owner,
+            bootstrap=None if bootstrap is None else cloudpickle.dumps(bootstrap),
+            threads=max(1, signals.cores() // len(shape)),
+            path=tuple(sys.path),
+            folder=os.getcwd(),
+        )
+        host = getattr(process, "host", None)
+        if agent == process.address and host is not None:
+            host.fork(group)
+        else:
+            _ask(process, agent, lambda reply: (FORK, reply), Payload.of(group)).get()
+        mesh = ProcMesh(group, shape)
+        instance._owned[group.id] = mesh
+        return mesh
+
+    def _over(self, shape: Shape) -> HostMesh:
+        return HostMesh(shape, self._agents)
+
+    def _describe(self, base: int) -> str:
+        return os.uname().nodename
+
+    def __reduce__(self) -> tuple[type[HostMesh], tuple[Shape, tuple[str, ...]]]:
+        return HostMesh, (self._shape, self._agents)
+
+    def __repr__(self) -> str:
+        return f"HostMesh({self.extent})"
+
+
+class ProcMesh(_Owned):
+    """Processes, in which actors can be spawned."""
+
+    def __init__(self, group: Group, shape: Shape) -> None:
+        self._group = group
+        self._shape = shape
+
+    @property
+    def id(self) -> str:
+        return self._group.id
+
+    @property
+    def name(self) -> str:
+        return self._group.name
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        return self._group.addresses
+
+    @property
+    def host_mesh(self) -> HostMesh:
+        """The host that they run on."""
+        return HostMesh(Shape.unity(), (self._group.host,))
+
+    def spawn(self, name: str, actor_class: Callable[P, A], *args: P.args, **kwargs: P.kwargs) -> A:
+        """An actor of this class in each process, made there from these arguments. Returns at once.
+
+        What is given is an `ActorMesh`, which has the endpoints of the class. What the constructor raises is a failure
+        of the mesh: its owner, the actor or program that calls this, is told. Raises ValueError for a class that cannot
+        be an actor's, TypeError for arguments that it does not take, SupervisionError where a process has ended.
+        """
+        cls = cast("type[A]", actor_class)
+        ActorInterface.of(cls)
+        try:
+            inspect.signature(cls).bind(*args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"{cls.__qualname__}{inspect.signature(cls)}: {error}") from None
+        instance = current.context().actor_instance
+        process = instance._process
+        members = self._members()
+        actor_id = process.new_id()
+        mesh: ActorMesh[A] = ActorMesh(actor_id, name, cls, tuple(members), Shape.of(self.extent))
+        payload = Payload.of((mesh, args, kwargs))
+        for address in members:
+            if address in process.dead:
+                raise process.lost(address, f"{name}.__init__")
+        instance._owned[actor_id] = mesh
+        for rank, address in enumerate(members):
+            process.router.send(address, (SPAWN, actor_id, None, rank, name, instance.owner), payload)
+        return cast(A, mesh)
+
+    def stop(self, reason: str = "it was stopped") -> Future[None]:
+        """End the processes, their actors first. A future of the end; what does not end within 10 s is killed."""
+        self._whole()
+        instance = current.context().actor_instance
+        process = instance._process
+        instance._owned.pop(self.id, None)
+        if self._group.host == process.address == self.addresses[0]:
+            raise RuntimeError("this is the process that the program runs in: use shutdown_context()")
+        return _ask(process, self._group.host, lambda reply: (STOP_PROCS, self.id, reply, reason), EMPTY)
+
+    @property
+    def initialized(self) -> Future[None]:
+        """A future that is there once all processes run, and `bootstrap` is through."""
+        process = current.process()
+        members = self._members()
+        waiting: All[None] = All(Shape.of({"procs": len(members)}), members)
+        port = process.ports.open(waiting)
+        for place, address in enumerate(members):
+            reply = process.address, port, place
+            if not process.router.send(address, (READY, reply), EMPTY):
+                process.ports.reply(port, place, False, failing(process.lost(address, self.name)))
+        return _done(waiting.future)
+
+    def _over(self, shape: Shape) -> ProcMesh:
+        return ProcMesh(self._group, shape)
+
+    def _describe(self, base: int) -> str:
+        return f"{self.name}[{base}]"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ProcMesh) and (self.id, self._shape) == (other.id, other._shape)
+
+    def __hash__(self) -> int:
+        return hash((self.id, self._shape))
+
+    def __reduce__(self) -> tuple[type[ProcMesh], tuple[Group, Shape]]:
+        return ProcMesh, (replace(self._group, bootstrap=None, path=()), self._shape)
+
+    def __repr__(self) -> str:
+        return f"ProcMesh('{self.name}', {self.extent})"
+
+
+class ActorMesh(_Owned, Generic[A]):
+    """Actors of one class, one in each of some processes. Each endpoint of the class is an attribute."""
+
+    def __init__(self, actor_id: str, name: str, cls: type[A], addresses: tuple[str, ...], shape: Shape) -> None:
+        self._id = actor_id
+        self._label = name
+        self._cls = cls
+        self._addresses = addresses
+        self._shape = shape
+        self._to = [addresses[base] for base in shape.ndslice]
+        extent = shape.extent
+        labels, sizes = tuple(extent.labels), tuple(extent.sizes)
+        self._places: list[Place | None] = [(rank, labels, sizes) if labels else None for rank in range(len(shape))]
+
+    @property
+    def id(self) -> str:
+        return self._id
+
+    @property
+    def name(self) -> str:
+        return self._label
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        return self._addresses
+
+    @property
+    def actor_class(self) -> type[A]:
+        return self._cls
+
+    def stop(self, reason: str = "it was stopped") -> Future[None]:
+        """End the actors: each handles what was sent to it before, and ends what it owns. A future of the end."""
+        self._whole()
+        instance = current.context().actor_instance
+        process = instance._process
+        instance._owned.pop(self.id, None)
+        process.refused[self.id] = SupervisionError(f"'{self.name}' takes no messages any more: {reason}")
+        return self._meta(lambda reply: (STOP, self.id, reply, reason))
+
+    @property
+    def initialized(self) -> Future[None]:
+        """A future that is there once all constructors are through; SupervisionError where one raised."""
+        return self._meta(lambda reply: (CALL, self.id, reply, "", False, None))
+
+    def _meta(self, head: Callable[[ReplyTo], tuple[Any, ...]]) -> Future[None]:
+        process = current.process()
+        waiting: All[None] = All(self._shape, self._to)
+        port = process.ports.open(waiting)
+        for place, address in enumerate(self._to):
+            if not process.router.send(address, head((process.address, port, place)), EMPTY):
+                process.ports.reply(port, place, False, failing(process.lost(address, self.name)))
+        return _done(waiting.future)
+
+    # -- what `Endpoint` stands on -------------------------------------------------------------------------------------
+
+    def __getattr__(self, name: str) -> Any:
+        if name in MESH_NAMES or name.startswith("__") or name in ("_cls", "_shape"):
+            raise AttributeError(name)
+        found = attribute(self, ActorInterface.of(self._cls), name)
+        self.__dict__[name] = found
+        return found
+
+    def _send(
+        self, process: Process, place: int, reply: ReplyTo | None, method: EndpointMethod[..., Any], payload: Payload
+    ) -> SupervisionError | None:
+        head = CALL, self._id, reply, method.name, method.explicit_port, self._places[place]
+        address = self._to[place]
+        if process.router.send(address, head, payload):
+            return None
+        return process.lost(address, f"{self._label}.{method.name}")
+
+    def _ask(self, method: EndpointMethod[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Future[Any]:
+        payload = Payload.of((args, kwargs))
+        process = current.process()
+        waiting: All[Any] = All(self._shape, self._to)
+        port = process.ports.open(waiting)
+        for place in range(len(self._to)):
+            error = self._send(process, place, (process.address, port, place), method, payload)
+            if error is not None:
+                process.ports.reply(port, place, False, failing(error))
+        return waiting.future
+
+    def _ask_one(
+        self, place: int, method: EndpointMethod[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Future[Any]:
+        payload = Payload.of((args, kwargs))
+        process = current.process()
+        waiting: One[Any] = One(self._to[place])
+        port = process.ports.open(waiting)
+        error = self._send(process, place, (process.address, port, place), method, payload)
+        if error is not None:
+            process.ports.reply(port, place, False, failing(error))
+        return waiting.future
+
+    def _ask_each(
+        self, method: EndpointMethod[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Iterator[Future[Any]]:
+        payload = Payload.of((args, kwargs))
+        process = current.process()
+        waiting: Each[Any] = Each(self._to)
+        port = process.ports.open(waiting)
+        for place in range(len(self._to)):
+            error = self._send(process, place, (process.address, port, place), method, payload)
+            if error is not None:
+                process.ports.reply(port, place, False, failing(error))
+        return waiting.futures()
+
+    def _tell(
+        self,
+        place: int | None,
+        method: EndpointMethod[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        port: ReplyPort[Any] | None,
+    ) -> None:
+        process = current.process()
+        if self._id in process.refused:
+            raise process.refused[self._id].with_traceback(None)
+        payload = Payload.of((args, kwargs))
+        reply: ReplyTo | None = getattr(port, "_to", None)
+        failed: SupervisionError | None = None
+        for at in range(len(self._to)) if place is None else (place,):
+            failed = self._send(process, at, None if reply is None else (*reply[:2], at), method, payload) or failed
+        if failed is not None:
+            raise failed
+
+    # -- mesh ----------------------------------------------------------------------------------------------------------
+
+    def _over(self, shape: Shape) -> ActorMesh[A]:
+        return ActorMesh(self._id, self._label, self._cls, self._addresses, shape)
+
+    def _describe(self, base: int) -> str:
+        return f"{self._label}[{base}]"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ActorMesh) and (self._id, self._shape) == (other._id, other._shape)
+
+    def __hash__(self) -> int:
+        return hash((self._id, self._shape))
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return ActorMesh, (self._id, self._label, self._cls, self._addresses, self._shape)
+
+    def __repr__(self) -> str:
+        return f"ActorMesh('{self._label}', {self._cls.__name__}, {self.extent})"
+
+
+def _ask(process: Process, address: str, head: Callable[[ReplyTo], tuple[Any, ...]], payload: Payload) -> Future[Any]:
+    """Ask a process itself."""
+    waiting: One[Any] = One(address)
+    port = process.ports.open(waiting)
+    if not process.router.send(address, head((process.address, port, 0)), payload):
+        process.ports.reply(port, 0, False, failing(process.lost(address, "process")))
+    return waiting.future
+
+
+def this_host() -> HostMesh:
+    """The host that this process runs on. Its extent is `{}`."""
+    return HostMesh(Shape.unity(), (current.process().group.host,))
+
+
+def this_proc() -> ProcMesh:
+    """The process that this is. Its extent is `{}`."""
+    return current.process().this_proc()
+
+
+def get_or_spawn_controller(name: str, cls: Callable[P, A], *args: P.args, **kwargs: P.kwargs) -> Future[A]:
+    """A future of the one actor by that name in the whole job. The first to ask has it made, in the first process, and
+    it lasts as long as the program."""
+    process = current.process()
+    payload = Payload.of((cls, args, kwargs))
+    return _ask(process, process.group.root, lambda reply: (CONTROLLER, name, reply), payload)

@@ -1,0 +1,192 @@
+"""Open ports: what a process waits for, from whom, and what becomes of it when they cannot answer any more."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from itertools import count
+from typing import Any, Generic, Protocol, TypeVar, cast
+
+from monarch.runtime.actors.errors import SupervisionError
+from monarch.runtime.actors.future import Future
+from monarch.runtime.actors.message import Payload
+from monarch.runtime.actors.shape import Shape
+from monarch.runtime.actors.values import ValueMesh
+
+T = TypeVar("T")
+
+Decode = Callable[[], Any]
+
+
+def decoder(payload: Payload, well: bool) -> Decode:
+    """What gives a reply's value, or raises its exception."""
+    if well:
+        return payload.decode
+
+    def fail() -> Any:
+        raise payload.decode()
+
+    return fail
+
+
+def failing(error: Exception) -> Decode:
+    def fail() -> Any:
+        raise error
+
+    return fail
+
+
+class Waiting(Protocol):
+    """What replies to an open port go to. Called with the table's lock not held, from any thread."""
+
+    def take(self, place: int, well: bool, decode: Decode) -> bool:
+        """A reply, the first from its place or not. True once nothing more is expected: the port is closed then."""
+        ...
+
+    def lost(self, address: str, error: SupervisionError) -> bool:
+        """A process has ended, and all that it sent before has been taken. True as in `take`."""
+        ...
+
+
+class Ports:
+    """The open ports of a process, by number. A number is never used twice: a late reply finds nothing."""
+
+    def __init__(self) -> None:
+        self._open: dict[int, Waiting] = {}
+        self._numbers = count()
+
+    def open(self, waiting: Waiting) -> int:
+        number = next(self._numbers)
+        self._open[number] = waiting
+        return number
+
+    def close(self, number: int) -> None:
+        self._open.pop(number, None)
+
+    def reply(self, number: int, place: int, well: bool, decode: Decode) -> None:
+        waiting = self._open.get(number)
+        if waiting is not None and waiting.take(place, well, decode):
+            self._open.pop(number, None)
+
+    def lost(self, address: str, error: SupervisionError) -> None:
+        for number, waiting in list(self._open.items()):
+            if waiting.lost(address, error):
+                self._open.pop(number, None)
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+
+class One(Generic[T]):
+    """A reply from one actor."""
+
+    __slots__ = ("_address", "future")
+
+    def __init__(self, address: str) -> None:
+        self.future: Future[T] = Future()
+        self._address = address
+
+    def take(self, place: int, well: bool, decode: Decode) -> bool:
+        self.future.settle(decode)
+        return True
+
+    def lost(self, address: str, error: SupervisionError) -> bool:
+        if address == self._address:
+            self.future.fail(error)
+        return address == self._address
+
+
+class _Several:
+    """Replies from several places: which are still to come, and from which processes."""
+
+    def __init__(self, addresses: Sequence[str]) -> None:
+        self._lock = threading.Lock()
+        self._waiting: dict[int, str] = dict(enumerate(addresses))
+
+    def take(self, place: int, well: bool, decode: Decode) -> bool:
+        with self._lock:
+            if self._waiting.pop(place, None) is None:
+                return not self._waiting
+            last = not self._waiting
+        return self._took(place, well, decode, last)
+
+    def lost(self, address: str, error: SupervisionError) -> bool:
+        done = False
+        for place in [place for place, at in list(self._waiting.items()) if at == address]:
+            done = self.take(place, False, failing(error))
+        return done
+
+    def _took(self, place: int, well: bool, decode: Decode, last: bool) -> bool:
+        raise NotImplementedError
+
+
+class All(_Several, Generic[T]):
+    """A reply from each place of a shape: their values together, or the first error."""
+
+    def __init__(self, shape: Shape, addresses: Sequence[str]) -> None:
+        super().__init__(addresses)
+        self.future: Future[ValueMesh[T]] = Future()
+        self._shape = shape
+        self._decode: list[Decode] = [failing(SupervisionError("no reply"))] * len(addresses)
+
+    def _took(self, place: int, well: bool, decode: Decode, last: bool) -> bool:
+        if not well:
+            self.future.settle(decode)
+            return True
+        self._decode[place] = decode
+        if last:
+            self.future.settle(lambda: ValueMesh(self._shape, [cast(T, decode()) for decode in self._decode]))
+        return last
+
+
+class Each(_Several, Generic[T]):
+    """A reply from each of several places, in the order in which they come: futures of which the next one is filled."""
+
+    def __init__(self, addresses: Sequence[str]) -> None:
+        super().__init__(addresses)
+        self._futures: list[Future[T]] = [Future() for _ in addresses]
+        self._next = count()
+
+    def futures(self) -> Iterator[Future[T]]:
+        return iter(self._futures)
+
+    def _took(self, place: int, well: bool, decode: Decode, last: bool) -> bool:
+        self._futures[next(self._next)].settle(decode)
+        return last
+
+
+class Queue(Generic[T]):
+    """What was sent to a channel, in the order in which it came, whoever sent it."""
+
+    def __init__(self, once: bool) -> None:
+        self._once = once
+        self._lock = threading.Lock()
+        self._arrived: deque[Decode] = deque()
+        self._asked: deque[Future[T]] = deque()
+
+    def take(self, place: int, well: bool, decode: Decode) -> bool:
+        with self._lock:
+            if not self._asked:
+                self._arrived.append(decode)
+                return self._once
+            future = self._asked.popleft()
+        future.settle(decode)
+        return self._once
+
+    def lost(self, address: str, error: SupervisionError) -> bool:
+        return False
+
+    def ask(self) -> Future[T]:
+        """A future of the next value that nobody has asked for yet."""
+        future: Future[T] = Future()
+        with self._lock:
+            if not self._arrived:
+                self._asked.append(future)
+                return future
+            decode = self._arrived.popleft()
+        future.settle(decode)
+        return future
+
+
+__all__ = ["All", "Decode", "Each", "One", "Ports", "Queue", "Waiting", "decoder", "failing"]

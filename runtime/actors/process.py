@@ -1,0 +1,339 @@
+"""A process' share of the actors: those that run here, the ports that are open here, and what is known of the others.
+
+Messages come in through `_deliver`, in the I/O thread for those of other processes: it only hands on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import pickle
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from itertools import count
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from monarch.compiler.plan import MonarchError
+from monarch.runtime.actors import current
+from monarch.runtime.actors.current import Context, running
+from monarch.runtime.actors.errors import ActorError, MeshFailure, SupervisionError
+from monarch.runtime.actors.instance import Instance, LocalActor
+from monarch.runtime.actors.message import EMPTY, Payload
+from monarch.runtime.actors.ports import Ports, decoder
+from monarch.runtime.actors.protocol import (
+    CALL,
+    ENDED,
+    FAILED,
+    LEAVE,
+    READY,
+    REFUSED,
+    REPLY,
+    SPAWN,
+    STOP,
+    Head,
+    Owner,
+    ReplyTo,
+)
+from monarch.runtime.actors.router import Router
+from monarch.runtime.actors.shape import Shape
+
+if TYPE_CHECKING:
+    from monarch.runtime.actors.meshes import ProcMesh
+
+Message = tuple[str, Head, Payload]
+
+
+@dataclass(frozen=True)
+class Death:
+    """How a process ended."""
+
+    address: str
+    name: str
+    rank: int
+    reason: str
+    status: int
+    log: tuple[str, ...]
+    expected: bool
+    """It was told to."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Processes that are spawned together, a mesh of them: what they and the agent of their host have to know."""
+
+    id: str
+    name: str
+    host: str
+    """The address of their host's agent."""
+    root: str
+    addresses: tuple[str, ...]
+    shape: Shape
+    owner: Owner
+    bootstrap: bytes | None
+    threads: int
+    path: tuple[str, ...]
+    folder: str
+
+
+class Process:
+    """What this process has of actors."""
+
+    def __init__(self, group: Group, rank: int, listener: socket.socket) -> None:
+        self.group = group
+        self.rank = rank
+        self.address = group.addresses[rank]
+        self.threads = group.threads
+        self.ports = Ports()
+        self.actors: dict[str, LocalActor] = {}
+        self.dead: dict[str, Death] = {}
+        self.refused: dict[str, SupervisionError] = {}
+        """Of meshes with an actor that refused a message, what is raised for the next one."""
+        self.ready = threading.Event()
+        self.client = Instance(self, "", group.name)
+        self._early: dict[str, list[Message]] = {}
+        self._lock = threading.Lock()
+        self._numbers = count()
+        self._handlers: dict[int, Callable[[str, Head, Payload], None]] = {
+            REPLY: self._on_reply,
+            CALL: self._on_actor,
+            SPAWN: self._on_spawn,
+            STOP: self._on_actor,
+            FAILED: self._on_failed,
+            ENDED: self._on_ended,
+            REFUSED: self._on_refused,
+            LEAVE: self._on_leave,
+            READY: self._on_ready,
+        }
+        self.router = Router(self.address, listener, self._deliver)
+
+    def new_id(self) -> str:
+        """For what is spawned from here: unique, and it says who spawned it."""
+        return f"{self.address}.{next(self._numbers)}"
+
+    def this_proc(self) -> ProcMesh:
+        from monarch.runtime.actors.meshes import ProcMesh
+
+        group = self.group
+        return ProcMesh(group, group.shape.slice(**group.shape.point(self.rank)))
+
+    # -- answering -----------------------------------------------------------------------------------------------------
+
+    def reply(self, to: ReplyTo, well: bool, value: object) -> None:
+        address, port, place = to
+        if value is None:
+            payload = EMPTY
+        else:
+            try:
+                payload = Payload.of(value)
+            except Exception as error:
+                well, payload = False, Payload.of(ActorError.of(error, "sending the value"))
+        self.router.send(address, (REPLY, port, place, well), payload)
+
+    def raise_at(self, to: ReplyTo, error: Exception, where: str) -> None:
+        told = error if isinstance(error, (ActorError, SupervisionError)) else ActorError.of(error, where)
+        self.reply(to, False, told)
+
+    def refuse(self, sender: str, head: Head, name: str, rank: int | None, reason: str) -> None:
+        """A call is for an actor that has ended."""
+        place = name if rank is None else f"{name}[{rank}]"
+        error = SupervisionError(f"'{place}' takes no messages any more: {reason}", f"{name}.{head[3]}")
+        if head[2] is not None:
+            self.reply(head[2], False, error)
+        else:
+            self.router.send(sender, (REFUSED, head[1]), Payload.of(error))
+
+    def lost(self, address: str, endpoint: str) -> SupervisionError:
+        """What is raised for a call to a process that is gone."""
+        death = self.dead.get(address)
+        why = "its process is gone" if death is None else f"its process {death.name}[{death.rank}] {death.reason}"
+        return SupervisionError(f"'{endpoint}' cannot be called: {why}", endpoint)
+
+    def tell_owner(self, owner: Owner, failure: MeshFailure) -> None:
+        """Hand a failure to whoever spawned what failed."""
+        address, actor = owner
+        self.router.send(address, (FAILED, actor), Payload.of(failure))
+
+    # -- what comes in -------------------------------------------------------------------------------------------------
+
+    def handle(self, kind: int, handler: Callable[[str, Head, Payload], None]) -> None:
+        """Have messages of another kind handled."""
+        self._handlers[kind] = handler
+
+    def _deliver(self, sender: str, head: Head, payload: Payload) -> None:
+        self._handlers[head[0]](sender, head, payload)
+
+    def _on_reply(self, sender: str, head: Head, payload: Payload) -> None:
+        _, port, place, well = head
+        self.ports.reply(port, place, well, decoder(payload, well))
+
+    def _on_actor(self, sender: str, head: Head, payload: Payload) -> None:
+        actor = self.actors.get(head[1])
+        if actor is None:
+            with self._lock:
+                actor = self.actors.get(head[1])
+                if actor is None:
+                    creator = head[1].split(".")[0]
+                    if creator not in self.dead:
+                        # Who spawned it and who calls it are two senders: the call was faster.
+                        self._early.setdefault(head[1], []).append((sender, head, payload))
+                        return
+        if actor is None:
+            self._never(sender, head)
+        elif head[0] == CALL:
+            actor.put((sender, head, payload))
+        else:
+            actor.stop(head[3], head[2])
+
+    def _never(self, sender: str, head: Head) -> None:
+        if head[0] == STOP:
+            self.reply(head[2], True, None)
+        else:
+            self.refuse(sender, head, "the actor", None, "who spawned it ended before that was done")
+
+    def _on_spawn(self, sender: str, head: Head, payload: Payload) -> None:
+        _, actor_id, _, rank, name, owner = head
+        actor = LocalActor(self, actor_id, rank, name, owner, payload)
+        with self._lock:
+            for early in self._early.pop(actor_id, ()):
+                if early[1][0] == CALL:
+                    actor.put(early)
+                else:
+                    actor.stop(early[1][3], early[1][2])
+            self.actors[actor_id] = actor
+        actor.start()
+        if owner[0] in self.dead:
+            actor.stop("its owner's process ended", None)
+
+    def _on_failed(self, sender: str, head: Head, payload: Payload) -> None:
+        self.failed(head[1], payload.decode())
+
+    def failed(self, owner: str, failure: MeshFailure) -> None:
+        """Something that an actor of this process owns has failed, or (`owner` is "") what the program spawned."""
+        actor = self.actors.get(owner)
+        if actor is not None:
+            actor.fail(failure)
+        elif owner == "":
+            threading.Thread(target=self.unhandled, args=(failure,), name="monarch fault", daemon=True).start()
+
+    def unhandled(self, failure: MeshFailure) -> None:
+        """No actor is left that could deal with it. In a spawned process that is the end of the process."""
+        sys.stderr.write(f"{failure.report()}\n")
+        sys.stderr.flush()
+        os._exit(1)
+
+    def _on_refused(self, sender: str, head: Head, payload: Payload) -> None:
+        self.refused[head[1]] = payload.decode()
+
+    def _on_ended(self, sender: str, head: Head, payload: Payload) -> None:
+        """A process has ended: nothing comes from there any more, and what its actors own ends."""
+        death: Death = payload.decode()
+        self.router.drain(death.address)
+        self.dead[death.address] = death
+        self.router.gone(death.address)
+        where = f"its process {death.name}[{death.rank}] {death.reason}"
+        self.ports.lost(death.address, SupervisionError(f"no answer: {where}"))
+        with self._lock:
+            early = [
+                message for id in list(self._early) if id.startswith(death.address) for message in self._early.pop(id)
+            ]
+        for lost, head, _ in early:
+            self._never(lost, head)
+        for actor in list(self.actors.values()):
+            if actor.owner[0] == death.address:
+                actor.stop(f"its owner's process {death.name}[{death.rank}] {death.reason}", None)
+        if not death.expected:
+            for instance in [self.client, *(actor.instance for actor in list(self.actors.values()))]:
+                for mesh in instance.owns(death.address):
+                    rank = mesh.addresses.index(death.address)
+                    failure = MeshFailure(
+                        mesh.id, mesh.name, rank, f"its process {death.reason}", death.status, death.log
+                    )
+                    self.failed(instance.actor_id, failure)
+
+    def _on_ready(self, sender: str, head: Head, payload: Payload) -> None:
+        def answer() -> None:
+            self.ready.wait()
+            self.reply(head[1], True, None)
+
+        if self.ready.is_set():
+            answer()
+        else:
+            threading.Thread(target=answer, name="monarch ready", daemon=True).start()
+
+    # -- the end -------------------------------------------------------------------------------------------------------
+
+    def _on_leave(self, sender: str, head: Head, payload: Payload) -> None:
+        threading.Thread(target=self._leave, args=(head[1],), name="monarch leave", daemon=True).start()
+
+    def _leave(self, reason: str) -> None:
+        self.stop_actors(reason)
+        self.router.flush()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
+
+    def stop_actors(self, reason: str) -> None:
+        """Stop all actors of this process, and what they own, and wait until they have ended."""
+        wait_for(self.client.stop_owned(reason))
+        stopped = []
+        for actor in reversed(list(self.actors.values())):
+            one: Any = self.waiting()
+            actor.stop(reason, (self.address, self.ports.open(one), 0))
+            stopped.append(one.future)
+        wait_for(stopped)
+
+    def waiting(self) -> Any:
+        from monarch.runtime.actors.ports import One
+
+        return One(self.address)
+
+
+def wait_for(futures: Iterable[Any]) -> None:
+    """Wait for the end of what was stopped. What is lost meanwhile has ended too."""
+    for future in futures:
+        try:
+            future.get()
+        except MonarchError:
+            continue
+
+
+def serve(rank: int, boot: int, listener: socket.socket) -> NoReturn:
+    """Be a process of a mesh, from a warm parent's fork on."""
+    gc.freeze()
+    gc.enable()
+    sys.stdin = open(os.devnull, encoding="utf-8")
+    sys.stdout = open(1, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
+    sys.stderr = open(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
+    group: Group = pickle.loads(os.pread(boot, os.fstat(boot).st_size, 0))
+    os.close(boot)
+    sys.path[:] = group.path
+    os.chdir(group.folder)
+    process = Process(group, rank, listener)
+    current.become(process)
+    threading.Thread(target=_bootstrap, args=(process,), name="bootstrap", daemon=True).start()
+    process.router.serve()
+    os._exit(0)
+
+
+async def _awaited(result: Awaitable[None]) -> None:
+    await result
+
+
+def _bootstrap(process: Process) -> None:
+    """What the user wants done before any actor is made; without it there can be none."""
+    if process.group.bootstrap is not None:
+        running.set(Context(process.client))
+        try:
+            result = pickle.loads(process.group.bootstrap)()
+            if isinstance(result, Awaitable):
+                asyncio.run(_awaited(result))
+        except BaseException:
+            traceback.print_exc()
+            sys.stderr.flush()
+            os._exit(1)
+    process.ready.set()

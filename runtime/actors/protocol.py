@@ -1,0 +1,40 @@
+"""The heads of messages: plain tuples, for they are pickled with every message. A head starts with its kind.
+
+`place` is where in the mesh that was messaged the receiver is: None in a mesh of one without dims, else (rank there,
+names of the dims, their sizes). `reply` is where the answer goes: None, or (address, port, place). An `owner` is who
+spawned something, and ends with it: (address, actor), the actor "" standing for the process itself.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+Head: TypeAlias = tuple[Any, ...]
+Place: TypeAlias = tuple[int, tuple[str, ...], tuple[int, ...]]
+ReplyTo: TypeAlias = tuple[str, int, int]
+Owner: TypeAlias = tuple[str, str]
+
+CALL = 0
+"""(actor, reply, method, whether it takes the port, place) and the payload (args, kwargs)"""
+REPLY = 1
+"""(port, place, whether it went well) and the value, or the exception"""
+SPAWN = 2
+"""(actor, reply, rank, name, owner) and (mesh, args, kwargs)"""
+STOP = 3
+"""(actor, reply, reason)"""
+FAILED = 4
+"""(the owner's actor) and a MeshFailure"""
+ENDED = 5
+"""(address) and the Death of a process, to all processes"""
+REFUSED = 6
+"""(actor, rank) and why: a message that wants no reply was for an actor that has ended"""
+LEAVE = 7
+"""(reason): end the actors of this process, and then it"""
+FORK = 8
+"""(reply) and a Group, to the agent of a host"""
+STOP_PROCS = 9
+"""(group, reply, reason), to the agent of a host"""
+CONTROLLER = 10
+"""(name, reply) and (class, args, kwargs), to the root"""
+READY = 11
+"""(reply): once the bootstrap is through"""
