@@ -3,7 +3,10 @@
 `MONARCH_LOG=passes,plan,commands`  what to print to standard error
 `MONARCH_DUMP=dir`                  write the graph before and after each pass, with a diff
 `MONARCH_CACHE=dir`                 where built kernels are kept; ~/.cache/monarch without it
+`MONARCH_HOSTS=node1:4242,...`      hosts to attach, or the path of a file that lists them
 `MONARCH_KERNELS=auto|all|off`      which ops become generated kernels (`compiler.pipeline.compile_graph`)
+`MONARCH_TLS=dir`                   the certificates with which hosts are attached
+`MONARCH_TOKEN=token`               or the token, or the path of the file that holds it
 `MONARCH_VERIFY=1`                  run the verifier between passes (on in tests)
 """
 
@@ -34,6 +37,18 @@ def kernels() -> str:
     if when not in ("auto", "all", "off"):
         raise MonarchError(f"MONARCH_KERNELS={when!r}: it has to be auto, all or off")
     return when
+
+
+def hosts_setting() -> str:
+    return os.environ.get("MONARCH_HOSTS", "")
+
+
+def tls_setting() -> str | None:
+    return os.environ.get("MONARCH_TLS") or None
+
+
+def token_setting() -> str | None:
+    return os.environ.get("MONARCH_TOKEN") or None
 
 
 def verify() -> bool:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from monarch.compiler.errors import DeviceMeshError, LayoutError, MonarchError
-from monarch.compiler.plan import Executor, executor_for
+from monarch.compiler.plan import Executor, Hosts, executor_for
 from monarch.compiler.types import MeshSpec
 
 if TYPE_CHECKING:
@@ -35,9 +35,10 @@ def mesh_sizes(sizes: Mapping[str, int]) -> Iterator[None]:
 class _Workers:
     """The workers behind a mesh and every view of it: started when they are first needed."""
 
-    def __init__(self, spec: MeshSpec, abstract: bool) -> None:
+    def __init__(self, spec: MeshSpec, hosts: Hosts | None) -> None:
         self.spec = spec
-        self.abstract = abstract
+        self.hosts = hosts
+        self.abstract = False
         self.executor: Executor | None = None
         self.states: weakref.WeakSet[Cell] = weakref.WeakSet()
         self.closed = False
@@ -51,7 +52,7 @@ class _Workers:
         if self.closed:
             raise MonarchError(f"the mesh is closed: {self.spec}", hint="make a new Mesh.")
         if self.executor is None:
-            self.executor = executor_for(self.spec)
+            self.executor = executor_for(self.spec) if self.hosts is None else self.hosts.start(self.spec)
         return self.executor
 
     def close(self) -> None:
@@ -66,16 +67,20 @@ class Mesh:
 
         mesh = Mesh(data=4, model=2)
         mesh = Mesh(shape=(4, 2), mesh_dim_names=("data", "model"))
+        mesh = Mesh(data=4, model=2, hosts=monarch.hosts(["node1:4242", "node2:4242"]))
 
     Workers are numbered row-major (the last dim varies fastest), and start when something first runs on the mesh;
-    `close` (or leaving a `with mesh:` block) ends them. `rename`, `split` and `flatten` give views with other dims on
-    the same workers; `slice` gives the sub-mesh of some of them.
+    `close` (or leaving a `with mesh:` block) ends them. They run on this machine, or in equal blocks on each of
+    `hosts`, so that the first dims are those that cross from host to host. `rename`, `split` and `flatten` give views
+    with other dims on the same workers; `slice` gives the sub-mesh of some of them.
     """
 
     def __init__(
         self,
         shape: Sequence[int] | None = None,
         mesh_dim_names: Sequence[str] | None = None,
+        *,
+        hosts: Hosts | None = None,
         **dims: int,
     ) -> None:
         if shape is not None:
@@ -92,14 +97,19 @@ class Mesh:
             pairs = tuple(dims.items())
         if _sizes:
             pairs = tuple((name, _sizes.get(name, size)) for name, size in pairs)
-        self._setup(_checked(pairs), None, tuple(range(MeshSpec(_checked(pairs)).workers)), abstract=False)
+        if isinstance(hosts, int):  # a mesh dim may be called so
+            raise LayoutError(
+                f"hosts={hosts}: `hosts` says on which hosts the workers run",
+                hint="give it what monarch.hosts() returns. A mesh dim of that name is made so:\n"
+                'Mesh(shape=(2, 8), mesh_dim_names=("hosts", "gpus")).',
+            )
+        spec = MeshSpec(_checked(pairs))
+        self._setup(spec.dims, _Workers(spec, hosts), tuple(range(spec.workers)))
 
-    def _setup(
-        self, dims: tuple[tuple[str, int], ...], workers: _Workers | None, ranks: tuple[int, ...], abstract: bool
-    ) -> None:
+    def _setup(self, dims: tuple[tuple[str, int], ...], workers: _Workers, ranks: tuple[int, ...]) -> None:
         self.spec = MeshSpec(dims)
         self._ranks = ranks
-        self._workers = workers or _Workers(self.spec, abstract)
+        self._workers = workers
         self._pending: Recording | None = None
 
     @classmethod
@@ -113,7 +123,7 @@ class Mesh:
 
     def _view(self, dims: tuple[tuple[str, int], ...], ranks: tuple[int, ...] | None = None) -> Mesh:
         view = object.__new__(Mesh)
-        view._setup(_checked(dims), self._workers, self._ranks if ranks is None else ranks, abstract=False)
+        view._setup(_checked(dims), self._workers, self._ranks if ranks is None else ranks)
         return view
 
     # -- reading -------------------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """How a worker finds its counterparts on other hosts, once, before its first command.
 
-    worker → host    {"address": ..., "region": ...}                its endpoint, and its mapping of the mesh's memory
+    worker → host    {"pid": ..., "address": ..., "region": ...}    its endpoint, and its mapping of the mesh's memory
     host → worker    {"peers": {"1": {"rank": 4, "address": ..., "region": ...}}}        by the number of the host
     worker → host    {"links": {"1": {"transport": "tcp", "reasons": [...]}}}, or {"failed": "why"}
     worker → host    {"lost": 4, "why": "..."}                      later, when a link has broken
@@ -11,6 +11,7 @@ Packets are JSON, on the worker's own socket (`wire.STARTUP`). Nothing of this h
 from __future__ import annotations
 
 import json
+import os
 import socket
 from contextlib import suppress
 from dataclasses import dataclass
@@ -46,7 +47,13 @@ def connect_peers(window: Window, up: socket.socket, across: dict[str, Any]) -> 
     `bind`        the address on which this host listens for workers of others
     `tls`         the folder with this host's certificates, or None
     `timeout`     seconds for each connection
+    `hosts`       how many there are; the only one has no endpoints
     """
+    if across["hosts"] == 1:
+        up.send(pack({"pid": os.getpid(), "address": None, "region": None}))
+        up.recv(wire.PACKET_BYTES)
+        up.send(pack({"links": {}}))
+        return {}
     secret = bytes.fromhex(across["secret"])
     tls = None if across["tls"] is None else Security.tls(across["tls"]).contexts()
     ranks: dict[str, int] = {}  # of the counterparts, by their endpoint
@@ -60,7 +67,7 @@ def connect_peers(window: Window, up: socket.socket, across: dict[str, Any]) -> 
 
     endpoint = Endpoint(secret, bind=across["bind"], transports=across["transports"], tls=tls, lost=lost)
     region = endpoint.register(window.memory, file=window.file).region
-    up.send(pack({"address": endpoint.address.to_json(), "region": region.to_json()}))
+    up.send(pack({"pid": os.getpid(), "address": endpoint.address.to_json(), "region": region.to_json()}))
     told = unpack(up.recv(wire.PACKET_BYTES))
     peers: dict[int, Peer] = {}
     for host, peer in told["peers"].items():

@@ -15,7 +15,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from monarch.compiler.executors import set_executor_factory
+from monarch.compiler.executors import set_executor_factory, set_hosts_factory
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import Partial, Replicate, Shard
@@ -34,12 +34,15 @@ if TYPE_CHECKING:
     from monarch.compiler.types import Layout, MeshSpec, TensorType
     from monarch.language import (
         DistributedTensor,
+        HostMesh,
         Mesh,
         distribute,
+        hosts,
         layout,
         manual_seed,
         module_to_mesh,
         program,
+        this_host,
     )
 
 __version__ = "0.1.0"
@@ -59,12 +62,15 @@ _HOMES = {
     "monarch.compiler.types": ("Layout", "MeshSpec", "TensorType"),
     "monarch.language": (
         "DistributedTensor",
+        "HostMesh",
         "Mesh",
         "distribute",
+        "hosts",
         "layout",
         "manual_seed",
         "module_to_mesh",
         "program",
+        "this_host",
     ),
     "torch.distributed.tensor": ("Partial", "Replicate", "Shard"),
 }
@@ -74,6 +80,7 @@ __all__ = [
     "DeviceMeshError",
     "DistributedTensor",
     "GraphError",
+    "HostMesh",
     "Layout",
     "LayoutError",
     "Mesh",
@@ -88,11 +95,13 @@ __all__ = [
     "Shard",
     "TensorType",
     "distribute",
+    "hosts",
     "layout",
     "manual_seed",
     "module_to_mesh",
     "profile",
     "program",
+    "this_host",
 ]
 
 
@@ -112,4 +121,10 @@ def _start_local(mesh: MeshSpec) -> Any:
     return importlib.import_module("monarch.runtime").start_local(mesh)
 
 
+def _attach(**options: Any) -> Any:
+    """Attach hosts: a `Hosts`."""
+    return importlib.import_module("monarch.runtime.hosts").attach(**options)
+
+
 set_executor_factory(_start_local)
+set_hosts_factory(_attach)

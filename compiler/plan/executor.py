@@ -13,6 +13,24 @@ from monarch.compiler.plan.trace import Trace
 from monarch.compiler.types import MeshSpec, TensorType
 
 
+class Hosts(Protocol):
+    """Machines on which the workers of meshes run."""
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """How each is reached; of this machine alone, one that is empty."""
+        ...
+
+    def start(self, mesh: MeshSpec) -> Executor:
+        """Start a worker for each place of `mesh`: equal blocks of them, in order, on each host. Raises
+        MonarchError."""
+        ...
+
+    def close(self) -> None:
+        """Detach the hosts, which end what runs on them for this process. Idempotent."""
+        ...
+
+
 class Handle(Protocol):
     """A tensor that lives (or will live) on a mesh's workers. Dropping the last reference frees it there."""
 

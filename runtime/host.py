@@ -1,0 +1,253 @@
+"""What a host does for a controller: it starts its part of a mesh's workers, hands them their commands, and tells how
+far they are.
+
+    down   start     dims, host (this one's number in the mesh), hosts, secret, transports, timeout
+           peers     data: for every worker of the mesh its endpoint and memory, as JSON
+           load      number; data: the plan's bytes
+           stage     offset; data: for the staging area
+           commands  first; data: records, each behind its length (8 bytes)
+           release   step: all workers of all hosts have finished or given up so many commands
+           dead      rank: a worker elsewhere has ended
+           stop
+    up     workers   for each: its process id, endpoint and memory
+           links     for each: the transport to each other host, and why
+           packet    rank; data: what that worker sent, and behind it the file that came with it
+           exited    rank, how
+           lost      rank, peer, why: the link between the two has broken
+           refused   message, hint: the start, or what came before `links`, has failed
+           progress  (commands finished by all, commands finished or given up by all)
+           stopped
+
+The plan is decoded and checked here, and its kernels are built here, for this host's processors.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import struct
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from monarch.compiler.plan import MeshSpec, MonarchError
+from monarch.compiler.plan.file import plan_from_bytes
+from monarch.runtime import signals, wire
+from monarch.runtime.connection import pack_plan
+from monarch.runtime.control.message import Message, Reply
+from monarch.runtime.peers import pack, unpack
+from monarch.runtime.ring import Full
+from monarch.runtime.window import STAGING_BYTES
+from monarch.runtime.workers import Workers
+
+RECORD = struct.Struct("=q")
+
+
+class HostService:
+    """`control.message.Service`: the parts of an attached controller's meshes that are on this host."""
+
+    def __init__(self, reply: Reply, bind: str, tls: str | None) -> None:
+        """`bind` is the address on which workers of other hosts reach those of this one; `tls` the folder with this
+        host's certificates, which connections between workers are to use, or None."""
+        self._reply = reply
+        self._bind = bind
+        self._tls = tls
+        self._parts: dict[int, _Part] = {}
+
+    def receive(self, message: Message) -> None:
+        if message.kind == "start":
+            try:
+                self._parts[message.mesh] = _Part(message.mesh, message.head, self._reply, self._bind, self._tls)
+            except MonarchError as error:
+                self._reply(Message("refused", message.mesh, head={"message": error.message, "hint": error.hint}))
+        elif message.kind == "stop":
+            part = self._parts.pop(message.mesh, None)
+            if part is not None:
+                part.stop()
+            self._reply(Message("stopped", message.mesh))
+        else:
+            part = self._parts.get(message.mesh)
+            if part is not None:  # one that could not start is told the rest as well
+                part.receive(message)
+
+    def detached(self) -> None:
+        while self._parts:
+            self._parts.popitem()[1].stop()
+
+
+class _Stopping(Exception):
+    pass
+
+
+class _Part:
+    """One mesh's workers here. Commands come in the service's thread; a thread of its own listens to the workers."""
+
+    def __init__(self, number: int, head: dict[str, Any], reply: Reply, bind: str, tls: str | None) -> None:
+        spec = MeshSpec(tuple((str(name), int(size)) for name, size in head["dims"]))
+        self._number = number
+        self._reply = reply
+        self._host = int(head["host"])
+        hosts = int(head["hosts"])
+        self._each = spec.workers // hosts
+        ranks = range(self._host * self._each, (self._host + 1) * self._each)
+        across = {
+            "secret": head["secret"],
+            "transports": head["transports"],
+            "bind": bind,
+            "tls": tls,
+            "timeout": head["timeout"],
+            "hosts": hosts,
+        }
+        self._workers = Workers(spec, ranks, across)
+        self._joined: dict[int, dict[str, Any]] = {}
+        self._links: dict[int, dict[str, Any]] = {}
+        self._stopping = False
+        self._told = (-1, -1)
+        self._listener = threading.Thread(target=self._listen, name=f"mesh {number}", daemon=True)
+        self._listener.start()
+        self._handlers: dict[str, Callable[[dict[str, Any], Any], None]] = {
+            "peers": self._peers,
+            "load": self._load,
+            "stage": self._stage,
+            "commands": self._commands,
+            "release": self._release,
+            "dead": self._dead,
+        }
+
+    # -- down ------------------------------------------------------------------------------------------------------
+
+    def receive(self, message: Message) -> None:
+        handler = self._handlers.get(message.kind)
+        if handler is None:
+            raise MonarchError(f"a controller sent a message of an unknown kind, {message.kind!r}")
+        handler(message.head, message.data)
+
+    def _peers(self, head: dict[str, Any], data: Any) -> None:
+        everyone = json.loads(bytes(data))
+        for rank in self._workers.ranks:
+            place = rank % self._each
+            counterparts = range(place, len(everyone), self._each)
+            peers = {
+                host: {"rank": peer, **everyone[peer]} for host, peer in enumerate(counterparts) if host != self._host
+            }
+            self._workers.send(rank, pack({"peers": peers}))
+
+    def _load(self, head: dict[str, Any], data: Any) -> None:
+        number = int(head["number"])
+        blob = pack_plan(plan_from_bytes(bytes(data)))
+        self._write(partial(self._workers.load, number, blob, number))
+        self._workers.ring.publish()
+
+    def _stage(self, head: dict[str, Any], data: Any) -> None:
+        offset = int(head["offset"])
+        if offset < 0 or offset + len(data) > STAGING_BYTES:
+            raise MonarchError(f"{len(data)} bytes at {offset} are not within the staging area of {STAGING_BYTES}")
+        self._workers.stage(offset, [data])
+
+    def _commands(self, head: dict[str, Any], data: Any) -> None:
+        command, view = int(head["first"]), memoryview(data)
+        while view:
+            (size,) = RECORD.unpack_from(view)
+            if size < wire.KIND.size or RECORD.size + size > len(view):
+                raise MonarchError(f"command {command} is said to have {size} bytes, and {len(view)} have come")
+            record = bytes(view[RECORD.size : RECORD.size + size])
+            view = view[RECORD.size + size :]
+            self._write(partial(self._workers.ring.write, record, command))
+            command += 1
+        self._workers.ring.publish()
+
+    def _write(self, write: Callable[[int], None]) -> None:
+        """The controller writes only what there is room for, so that it hardly ever has to be waited for here."""
+        while True:
+            try:
+                write(self._workers.finished())
+                return
+            except Full as full:
+                self._workers.ring.publish()
+                self._workers.wait(full.sequence + 1, self._check)
+
+    def _check(self, seen: int) -> None:
+        if self._stopping or self._workers.signals.words[signals.DEAD]:
+            raise _Stopping
+
+    def _release(self, head: dict[str, Any], data: Any) -> None:
+        self._workers.signals.store(signals.RELEASED, int(head["step"]))
+
+    def _dead(self, head: dict[str, Any], data: Any) -> None:
+        self._workers.mark_dead(int(head["rank"]))
+
+    # -- up --------------------------------------------------------------------------------------------------------
+
+    def _say(self, kind: str, data: Any = b"", **head: Any) -> None:
+        self._reply(Message(kind, self._number, head=head, data=data))
+
+    def _listen(self) -> None:
+        """Tell what the workers send, how far they are, and which of them end. Reports of a command are told before the
+        command counts as finished."""
+        try:
+            while True:
+                finished = self._workers.finished()
+                self._look()
+                over = self._workers.over()
+                if (finished, over) != self._told:
+                    self._told = (finished, over)
+                    self._reply(Message("progress", self._number, progress=(finished, over)))
+                self._workers.wait(finished + 1, self._while_waiting)
+        except _Stopping:
+            pass
+        except BaseException as error:
+            self._say("exited", rank=self._workers.ranks[0], how=f"can no longer be heard: {error}")
+            raise
+
+    def _while_waiting(self, seen: int) -> None:
+        finished, over = self._told
+        self._look()
+        if self._workers.over() > over:
+            self._told = (finished, self._workers.over())
+            self._reply(Message("progress", self._number, progress=self._told))
+
+    def _look(self) -> None:
+        if self._stopping:
+            raise _Stopping
+        for rank, packet, file in self._workers.packets():
+            kind, _ = wire.UP_HEAD.unpack_from(packet)
+            try:
+                if kind == wire.STARTUP:
+                    self._startup(rank, unpack(packet))
+                elif file >= 0:
+                    with mmap.mmap(file, 0, prot=mmap.PROT_READ) as contents:
+                        self._say("packet", b"".join((packet, contents)), rank=rank)
+                else:
+                    self._say("packet", packet, rank=rank)
+            finally:
+                if file >= 0:
+                    os.close(file)
+        for rank, how in self._workers.exits():
+            self._say("exited", rank=rank, how=how)
+        if self._workers.lost_at_once:
+            self._say("exited", rank=self._workers.ranks[0], how="has lost the process that it was forked from")
+            raise _Stopping
+
+    def _startup(self, rank: int, what: dict[str, Any]) -> None:
+        """See `peers` for what a worker says before its first command."""
+        if "address" in what:
+            self._joined[rank] = what
+            if len(self._joined) == self._each:
+                self._say("workers", json.dumps(self._joined).encode())
+        elif "links" in what:
+            self._links[rank] = what["links"]
+            if len(self._links) == self._each:
+                self._say("links", json.dumps(self._links).encode())
+        elif "failed" in what:
+            self._say("refused", message=f"worker {rank}: {what['failed']}", hint="")
+        else:
+            self._say("lost", rank=rank, peer=what["lost"], why=what["why"])
+
+    # -- the end ---------------------------------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        self._stopping = True
+        self._listener.join()
+        self._workers.stop()

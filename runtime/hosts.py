@@ -1,0 +1,72 @@
+"""Attached hosts, and meshes on them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from os import PathLike, fspath
+from pathlib import Path
+
+from monarch.compiler.plan import Executor, MeshSpec, MonarchError, tls_setting, token_setting
+from monarch.runtime.control.hosts_file import parse_hosts
+from monarch.runtime.control.security import Security
+from monarch.runtime.control.tree import HostTree
+from monarch.runtime.controller import MeshExecutor
+from monarch.runtime.remote import RemoteConnection
+from monarch.runtime.transport.plug import TRANSPORTS
+
+
+class AttachedHosts:
+    """`monarch.compiler.plan.Hosts` over a tree of hosts."""
+
+    def __init__(self, tree: HostTree, transports: Sequence[str], timeout: float) -> None:
+        self.tree = tree
+        self._connect = partial(RemoteConnection, tree, tuple(transports), timeout)
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        return tuple(host.address for host in self.tree.hosts)
+
+    def start(self, mesh: MeshSpec) -> Executor:
+        return MeshExecutor(mesh, self._connect)
+
+    def close(self) -> None:
+        self.tree.close()
+
+
+def attach(
+    addresses: Sequence[str] | str | PathLike[str] | None,
+    tls: str | PathLike[str] | None,
+    token: str | PathLike[str] | None,
+    trusted_network: bool,
+    transports: Sequence[str] | None,
+    fan_out: int,
+    timeout: float,
+) -> AttachedHosts:
+    """See `monarch.hosts`."""
+    for name in transports or ():
+        if name not in TRANSPORTS:
+            raise MonarchError(f"no transport is called {name!r}", hint=f"there are {', '.join(TRANSPORTS)}.")
+    security = security_from(tls, token, trusted_network)
+    tree = HostTree(parse_hosts(addresses), security, fan_out, timeout)
+    return AttachedHosts(tree, transports or tuple(TRANSPORTS), timeout)
+
+
+def security_from(
+    tls: str | PathLike[str] | None, token: str | PathLike[str] | None, trusted_network: bool = False
+) -> Security:
+    """What was given, or else what the environment says."""
+    if tls is None and token is None:
+        tls, token = tls_setting(), token_setting()
+    if tls is not None and token is not None:
+        raise MonarchError("both TLS and a token were given", hint="give one: with TLS no token is needed.")
+    if tls is not None:
+        return Security.tls(fspath(tls))
+    if token is not None:
+        is_path = isinstance(token, PathLike) or "/" in token
+        return Security.token(Path(token) if is_path else token, trusted_network=trusted_network)
+    raise MonarchError(
+        "hosts are attached with TLS or with a token, and neither was given",
+        hint="make certificates (monarch ca DIR) and give tls=DIR here and --tls DIR to monarch host;\n"
+        "on loopback, or where you trust the network, token= and --token-file will do.",
+    )
