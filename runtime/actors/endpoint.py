@@ -91,7 +91,7 @@ class EndpointMethod(Generic[P, R]):
             raise TypeError(f"{where}{self.signature}: {error}") from None
 
 
-# -- decorators -----------------------------------------------------------------------------------------------------
+# -- decorators --------------------------------------------------------------------------------------------------------
 
 
 class _Mark(Protocol):
@@ -184,7 +184,7 @@ def _check_method(method: Any, mark: str, explicit_port: bool) -> None:
         raise ValueError(f"an endpoint takes {' and '.join(needed)} first, which {method.__qualname__} does not")
 
 
-# -- classes --------------------------------------------------------------------------------------------------------
+# -- classes -----------------------------------------------------------------------------------------------------------
 
 MESH_NAMES = frozenset(
     ("slice", "split", "flatten", "rename", "size", "sizes", "extent", "to_table", "stop", "initialized")

@@ -32,7 +32,7 @@ class Future(Generic[T]):
         self._decode: Callable[[], T] | None = None
         self._callbacks: list[Callable[[], object]] = []
 
-    # -- settling: once, by whoever has the answer -------------------------------------------------------------------
+    # -- settling: once, by whoever has the answer ---------------------------------------------------------------------
 
     def settle(self, decode: Callable[[], T]) -> None:
         """The answer is there: `decode` gives it, or raises it. Only the first answer counts.
@@ -64,7 +64,7 @@ class Future(Generic[T]):
                 return
         callback()
 
-    # -- looking -----------------------------------------------------------------------------------------------------
+    # -- looking -------------------------------------------------------------------------------------------------------
 
     def done(self) -> bool:
         return self._done

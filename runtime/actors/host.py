@@ -73,7 +73,7 @@ class Host:
     # -- starting ------------------------------------------------------------------------------------------------------
 
     def _on_fork(self, sender: str, head: Head, payload: Payload) -> None:
-        """A process asks for others. Starting a warm parent takes a moment, in which the I/O thread has better to do."""
+        """A process asks for others. The I/O thread does not wait for a warm parent."""
 
         def fork() -> None:
             try:
@@ -119,8 +119,8 @@ class Host:
             self._groups.pop(group.id, None)
             raise MonarchError(
                 f"cannot start {count} processes: {error}",
-                hint="A limit is reached: on open files (ulimit -n), of which each process takes a few, or on processes\n"
-                "(ulimit -u).",
+                hint="A limit is reached: on open files (ulimit -n), of which each process takes a few, or on\n"
+                "processes (ulimit -u).",
             ) from error
         finally:
             os.close(boot)
@@ -136,7 +136,10 @@ class Host:
         place = ",".join(f"{name}={at}" for name, at in shape.coordinates(rank).items())
         source = Source(running.group.name, place, error, running.last[rank])
         running.pipes[fd] = rank, source
-        self._process.router.watch(fd, lambda _: self._listen(running, fd, source))
+        self._process.router.watch(fd, lambda _: self._hear(running, fd, source))
+
+    def _hear(self, running: _Running, fd: int, source: Source) -> None:
+        self._listen(running, fd, source)
 
     def _listen(self, running: _Running, fd: int, source: Source) -> bool:
         """Read some of what a process printed; whether there was any. In the I/O thread."""

@@ -63,7 +63,7 @@ class _Owned(MeshAlgebra):
     def _whole(self) -> None:
         if len(self._shape) != len(self.addresses):
             raise RuntimeError(
-                f"'{self.name}' {self.extent} is a slice of a mesh of {len(self.addresses)}, a reference: stop the whole"
+                f"'{self.name}' {self.extent} is a slice of a mesh of {len(self.addresses)}: stop the whole"
             )
 
     def _members(self) -> list[str]:
@@ -184,7 +184,7 @@ class ProcMesh(_Owned):
         be an actor's, TypeError for arguments that it does not take, SupervisionError where a process has ended.
         """
         cls = cast("type[A]", actor_class)
-        ActorInterface.of(cls)
+        ActorInterface.of(cast("type", cls))
         try:
             inspect.signature(cls).bind(*args, **kwargs)
         except TypeError as error:
@@ -303,7 +303,7 @@ class ActorMesh(_Owned, Generic[A]):
     def __getattr__(self, name: str) -> Any:
         if name in MESH_NAMES or name.startswith("__") or name in ("_cls", "_shape"):
             raise AttributeError(name)
-        found = attribute(self, ActorInterface.of(self._cls), name)
+        found = attribute(self, ActorInterface.of(cast("type", self._cls)), name)
         self.__dict__[name] = found
         return found
 

@@ -25,7 +25,7 @@ PROCESS = ""
 """The name of the process itself among its actors."""
 
 
-# -- events -----------------------------------------------------------------------------------------------------------
+# -- events ------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ class EndProcess:
 Event = Born | Owns | Ends | Cleaned | Supervised | PlaceEnded | ProcessGone | EndProcess
 
 
-# -- commands ---------------------------------------------------------------------------------------------------------
+# -- commands ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,7 @@ class Exit:
 Command = Supervise | StopActor | StopMesh | Cleanup | Bury | Tell | Exit
 
 
-# -- state ------------------------------------------------------------------------------------------------------------
+# -- state -------------------------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -251,7 +251,7 @@ class Supervision:
             commands.append(StopMesh(event.mesh, tuple(mesh.places), f"its owner {owner} has ended: {owner.reason}"))
         return commands
 
-    # -- an actor's end -----------------------------------------------------------------------------------------------
+    # -- an actor's end ------------------------------------------------------------------------------------------------
 
     def _ends(self, who: str, reason: str, failed: bool) -> list[Command]:
         actor = self._actors.get(who)
@@ -301,7 +301,7 @@ class Supervision:
     def _exit_if_empty(self) -> list[Command]:
         return [Exit()] if self._actors.keys() == {PROCESS} and self._actors[PROCESS].cleaning else []
 
-    # -- failures -----------------------------------------------------------------------------------------------------
+    # -- failures ------------------------------------------------------------------------------------------------------
 
     def _hears(self, who: str, failure: MeshFailure) -> list[Command]:
         actor = self._actors[who]
@@ -334,7 +334,7 @@ class Supervision:
             del actor.owned[mesh]
         return self._clean_if_alone(who, actor)
 
-    # -- processes ----------------------------------------------------------------------------------------------------
+    # -- processes -----------------------------------------------------------------------------------------------------
 
     def _process_gone(self, event: ProcessGone) -> list[Command]:
         if event.address in self._gone:

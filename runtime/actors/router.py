@@ -5,8 +5,8 @@ Every process listens on an abstract Unix socket with a random name of 128 bits,
 accepts both ask the kernel for the other's user before a byte is read; nothing is unpickled from anyone else. The first
 packet says who connects, the others are messages (`message`).
 
-A message goes out in the thread that sends it, without blocking: what the socket does not take waits in an outbox, which
-the one I/O thread empties. That thread receives everything, never blocks, and hands each message to `deliver`.
+A message goes out in the thread that sends it, without blocking: what the socket does not take waits in an outbox,
+which the one I/O thread empties. That thread receives everything, never blocks, and hands each message to `deliver`.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from array import array
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from time import monotonic
 
 from monarch.runtime.actors.message import PACKET, Memory, Payload, packet, unpack
@@ -253,11 +254,11 @@ class Router:
                 connection, _ = self._listener.accept()
                 if _is_ours(connection):
                     connection.setblocking(False)
-                    self.watch(connection.fileno(), lambda _, connection=connection: self._hello(connection))
+                    self.watch(connection.fileno(), partial(self._hello, connection))
                 else:
                     connection.close()
 
-    def _hello(self, connection: socket.socket) -> None:
+    def _hello(self, connection: socket.socket, _: int) -> None:
         """The first packet of a connection: the sender's address."""
         try:
             address = connection.recv(64).decode("ascii", "replace")
