@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -14,8 +15,8 @@ from hypothesis import strategies as st
 
 from monarch.compiler.plan import DTYPE_NAMES, DTYPES, Executor, MeshSpec
 from monarch.compiler.plan.blocks import REDUCE
-from monarch.runtime import start_local
 from tests.runtime.building import op_on_each
+from tests.runtime.loopback import executor_on
 
 MESHES = {
     "1": MeshSpec.of(w=1),
@@ -29,19 +30,18 @@ MESHES = {
 SMALL, LARGE = (5, 6), (700, 1031)  # below and above what goes through a window at once
 
 
-@pytest.fixture(scope="module")
-def start() -> Iterator[Any]:
+@pytest.fixture(scope="module", params=["local", "hosts"])
+def start(request: pytest.FixtureRequest) -> Iterator[Any]:
     """Gives the executor of a mesh, one for all tests of this module."""
     started: dict[str, Executor] = {}
+    with ExitStack() as stack:
 
-    def get(name: str) -> Executor:
-        if name not in started:
-            started[name] = start_local(MESHES[name])
-        return started[name]
+        def get(name: str) -> Executor:
+            if name not in started:
+                started[name] = stack.enter_context(executor_on(request.param, MESHES[name]))
+            return started[name]
 
-    yield get
-    for executor in started.values():
-        executor.close()
+        yield get
 
 
 def values(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""The executor of a local mesh: values, steps, backpressure, frees, threads."""
+"""The executor of a mesh, local or over hosts: values, steps, backpressure, frees, threads."""
 
 from __future__ import annotations
 
@@ -25,13 +25,14 @@ from monarch.compiler.plan.blocks import block_of, whole_of
 from monarch.runtime import start_local
 from monarch.runtime.controller import MAX_UNDER_WAY, MeshExecutor
 from tests.runtime.building import Building, each, whole
+from tests.runtime.loopback import executor_on
 
 MESH = MeshSpec.of(a=2, b=2)
 
 
-@pytest.fixture(scope="module")
-def executor() -> Iterator[MeshExecutor]:
-    with MeshExecutor(MESH) as executor:
+@pytest.fixture(scope="module", params=["local", "hosts"])
+def executor(request: pytest.FixtureRequest) -> Iterator[MeshExecutor]:
+    with executor_on(request.param, MESH) as executor:
         yield executor
 
 
@@ -136,7 +137,8 @@ def test_calls_return_before_the_work_is_done_and_run_far_ahead(executor: MeshEx
     ahead = 0
     for _ in range(3 * MAX_UNDER_WAY):
         (handle,) = executor.run(plan, [handle])
-        ahead = max(ahead, executor._state.next_command - executor._connection.workers.finished())
+        executor._connection.refresh()
+        ahead = max(ahead, executor._state.next_command - executor._state.finished_commands)
     assert ahead <= MAX_UNDER_WAY + 64  # each step frees a handle, which takes a command of its own
     assert torch.equal(executor.shards(handle, [3])[0], torch.full((64, 64), 3.0 * MAX_UNDER_WAY))
 
