@@ -177,6 +177,7 @@ class Warm:
             self._become_child(others, parent)
             from monarch.runtime.worker import serve
 
+            assert mesh.window is not None
             serve(mesh.spec, rank, mesh.window, socket.socket(fileno=fd), request["threads"], request["across"])
         finally:
             os._exit(1)

@@ -27,7 +27,8 @@ from monarch.runtime.actors.errors import MeshFailure
 from monarch.runtime.actors.future import Future
 from monarch.runtime.actors.message import EMPTY, Payload
 from monarch.runtime.actors.output import LAST_LINES, Output, Source
-from monarch.runtime.actors.process import Death, Group, Process, wait_for
+from monarch.runtime.actors.ownership import EndProcess
+from monarch.runtime.actors.process import Death, Group, Process
 from monarch.runtime.actors.protocol import CONTROLLER, ENDED, FORK, LEAVE, STOP_PROCS, Head, ReplyTo
 from monarch.runtime.actors.router import listen, new_address
 from monarch.runtime.actors.shape import Shape
@@ -300,7 +301,8 @@ class Root(Process):
 
         self.threads = torch.get_num_threads()
         self.ready.set()
-        self.host = Host(self)
+        self.host: Host = Host(self)
+        self._empty = threading.Event()
         self._ending = threading.Lock()
         self._ended = False
 
@@ -324,15 +326,17 @@ class Root(Process):
                 file.flush()
         os._exit(code)
 
+    def empty(self) -> None:
+        self._empty.set()
+
     def shutdown(self, reason: str) -> None:
         """Stop all that the program has spawned, the newest first, and wait until it has ended."""
         with self._ending:
             if self._ended:
                 return
             self._ended = True
-            stopping = threading.Thread(target=self.stop_actors, args=(reason,), daemon=True)
-            stopping.start()
-            stopping.join(STOP_SECONDS)
+            self.supervision(EndProcess(reason))
+            self._empty.wait(STOP_SECONDS)
             self.host.kill()
             self.host.print()
             self.router.close()
@@ -385,4 +389,4 @@ def shutdown_context() -> Future[None]:
     return future
 
 
-__all__ = ["Host", "Root", "fault_hook", "shutdown_context", "start_root", "wait_for"]
+__all__ = ["Host", "Root", "fault_hook", "shutdown_context", "start_root"]

@@ -2,8 +2,8 @@
 
 An actor handles one message at a time, in a thread of its own; an actor whose endpoints are `async def` has an event
 loop there. It ends when it is stopped, or dies: of what its constructor raises, of an exception in a message that wants
-no reply, of a failure that it does not deal with. Then it takes no more messages, stops what it owns and waits for that,
-runs `__cleanup__`, and tells its owner if it died. What comes later is answered with SupervisionError.
+no reply, of a failure that it does not deal with. Then it takes no more messages, waits for the end of what it owns, and
+runs its `__cleanup__`. What comes later is answered with SupervisionError. What else follows, `ownership` decides.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from monarch.runtime.actors.endpoint import ActorInterface
 from monarch.runtime.actors.errors import ActorError, MeshFailure
 from monarch.runtime.actors.mailbox import Mailbox, Stop
 from monarch.runtime.actors.message import Payload
+from monarch.runtime.actors.ownership import Cleaned, Ends, Supervised
 from monarch.runtime.actors.protocol import Head, Owner, ReplyTo
 from monarch.runtime.actors.shape import Extent, Point
 
@@ -43,7 +44,6 @@ class Instance:
         self.rank = Point(0, Extent([], []))
         self.mesh: ActorMesh[Any] | None = None
         self._process = process
-        self._owned: dict[str, ActorMesh[Any] | ProcMesh] = {}
 
     @property
     def label(self) -> str:
@@ -58,17 +58,6 @@ class Instance:
     def owner(self) -> Owner:
         return self._process.address, self.actor_id
 
-    def owns(self, address: str) -> list[ActorMesh[Any] | ProcMesh]:
-        """What it has spawned that has a part in this process: processes, or else actors in others' processes."""
-        from monarch.runtime.actors.meshes import ProcMesh
-
-        there = [mesh for mesh in list(self._owned.values()) if address in mesh.addresses]
-        return [mesh for mesh in there if isinstance(mesh, ProcMesh)] or there
-
-    def stop_owned(self, reason: str) -> list[Any]:
-        """Have all that it owns end, the newest first; gives futures."""
-        return [mesh.stop(reason) for mesh in reversed(list(self._owned.values()))]
-
     def __repr__(self) -> str:
         return f"<actor {self.label}>"
 
@@ -78,12 +67,12 @@ def _initialized() -> None:
 
 
 class _End(Exception):
-    """The actor is to end."""
+    """The actor is to end: it was stopped, or died of an error. `detail` has the error's traceback."""
 
-    def __init__(self, reason: str, failure: MeshFailure | None = None, error: BaseException | None = None) -> None:
+    def __init__(self, reason: str, error: Exception | None = None, detail: str = "") -> None:
         self.reason = reason
-        self.failure = failure
         self.error = error
+        self.detail = detail or reason
 
 
 class LocalActor:
@@ -105,6 +94,7 @@ class LocalActor:
         self._awake = threading.Lock()
         self._awake.acquire()
         self._rouse: Callable[[], object] = self._awake.release
+        self._alone = False
         self._stops: list[ReplyTo] | None = []
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
@@ -205,16 +195,20 @@ class LocalActor:
         if head[2] is None or not isinstance(error, Exception):
             raise self._died(error, f"{head[3]} raised") from error
 
-    def _died(self, error: BaseException, what: str, cause: MeshFailure | None = None) -> _End:
-        trace = "".join(traceback.format_exception(error)).rstrip()
-        return _End(f"{what} {type(error).__name__}: {error}", self._failure(f"{what}:\n{trace}", cause), error)
+    def _died(self, error: BaseException, what: str) -> _End:
+        """What ends the actor, for an error that was just caught."""
+        detail = f"{what}:\n{''.join(traceback.format_exception(error)).rstrip()}"
+        told = error if isinstance(error, Exception) else ActorError.of(error, self.instance.label)
+        return _End(f"{what} {type(error).__name__}: {error}", told, detail)
 
-    def _failure(self, reason: str, cause: MeshFailure | None = None) -> MeshFailure:
-        return MeshFailure(self.instance.actor_id, self.instance.name, self.rank, reason, cause=cause)
-
-    def _unsupervised(self, failure: MeshFailure) -> _End:
-        what = f"a failure of '{failure.mesh_name}' was not dealt with"
-        return _End(what, self._failure(what, failure), MonarchError(failure.report()))
+    def _supervised(self, failure: MeshFailure, handled: bool, error: Exception | None = None) -> None:
+        """Say what came of a failure: it goes on to the owner, and this actor ends, where it was not dealt with."""
+        trace = "" if error is None else "".join(traceback.format_exception(error)).rstrip()
+        self._process.supervision(Supervised(self.instance.actor_id, failure, handled, trace))
+        if error is not None:
+            raise self._died(error, "__supervise__ raised")
+        if not handled:
+            raise _End(f"a failure of '{failure.mesh_name}' was not dealt with", MonarchError(failure.report()))
 
     # -- def endpoints -------------------------------------------------------------------------------------------------
 
@@ -244,11 +238,11 @@ class LocalActor:
                     self._process.reply(head[2], True, value)
         elif isinstance(item, MeshFailure):
             try:
-                dealt_with = self._supervise(item)
+                handled = self._supervise(item)
             except Exception as error:
-                raise self._died(error, "__supervise__ raised", item) from error
-            if not dealt_with:
-                raise self._unsupervised(item)
+                self._supervised(item, False, error)
+            else:
+                self._supervised(item, bool(handled))
         else:
             raise _End(item.reason)
 
@@ -259,30 +253,38 @@ class LocalActor:
 
     def _finish_sync(self, end: _End) -> None:
         self._close(end)
-        for ended in self.instance.stop_owned(f"its owner {self.instance.label} ended: {end.reason}"):
-            with suppress(MonarchError):
-                ended.get()
+        while not self._alone:
+            self._awake.acquire()
         running.set(Context(self.instance))
+        trace = ""
         try:
             cleanup = getattr(self._actor, "__cleanup__", None)
             if cleanup is not None:
                 cleanup(end.error)
         except Exception as error:
-            end = self._died(error, "__cleanup__ raised", end.failure)
-        self._told(end)
+            trace = "".join(traceback.format_exception(error)).rstrip()
+        self._cleaned(trace)
 
     def _close(self, end: _End) -> None:
+        """Take no more messages, and have what it owns ended."""
         self.ended = end.reason
         with self._lock:
             left = self._mailbox.close()
         for call in left:
             self._refuse(call)
+        self._process.supervision(Ends(self.instance.actor_id, end.detail, end.error is not None))
 
-    def _told(self, end: _End) -> None:
-        """The very end: the owner hears of a failure, and then whoever asked that it stops."""
+    def alone(self) -> None:
+        """Tell it that all that it owned has ended. From any thread."""
+        self._alone = True
+        self._rouse()
+
+    def _cleaned(self, trace: str) -> None:
         self._actor = None
-        if end.failure is not None:
-            self._process.tell_owner(self.owner, end.failure)
+        self._process.supervision(Cleaned(self.instance.actor_id, trace))
+
+    def bury(self) -> None:
+        """It is no more: whoever asked that it stops hears of it. From any thread."""
         with self._lock:
             stops, self._stops = self._stops or [], None
         for reply in stops:
@@ -332,18 +334,19 @@ class LocalActor:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for stopped in self.instance.stop_owned(f"its owner {self.instance.label} ended: {end.reason}"):
-            with suppress(MonarchError):
-                await stopped
+        while not self._alone:
+            await awake.wait()
+            awake.clear()
         running.set(Context(self.instance))
+        trace = ""
         try:
             cleanup = getattr(self._actor, "__cleanup__", None)
             result = None if cleanup is None else cleanup(end.error)
             if isinstance(result, Awaitable):
                 await result
         except Exception as error:
-            end = self._died(error, "__cleanup__ raised", end.failure)
-        self._told(end)
+            trace = "".join(traceback.format_exception(error)).rstrip()
+        self._cleaned(trace)
 
     def _is_concurrent(self, head: Head) -> bool:
         method = self._interface.endpoints.get(head[3])
@@ -354,13 +357,13 @@ class LocalActor:
             await self._call_async(item[1], item[2])
         elif isinstance(item, MeshFailure):
             try:
-                dealt_with = self._supervise(item)
-                if isinstance(dealt_with, Awaitable):
-                    dealt_with = await dealt_with
+                handled = self._supervise(item)
+                if isinstance(handled, Awaitable):
+                    handled = await handled
             except Exception as error:
-                raise self._died(error, "__supervise__ raised", item) from error
-            if not dealt_with:
-                raise self._unsupervised(item)
+                self._supervised(item, False, error)
+            else:
+                self._supervised(item, bool(handled))
         else:
             raise _End(item.reason)
 

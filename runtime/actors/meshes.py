@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import sys
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast
@@ -58,6 +58,10 @@ class _Owned(MeshAlgebra):
         raise NotImplementedError
 
     def stop(self, reason: str = "it was stopped") -> Future[None]:
+        raise NotImplementedError
+
+    def have_stopped(self, process: Process, ranks: Sequence[int], reason: str) -> None:
+        """Have these places of it end, on behalf of its owner, who hears of it. Waits for nothing."""
         raise NotImplementedError
 
     def _whole(self) -> None:
@@ -130,13 +134,12 @@ class HostMesh(MeshAlgebra):
             path=tuple(sys.path),
             folder=os.getcwd(),
         )
-        host = getattr(process, "host", None)
-        if agent == process.address and host is not None:
-            host.fork(group)
+        mesh = ProcMesh(group, shape)
+        if process.host is not None and agent == process.address:
+            process.host.fork(group)
         else:
             _ask(process, agent, lambda reply: (FORK, reply), Payload.of(group)).get()
-        mesh = ProcMesh(group, shape)
-        instance._owned[group.id] = mesh
+        process.owns(instance.actor_id, mesh, processes=True)
         return mesh
 
     def _over(self, shape: Shape) -> HostMesh:
@@ -198,7 +201,7 @@ class ProcMesh(_Owned):
         for address in members:
             if address in process.dead:
                 raise process.lost(address, f"{name}.__init__")
-        instance._owned[actor_id] = mesh
+        process.owns(instance.actor_id, mesh, processes=False)
         for rank, address in enumerate(members):
             process.router.send(address, (SPAWN, actor_id, None, rank, name, instance.owner), payload)
         return cast(A, mesh)
@@ -206,12 +209,13 @@ class ProcMesh(_Owned):
     def stop(self, reason: str = "it was stopped") -> Future[None]:
         """End the processes, their actors first. A future of the end; what does not end within 10 s is killed."""
         self._whole()
-        instance = current.context().actor_instance
-        process = instance._process
-        instance._owned.pop(self.id, None)
+        process = current.process()
         if self._group.host == process.address == self.addresses[0]:
             raise RuntimeError("this is the process that the program runs in: use shutdown_context()")
         return _ask(process, self._group.host, lambda reply: (STOP_PROCS, self.id, reply, reason), EMPTY)
+
+    def have_stopped(self, process: Process, ranks: Sequence[int], reason: str) -> None:
+        process.router.send(self._group.host, (STOP_PROCS, self.id, None, reason), EMPTY)
 
     @property
     def initialized(self) -> Future[None]:
@@ -278,11 +282,13 @@ class ActorMesh(_Owned, Generic[A]):
     def stop(self, reason: str = "it was stopped") -> Future[None]:
         """End the actors: each handles what was sent to it before, and ends what it owns. A future of the end."""
         self._whole()
-        instance = current.context().actor_instance
-        process = instance._process
-        instance._owned.pop(self.id, None)
+        process = current.process()
         process.refused[self.id] = SupervisionError(f"'{self.name}' takes no messages any more: {reason}")
         return self._meta(lambda reply: (STOP, self.id, reply, reason))
+
+    def have_stopped(self, process: Process, ranks: Sequence[int], reason: str) -> None:
+        for rank in ranks:
+            process.router.send(self._addresses[rank], (STOP, self.id, None, reason), EMPTY)
 
     @property
     def initialized(self) -> Future[None]:

@@ -13,23 +13,41 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import Awaitable, Callable, Iterable
+from collections import deque
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from monarch.compiler.plan import MonarchError
 from monarch.runtime.actors import current
 from monarch.runtime.actors.current import Context, running
 from monarch.runtime.actors.errors import ActorError, MeshFailure, SupervisionError
 from monarch.runtime.actors.instance import Instance, LocalActor
 from monarch.runtime.actors.message import EMPTY, Payload
+from monarch.runtime.actors.ownership import (
+    Born,
+    Bury,
+    Cleanup,
+    Command,
+    EndProcess,
+    Event,
+    Exit,
+    Owns,
+    PlaceEnded,
+    ProcessGone,
+    StopActor,
+    StopMesh,
+    Supervise,
+    Supervised,
+    Supervision,
+    Tell,
+)
 from monarch.runtime.actors.ports import Ports, decoder
 from monarch.runtime.actors.protocol import (
     CALL,
     ENDED,
-    FAILED,
     LEAVE,
+    PLACE_ENDED,
     READY,
     REFUSED,
     REPLY,
@@ -43,7 +61,8 @@ from monarch.runtime.actors.router import Router
 from monarch.runtime.actors.shape import Shape
 
 if TYPE_CHECKING:
-    from monarch.runtime.actors.meshes import ProcMesh
+    from monarch.runtime.actors.host import Host
+    from monarch.runtime.actors.meshes import ActorMesh, ProcMesh
 
 Message = tuple[str, Head, Payload]
 
@@ -95,6 +114,8 @@ class Process:
         """Of meshes with an actor that refused a message, what is raised for the next one."""
         self.ready = threading.Event()
         self.client = Instance(self, "", group.name)
+        self.host: Host | None = None
+        """The agent of this host, if it is this process."""
         self._early: dict[str, list[Message]] = {}
         self._lock = threading.Lock()
         self._numbers = count()
@@ -103,12 +124,16 @@ class Process:
             CALL: self._on_actor,
             SPAWN: self._on_spawn,
             STOP: self._on_actor,
-            FAILED: self._on_failed,
+            PLACE_ENDED: self._on_place_ended,
             ENDED: self._on_ended,
             REFUSED: self._on_refused,
             LEAVE: self._on_leave,
             READY: self._on_ready,
         }
+        self._spawned: dict[str, ActorMesh[Any] | ProcMesh] = {}
+        self._supervision = Supervision(None if group.owner[0] == self.address else group.owner[0])
+        self._events: deque[Event] = deque()
+        self._deciding = threading.RLock()
         self.router = Router(self.address, listener, self._deliver)
 
     def new_id(self) -> str:
@@ -152,11 +177,6 @@ class Process:
         death = self.dead.get(address)
         why = "its process is gone" if death is None else f"its process {death.name}[{death.rank}] {death.reason}"
         return SupervisionError(f"'{endpoint}' cannot be called: {why}", endpoint)
-
-    def tell_owner(self, owner: Owner, failure: MeshFailure) -> None:
-        """Hand a failure to whoever spawned what failed."""
-        address, actor = owner
-        self.router.send(address, (FAILED, actor), Payload.of(failure))
 
     # -- what comes in -------------------------------------------------------------------------------------------------
 
@@ -205,26 +225,13 @@ class Process:
                 else:
                     actor.stop(early[1][3], early[1][2])
             self.actors[actor_id] = actor
+        self.supervision(Born(actor_id, owner, actor_id, name, rank))
         actor.start()
-        if owner[0] in self.dead:
-            actor.stop("its owner's process ended", None)
 
-    def _on_failed(self, sender: str, head: Head, payload: Payload) -> None:
-        self.failed(head[1], payload.decode())
-
-    def failed(self, owner: str, failure: MeshFailure) -> None:
-        """Something that an actor of this process owns has failed, or (`owner` is "") what the program spawned."""
-        actor = self.actors.get(owner)
-        if actor is not None:
-            actor.fail(failure)
-        elif owner == "":
-            threading.Thread(target=self.unhandled, args=(failure,), name="monarch fault", daemon=True).start()
-
-    def unhandled(self, failure: MeshFailure) -> None:
-        """No actor is left that could deal with it. In a spawned process that is the end of the process."""
-        sys.stderr.write(f"{failure.report()}\n")
-        sys.stderr.flush()
-        os._exit(1)
+    def _on_place_ended(self, sender: str, head: Head, payload: Payload) -> None:
+        self.supervision(PlaceEnded(head[1], head[2], payload.decode()))
+        if self._supervision.owner_of(head[1]) is None:
+            self._spawned.pop(head[1], None)
 
     def _on_refused(self, sender: str, head: Head, payload: Payload) -> None:
         self.refused[head[1]] = payload.decode()
@@ -243,17 +250,7 @@ class Process:
             ]
         for lost, head, _ in early:
             self._never(lost, head)
-        for actor in list(self.actors.values()):
-            if actor.owner[0] == death.address:
-                actor.stop(f"its owner's process {death.name}[{death.rank}] {death.reason}", None)
-        if not death.expected:
-            for instance in [self.client, *(actor.instance for actor in list(self.actors.values()))]:
-                for mesh in instance.owns(death.address):
-                    rank = mesh.addresses.index(death.address)
-                    failure = MeshFailure(
-                        mesh.id, mesh.name, rank, f"its process {death.reason}", death.status, death.log
-                    )
-                    self.failed(instance.actor_id, failure)
+        self.supervision(ProcessGone(death.address, death.reason, not death.expected, death.status, death.log))
 
     def _on_ready(self, sender: str, head: Head, payload: Payload) -> None:
         def answer() -> None:
@@ -265,41 +262,67 @@ class Process:
         else:
             threading.Thread(target=answer, name="monarch ready", daemon=True).start()
 
+    # -- supervision: what `ownership` decides, carried out ------------------------------------------------------------
+
+    def owns(self, owner: str, mesh: ActorMesh[Any] | ProcMesh, processes: bool) -> None:
+        """An actor of this process, or the process itself, spawns a mesh."""
+        self._spawned[mesh.id] = mesh
+        self.supervision(Owns(owner, mesh.id, mesh.name, mesh.addresses, processes))
+
+    def supervision(self, event: Event) -> None:
+        """Something has happened: have done what follows from it. From any thread; waits for nothing."""
+        with self._deciding:
+            self._events.append(event)
+            if len(self._events) > 1:  # what follows from an event is done before the next one is looked at
+                return
+            while self._events:
+                for command in self._supervision.handle(self._events[0]):
+                    self._do(command)
+                self._events.popleft()
+
+    def _do(self, command: Command) -> None:
+        match command:
+            case Supervise("", failure):
+                threading.Thread(target=self._last_resort, args=(failure,), name="monarch fault", daemon=True).start()
+            case Supervise(actor, failure):
+                self.actors[actor].fail(failure)
+            case StopActor(actor, reason):
+                self.actors[actor].stop(reason, None)
+            case StopMesh(mesh, ranks, reason):
+                self._spawned[mesh].have_stopped(self, ranks, reason)
+            case Cleanup(actor):
+                self.actors[actor].alone()
+            case Bury(actor):
+                self.actors[actor].bury()
+            case Tell((address, _), PlaceEnded(mesh, rank, failure)):
+                self.router.send(address, (PLACE_ENDED, mesh, rank), EMPTY if failure is None else Payload.of(failure))
+            case Exit():
+                self.empty()
+
+    def _last_resort(self, failure: MeshFailure) -> None:
+        self.unhandled(failure)
+        self.supervision(Supervised("", failure, True))
+
+    def unhandled(self, failure: MeshFailure) -> None:
+        """No actor is left that could deal with it. In a spawned process that is the end of the process."""
+        sys.stderr.write(f"{failure.report()}\n")
+        sys.stderr.flush()
+        os._exit(1)
+
     # -- the end -------------------------------------------------------------------------------------------------------
 
     def _on_leave(self, sender: str, head: Head, payload: Payload) -> None:
-        threading.Thread(target=self._leave, args=(head[1],), name="monarch leave", daemon=True).start()
+        self.supervision(EndProcess(head[1]))
 
-    def _leave(self, reason: str) -> None:
-        self.stop_actors(reason)
+    def empty(self) -> None:
+        """Nothing lives here any more, and the process was to end."""
+        threading.Thread(target=self._exit, name="monarch exit", daemon=True).start()
+
+    def _exit(self) -> None:
         self.router.flush()
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)
-
-    def stop_actors(self, reason: str) -> None:
-        """Stop all actors of this process, and what they own, and wait until they have ended."""
-        wait_for(self.client.stop_owned(reason))
-        stopped = []
-        for actor in reversed(list(self.actors.values())):
-            one: Any = self.waiting()
-            actor.stop(reason, (self.address, self.ports.open(one), 0))
-            stopped.append(one.future)
-        wait_for(stopped)
-
-    def waiting(self) -> Any:
-        from monarch.runtime.actors.ports import One
-
-        return One(self.address)
-
-
-def wait_for(futures: Iterable[Any]) -> None:
-    """Wait for the end of what was stopped. What is lost meanwhile has ended too."""
-    for future in futures:
-        try:
-            future.get()
-        except MonarchError:
-            continue
 
 
 def serve(rank: int, boot: int, listener: socket.socket) -> NoReturn:

@@ -22,8 +22,8 @@ SPAWN = 2
 """(actor, reply, rank, name, owner) and (mesh, args, kwargs)"""
 STOP = 3
 """(actor, reply, reason)"""
-FAILED = 4
-"""(the owner's actor) and a MeshFailure"""
+PLACE_ENDED = 4
+"""(mesh, rank) and the MeshFailure that it ended of, or None: to the owner's process"""
 ENDED = 5
 """(address) and the Death of a process, to all processes"""
 REFUSED = 6
