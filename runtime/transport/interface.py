@@ -11,7 +11,7 @@ the order in which it was put; nothing is said about the order of two links.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -39,13 +39,26 @@ class Address:
     """Where an endpoint can be reached. Plain data, no secret; `to_json` and `from_json` are exact.
 
     `process`  32 hex digits, random, new for each endpoint (and after a fork)
-    `host`     what the machine and its network namespace are told apart by: only equal ones share memory
-    `offers`   how it can be reached, by transport: {"shm": {"name": ...}, "tcp": {"host": ..., "port": ...}, ...}
+    `host`     32 hex digits for the machine and its network namespace: only equal ones share memory
+    `offers`   how it can be reached, by kind of socket: {"local": {"name": ...}, "tcp": {"host": ..., "port": ...}}
     """
 
     process: str
     host: str
     offers: dict[str, dict[str, Any]]
+
+    def to_json(self) -> dict[str, Any]:
+        return {"process": self.process, "host": self.host, "offers": self.offers}
+
+    @staticmethod
+    def from_json(data: object) -> Address:
+        """Raises MonarchError, whatever the data is, where it is not an address."""
+        process, host, offers = _fields(data, "an address", ("process", "host", "offers"))
+        return Address(
+            _hex_digits(process, "an address's process"),
+            _hex_digits(host, "an address's host"),
+            _objects(offers, "an address's offers"),
+        )
 
 
 @dataclass(frozen=True)
@@ -63,6 +76,20 @@ class Region:
     key: str
     size: int
     details: dict[str, dict[str, Any]]
+
+    def to_json(self) -> dict[str, Any]:
+        return {"number": self.number, "key": self.key, "size": self.size, "details": self.details}
+
+    @staticmethod
+    def from_json(data: object) -> Region:
+        """Raises MonarchError, whatever the data is, where it is not a region."""
+        number, key, size, details = _fields(data, "a region", ("number", "key", "size", "details"))
+        return Region(
+            _natural(number, "a region's number"),
+            _hex_digits(key, "a region's key"),
+            _natural(size, "a region's size"),
+            _objects(details, "a region's details"),
+        )
 
 
 @dataclass(frozen=True)
@@ -121,3 +148,33 @@ class Link(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+# -- reading what comes from elsewhere ---------------------------------------------------------------------------------
+
+
+def _fields(data: object, what: str, names: tuple[str, ...]) -> list[object]:
+    if not isinstance(data, Mapping) or set(data) != set(names):
+        raise MonarchError(f"this is not {what}: it has to be an object of {', '.join(names)}")
+    return [data[name] for name in names]
+
+
+def _hex_digits(value: object, what: str) -> str:
+    if not isinstance(value, str) or len(value) != 32 or not set(value) <= set("0123456789abcdef"):
+        raise MonarchError(f"{what} has to be 32 hex digits")
+    return value
+
+
+def _natural(value: object, what: str) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 63:
+        raise MonarchError(f"{what} has to be a whole number from 0 to 2**63 - 1")
+    return value
+
+
+def _objects(value: object, what: str) -> dict[str, dict[str, Any]]:
+    if not isinstance(value, Mapping) or len(value) > 16:
+        raise MonarchError(f"{what} have to be an object of at most 16 entries")
+    for name, entry in value.items():
+        if not isinstance(name, str) or len(name) > 32 or not isinstance(entry, Mapping):
+            raise MonarchError(f"{what} have to be objects by name")
+    return {name: dict(entry) for name, entry in value.items()}

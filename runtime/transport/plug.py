@@ -8,12 +8,12 @@ An endpoint makes one object of each transport's class. Two processes agree on a
       transport.dial(stream, offer, answer) ◀──       gives the link at its end, and an answer
       use it                               ──▶        the link is the endpoint's
 
-Either side refuses by raising Unsuitable with the reason; then the next of the dialer's preferences is offered. Every link is
-a `stream.StreamLink`: whatever a transport has no way of its own for (atomics, memory that it does not reach, a word
-that only its owner can wake) goes as frames over the link's stream, and the stream's end is the peer's death. So a
+Either side refuses by raising Unsuitable with the reason; then the next of the dialer's preferences is offered. Every
+link is a `stream.StreamLink`: whatever a transport has no way of its own for (atomics, memory that it does not reach, a
+word that only its owner can wake) goes as frames over the link's stream, and the stream's end is the peer's death. So a
 transport overrides what it does better, and nothing else:
 
-    StreamLink(stream, transport, reasons)      `transport` is its name
+    StreamLink(stream, transport)               `transport` is its name
         put, get, post                          override; `super()`'s go over the stream, checked by the owner
         control(message, files)                 override: called on the I/O thread for what the peer's `tell` sent
         ended(error)                            override: called once, when the link is lost or closed
@@ -41,7 +41,8 @@ from monarch.runtime.transport.interface import Address, Memory
 if TYPE_CHECKING:
     from monarch.runtime.transport.loop import Loop
     from monarch.runtime.transport.regions import Regions
-    from monarch.runtime.transport.stream import Stream, StreamLink
+    from monarch.runtime.transport.stream import StreamLink
+    from monarch.runtime.transport.streams import Stream
 
 
 class Unsuitable(Exception):
@@ -98,7 +99,7 @@ class Owned:
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What an endpoint lends its transports. `loop` runs callbacks on the I/O thread, which starts when first needed."""
+    """What an endpoint lends its transports. `loop` runs callbacks on the I/O thread, which starts when needed."""
 
     process: str
     host: str
@@ -111,6 +112,9 @@ class Transport(Protocol):
     survive one. Safe to use from several threads."""
 
     name: str
+    streams: tuple[str, ...]
+    """The kinds of stream that its links can stand on, the preferred first: "local" (a Unix socket on the same host,
+    which carries files), "tcp"."""
 
     def available(self) -> str | None:
         """Why it cannot be used in this process at all, or None where it can. Asked once."""
@@ -148,7 +152,6 @@ class Transport(Protocol):
 
 
 TRANSPORTS = {
-    "shm": "monarch.runtime.transport.shm:ShmTransport",
     "tcp": "monarch.runtime.transport.tcp:TcpTransport",
 }
 """Where the class of each transport is, in order of preference; loaded when an endpoint is made that is to use it. A

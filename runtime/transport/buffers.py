@@ -1,0 +1,89 @@
+"""Memory as transports see it: its bytes and its address, whatever object holds it."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+
+from monarch.compiler.plan import MonarchError
+from monarch.runtime.transport.interface import Memory
+
+
+def view_of(memory: Memory, writable: bool = False) -> memoryview:
+    """The bytes of host memory, not copied. Raises MonarchError where it is not contiguous, or read-only and to be
+    written."""
+    if type(memory) is memoryview:
+        view = memory
+    elif hasattr(memory, "data_ptr"):
+        view = _tensor_view(memory)
+    else:
+        try:
+            view = memoryview(memory)
+        except (TypeError, ValueError, BufferError):
+            raise MonarchError(
+                f"a {type(memory).__name__} is no memory that can be registered or moved",
+                hint="Give a contiguous tensor, or a contiguous buffer: a memoryview, mmap, bytearray or numpy array.",
+            ) from None
+    if not view.c_contiguous:
+        raise MonarchError(
+            f"memory has to be contiguous: this has shape {view.shape} and strides {view.strides}",
+            hint="Copy it first.",
+        )
+    if writable and view.readonly:
+        raise MonarchError(f"this {type(memory).__name__} is read-only, and is to be written")
+    if view.ndim != 1 or view.format != "B":
+        # numpy reads every format that buffers have, memoryview.cast only some of them.
+        view = np.asarray(view).reshape(-1).view(np.uint8).data
+    return view
+
+
+def _tensor_view(tensor: Any) -> memoryview:
+    import torch
+
+    if tensor.layout is not torch.strided:
+        raise MonarchError(f"memory has to be contiguous: this tensor's layout is {tensor.layout}")
+    if not tensor.is_contiguous():
+        raise MonarchError(
+            f"memory has to be contiguous: this tensor has shape {list(tensor.shape)}, strides {list(tensor.stride())}",
+            hint="Call .contiguous() on it, and keep the result.",
+        )
+    if tensor.is_conj() or tensor.is_neg():
+        raise MonarchError(
+            "this tensor is conjugated or negated lazily, so its memory does not hold its values",
+            hint="Call .resolve_conj().resolve_neg() on it, and keep the result.",
+        )
+    if tensor.device.type != "cpu":
+        raise MonarchError(f"this tensor is on {tensor.device}: only its own transports reach that")
+    return memoryview(tensor.detach().reshape(-1).view(torch.uint8).numpy())
+
+
+def device_of(memory: Memory) -> str:
+    device = getattr(memory, "device", None)
+    return str(device) if hasattr(memory, "data_ptr") and device is not None else "cpu"
+
+
+def device_range(tensor: Any) -> tuple[int, int]:
+    """Address and bytes of a contiguous tensor on a device."""
+    if not tensor.is_contiguous():
+        raise MonarchError(
+            f"memory has to be contiguous: this tensor has shape {list(tensor.shape)}, strides {list(tensor.stride())}",
+            hint="Call .contiguous() on it, and keep the result.",
+        )
+    return tensor.data_ptr(), tensor.numel() * tensor.element_size()
+
+
+def address_of(view: memoryview) -> int:
+    """Where its bytes are; 0 where there are none."""
+    if not view.nbytes:
+        return 0
+    address: int = np.frombuffer(view, np.uint8).__array_interface__["data"][0]
+    return address
+
+
+def check_file(file: int, offset: int, size: int) -> None:
+    if offset < 0 or os.fstat(file).st_size < offset + size:
+        raise MonarchError(
+            f"the file does not hold the memory: bytes {offset} to {offset + size} of {os.fstat(file).st_size}"
+        )

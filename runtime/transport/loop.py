@@ -1,0 +1,192 @@
+"""The I/O thread of an endpoint: callbacks for descriptors that are ready, calls from other threads, and timers."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import logging
+import os
+import select
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import TypeVar
+
+from monarch.compiler.plan import MonarchError
+
+_log = logging.getLogger("monarch.transport")
+
+Value = TypeVar("Value")
+
+
+class Timer:
+    """A call to come; `cancel` may be called from any thread, also afterwards."""
+
+    __slots__ = ("call",)
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        self.call: Callable[[], None] | None = call
+
+    def cancel(self) -> None:
+        self.call = None
+
+
+class Loop:
+    """Starts its thread when it is first given something to do. Every method may be called from any thread."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._epoll = select.epoll()
+        self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._epoll.register(self._bell, select.EPOLLIN)
+        self._watched: dict[int, Callable[[int], None]] = {}
+        self._calls: deque[Callable[[], object]] = deque()
+        self._timers: list[tuple[float, int, Timer]] = []
+        self._order = itertools.count()
+        self._starting = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    # -- what others ask for ---------------------------------------------------------------------------------------
+
+    def watch(self, fd: int, events: int, call: Callable[[int], None]) -> None:
+        """Call `call(events)` whenever the descriptor is ready (level-triggered), until `unwatch`."""
+        self._watched[fd] = call
+        self._epoll.register(fd, events)
+        self._start()
+
+    def change(self, fd: int, events: int) -> None:
+        """Watch for other events from now on."""
+        self._epoll.modify(fd, events)
+
+    def unwatch(self, fd: int) -> None:
+        if self._watched.pop(fd, None) is not None and not self._closed:
+            self._epoll.unregister(fd)
+
+    def call(self, function: Callable[[], object]) -> None:
+        """Call the function soon."""
+        self._calls.append(function)
+        self._start()
+        self._ring()
+
+    def run(self, function: Callable[[], Value]) -> Value:
+        """Call the function on the I/O thread (at once, where this is that thread), and give what it gives or raise
+        what it raises. Once the loop is closed: at once too, for nothing runs beside it then."""
+        if self.here():
+            return function()
+        done = threading.Event()
+        values: list[Value] = []
+        errors: list[BaseException] = []
+
+        def run() -> None:
+            try:
+                values.append(function())
+            except BaseException as error:
+                errors.append(error)
+            finally:
+                done.set()
+
+        with self._starting:
+            closed = self._closed
+            if not closed:
+                self._calls.append(run)
+        if closed:
+            return function()
+        self._start()
+        self._ring()
+        done.wait()
+        if errors:
+            raise errors[0]
+        return values[0]
+
+    def later(self, seconds: float, call: Callable[[], None]) -> Timer:
+        timer = Timer(call)
+        when = time.monotonic() + seconds
+        self.call(lambda: heapq.heappush(self._timers, (when, next(self._order), timer)))
+        return timer
+
+    def here(self) -> bool:
+        """Whether this is the I/O thread."""
+        return self._thread is threading.current_thread()
+
+    def close(self) -> None:
+        """End the thread, after the calls that were asked for before."""
+        with self._starting:
+            if self._closed:
+                return
+            self._closed = True
+            thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            self._ring()
+            thread.join()
+        elif thread is None:
+            self._end()
+
+    def forget(self) -> None:
+        """In the child of a fork, where there is no such thread: close the descriptors."""
+        self._closed = True
+        self._epoll.close()
+        os.close(self._bell)
+
+    # -- the thread ------------------------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        if self._thread is None:
+            with self._starting:
+                if self._closed:
+                    raise MonarchError("the endpoint is closed")
+                if self._thread is None:
+                    self._thread = threading.Thread(target=self._serve, name=self._name, daemon=True)
+                    self._thread.start()
+
+    def _ring(self) -> None:
+        if not self.here():
+            try:
+                os.eventfd_write(self._bell, 1)
+            except OSError:
+                pass  # closed meanwhile, or rung more than often enough
+
+    def _serve(self) -> None:
+        poll, watched, bell = self._epoll.poll, self._watched, self._bell
+        while not self._closed:
+            wait = -1.0
+            if self._timers:
+                wait = max(0.0, self._timers[0][0] - time.monotonic())
+            if self._calls:
+                wait = 0
+            for fd, events in poll(wait):
+                if fd == bell:
+                    os.eventfd_read(bell)
+                    continue
+                call = watched.get(fd)
+                if call is not None:
+                    try:
+                        call(events)
+                    except Exception:
+                        _log.exception("a callback of %s failed; its descriptor is no longer watched", self._name)
+                        self.unwatch(fd)
+            self._calls_and_timers()
+        self._calls_and_timers()
+        self._end()
+
+    def _calls_and_timers(self) -> None:
+        for _ in range(len(self._calls)):
+            self._guarded(self._calls.popleft())
+        while self._timers and self._timers[0][0] <= time.monotonic():
+            call = heapq.heappop(self._timers)[2].call
+            if call is not None:
+                self._guarded(call)
+
+    def _guarded(self, call: Callable[[], object]) -> None:
+        try:
+            call()
+        except Exception:
+            _log.exception("a call on %s failed", self._name)
+
+    def _end(self) -> None:
+        # What was asked for while the thread ended must still be done: somebody may wait for it.
+        while self._calls:
+            self._guarded(self._calls.popleft())
+        self._epoll.close()
+        os.close(self._bell)
