@@ -15,13 +15,14 @@ WEB := compiler/inspect/page/web
 MODULES := $(WEB)/node_modules/.package-lock.json
 PAGE := compiler/inspect/page/page.html
 
-.PHONY: help setup demo test check lint format format-check types imports bench clean
+.PHONY: help setup demo test check lint format format-check types imports bench proto clean
 
 help:
 	@echo "make setup    a virtual environment in $(VENV), with torch and this package, editable, and the page"
 	@echo "make demo     train a small GPT over four local workers, and compare it with plain PyTorch"
 	@echo "make test     run all tests; ARGS='-k name' passes arguments on to pytest"
 	@echo "make check    lint, formatting, types and import rules; make format mends what can be mended"
+	@echo "make proto    write the Python of the control plane's messages (runtime/control/monarch.proto) anew"
 	@echo "make bench    measure, and write benchmarks/results/<date>.md"
 
 setup: $(READY) $(PAGE)
@@ -67,6 +68,10 @@ imports: setup
 
 bench: setup
 	$(BIN)/python -m benchmarks $(ARGS)
+
+# Kept current by tests/runtime/control/test_proto.py.
+proto: setup
+	.ci/proto $(BIN)/python
 
 clean:
 	rm -rf $(VENV) $(WEB)/node_modules $(PAGE) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist out

@@ -8,13 +8,12 @@ user's input is wrong; 3 a fault of monarchc's own.
 
 from __future__ import annotations
 
-import sys
-import traceback
 from typing import Annotated
 
 import typer
 
 from monarch import __version__
+from monarch.compiler.cli import entry
 from monarch.compiler.cli.check import check
 from monarch.compiler.cli.compile import compile_
 from monarch.compiler.cli.diff import diff
@@ -22,33 +21,13 @@ from monarch.compiler.cli.inspect import inspect
 from monarch.compiler.cli.opt import opt
 from monarch.compiler.cli.profile import profile
 from monarch.compiler.cli.run import run
-from monarch.compiler.cli.screen import clean
-from monarch.compiler.errors import DeviceMeshError, MonarchError
-
-FOUND, WRONG_INPUT, OWN_FAULT = 1, 2, 3
 
 app = typer.Typer(name="monarchc", no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 
 def main() -> None:
     """Run the command line, and exit."""
-    arguments = sys.argv[1:]
-    end = arguments.index("--") if "--" in arguments else len(arguments)
-    debug = "--debug" in arguments[:end]
-    try:
-        app([a for at, a in enumerate(arguments) if a != "--debug" or at >= end], prog_name="monarchc")
-    except MonarchError as error:
-        if debug:
-            traceback.print_exc()
-        typer.echo(f"monarchc: error: {clean(str(error))}", err=True)
-        raise SystemExit(FOUND if isinstance(error, DeviceMeshError) else WRONG_INPUT) from None
-    except Exception as error:
-        if debug:
-            traceback.print_exc()
-        what = clean(f"{type(error).__name__}: {error}")
-        hint = "" if debug else "\n  run it again with --debug for the traceback, and report it."
-        typer.echo(f"monarchc: this is a fault of monarchc's own: {what}{hint}", err=True)
-        raise SystemExit(OWN_FAULT) from None
+    entry.run(app, "monarchc")
 
 
 def _version(wanted: bool) -> None:

@@ -106,7 +106,15 @@ def why(error: Exception) -> str:
     if not isinstance(error, grpc.aio.AioRpcError):
         return str(error) or type(error).__name__
     details = error.details() or error.code().name
-    if error.code() is grpc.StatusCode.UNAVAILABLE:
-        # "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:1: Failed to connect to ..."
-        details = re.sub(r"^.*last error: (?:[A-Z_]+: )?", "", details)
+    if error.code() is not grpc.StatusCode.UNAVAILABLE:
+        return details
+    # "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:1: connect: Connection refused (111)"
+    details = re.sub(r"^.*last error: (?:[A-Z_]+: )?(?:ipv[46]:[\[\]%.:\w]+?:\d+: )?", "", details)
+    if "CERTIFICATE_VERIFY_FAILED" in details:
+        cause = details.rpartition("CERTIFICATE_VERIFY_FAILED: ")[2].removesuffix(": OK")
+        return f"its certificate is not accepted: {cause}"
+    if "WRONG_VERSION_NUMBER" in details:
+        return "it does not use TLS"
+    if "Socket closed" in details or "recvmsg" in details:
+        return f"it closed the connection at once ({details}): it does not accept this end's certificate, or uses TLS"
     return details

@@ -30,7 +30,7 @@ def describe(number: int, address: str, advertise: str = "", data_bind: str = ""
         number,
         address,
         socket.gethostname(),
-        len(os.sched_getaffinity(0)),
+        cores(),
         os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
         os.getpid(),
         platform.python_version(),
@@ -40,6 +40,10 @@ def describe(number: int, address: str, advertise: str = "", data_bind: str = ""
         advertise,
         data_bind,
     )
+
+
+def cores() -> int:
+    return len(os.sched_getaffinity(0))
 
 
 def network() -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import ssl
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,25 +16,44 @@ if TYPE_CHECKING:
     import grpc
 
 
+CA, CERTIFICATE, KEY = "ca.pem", "cert.pem", "key.pem"
+
+
+@dataclass(frozen=True)
+class TlsFiles:
+    folder: Path
+    authority: bytes
+    certificate: bytes
+    key: bytes
+
+
 class Security:
     """Either TLS on both ends (`Security.tls`), or a token that both know (`Security.token`)."""
 
-    def __init__(
-        self, *, secret: bytes = b"", files: tuple[Path, Path, Path] | None = None, trusted: bool = False
-    ) -> None:
+    def __init__(self, *, secret: bytes = b"", tls: TlsFiles | None = None, trusted: bool = False) -> None:
         self.secret = secret
-        self._files = files
+        self._tls = tls
         self._trusted = trusted
 
     @property
     def uses_tls(self) -> bool:
-        return self._files is not None
+        return self._tls is not None
 
     def __str__(self) -> str:
-        return "TLS" if self._files else "token"
+        return "TLS" if self._tls else "token"
 
     def __repr__(self) -> str:
         return f"Security({self})"
+
+    @classmethod
+    def tls(cls, folder: str | os.PathLike[str]) -> Security:
+        """TLS, where each end shows a certificate that the same authority has signed.
+
+        `folder` holds ca.pem, cert.pem and key.pem: one that `monarch ca` has made, or one's own. A host's certificate
+        has to name the address by which it is attached, and to be good for servers and clients, for hosts attach others
+        beneath them.
+        """
+        return cls(tls=_read_tls(Path(folder)))
 
     @classmethod
     def token(cls, token: str | os.PathLike[str], *, trusted_network: bool = False) -> Security:
@@ -65,15 +85,62 @@ class Security:
     # -- gRPC --------------------------------------------------------------------------------------------------------
 
     def server_credentials(self) -> grpc.ServerCredentials | None:
-        return None
+        """Of a listener; None without TLS."""
+        import grpc
+
+        if self._tls is None:
+            return None
+        pair = (self._tls.key, self._tls.certificate)
+        return grpc.ssl_server_credentials([pair], root_certificates=self._tls.authority, require_client_auth=True)
 
     def channel_credentials(self) -> grpc.ChannelCredentials | None:
-        return None
+        """Of the end that opens a connection; None without TLS."""
+        import grpc
+
+        if self._tls is None:
+            return None
+        return grpc.ssl_channel_credentials(self._tls.authority, self._tls.key, self._tls.certificate)
 
     def contexts(self) -> tuple[ssl.SSLContext, ssl.SSLContext] | None:
-        """For the data between workers: the server's context and the client's, each showing its own certificate and
-        asking for the other's. None without TLS."""
-        return None
+        """For the data between workers: the listening end's context and the other's. Both ends show their certificates,
+        which have to be signed by the authority; TLS 1.3. None without TLS."""
+        if self._tls is None:
+            return None
+        return _context(self._tls, ssl.PROTOCOL_TLS_SERVER), _context(self._tls, ssl.PROTOCOL_TLS_CLIENT)
+
+
+def _context(tls: TlsFiles, protocol: int) -> ssl.SSLContext:
+    context = ssl.SSLContext(protocol)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.load_cert_chain(tls.folder / CERTIFICATE, tls.folder / KEY)
+    context.load_verify_locations(cadata=tls.authority.decode())
+    context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+def _read_tls(folder: Path) -> TlsFiles:
+    try:
+        authority, certificate, key = ((folder / name).read_bytes() for name in (CA, CERTIFICATE, KEY))
+        mode = (folder / KEY).stat().st_mode
+    except OSError as error:
+        below = [path.parent.name for path in sorted(folder.glob(f"*/{CERTIFICATE}"))]
+        hint = (
+            f"certificates lie in folders below it: {', '.join(below)}." if below else "monarch ca makes such folders."
+        )
+        raise MonarchError(
+            f"the folder {folder} has to hold {CA}, {CERTIFICATE} and {KEY}: {error}", hint=hint
+        ) from None
+    if mode & 0o077:
+        raise MonarchError(
+            f"the key {folder / KEY} can be read or written by others (mode {mode & 0o777:o})",
+            hint=f"chmod 600 {folder / KEY}",
+        )
+    tls = TlsFiles(folder, authority, certificate, key)
+    try:
+        _context(tls, ssl.PROTOCOL_TLS_SERVER)
+    except (ssl.SSLError, UnicodeDecodeError) as error:
+        raise MonarchError(f"the certificates in {folder} cannot be used: {error}") from None
+    return tls
 
 
 def split_address(address: str) -> tuple[str, int]:

@@ -1,0 +1,34 @@
+"""Running a command line: arguments in, errors as people read them, an exit status out."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+
+import typer
+
+from monarch.compiler.cli.screen import clean
+from monarch.compiler.errors import DeviceMeshError, MonarchError
+
+FOUND, WRONG_INPUT, OWN_FAULT = 1, 2, 3
+
+
+def run(app: typer.Typer, name: str) -> None:
+    """Run it with this process's arguments, and exit. `--debug` anywhere before a `--` shows an error's traceback."""
+    arguments = sys.argv[1:]
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    debug = "--debug" in arguments[:end]
+    try:
+        app([a for at, a in enumerate(arguments) if a != "--debug" or at >= end], prog_name=name)
+    except MonarchError as error:
+        if debug:
+            traceback.print_exc()
+        typer.echo(f"{name}: error: {clean(str(error))}", err=True)
+        raise SystemExit(FOUND if isinstance(error, DeviceMeshError) else WRONG_INPUT) from None
+    except Exception as error:
+        if debug:
+            traceback.print_exc()
+        what = clean(f"{type(error).__name__}: {error}")
+        hint = "" if debug else "\n  run it again with --debug for the traceback, and report it."
+        typer.echo(f"{name}: this is a fault of {name}'s own: {what}{hint}", err=True)
+        raise SystemExit(OWN_FAULT) from None

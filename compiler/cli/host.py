@@ -1,0 +1,86 @@
+"""`monarch host`: this machine as a host."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from monarch.compiler.errors import MonarchError
+
+if TYPE_CHECKING:
+    from monarch.runtime.control.security import Security
+
+_WILDCARDS = ("0.0.0.0", "::", "*")
+
+
+def host(
+    listen: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="Where to listen: 10.0.0.1:4242. Port 0 takes one that is free.")
+    ],
+    tls: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="This host's certificates, as `monarch ca` makes them.")
+    ] = None,
+    token_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Or the token that controllers have to know; for loopback.")
+    ] = None,
+    trusted_network: Annotated[
+        bool, typer.Option("--trusted-network", help="Take the token on other addresses too: nobody else can listen.")
+    ] = False,
+    data_bind: Annotated[
+        str | None,
+        typer.Option(metavar="ADDR", help="Where workers listen for those of other hosts. [the address of --listen]"),
+    ] = None,
+) -> None:
+    """Make this machine a host: it runs workers for the controllers that attach it, until it is ended.
+
+    What is refused, and who attaches, is printed to standard error.
+    """
+    from monarch.runtime.control.security import Security, split_address
+
+    if (tls is None) == (token_file is None):
+        raise MonarchError(
+            "a host listens with --tls or with --token-file, " + ("not both" if tls else "and neither was given"),
+            hint="monarch ca DIR makes certificates: monarch host --listen ADDRESS --tls DIR/NAME",
+        )
+    if trusted_network and tls is not None:
+        raise MonarchError("--trusted-network goes with --token-file: with TLS no network has to be trusted")
+    if tls is not None:
+        security = Security.tls(tls)
+    else:
+        assert token_file is not None
+        security = Security.token(token_file, trusted_network=trusted_network)
+    name, _ = split_address(listen)
+    if data_bind is None and name in _WILDCARDS:
+        raise MonarchError(
+            f"--listen {listen} is every address of this machine, and workers of other hosts need one",
+            hint="say which they can reach it by: --data-bind 10.0.0.1",
+        )
+    security.check(listen)
+    _serve(listen, security, data_bind or name, tls)
+
+
+def _serve(listen: str, security: Security, bind: str, tls: Path | None) -> None:
+    # What workers are forked from has to be there before gRPC starts its threads.
+    from monarch.runtime.control.agent import serve
+    from monarch.runtime.control.host_info import cores
+    from monarch.runtime.host import HostService
+    from monarch.runtime.processes import warm_parent
+
+    warm_parent()
+    logging.basicConfig(format="monarch host: %(asctime)s %(levelname)s: %(message)s", level=logging.INFO)
+    folder = None if tls is None else str(tls.resolve())
+    ended = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: ended.set())
+    agent = serve(listen, security, lambda reply, _: HostService(reply, bind, folder), data_bind=bind)
+    typer.echo(f"monarch host: serving on {agent.address} ({security}), {cores()} cores")
+    ended.wait()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)  # a second one does not wait for anything
+    agent.close()
+    typer.echo("monarch host: ended")
