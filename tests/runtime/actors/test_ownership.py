@@ -73,8 +73,19 @@ class Cluster(RuleBasedStateMachine):
         self.of_processes: set[str] = set()
         self.under_way: dict[tuple[str, str], deque[Event | StopPlace]] = {}
         self.ending = False
+        # The program's processes, with an actor in each; the first of these owns a process, and an actor there.
+        self.spawn_processes_of(self.actors[ROOT, PROCESS], 2)
+        self.spawn_actors_of(self.actors[ROOT, PROCESS], self.meshes["procs1"])
+        self.deliver_all()
+        first = self.actors["procs1.0", "actors2"]
+        self.spawn_processes_of(first, 1)
+        self.spawn_actors_of(first, self.meshes["procs3"])
 
-    # -- what commands do ----------------------------------------------------------------------------------------------
+    def deliver_all(self) -> None:
+        while waiting := [pair for pair, messages in self.under_way.items() if messages]:
+            self.deliver_one(*waiting[0])
+
+    # -- what commands do ------------------------------------------------------------------------------------------
 
     def alive(self) -> list[str]:
         return [address for address in self.states if address not in self.dead]
@@ -139,17 +150,18 @@ class Cluster(RuleBasedStateMachine):
             if actor.process not in self.dead and not actor.ending and not (actor.name == PROCESS and self.ending)
         ]
 
-    # -- what happens ----------------------------------------------------------------------------------------------------
+    # -- what happens ----------------------------------------------------------------------------------------------
 
     @rule(data=st.data())
     def spawn_processes(self, data: st.DataObject) -> None:
         if not self.running() or len(self.alive()) > 6:
             return
-        owner = self.choose(data, self.running())
+        self.spawn_processes_of(self.choose(data, self.running()), data.draw(st.integers(1, 3)))
+
+    def spawn_processes_of(self, owner: Actor, count: int) -> None:
         self.number += 1
         mesh = f"procs{self.number}"
-        places = [f"{mesh}.{rank}" for rank in range(data.draw(st.integers(1, 3)))]
-        self.meshes[mesh] = places
+        self.meshes[mesh] = places = [f"{mesh}.{rank}" for rank in range(count)]
         self.of_processes.add(mesh)
         for address in places:
             self.states[address] = Supervision(owner.process)
@@ -157,11 +169,11 @@ class Cluster(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def spawn_actors(self, data: st.DataObject) -> None:
-        if not self.running():
-            return
-        owner = self.choose(data, self.running())
-        known = sorted(self.states)
-        places = data.draw(st.lists(st.sampled_from(known), min_size=1, max_size=3, unique=True))
+        if self.running():
+            places = st.lists(st.sampled_from(sorted(self.states)), min_size=1, max_size=3, unique=True)
+            self.spawn_actors_of(self.choose(data, self.running()), data.draw(places))
+
+    def spawn_actors_of(self, owner: Actor, places: list[str]) -> None:
         self.number += 1
         mesh = f"actors{self.number}"
         self.meshes[mesh] = places
@@ -243,11 +255,10 @@ class Cluster(RuleBasedStateMachine):
     @precondition(lambda self: not self.ending)
     @rule()
     def end_program(self) -> None:
-        if self.number > 3:
-            self.ending = True
-            self.handle(ROOT, EndProcess("the program ended"))
+        self.ending = True
+        self.handle(ROOT, EndProcess("the program ended"))
 
-    # -- what holds ------------------------------------------------------------------------------------------------------
+    # -- what holds ------------------------------------------------------------------------------------------------
 
     @invariant()
     def what_is_buried_is_owned_by_nobody_here(self) -> None:
@@ -279,7 +290,7 @@ class Cluster(RuleBasedStateMachine):
 
 
 TestCluster = Cluster.TestCase
-TestCluster.settings = settings(max_examples=150, stateful_step_count=60)
+TestCluster.settings = settings(max_examples=200, stateful_step_count=40)
 
 
 # -- one at a time ----------------------------------------------------------------------------------------------------
@@ -413,3 +424,23 @@ def test_a_process_ends_with_its_owners() -> None:
     state = Supervision("a")
     assert state.handle(ProcessGone("b", "killed", failed=True)) == []
     assert state.handle(ProcessGone("a", "killed", failed=True)) == [Exit()]
+
+
+def test_what_comes_to_a_process_that_ends_ends_too() -> None:
+    state = child_and_parent()
+    state.handle(EndProcess("leave"))
+    assert state.handle(Born("late", ("a", "boss"), "m", "late", 0)) == [StopActor("late", "leave")]
+
+
+def test_what_an_ending_actor_spawns_is_stopped() -> None:
+    state = child_and_parent()
+    state.handle(Ends("parent", "stopped", failed=False))
+    [stop] = state.handle(Owns("parent", "m2", "late", ["here", "there"]))
+    assert isinstance(stop, StopMesh) and stop.ranks == (0, 1)
+    state.handle(Ends("child", "stopped", failed=False))
+    state.handle(Cleaned("child"))
+    state.handle(PlaceEnded("m1", 0))
+    state.handle(PlaceEnded("m2", 1))
+    assert state.handle(PlaceEnded("m2", 0)) == [Cleanup("parent", "")]
+    [stop] = state.handle(Owns("parent", "m3", "too late", ["here"]))
+    assert isinstance(stop, StopMesh)
