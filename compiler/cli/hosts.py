@@ -12,6 +12,7 @@ import typer
 from monarch import __version__
 from monarch.compiler.cli import entry
 from monarch.compiler.cli.ca import ca
+from monarch.compiler.cli.doctor import doctor
 from monarch.compiler.cli.host import host
 
 app = typer.Typer(name="monarch", no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
@@ -43,3 +44,4 @@ def monarch(
 
 app.command()(host)
 app.command()(ca)
+app.command()(doctor)
