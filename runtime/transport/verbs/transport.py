@@ -1,0 +1,306 @@
+"""The transport `verbs`: one device for the process, memory registered with it, and connections made."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from monarch.compiler.plan import MonarchError
+from monarch.runtime.transport import buffers
+from monarch.runtime.transport.interface import Address, Memory
+from monarch.runtime.transport.plug import Accepted, Offer, Owned, Surroundings, Unsuitable
+from monarch.runtime.transport.stream import StreamLink
+from monarch.runtime.transport.streams import Stream
+from monarch.runtime.transport.verbs import adapter, ports
+from monarch.runtime.transport.verbs.adapter import Device, Library, MemoryRegion, NoVerbs, VerbsFailed
+from monarch.runtime.transport.verbs.link import PATIENCE, SMALL, Connection, VerbsLink
+from monarch.runtime.transport.verbs.ports import Way
+
+_log = logging.getLogger("monarch.transport")
+
+
+class Registered:
+    """Memory that the device knows, until everyone who uses it has released it."""
+
+    def __init__(self, region: MemoryRegion, address: int, size: int, writable: bool) -> None:
+        self.address, self.size, self.writable = address, size, writable
+        self.region = region
+        self._users = 1
+        self._lock = threading.Lock()
+
+    def hold(self) -> bool:
+        with self._lock:
+            self._users += self._users > 0
+            return self._users > 0
+
+    def release(self) -> None:
+        with self._lock:
+            self._users -= 1
+            last = self._users == 0
+        if last:
+            self.region.close()
+
+
+class Local:
+    """This side's memory of a put or a get. `reached` tells whether the device reaches it; `key` is None where its
+    bytes are copied when they are sent. `release` when all is over."""
+
+    def __init__(self, keep: Any, address: int, size: int, registered: Registered | None, reached: bool) -> None:
+        self._keep = keep
+        self.size = size
+        self.reached = reached
+        self._registered = registered
+        self.address = address
+        self.key: int | None = None
+        if registered is not None:
+            self.address += registered.region.address - registered.address
+            self.key = registered.region.local_key
+
+    def release(self) -> None:
+        registered, self._registered, self._keep = self._registered, None, None
+        if registered is not None:
+            registered.release()
+
+
+class VerbsTransport:
+    name = "verbs"
+    streams: tuple[str, ...] = ("local", "tcp")
+
+    def __init__(self, surroundings: Surroundings) -> None:
+        self._loop = surroundings.loop
+        self._lock = threading.Lock()
+        self._owned: dict[int, Registered] = {}
+        self._library: Library | None = None
+        self._device: Device | None = None
+        self._ways: list[Way] = []
+        self.links: set[VerbsLink] = set()
+
+    # -- the device ------------------------------------------------------------------------------------------------
+
+    def available(self) -> str | None:
+        try:
+            self._library = adapter.library()
+            self._device, self._ways = _open(self._library)
+        except (NoVerbs, VerbsFailed) as error:
+            return str(error)
+        _opened.add(self)
+        return None
+
+    @property
+    def device_name(self) -> str:
+        return self._opened_device().name
+
+    @property
+    def library_name(self) -> str:
+        assert self._library is not None
+        return self._library.name
+
+    def _opened_device(self) -> Device:
+        assert self._device is not None, "asked for before it was available"
+        return self._device
+
+    # -- memory ----------------------------------------------------------------------------------------------------
+
+    def register(self, owned: Owned) -> dict[str, Any] | None:
+        """Peers learn address and key when they open the region (`link`), so the region itself carries nothing."""
+        if not owned.size or owned.device != "cpu":
+            return None
+        access = adapter.REMOTE_READ
+        if owned.writable:
+            access |= adapter.REMOTE_WRITE | adapter.LOCAL_WRITE
+        try:
+            region = self._opened_device().register(owned.address, owned.size, access)
+        except VerbsFailed as error:
+            _log.warning("%s goes over the stream: %s", f"region {owned.number}", error)
+            return None
+        with self._lock:
+            self._owned[owned.number] = Registered(region, owned.address, owned.size, owned.writable)
+        return None
+
+    def registered(self, number: int) -> MemoryRegion | None:
+        found = self._owned.get(number)
+        return None if found is None else found.region
+
+    def drop(self, owned: Owned) -> None:
+        with self._lock:
+            registered = self._owned.pop(owned.number, None)
+        if registered is None:
+            return
+        links = list(self.links)
+        if links:
+            leaving = self._loop.run(lambda: [link.call_back(owned.number) for link in links])
+            if not self._loop.here():
+                for left in leaving:
+                    if left is not None:
+                        _await(left)
+        registered.release()
+
+    def local(self, memory: Memory, write: bool) -> Local:
+        """Memory of this process that is sent from (`write`) or received into. Raises MonarchError where it cannot."""
+        view = buffers.view_of(memory, writable=not write)
+        address, size = buffers.address_of(view), view.nbytes
+        if not size or (write and size <= SMALL):
+            return Local(view, address, size, None, True)
+        found = self._find(address, size, writable=not write)
+        if found is not None:
+            return Local((memory, view), address, size, found, True)
+        try:
+            region = self._opened_device().register(address, size, 0 if write else adapter.LOCAL_WRITE)
+        except VerbsFailed as error:
+            _log.warning("%d bytes go over the stream: %s", size, error)
+            return Local(view, address, size, None, False)
+        return Local(view, address, size, Registered(region, address, size, not write), True)
+
+    def _find(self, address: int, size: int, writable: bool) -> Registered | None:
+        """Registered memory around this range, held."""
+        with self._lock:
+            for one in self._owned.values():
+                if one.address <= address and address + size <= one.address + one.size and one.writable >= writable:
+                    if one.hold():
+                        return one
+        return None
+
+    # -- connections -----------------------------------------------------------------------------------------------
+
+    def offer(self, peer: Address) -> Offer:
+        way = ports.choose(self._ways, _local_address(peer))
+        if way is None:
+            raise Unsuitable(f"{self.device_name} has no address any more")
+        connection = self._connection(way)
+        return Offer(connection.details(), state=connection)
+
+    def accept(self, stream: Stream, details: Mapping[str, Any], files: Sequence[int]) -> Accepted:
+        for file in files:
+            os.close(file)
+        family = str(details.get("family"))
+        way = ports.choose(self._ways, _stream_address(stream), family)
+        if way is None:
+            raise Unsuitable(f"{self.device_name} is not reached by {family[:32]}")
+        connection = self._connection(way)
+        try:
+            connection.connect(details)
+        except (VerbsFailed, ValueError) as error:
+            connection.close()
+            raise Unsuitable(str(error)) from error
+        return Accepted(VerbsLink(stream, (), self, connection, dialer=False), connection.details())
+
+    def dial(self, stream: Stream, offer: Offer, details: Mapping[str, Any], files: Sequence[int]) -> StreamLink:
+        for file in files:
+            os.close(file)
+        connection: Connection = offer.state
+        try:
+            connection.connect(details)
+        except (VerbsFailed, ValueError) as error:
+            connection.close()
+            raise Unsuitable(str(error)) from error
+        return VerbsLink(stream, (), self, connection, dialer=True)
+
+    def withdraw(self, offer: Offer) -> None:
+        offer.state.close()
+
+    def _connection(self, way: Way) -> Connection:
+        try:
+            return Connection(self._opened_device(), way)
+        except VerbsFailed as error:
+            raise Unsuitable(str(error)) from error
+
+    def close(self) -> None:
+        _opened.discard(self)
+        for registered in self._owned.values():
+            registered.release()
+        self._owned.clear()
+        if self._device is not None:
+            self._device.close()
+            self._device = None
+
+
+def _open(library: Library) -> tuple[Device, list[Way]]:
+    """The device with the best way out, and all its ways."""
+    closed = []
+    best: tuple[int, Device, list[Way]] | None = None
+    for name in library.devices():
+        device = library.open(name)
+        found = [
+            way
+            for number in ports.port_numbers(name)
+            for way in ports.ways(device.port(number), ports.gids(name, number))
+        ]
+        way = ports.choose(found)
+        rank = len(ports.FAMILIES) if way is None else ports.FAMILIES.index(way.family)
+        if way is None or (best is not None and best[0] <= rank):
+            device.close()
+            closed.append(name)
+            continue
+        if best is not None:
+            best[1].close()
+        best = rank, device, found
+    if best is None:
+        raise NoVerbs(f"no port of {', '.join(closed)} is active and has an address")
+    return best[1], best[2]
+
+
+def _await(left: Any) -> None:
+    try:
+        left.wait(PATIENCE)
+    except MonarchError:
+        pass  # the link has ended, and with it all that was under way
+    except TimeoutError:
+        _log.warning("a peer does not leave a region that is dropped; what it does there now loses its link")
+
+
+def _local_address(peer: Address) -> str | None:
+    """The address of this host by which the peer's is reached."""
+    where = peer.offers.get("tcp")
+    if where is None:
+        return None
+    try:
+        for family, kind, protocol, _, address in socket.getaddrinfo(
+            where["host"], where["port"], type=socket.SOCK_DGRAM
+        ):
+            with socket.socket(family, kind, protocol) as sock:
+                sock.connect(address)  # sends nothing
+                return str(sock.getsockname()[0])
+    except OSError:
+        pass
+    return None
+
+
+def _stream_address(stream: Stream) -> str | None:
+    if stream.kind == "local":
+        return None
+    try:
+        return str(stream.socket.getsockname()[0])
+    except OSError:
+        return None
+
+
+# -- forks -------------------------------------------------------------------------------------------------------------
+
+_opened: weakref.WeakSet[VerbsTransport] = weakref.WeakSet()
+_inherited: list[Any] = []
+
+
+def _after_fork() -> None:
+    """A child shares its parent's connection to the device: what is destroyed through it is destroyed for the parent.
+    So the child lets go of the files, under the same numbers, and of nothing else."""
+    if not _opened:
+        return
+    _inherited.extend(_opened)
+    _opened.clear()
+    nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{name}")
+        except FileNotFoundError:
+            continue
+        if target.startswith("/dev/infiniband/") or target == "anon_inode:[infinibandevent]":
+            os.dup2(nothing, int(name), inheritable=False)
+    os.close(nothing)
+
+
+os.register_at_fork(after_in_child=_after_fork)
