@@ -80,7 +80,7 @@ class Mesh:
         shape: Sequence[int] | None = None,
         mesh_dim_names: Sequence[str] | None = None,
         *,
-        hosts: Hosts | None = None,
+        hosts: Hosts | int | None = None,  # a number is refused: it would be a dim of that name
         **dims: int,
     ) -> None:
         if shape is not None:

@@ -13,7 +13,8 @@ it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from monarch.compiler.plan import MeshSpec
@@ -42,6 +43,13 @@ class Mirror:
     def hosts_of(self, ranks: Iterable[int]) -> tuple[int, ...]:
         """The other hosts on which any of `ranks` are."""
         return tuple(sorted({rank // self.per_host for rank in ranks} - {self.host}))
+
+    def by_host(self, ranks: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+        """The ranks of one host after the other; nothing where hosts take turns, or have different numbers of them."""
+        blocks = [tuple(block) for _, block in groupby(ranks, lambda rank: rank // self.per_host)]
+        even = len({len(block) for block in blocks}) == 1
+        hosts = {block[0] // self.per_host for block in blocks}
+        return tuple(blocks) if even and len(hosts) == len(blocks) else ()
 
     def write(self, hosts: Iterable[int], offset: int, size: int) -> None:
         """Bytes of the memory, to be there on `hosts` before the next progress is."""

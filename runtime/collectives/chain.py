@@ -1,0 +1,141 @@
+"""all_reduce over several hosts as a chain: sums go from host to host, and the last host's results to all.
+
+Each worker has a share of what is reduced, as long as those of the group's other workers on its host. On the first host
+it adds up what they hold of the share, in the group's order; on the next host the worker with the same share goes on
+from there, and so on. The last host has the result, and sends it to the others. So every element is added from the
+group's first worker to its last, as all algorithms here do, and between two hosts go n bytes there and n back, however
+many workers they have: what a two-level all_reduce (reduce_scatter on each host, all_reduce between hosts, all_gather
+on each host) moves as well. With one worker a host it is a ring that starts at the first worker.
+
+Chunks follow each other through the chain. In tick t host p works on chunk t - p:
+
+    it writes what it holds of the chunk for the workers beside it       areas 0 and 1, in turn
+    it waits for the sums of the host before, which were made in tick t - 1
+    it adds, and sends on (from the last host: to all)                   areas 2 and 3, in turn
+    it reads the results that the last host made in tick t - 1
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from monarch.runtime.blocks import Flat
+from monarch.runtime.collectives.meeting import Group, Meetings, Tensors
+
+_LANE = 64  # elements
+_CHUNK_BYTES = 256 << 10  # at least, so that messages are worth sending
+_CHUNKS = 8  # where there is enough for them
+
+
+def reduce_in_chain(at: Meetings, group: Group, op: Any, source: Flat, target: Flat) -> None:
+    """`group.by_host` must not be empty."""
+    dtype = source.rows[0].dtype
+    hosts = group.by_host
+    here = next(p for p, ranks in enumerate(hosts) if at.rank in ranks)
+    own = Group(hosts[here], at.rank, None)
+    last = len(hosts) - 1
+    share = _share(source.length, own.size, at.area // dtype.itemsize, dtype.itemsize)
+    length = share * own.size
+    chunks = [(low, min(low + length, source.length)) for low in range(0, source.length, length)]
+
+    onward = group.hosts if here == last else group.host_of[hosts[here + 1][0]]
+    readers = group.peers if here == last else (hosts[here + 1][own.me],)
+    before = None if here == 0 else hosts[here - 1][own.me]
+    back = set(() if before is None else group.host_of[before]) | set(group.host_of[hosts[last][0]])
+
+    def part(chunk: tuple[int, int], j: int) -> tuple[int, int]:
+        low, high = chunk
+        return min(low + j * share, high), min(low + (j + 1) * share, high)
+
+    made = 0  # the event at which the sums of the tick before were there
+    for tick in range(len(chunks) + len(hosts)):
+        now = tick - here
+        if 0 <= now < len(chunks):
+            _write(at, own, chunks[now], part(chunks[now], own.me), tick % 2, source, dtype)
+            low, high = part(chunks[now], own.me)
+            summands = _summands(at, own, chunks[now], low, high, tick % 2, source, dtype)
+            if before is not None:
+                at.until((before,), made, group)
+                summands.insert(0, at.window.view(at.base(before, 2 + (tick - 1) % 2), (high - low,), dtype))
+            at.reclaim(2 + tick % 2)
+            base = at.base(at.rank, 2 + tick % 2)
+            total = at.window.view(base, (high - low,), dtype)
+            _add(op, summands, total)
+            at.share(onward, base, (high - low) * dtype.itemsize)
+            if here == last:
+                _copy(target, total, low, high)
+            at_event = at.arrive(onward)
+        else:
+            at.skip_meeting()
+            at_event = at.arrive(())
+        ready = tick - len(hosts)
+        if ready >= 0:
+            for j, rank in enumerate(hosts[last]):
+                low, high = part(chunks[ready], j)
+                if rank != at.rank and low < high:
+                    at.until((rank,), made, group)
+                    _copy(target, at.window.view(at.base(rank, 2 + (tick - 1) % 2), (high - low,), dtype), low, high)
+        made = at_event
+        at.read(own.peers, tick % 2, hosts=tuple(back))
+        at.lend(2 + (tick - 1) % 2, readers)
+
+
+def _write(
+    at: Meetings,
+    own: Group,
+    chunk: tuple[int, int],
+    mine: tuple[int, int],
+    area: int,
+    source: Flat,
+    dtype: torch.dtype,
+) -> None:
+    """What this worker holds of a chunk, for those beside it: all but its own share. Then meet them."""
+    if own.size == 1:
+        at.skip_meeting()
+        return
+    at.reclaim(area)
+    low, high = chunk
+    place = at.window.view(at.base(at.rank, area), (high - low,), dtype)
+    for first, end in ((low, mine[0]), (mine[1], high)):
+        for row, start, stop in source.spans(first, end):
+            place[first - low + start : first - low + stop].copy_(row)
+    at.meet(own)
+
+
+def _summands(
+    at: Meetings, own: Group, chunk: tuple[int, int], low: int, high: int, area: int, source: Flat, dtype: torch.dtype
+) -> Tensors:
+    parts = []
+    for rank in own.ranks:
+        if rank == at.rank:
+            spans = [row for row, _, _ in source.spans(low, high)]
+            parts.append(spans[0] if len(spans) == 1 else torch.cat(spans) if spans else torch.empty(0, dtype=dtype))
+        else:
+            offset = at.base(rank, area) + (low - chunk[0]) * dtype.itemsize
+            parts.append(at.window.view(offset, (high - low,), dtype))
+    return parts
+
+
+def _add(op: Any, summands: Tensors, total: torch.Tensor) -> None:
+    if len(summands) == 1:
+        total.copy_(summands[0])
+        return
+    op(summands[0], summands[1], out=total)
+    for summand in summands[2:]:
+        op(total, summand, out=total)
+
+
+def _copy(target: Flat, values: torch.Tensor, low: int, high: int) -> None:
+    for out, start, end in target.spans(low, high):
+        out.copy_(values[start:end])
+
+
+def _share(length: int, workers: int, room: int, itemsize: int) -> int:
+    """How many elements of a chunk each worker of a host reduces: chunks of an area at most, and so many of them that
+    hosts work at the same time."""
+    chunk = max(_CHUNK_BYTES // itemsize, -(-length // _CHUNKS))
+    most = min(chunk, room) // workers
+    most = most // _LANE * _LANE or most
+    return max(1, min(most, -(-length // (workers * _LANE)) * _LANE))

@@ -1,0 +1,253 @@
+"""Every collective of a plan, as one worker runs it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from monarch.compiler.plan.blocks import REDUCE
+from monarch.runtime.blocks import Piece, rounds
+from monarch.runtime.collectives.cost import direct_is_faster
+from monarch.runtime.collectives.meeting import Collective, Group, Meetings, Tensors
+from monarch.runtime.collectives.reduce import reduce_list, reduce_small
+from monarch.runtime.window import ALIGN
+
+
+class Collectives(Meetings):
+    """One worker's side of every collective of its mesh."""
+
+    def commit(self) -> Callable[[], None]:
+        stages: list[Group | None] = [self.group(self.mesh.names)]
+        if self.mirror is not None:  # on each host, then one worker of each host, then on each host again
+            own = Group(tuple(self.here), self.rank, None)
+            firsts = tuple(range(0, self.mesh.workers, len(self.here)))
+            stages = [own, Group(firsts, self.rank, self.mirror) if self.rank in firsts else None, own]
+
+        def run() -> None:
+            for group in stages:
+                if group is not None and group.size > 1:
+                    self.meet(group)
+                else:
+                    self._at += 4
+            self.read(())
+
+        return run
+
+    def all_reduce(self, mesh_dims: Sequence[str], reduction: str) -> Collective:
+        group, op = self.group(mesh_dims), REDUCE[reduction]
+
+        def run(tensors: Sequence[torch.Tensor]) -> Tensors:
+            if group.size == 1:
+                return _copies(tensors)
+            if len(tensors) == 1 and direct_is_faster(group, tensors[0].nbytes, self.area):
+                return [reduce_small(self, group, op, tensors[0])]
+            outs: list[Any] = [None] * len(tensors)
+            for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
+                where = [i for i, tensor in enumerate(tensors) if tensor.dtype == dtype]
+                results = reduce_list(self, group, op, [tensors[i] for i in where])
+                for i, result in zip(where, results, strict=True):
+                    outs[i] = result
+            return outs
+
+        return self.settled(run)
+
+    def all_gather(self, mesh_dims: Sequence[str], dims: Sequence[int]) -> Collective:
+        group, plan = self.group(mesh_dims), _Rounds(self.area)
+
+        def run(tensors: Sequence[torch.Tensor]) -> Tensors:
+            if group.size == 1:
+                return _copies(tensors)
+            view = self.window.view
+            outs: list[Any] = [None] * len(tensors)
+            targets: list[Any] = [None] * len(tensors)
+            for pieces in plan.of(tensors):
+                area = self.next_area()
+                base = self.base(self.rank, area)
+                for piece in pieces:
+                    tensor = tensors[piece.tensor]
+                    view(base + piece.offset, piece.shape, tensor.dtype).copy_(piece.of(tensor))
+                self.share(group.hosts, base, plan.size(pieces, tensors))
+                self.meet(group)
+                for piece in pieces:
+                    i, tensor = piece.tensor, tensors[piece.tensor]
+                    parts = [
+                        piece.of(tensor)
+                        if rank == self.rank
+                        else view(self.base(rank, area) + piece.offset, piece.shape, tensor.dtype)
+                        for rank in group.ranks
+                    ]
+                    if piece.index is None:
+                        outs[i] = torch.cat(parts, dims[i])
+                        continue
+                    if outs[i] is None:
+                        outs[i], targets[i] = _blocks(tensor, dims[i], group.size)
+                    for target, part in zip(targets[i], parts, strict=True):
+                        piece.of(target).copy_(part)
+                self.read(group.peers, area, hosts=group.hosts)
+            return [
+                _blocks(tensor, dim, group.size)[0] if out is None else out
+                for out, tensor, dim in zip(outs, tensors, dims, strict=True)
+            ]
+
+        return self.settled(run)
+
+    def reduce_scatter(self, mesh_dims: Sequence[str], dims: Sequence[int], reduction: str) -> Collective:
+        group = self.group(mesh_dims)
+        op: Callable[..., Any] = REDUCE[reduction]
+        slot = self.area // group.size // ALIGN * ALIGN
+        plan = _Rounds(slot)
+
+        def run(tensors: Sequence[torch.Tensor]) -> Tensors:
+            if group.size == 1:
+                return _copies(tensors)
+            sources = _split(tensors, dims, group.size)
+            outs = [torch.empty(blocks[0].shape, dtype=blocks[0].dtype) for blocks in sources]
+            for pieces, area in self._send_blocks(group, plan, sources, slot):
+                for piece in pieces:
+                    own = piece.of(sources[piece.tensor][group.me])
+                    parts = self._received(group, piece, area, slot, own)
+                    out = piece.of(outs[piece.tensor])
+                    op(parts[0], parts[1], out=out)
+                    for part in parts[2:]:
+                        op(out, part, out=out)
+                self.read(group.peers, area, hosts=group.hosts)
+            return outs
+
+        return self.settled(run)
+
+    def all_to_all(
+        self, mesh_dims: Sequence[str], source_dims: Sequence[int], target_dims: Sequence[int]
+    ) -> Collective:
+        group = self.group(mesh_dims)
+        slot = self.area // group.size // ALIGN * ALIGN
+        plan = _Rounds(slot)
+
+        def run(tensors: Sequence[torch.Tensor]) -> Tensors:
+            if group.size == 1:
+                return _copies(tensors)
+            sources = _split(tensors, target_dims, group.size)
+            made = [_blocks(blocks[0], dim, group.size) for blocks, dim in zip(sources, source_dims, strict=True)]
+            for pieces, area in self._send_blocks(group, plan, sources, slot):
+                for piece in pieces:
+                    own = piece.of(sources[piece.tensor][group.me])
+                    parts = self._received(group, piece, area, slot, own)
+                    for target, part in zip(made[piece.tensor][1], parts, strict=True):
+                        piece.of(target).copy_(part)
+                self.read(group.peers, area, hosts=group.hosts)
+            return [out for out, _ in made]
+
+        return self.settled(run)
+
+    def _send_blocks(
+        self, group: Group, plan: _Rounds, sources: Sequence[Sequence[torch.Tensor]], slot: int
+    ) -> Iterator[tuple[list[Piece], int]]:
+        """Rounds in which block j of each tensor is written for worker j. The caller reads, and says so."""
+        for pieces in plan.of([blocks[0] for blocks in sources]):
+            area = self.next_area()
+            base = self.base(self.rank, area)
+            for piece in pieces:
+                for j, block in enumerate(sources[piece.tensor]):
+                    if j != group.me:
+                        place = self.window.view(base + j * slot + piece.offset, piece.shape, block.dtype)
+                        place.copy_(piece.of(block))
+            if group.hosts:
+                size = plan.size(pieces, [blocks[0] for blocks in sources])
+                for j, rank in enumerate(group.ranks):
+                    self.share(group.host_of[rank], base + j * slot, size)
+            self.meet(group)
+            yield pieces, area
+
+    def _received(self, group: Group, piece: Piece, area: int, slot: int, own: torch.Tensor) -> Tensors:
+        """The blocks that the group wrote for this worker, its own among them."""
+        offset = group.me * slot + piece.offset
+        return [
+            own if rank == self.rank else self.window.view(self.base(rank, area) + offset, piece.shape, own.dtype)
+            for rank in group.ranks
+        ]
+
+    def broadcast(self, mesh_dims: Sequence[str], root: int) -> Collective:
+        group = self.group(mesh_dims)
+        return self._deliver(group, {j: root for j in range(group.size) if j != root}, keep=root)
+
+    def permute(self, mesh_dims: Sequence[str], pairs: Sequence[Sequence[int]]) -> Collective:
+        return self._deliver(self.group(mesh_dims), {target: source for source, target in pairs}, keep=None)
+
+    def _deliver(self, group: Group, source_of: dict[int, int], keep: int | None) -> Collective:
+        """Each target gets its source's tensors; `keep` keeps its own, and all others get zeros."""
+        me, plan = group.me, _Rounds(self.area)
+        source = source_of.get(me)
+        readers = [group.ranks[target] for target, source in source_of.items() if source == me and target != me]
+        far = () if self.mirror is None else self.mirror.hosts_of(readers)
+        origin = () if source is None else group.host_of.get(group.ranks[source], ())
+
+        def run(tensors: Sequence[torch.Tensor]) -> Tensors:
+            own = me == keep or source == me
+            fill = torch.zeros if source is None else torch.empty
+            outs = [tensor.clone() if own else fill(tensor.shape, dtype=tensor.dtype) for tensor in tensors]
+            for pieces in plan.of(tensors):
+                area = self.next_area()
+                if readers:
+                    base = self.base(self.rank, area)
+                    for piece in pieces:
+                        tensor = tensors[piece.tensor]
+                        self.window.view(base + piece.offset, piece.shape, tensor.dtype).copy_(piece.of(tensor))
+                    self.share(far, base, plan.size(pieces, tensors))
+                fetch = not own and source is not None
+                self.came([group.ranks[source]] if fetch and source is not None else [], far)
+                if fetch and source is not None:
+                    base = self.base(group.ranks[source], area)
+                    for piece in pieces:
+                        part = self.window.view(base + piece.offset, piece.shape, tensors[piece.tensor].dtype)
+                        piece.of(outs[piece.tensor]).copy_(part)
+                self.read(readers, area, hosts=origin)
+            return outs
+
+        return self.settled(run)
+
+
+class _Rounds:
+    """The rounds of one collective, which depend on shapes only: worked out once for the shapes of a plan."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._key: tuple[Any, ...] = ()
+        self._rounds: list[list[Piece]] = []
+
+    def of(self, tensors: Sequence[torch.Tensor]) -> list[list[Piece]]:
+        key = tuple([(tensor.shape, tensor.dtype) for tensor in tensors])
+        if key != self._key:
+            shapes = [tuple(tensor.shape) for tensor in tensors]
+            self._rounds = rounds(shapes, [tensor.element_size() for tensor in tensors], self.limit)
+            self._key = key
+        return self._rounds
+
+    @staticmethod
+    def size(pieces: Sequence[Piece], tensors: Sequence[torch.Tensor]) -> int:
+        """The bytes that a round takes of an area."""
+        last = pieces[-1]
+        return last.offset + math.prod(last.shape) * tensors[last.tensor].element_size()
+
+
+def _copies(tensors: Sequence[torch.Tensor]) -> Tensors:
+    """A group of one: the same values, in buffers of their own, for a plan may write a collective's result in place."""
+    return [tensor.clone(memory_format=torch.contiguous_format) for tensor in tensors]
+
+
+def _split(tensors: Sequence[torch.Tensor], dims: Sequence[int], count: int) -> list[Sequence[torch.Tensor]]:
+    """Each tensor's `count` equal blocks along its dim."""
+    for tensor, dim in zip(tensors, dims, strict=True):
+        if tensor.shape[dim] % count:
+            raise ValueError(f"dim {dim} of a tensor of shape {list(tensor.shape)} has no {count} equal blocks")
+    return [tensor.chunk(count, dim) for tensor, dim in zip(tensors, dims, strict=True)]
+
+
+def _blocks(block: torch.Tensor, dim: int, count: int) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """An empty tensor of `count` blocks like `block` along `dim`, and views of the blocks."""
+    shape = list(block.shape)
+    shape[dim] *= count
+    whole = torch.empty(shape, dtype=block.dtype)
+    length = block.shape[dim]
+    return whole, [whole.narrow(dim, j * length, length) for j in range(count)]

@@ -1,0 +1,270 @@
+"""Collectives through windows: each worker writes its own, all read their peers'.
+
+A collective is a sequence of *rounds*. In a round a worker writes what its peers need into one of its areas, says so
+(its progress word reaches the round's *arrive* event), waits for those whose areas it reads, reads, and says that it
+has read (*done*). Rounds alternate between areas, so one wait a round is enough: before it writes an area again, a
+worker looks whether those that read it last are done, which they nearly always are.
+
+With more than four workers in a group not everyone looks at everyone: the group's first worker waits for all and then
+lets them go (*release*), which takes 2k wake-ups for k workers rather than k².
+
+Failure. A worker that fails in a step marks its progress word and then stands still until all others have finished or
+given up the step, so its word cannot pass a number that a peer still waits for. Peers that see the mark give up too,
+and so on. A worker that reached a number before it failed counts as having reached it: a "commit" that one worker
+passes is passed by all.
+
+Reductions go from the group's first worker to its last, in the tensors' own dtype, whatever the algorithm: the same
+bits on all workers, from run to run, and as the reference executor computes them.
+
+Bytes that a worker moves in an all_reduce of n bytes over k workers:
+    direct             writes n, reads k n, writes n           one round; small tensors, and k = 2
+    scatter, gather    writes n, reads 2 n, writes n           three rounds, overlapped in longer ones; the rest
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from monarch.compiler.plan import MeshSpec
+from monarch.runtime import futex, signals
+from monarch.runtime.mirror import Mirror
+from monarch.runtime.signals import LINE, STEP_BITS, Aborted, TimedSignals
+from monarch.runtime.window import AREAS, Window
+
+Tensors = list[torch.Tensor]
+Collective = Callable[[Sequence[torch.Tensor]], Tensors]
+
+_LEAD_ABOVE = 4
+
+
+class Group:
+    """The workers of one collective, and this worker's place among them.
+
+    `hosts` are the other hosts that some of them are on, and `host_of` gives each rank's if it is another. Where there
+    are any, everyone looks at everyone: a word from the leader would say nothing of the bytes that others have sent.
+    `by_host` are the ranks of one host after the other, or nothing where hosts take turns in the group's order or have
+    different numbers of its workers.
+    """
+
+    def __init__(self, ranks: tuple[int, ...], rank: int, mirror: Mirror | None) -> None:
+        self.ranks = ranks
+        self.size = len(ranks)
+        self.me = ranks.index(rank)
+        self.peers = tuple(peer for peer in ranks if peer != rank)
+        self.leader = ranks[0]
+        self.leads = rank == self.leader
+        self.hosts: tuple[int, ...] = () if mirror is None else mirror.hosts_of(ranks)
+        self.host_of = {} if mirror is None else {peer: mirror.hosts_of((peer,)) for peer in ranks}
+        self.direct = self.size <= _LEAD_ABOVE or bool(self.hosts)
+        self.by_host = (ranks,) if mirror is None else mirror.by_host(ranks)
+
+
+class Meetings:
+    """One worker's side of the rounds of its mesh's collectives."""
+
+    def __init__(self, mesh: MeshSpec, rank: int, window: Window, mirror: Mirror | None = None) -> None:
+        self.mesh = mesh
+        self.rank = rank
+        self.window = window
+        self.signals = window.signals()
+        self.mirror = mirror
+        self.area = window.geometry.area
+        self.here = range(mesh.workers) if mirror is None else mirror.here
+        self._at = 0
+        self._area = 0
+        self._readers: list[tuple[tuple[int, ...], int]] = [((), 0)] * AREAS
+        self._groups: dict[tuple[str, ...], Group] = {}
+
+    # -- steps -----------------------------------------------------------------------------------------------------
+
+    def begin(self, step: int) -> None:
+        self._at = step << STEP_BITS
+        self._area = step % 2  # not where the last step left off: if it failed, that is not the same place everywhere
+
+    def fail(self, step: int) -> None:
+        """Give up the step: tell the peers, and wait until each of them has finished or given it up as well."""
+        words = self.signals.words
+        if self._at >> STEP_BITS != step:  # it failed before it began
+            self.begin(step)
+        self.signals.store(LINE * (1 + self.rank), self._at | 1)
+        if self.mirror is not None:
+            self._fail_across(self.mirror, step)
+        for rank in self.here:
+            if rank == self.rank:
+                continue
+            line = signals.line_of(rank)
+
+            def check(seen: int, line: int = line) -> None:
+                progress = words[line]
+                over = progress >> STEP_BITS > step or (progress & 1 and progress >> STEP_BITS == step)
+                if over or words[signals.DEAD]:
+                    raise _Ended
+
+            try:
+                self.signals.wait(line + signals.DONE, step + 1, check)
+            except _Ended:
+                pass
+        self.signals.store(LINE * (1 + self.rank), (step + 1) << STEP_BITS)
+
+    def _fail_across(self, mirror: Mirror, step: int) -> None:
+        """The part of `fail` that concerns other hosts. How far workers there are, this one does not see: the hosts
+        tell the controller when all of theirs are over with the step, and it releases those that stand still."""
+        mirror.drop()
+        mirror.tell(mirror.others, self._at | 1)
+        line = signals.line_of(self.rank)
+        self.signals.words[line + signals.OVER] = step + 1
+        futex.fence()
+        futex.wake(self.signals.address + 8 * (line + signals.DONE))  # who looks for commands' ends looks here
+        words = self.signals.words
+
+        def check(seen: int) -> None:
+            if words[signals.DEAD]:
+                raise _Ended
+
+        try:
+            self.signals.wait(signals.RELEASED, step + 1, check)
+        except _Ended:
+            pass
+
+    def time_waits(self, clock: Callable[[], int]) -> Callable[[], int]:
+        """From here on count the time spent waiting for peers; gives what tells it."""
+        self.signals = timed = TimedSignals(self.window.signals(), clock)
+        return lambda: timed.waited
+
+    def time_no_waits(self) -> None:
+        self.signals = self.window.signals()
+
+    # -- rounds ----------------------------------------------------------------------------------------------------
+
+    def next_area(self, span: int = 2) -> int:
+        """The number of the area for the next round, once nobody reads it any more; `span` says how many take turns."""
+        area = self._area = (self._area + 1) % span
+        self.reclaim(area)
+        return area
+
+    def reclaim(self, area: int) -> None:
+        readers, event = self._readers[area]
+        words = self.signals.words
+        for rank in readers:
+            if words[LINE * (1 + rank)] < event:
+                self._wait_reader(rank, event)
+
+    def _wait_reader(self, rank: int, event: int) -> None:
+        self.settle()
+        words = self.signals.words
+        line = signals.line_of(rank)
+
+        def check(seen: int) -> None:
+            if words[signals.DEAD]:
+                raise Aborted(words[signals.DEAD] - 1, died=True)
+            if seen & 1 and seen >> STEP_BITS == event >> STEP_BITS:
+                raise _Ended  # it failed, and reads no more
+
+        try:
+            self.signals.wait(line, event, check)
+        except _Ended:
+            pass
+
+    def meet(self, group: Group) -> None:
+        """Say that this worker has come, and wait until the whole group has."""
+        self._at = arrive = self._at + 2
+        store, words = self.signals.store, self.signals.words
+        store(LINE * (1 + self.rank), arrive)
+        if group.hosts and self.mirror is not None:
+            self.mirror.tell(group.hosts, arrive)
+        wait = self.signals.wait_for_peer
+        self._at = release = arrive + 2
+        if group.direct or group.leads:
+            for rank in group.peers:
+                if words[LINE * (1 + rank)] < arrive:
+                    self._await(wait, rank, arrive, group.peers)
+            if not group.direct:
+                store(LINE * (1 + self.rank), release)
+        elif words[LINE * (1 + group.leader)] < release:
+            self._await(wait, group.leader, release, group.peers)
+
+    def arrive(self, hosts: Sequence[int]) -> int:
+        """Say that this worker has come, also to those other `hosts`; gives the event's number."""
+        self._at = arrive = self._at + 2
+        self.signals.store(LINE * (1 + self.rank), arrive)
+        if hosts and self.mirror is not None:
+            self.mirror.tell(hosts, arrive)
+        return arrive
+
+    def until(self, ranks: Sequence[int], event: int, group: Group) -> None:
+        """Wait until `ranks` have come to an earlier event."""
+        words = self.signals.words
+        for rank in ranks:
+            if words[LINE * (1 + rank)] < event:
+                self._await(self.signals.wait_for_peer, rank, event, group.peers)
+
+    def skip_meeting(self) -> None:
+        """In place of a meeting that others have."""
+        self._at += 4
+
+    def lend(self, area: int, readers: Sequence[int]) -> None:
+        """`readers` may read this area of ours until they come to the event that this worker has just come to."""
+        self._readers[area] = (tuple(readers), self._at)
+
+    def _await(self, wait: Callable[[int, int, Sequence[int]], None], rank: int, event: int, group: Any) -> None:
+        self.settle()
+        try:
+            wait(rank, event, group)
+        except Aborted:
+            self._at = self.signals.words[LINE * (1 + self.rank)]  # what was said stands
+            raise
+
+    def came(self, sources: Sequence[int], hosts: Sequence[int] = ()) -> None:
+        """Say that this worker has come, also to those other `hosts`, and wait for `sources` alone."""
+        arrive = self.arrive(hosts)
+        self._at = arrive + 2
+        for rank in sources:
+            self._await(self.signals.wait_for_peer, rank, arrive, (rank,))
+
+    def read(self, readers: Sequence[int], *areas: int, hosts: Sequence[int] = ()) -> None:
+        """Say that this worker has read what it needs of the round, of workers on `hosts` among others; `readers` read
+        `areas` of its own."""
+        self._at = done = self._at + 2
+        self.signals.store(LINE * (1 + self.rank), done)
+        if hosts and self.mirror is not None:
+            self.mirror.owe(hosts)
+        for area in areas:
+            self._readers[area] = (tuple(readers), done)
+
+    def settle(self) -> None:
+        if self.mirror is not None:
+            self.mirror.settle(self.signals.words[LINE * (1 + self.rank)])
+
+    def settled(self, run: Collective) -> Collective:
+        """A collective that, at its end, tells other hosts how far this worker is: who writes there again need not wait
+        until it says something next."""
+        if self.mirror is None:
+            return run
+
+        def settled(tensors: Sequence[torch.Tensor]) -> Tensors:
+            outs = run(tensors)
+            self.settle()
+            return outs
+
+        return settled
+
+    def share(self, hosts: Sequence[int], offset: int, size: int) -> None:
+        """What was written there is read on those other hosts."""
+        if hosts and size and self.mirror is not None:
+            self.mirror.write(hosts, offset, size)
+
+    def group(self, mesh_dims: Sequence[str]) -> Group:
+        key = tuple(mesh_dims)
+        if key not in self._groups:
+            self._groups[key] = Group(self.mesh.group(self.rank, key), self.rank, self.mirror)
+        return self._groups[key]
+
+    def base(self, rank: int, area: int) -> int:
+        return self.window.geometry.area_of(rank, area)
+
+
+class _Ended(Exception):
+    """The worker that was waited for will not come any more, and need not."""
