@@ -31,7 +31,7 @@ from typing import Any, Final
 
 from monarch.compiler.plan import MonarchError
 from monarch.runtime.transport.buffers import view_of
-from monarch.runtime.transport.interface import AccessRefused, LinkLost, Memory, Region, Signal
+from monarch.runtime.transport.interface import AccessRefused, LinkLost, Memory, Region, Signal, Work
 from monarch.runtime.transport.plug import Owned
 from monarch.runtime.transport.regions import WORD
 from monarch.runtime.transport.streams import Stream
@@ -172,13 +172,13 @@ class StreamLink:
 
     # -- what users of links call ----------------------------------------------------------------------------------
 
-    def put(self, source: Memory, region: Region, offset: int = 0, signal: Signal | None = None) -> Pending:
+    def put(self, source: Memory, region: Region, offset: int = 0, signal: Signal | None = None) -> Work:
         view = view_of(source)
         self.check(region, offset, view.nbytes, signal)
         work = self.work(view)
         return self._ask(work, self._header(PUT, work.number, view.nbytes, region, offset, signal), view)
 
-    def get(self, target: Memory, region: Region, offset: int = 0) -> Pending:
+    def get(self, target: Memory, region: Region, offset: int = 0) -> Work:
         view = view_of(target, writable=True)
         self.check(region, offset, view.nbytes)
         work = self.work(view)
@@ -194,7 +194,7 @@ class StreamLink:
         self.check(region, offset, size, signal)
         self._send(self._header(POST, 0, size, region, offset, signal), view)
 
-    def fetch_add(self, region: Region, offset: int, value: int) -> Pending:
+    def fetch_add(self, region: Region, offset: int, value: int) -> Work:
         self.check(region, offset, WORD)
         work = self.work()
         header = _HEADER.pack(
@@ -202,7 +202,7 @@ class StreamLink:
         )
         return self._ask(work, header, _EMPTY)
 
-    def compare_swap(self, region: Region, offset: int, expected: int, desired: int) -> Pending:
+    def compare_swap(self, region: Region, offset: int, expected: int, desired: int) -> Work:
         self.check(region, offset, WORD)
         work = self.work()
         # The word to store travels where a signal's offset would.
