@@ -19,9 +19,6 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
-_RESERVED = 2
-"""Places of the send queue that are kept for what is sent out of turn."""
-
 
 @dataclass(eq=False)
 class Reach:
@@ -199,14 +196,14 @@ class Schedule:
     def _advance(self, job: Job, requests: list[Request]) -> bool:
         """Send what can be sent of the first job. Gives whether that was all."""
         while job.started < job.size:
-            if self._free <= _RESERVED:
+            if not self._free:
                 return False
             size = min(self._max_message, job.size - job.started)
             last = job.started + size == job.size and job.word is None
             self._give(requests, "move", job, last, signaled=last and job.awaited, start=job.started, size=size)
             job.started += size
         if job.word is not None:
-            if self._free <= _RESERVED or self._messages == self._may_send:
+            if not self._free or self._messages == self._may_send:
                 return False
             self._messages += 1
             if job.awaited:
