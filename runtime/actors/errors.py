@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import traceback
 from dataclasses import dataclass
@@ -26,12 +27,20 @@ class ActorError(MonarchError):
         What cannot be pickled, or cannot be read back, is replaced by an `OpaqueError`.
         """
         said = traceback.format_exception_only(error)[-1].strip()
-        trace = "".join(traceback.format_exception(error)).rstrip()
+        trace = trace_of(error)
         try:
             pickle.loads(pickle.dumps(error))
         except Exception as refused:  # user's code, which may raise anything
             error = OpaqueError(said, hint=f"{type(error).__name__} itself cannot be sent: {refused}")
         return ActorError(error, f"{where} raised {said}\n\nRemote traceback:\n{trace}")
+
+
+def trace_of(error: BaseException) -> str:
+    """An exception's traceback as text, from where the user's code begins."""
+    told = traceback.TracebackException.from_exception(error)
+    while len(told.stack) > 1 and os.path.dirname(told.stack[0].filename) == os.path.dirname(__file__):
+        del told.stack[0]
+    return "".join(told.format()).rstrip()
 
 
 class OpaqueError(MonarchError):
