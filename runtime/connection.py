@@ -15,6 +15,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import torch
+
 from monarch.compiler.plan import MeshSpec, MonarchError, Plan
 from monarch.compiler.plan.native import build_kernels
 from monarch.runtime import signals
@@ -127,6 +129,13 @@ class Connection(ABC):
     @abstractmethod
     def _sleep(self, ranks: list[int]) -> None:
         """Wait a little, at most until one of `ranks` sends something."""
+
+    def clock_offsets(self) -> dict[int, int]:
+        """How many nanoseconds the controller's clock is ahead of a worker's, by rank, for those on other hosts."""
+        return {}
+
+    def measured(self, buffers: dict[int, torch.Tensor]) -> None:  # noqa: B027  local ones are mapped here
+        """Fill the buffers of workers on other hosts with what has been measured there."""
 
     @abstractmethod
     def pids(self) -> list[int]:

@@ -316,6 +316,7 @@ class MeshExecutor:
                 self._state.check(step)
                 self._recorder = Recorder(self._mesh)
                 self._recorder.buffers = self._replies.of(step.sequence)
+            self._recorder.offsets = self._connection.clock_offsets()
         except BaseException:
             with suppress(MonarchError):
                 self._command_trace(0)
@@ -334,6 +335,8 @@ class MeshExecutor:
             step = self._command_trace(0)
             self._until(step.sequence + 1)
             self._replies.forget(step.sequence)
+        with suppress(MonarchError):
+            self._connection.measured(recorder.buffers)
         return recorder.trace()
 
     def _command_trace(self, words: int) -> Step:
@@ -385,6 +388,9 @@ class MeshExecutor:
 
     def close(self) -> None:
         ended(self)
+        if self._recorder is not None:
+            with suppress(MonarchError):
+                self._connection.measured(self._recorder.buffers)
         self._connection.close()
         with self._lock:
             self._plans.clear()

@@ -8,6 +8,8 @@ far they are.
            commands  first; data: records, each behind its length (8 bytes)
            release   step: all workers of all hosts have finished or given up so many commands
            dead      rank: a worker elsewhere has ended
+           clock     sent: the controller's clock, which comes back with this host's
+           measured  what workers have measured is to be sent
            stop
     up     workers   for each: its process id, endpoint and memory
            links     for each: the transport to each other host, and why
@@ -16,6 +18,8 @@ far they are.
            lost      rank, peer, why: the link between the two has broken
            refused   message, hint: the start, or what came before `links`, has failed
            progress  (commands finished by all, commands finished or given up by all)
+           clock     sent, here
+           measured  rank; data: the written part of its buffer (see `tracing`)
            stopped
 
 The plan is decoded and checked here, and its kernels are built here, for this host's processors.
@@ -39,6 +43,7 @@ from monarch.runtime.connection import pack_plan
 from monarch.runtime.control.message import Message, Reply
 from monarch.runtime.peers import pack, unpack
 from monarch.runtime.ring import Full
+from monarch.runtime.tracing import clock, measured_part
 from monarch.runtime.window import STAGING_BYTES
 from monarch.runtime.workers import Workers
 
@@ -101,6 +106,7 @@ class _Part:
             "hosts": hosts,
         }
         self._workers = Workers(spec, ranks, across)
+        self._buffers: dict[int, mmap.mmap] = {}  # what workers measure into, by rank
         self._joined: dict[int, dict[str, Any]] = {}
         self._links: dict[int, dict[str, Any]] = {}
         self._stopping = False
@@ -114,6 +120,8 @@ class _Part:
             "commands": self._commands,
             "release": self._release,
             "dead": self._dead,
+            "clock": self._clock,
+            "measured": self._measured,
         }
 
     # -- down ------------------------------------------------------------------------------------------------------
@@ -178,6 +186,13 @@ class _Part:
     def _dead(self, head: dict[str, Any], data: Any) -> None:
         self._workers.mark_dead(int(head["rank"]))
 
+    def _clock(self, head: dict[str, Any], data: Any) -> None:
+        self._say("clock", sent=head["sent"], here=clock())
+
+    def _measured(self, head: dict[str, Any], data: Any) -> None:
+        for rank, buffer in list(self._buffers.items()):
+            self._say("measured", bytes(measured_part(memoryview(buffer))), rank=rank)
+
     # -- up --------------------------------------------------------------------------------------------------------
 
     def _say(self, kind: str, data: Any = b"", **head: Any) -> None:
@@ -216,6 +231,9 @@ class _Part:
             try:
                 if kind == wire.STARTUP:
                     self._startup(rank, unpack(packet))
+                elif kind == wire.BUFFER_FILE:
+                    self._buffers[rank] = mmap.mmap(file, 0)
+                    self._say("packet", packet, rank=rank)
                 elif file >= 0:
                     with mmap.mmap(file, 0, prot=mmap.PROT_READ) as contents:
                         self._say("packet", b"".join((packet, contents)), rank=rank)

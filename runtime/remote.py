@@ -13,9 +13,11 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import count
 from typing import Any, Protocol
+
+import torch
 
 from monarch.compiler.plan import MeshSpec, MonarchError, Plan
 from monarch.compiler.plan.file import plan_bytes
@@ -23,11 +25,14 @@ from monarch.runtime.connection import SLEEP_MILLISECONDS, Connection
 from monarch.runtime.control.message import Message
 from monarch.runtime.host import RECORD
 from monarch.runtime.ring import Space
+from monarch.runtime.tracing import clock
 from monarch.runtime.window import RING_BYTES
 
 _RECORD_HEAD = 8  # what the hosts' rings add to a record
 _EXPLAIN_SECONDS = 2.0  # for the cause of a broken link to be told
 _STOP_SECONDS = 10.0
+_ANSWER_SECONDS = 5.0
+_CLOCK_ROUNDS = 8
 
 _meshes = count(1)
 
@@ -122,6 +127,7 @@ class RemoteConnection(Connection):
         self._records: list[bytes] = []
         self._first = 0  # the command of the first of them
         self._pids: dict[int, int] = {}
+        self._set_aside: list[Message] = []  # what somebody waits for in `_answers`
         self._suspect: tuple[float, str] | None = None  # a broken link, whose cause may still be told
         self.links: list[dict[str, Any]] = [{} for _ in range(mesh.workers)]
         """By worker and host: the transport that joins the worker to its counterpart there, and why."""
@@ -231,6 +237,8 @@ class RemoteConnection(Connection):
             self.replies.take(head["rank"], message.data)
         elif message.kind == "progress":
             self.state.finished(message.progress[0])
+        elif message.kind in ("clock", "measured"):
+            self._set_aside.append(message)
         elif message.kind == "exited":
             self.state.died([(head["rank"], f"on host {self._address(message.host)} {head['how']}")])
         elif message.kind == "host lost":
@@ -276,6 +284,38 @@ class RemoteConnection(Connection):
 
     def _sleep(self, ranks: list[int]) -> None:
         self._inbox.wait(SLEEP_MILLISECONDS / 1000)
+
+    def clock_offsets(self) -> dict[int, int]:
+        """From messages there and back: the quickest says most, and is off by less than half its time."""
+        best: dict[int, tuple[int, int]] = {}
+        for _ in range(_CLOCK_ROUNDS):
+            self._send("clock", sent=clock())
+            for message in self._answers("clock", len(self._tree.hosts)):
+                sent, here, now = message.head["sent"], message.head["here"], clock()
+                best[message.host] = min(best.get(message.host, (now, 0)), (now - sent, (sent + now) // 2 - here))
+        return {rank: best[host][1] for rank in range(self.mesh.workers) if (host := rank // self._each) in best}
+
+    def measured(self, buffers: dict[int, torch.Tensor]) -> None:
+        if self.closing:  # filled then, and its hosts know the mesh no more
+            return
+        self._send("measured")
+        for message in self._answers("measured", len(buffers)):
+            buffer = buffers[message.head["rank"]]
+            words = torch.frombuffer(bytearray(message.data), dtype=buffer.dtype)
+            buffer[: len(words)] = words
+
+    def _answers(self, kind: str, number: int) -> Iterator[Message]:
+        """So many messages of a kind, as they come; fewer where a host does not answer in time."""
+        deadline = time.monotonic() + _ANSWER_SECONDS
+        while number > 0 and time.monotonic() < deadline:
+            with self.lock:
+                self.refresh()
+                found = [message for message in self._set_aside if message.kind == kind]
+                self._set_aside = [message for message in self._set_aside if message.kind != kind]
+            yield from found
+            number -= len(found)
+            if not found:
+                self._inbox.wait(SLEEP_MILLISECONDS / 1000)
 
     def pids(self) -> list[int]:
         return [self._pids[rank] for rank in range(self.mesh.workers)]

@@ -9,8 +9,9 @@ the ring has room: a long run keeps its last steps, and a third word counts all 
     step       kind, number, start, end, plan, failed, then (instruction, start, end, held, waited) of each span
     other      kind, number, start, end
 
-Times are CLOCK_MONOTONIC's, in nanoseconds: one clock for all processes of a host. Workers of other hosts will have
-their host's offset subtracted in `Recorder.trace`.
+Times are CLOCK_MONOTONIC's, in nanoseconds: one clock for all processes of a host. Those of workers on other hosts are
+put on the controller's clock in `Recorder.trace`, as well as messages there and back tell how the two differ; their
+buffers come at the end (`measured_part`).
 
 What a worker holds is kept up incrementally: a count of references for each storage, of handles and of slots.
 """
@@ -210,6 +211,12 @@ def records(buffer: torch.Tensor) -> list[list[int]]:
     return found[::-1]
 
 
+def measured_part(memory: memoryview) -> memoryview:
+    """Of a buffer's bytes those that have been written."""
+    words = memory.cast("q")
+    return memory[: 8 * (HEAD + min(words[WRITTEN], len(words) - HEAD))]
+
+
 class Recorder:
     """The controller's side: what it did, the plans that ran, and the workers' buffers by rank."""
 
@@ -217,6 +224,7 @@ class Recorder:
         self.mesh = mesh
         self.start = clock()
         self.buffers: dict[int, torch.Tensor] = {}
+        self.offsets: dict[int, int] = {}  # nanoseconds that the controller's clock is ahead of a worker's, by rank
         self._plans: dict[int, Plan] = {}
         self._commands: list[Command] = []
 
@@ -238,12 +246,15 @@ class Recorder:
         for rank, buffer in sorted(self.buffers.items()):
             rows = records(buffer)
             dropped += max(0, int(buffer[STEPS]) - sum(row[0] == wire.RUN for row in rows))
+            origin = self.start - self.offsets.get(rank, 0)
             for kind, number, start, end, *rest in rows:
-                start, end = start - self.start, end - self.start
+                start, end = start - origin, end - origin
                 if kind != wire.RUN:
                     handled.append(Handled(_KINDS[kind], number, rank, start, end))
                 elif rest[0] in at:
-                    steps.append(Step(at[rest[0]], number, rank, start, end, self._spans(rest[2:]), bool(rest[1])))
+                    steps.append(
+                        Step(at[rest[0]], number, rank, start, end, self._spans(rest[2:], origin), bool(rest[1]))
+                    )
         return Trace(
             self.mesh,
             tuple(TracedPlan(plan.name, plan.hash, plan) for plan in self._plans.values()),
@@ -253,8 +264,8 @@ class Recorder:
             dropped,
         )
 
-    def _spans(self, words: list[int]) -> tuple[Span, ...]:
+    def _spans(self, words: list[int], origin: int) -> tuple[Span, ...]:
         return tuple(
-            Span(instruction, start - self.start, end - self.start, held, waited)
+            Span(instruction, start - origin, end - origin, held, waited)
             for instruction, start, end, held, waited in zip(*[iter(words)] * 5, strict=True)
         )

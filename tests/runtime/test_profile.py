@@ -22,6 +22,7 @@ from monarch.runtime.frame import Frame
 from monarch.runtime.tracing import HEAD, STEPS, CountedValues, Held, Tracer, records
 from monarch.runtime.worker_state import Buffer
 from tests.runtime.building import Building, each, whole
+from tests.runtime.loopback import executor_on
 from tests.runtime.test_failures import fail_where
 from tests.runtime.test_processes import ended, keep_busy
 from tests.runtime.test_states import Worker, bind, words_of
@@ -313,8 +314,9 @@ def test_a_failed_step_is_in_the_trace_and_fails_as_ever() -> None:
     assert [step.failed for step in trace.steps if step.plan == 1] == [False] * 6
 
 
-def test_what_ran_before_a_worker_died_is_not_lost() -> None:
-    with MeshExecutor(MESH) as executor:
+@pytest.mark.parametrize("where", ["local", "hosts"])
+def test_what_ran_before_a_worker_died_is_not_lost(where: str) -> None:
+    with executor_on(where, MESH) as executor:
         executor.trace_start()
         (out,) = executor.run(plan := sums(MESH), [torch.zeros(4, 64)])
         executor.wait(out)
@@ -322,21 +324,25 @@ def test_what_ran_before_a_worker_died_is_not_lost() -> None:
         busy = keep_busy(executor)
         os.kill(pid, signal.SIGKILL)
         assert ended(pid)
-        with pytest.raises(DeviceMeshError, match="worker a=1, b=0 was killed by SIGKILL"):
+        with pytest.raises(DeviceMeshError, match="worker a=1, b=0 (on host host1:4242 )?was killed by SIGKILL"):
             executor.wait(busy)
         trace = executor.trace_stop()
     assert trace.plans[0].plan is plan
     assert sorted(step.worker for step in trace.steps if step.plan == 0) == [0, 1, 2, 3]
 
 
-def test_a_mesh_that_is_closed_while_it_is_traced_keeps_what_it_did() -> None:
-    executor = MeshExecutor(MESH)
-    executor.trace_start()
-    (out,) = executor.run(sums(MESH), [torch.zeros(4, 64)])
-    executor.wait(out)
-    executor.close()
-    trace = executor.trace_stop()
+@pytest.mark.parametrize("where", ["local", "hosts"])
+def test_a_mesh_that_is_closed_while_it_is_traced_keeps_what_it_did(where: str) -> None:
+    with executor_on(where, MESH) as executor:
+        executor.trace_start()
+        (out,) = executor.run(sums(MESH), [torch.zeros(4, 64)])
+        executor.wait(out)
+        executor.close()
+        trace = executor.trace_stop()
     assert sorted(step.worker for step in trace.steps) == [0, 1, 2, 3]
+    (command,) = [command for command in trace.commands if command.kind == "run"]
+    slack = 0 if where == "local" else 100_000_000  # hosts' clocks are known as well as messages are quick
+    assert all(command.start - slack <= step.start <= step.end for step in trace.steps)
 
 
 # -- monarch.profile ---------------------------------------------------------------------------------------------------
