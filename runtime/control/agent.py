@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -138,6 +139,8 @@ class Agent:
         except Malformed as error:
             log.warning("%s: ended: %s", peer, error)
             await call.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        except (grpc.aio.BaseError, asyncio.InvalidStateError) as error:
+            log.info("%s: the connection broke: %s", peer, error)
         finally:
             if session is not None:
                 end = asyncio.ensure_future(self._end(session))
@@ -230,12 +233,23 @@ class _Service:
         self._timeout = timeout
         self._thread = threading.Thread(target=self._serve, args=(info, make), name="monarch-service", daemon=True)
         self._thread.start()
+        self._watch = asyncio.ensure_future(self._watching())
+
+    async def _watching(self) -> None:
+        """A service that takes nothing while more than enough waits for it is lost: nobody else is to wait for it."""
+        while not (self.full and time.monotonic() - self._inbox.taken >= self._timeout):
+            await asyncio.sleep(self._timeout / 4)
+        reason = f"its service has taken nothing for {self._timeout:g} s, and too much waits for it"
+        log.error("%s", reason)
+        self._inbox.abandon()
+        self._happened(Gone(SERVICE, reason))
 
     async def end(self, seconds: float) -> None:
         """After the messages that have come already. A service that takes longer than that ends on its own."""
         self._said.end()
         if self._thread is None:
             return
+        self._watch.cancel()
         self._inbox.put(None)
         try:
             await asyncio.wait_for(self._ended.wait(), seconds)

@@ -68,7 +68,7 @@ async def connect(address: str, security: Security, own: Release, timeout: float
         raise Unreachable(f"no answer within {timeout:g} s") from None
     except (Refused, Malformed) as error:
         raise Unreachable(str(error)) from None
-    except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
+    except (grpc.aio.AioRpcError, grpc.aio.BaseError, asyncio.InvalidStateError) as error:
         raise Unreachable(why(error)) from None
     finally:
         if not opened:

@@ -138,4 +138,4 @@ class Hub:
 def _call_errors() -> tuple[type[Exception], ...]:
     import grpc
 
-    return (grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.InvalidStateError)
+    return (grpc.aio.AioRpcError, grpc.aio.BaseError, asyncio.InvalidStateError)

@@ -16,9 +16,9 @@ FRAME_BYTES = 1 << 20
 FRAME_RECORDS = 1000
 HEAD_BYTES = 1 << 20
 """Of one message's head, as JSON."""
-WIRE_BYTES = 8 << 20
-"""What gRPC takes as one frame: FRAME_BYTES and a part, and heads of as much again."""
-FRAME_HEAD_BYTES = 4 << 20
+WIRE_BYTES = 6 << 20
+"""What gRPC takes as one frame: FRAME_BYTES and a part, FRAME_HEAD_BYTES and a head, and some."""
+FRAME_HEAD_BYTES = 1 << 20
 """A frame is closed once its records' heads are as long as this, but for the last one."""
 MESSAGE_BYTES = 16 << 30
 """Of one message's data."""
@@ -28,7 +28,8 @@ NUMBERS = 64
 """In one progress message."""
 TEXT_BYTES = 4096
 """Of an address, a name or a reason."""
-HOSTS = 65536
+HOSTS = 16384
+HOSTS_A_RECORD = 500
 FAN_OUT = 256
 
 QUEUE_BYTES = 128 << 20
@@ -38,6 +39,6 @@ RECORD_COST = 128
 
 HANDSHAKE_SECONDS = 5.0
 """How long somebody who has not shown who he is may keep a stream open."""
-STREAMS = 512
+STREAMS = 128
 """On one host at a time, of whatever peers; gRPC refuses more."""
 TIMEOUT_SECONDS = (0.2, 3600.0)

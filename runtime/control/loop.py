@@ -43,6 +43,7 @@ def _quiet() -> None:
     its threads, and could hang: whoever forks here leaves gRPC to the parent."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+    logging.getLogger("grpc").addHandler(logging.NullHandler())
 
 
 def _failed(loop: asyncio.AbstractEventLoop, what: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ from collections import deque
 from dataclasses import replace
 
 from monarch.runtime.control import limits
-from monarch.runtime.control.records import Close, Part, Progress, Record, Start
+from monarch.runtime.control.records import Attach, Attached, Close, Part, Progress, Record, Start
 
 
 class Outbox:
@@ -96,5 +96,9 @@ def cost(record: Record) -> int:
             return limits.RECORD_COST + len(head) + len(data) + 8 * len(targets or ())
         case Part(data=data):
             return limits.RECORD_COST + len(data)
+        case Attach(addresses=texts):
+            return limits.RECORD_COST + sum(map(len, texts))
+        case Attached(hosts=hosts, failures=failures):
+            return limits.RECORD_COST + 300 * (len(hosts) + len(failures))
         case _:
             return limits.RECORD_COST

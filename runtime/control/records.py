@@ -153,7 +153,10 @@ class Assembly:
                 raise Malformed(f"a message of mesh {record.mesh} begins before the last one's end")
             if len(record.data) == record.size:
                 return _message(record, bytes(record.data))
-            start, buffer, filled = record, bytearray(record.size), 0
+            try:
+                start, buffer, filled = record, bytearray(record.size), 0
+            except MemoryError:
+                raise Malformed(f"there is no memory for a message of {record.size:,} bytes") from None
         else:
             if lane not in self._open:
                 raise Malformed(f"a part of mesh {record.mesh} belongs to no message")

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from monarch.runtime.control import limits
 from monarch.runtime.control.records import (
     Attach,
     Attached,
@@ -98,10 +99,9 @@ Action = Send | Call | Drop
 class _Child:
     start: int
     stop: int
-    address: str
+    addresses: tuple[str, ...]
     alive: bool = True
-    answered: bool = False
-    attach: Attach | None = None
+    unheard: set[int] = field(default_factory=set)
     lost: set[int] = field(default_factory=set)
 
 
@@ -219,7 +219,9 @@ class Relay:
         for start, stop in split(len(addresses), self._attach.fan_out):
             piece = tuple(addresses[start:stop])
             attach = Attach(number + start, piece, self._attach.fan_out, self._attach.timeout)
-            self._children.append(_Child(attach.number, attach.stop, piece[0], attach=attach))
+            self._children.append(
+                _Child(attach.number, attach.stop, piece, unheard=set(range(attach.number, attach.stop)))
+            )
             actions.append(Call(len(self._children) - 1, attach))
         return actions or self._answer()
 
@@ -227,11 +229,16 @@ class Relay:
         """Tell how attaching went, once all have answered."""
         if self._attached or not self._told:
             return []
-        if not all(child.answered or not child.alive for child in self._children):
+        if not all(not child.unheard or not child.alive for child in self._children):
             return []
         self._attached = True
-        self._infos.sort(key=lambda info: info.number)
-        return [Send(PARENT, Attached(tuple(self._infos), tuple(sorted(self._failures))))]
+        infos = sorted(self._infos, key=lambda info: info.number)
+        failures = sorted(self._failures)
+        most = limits.HOSTS_A_RECORD
+        return [
+            *(Send(PARENT, Attached(tuple(infos[at : at + most]))) for at in range(0, len(infos), most)),
+            *(Send(PARENT, Attached((), tuple(failures[at : at + most]))) for at in range(0, len(failures), most)),
+        ]
 
     # -- up --------------------------------------------------------------------------------------------------------
 
@@ -248,14 +255,10 @@ class Relay:
                 return [Send(PARENT, record)]
             case Attached(hosts, failures) if source != SERVICE:
                 child = self._children[source]
-                if child.answered:
-                    raise Malformed("it told twice how attaching went")
-                numbers = sorted([host.number for host in hosts] + [number for number, _ in failures])
-                if numbers != list(range(child.start, child.stop)):
-                    raise Malformed(
-                        f"it was to attach the hosts {child.start} to {child.stop - 1}, and tells of others"
-                    )
-                child.answered = True
+                for number in [host.number for host in hosts] + [number for number, _ in failures]:
+                    if number not in child.unheard:
+                        raise Malformed(f"it tells that host {number} is attached, or not, and was not asked to")
+                    child.unheard.discard(number)
                 self._infos += hosts
                 self._failures += failures
                 return self._answer()
@@ -302,15 +305,17 @@ class Relay:
         if not child.alive:
             return []
         child.alive = False
-        if not child.answered:
-            assert child.attach is not None
-            self._failures.append((child.start, reason))
-            # The others are called from here, so that all that cannot be reached are found at once.
-            return self._call(child.start + 1, child.attach.addresses[1:])
+        if child.unheard:
+            # What it has told of the others does not count. They are called from here, so that all that cannot be
+            # reached are found at once.
+            mine = range(child.start, child.stop)
+            self._infos = [info for info in self._infos if info.number not in mine]
+            self._failures = [each for each in self._failures if each[0] not in mine] + [(child.start, reason)]
+            return self._call(child.start + 1, child.addresses[1:])
         actions: list[Action] = []
         if child.start not in child.lost:
             actions.append(Send(PARENT, Lost(child.start, child.start + 1, reason)))
-        beneath = f"it was reached over {child.address}, which is lost: {reason}"
+        beneath = f"it was reached over {child.addresses[0]}, which is lost: {reason}"
         left = [host for host in range(child.start + 1, child.stop) if host not in child.lost]
         return actions + [Send(PARENT, Lost(start, stop, beneath)) for start, stop in ranges(left)]
 

@@ -100,14 +100,18 @@ class Stream:
                 return closed.reason
 
     async def _sending(self) -> str:
-        beat = self.timeout / 4
+        beaten = self._now()
         while True:
+            beat = self.timeout / 4
             if not self._outbox:
                 self._news.clear()
-                timer = asyncio.get_running_loop().call_later(beat, self._news.set)
+                timer = asyncio.get_running_loop().call_at(beaten + beat, self._news.set)
                 await self._news.wait()
                 timer.cancel()
-            records = self._outbox.take() or [Beat(self._waiting and self._bounded)]
+            records = self._outbox.take()
+            if not records or self._now() - beaten >= beat:
+                beaten = self._now()
+                records.insert(0, Beat(self._waiting and self._bounded))
             head, data = codec.encode(records)
             await self._write(self._seals.sealer.seal(head, data))
             self._wrote = self._now()

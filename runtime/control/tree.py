@@ -77,7 +77,7 @@ class HostTree:
 
     async def _attach(self, attach: Attach, security: Security, own: Release) -> Attached:
         self._attached: asyncio.Future[Attached] = asyncio.get_running_loop().create_future()
-        self._up = _Up(self)
+        self._up = _Up(self, len(attach.addresses))
         self._hub = Hub(Relay(controller=True), security, own, self._up, bounded=False)
         self._hub.handle(Down(attach))
         return await self._attached
@@ -172,8 +172,11 @@ class HostTree:
 class _Up:
     """Where the relay's messages for above go."""
 
-    def __init__(self, tree: HostTree) -> None:
+    def __init__(self, tree: HostTree, hosts: int) -> None:
         self._tree = weakref.proxy(tree)
+        self._unheard = hosts
+        self._infos: list[HostInfo] = []
+        self._failures: list[tuple[int, str]] = []
         self._assembly = Assembly()
 
     @property
@@ -193,8 +196,11 @@ class _Up:
             case Lost(start, stop):
                 self._assembly.drop(start, stop)
                 self._tree._inbox.put(record)
-            case Attached():
-                self._tree._attached.set_result(record)
+            case Attached(hosts, failures):
+                self._infos += hosts
+                self._failures += failures
+                if len(self._infos) + len(self._failures) == self._unheard:
+                    self._tree._attached.set_result(Attached(tuple(self._infos), tuple(self._failures)))
 
 
 def _check(addresses: Sequence[str], security: Security, fan_out: int, timeout: float) -> None:

@@ -1,0 +1,101 @@
+"""The order in which things are sent."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from monarch.runtime.control import limits
+from monarch.runtime.control.outbox import Outbox
+from monarch.runtime.control.records import Assembly, Beat, Close, Forget, Lost, Message, Part, Progress, Record, Start
+
+BIG = 10 * limits.PART_BYTES
+
+
+def start(mesh: int, size: int = 0, kind: str = "x") -> Start:
+    return Start(kind, mesh, size=size, data=bytes(size))
+
+
+def test_a_large_message_lets_others_through() -> None:
+    outbox = Outbox()
+    outbox.put(start(1, BIG))
+    outbox.put(start(2))
+    first = outbox.take()
+    assert [type(record) for record in first] == [Start, Start, Part]
+    assert sum(len(record.data) for record in first if isinstance(record, Start | Part)) == limits.FRAME_BYTES
+
+
+def test_two_large_messages_take_turns() -> None:
+    outbox = Outbox()
+    for mesh in (1, 2):
+        outbox.put(start(mesh, BIG))
+    meshes = [record.mesh for _ in range(10) for record in outbox.take() if isinstance(record, Start | Part)]
+    assert meshes == [1, 2] * 10
+
+
+def test_a_loss_goes_first_and_a_close_last() -> None:
+    outbox = Outbox()
+    outbox.put(start(1))
+    outbox.put(Close())
+    outbox.put(Lost(1, 2, "cut"))
+    assert [type(record) for record in outbox.take()] == [Lost, Start, Close]
+
+
+def test_only_the_latest_progress_is_sent() -> None:
+    outbox = Outbox()
+    for number in range(100_000):
+        outbox.put(Progress("p", 1, (number,)))
+    outbox.put(Progress("p", 2, (7,)))
+    assert outbox.take() == [Progress("p", 1, (99_999,)), Progress("p", 2, (7,))]
+    assert not outbox
+
+
+def test_it_is_full_beyond_its_limit_and_empties_to_nothing() -> None:
+    outbox = Outbox(limit=BIG)
+    for mesh in range(30):
+        outbox.put(start(mesh, BIG // 10))
+    assert outbox.full
+    while outbox.take():
+        pass
+    assert not outbox.full and outbox.waiting == 0 and not outbox
+
+
+MESSAGES = st.lists(
+    st.tuples(
+        st.integers(0, 3), st.sampled_from([0, 1, limits.PART_BYTES, limits.PART_BYTES + 1, 3 * limits.PART_BYTES])
+    ),
+    max_size=12,
+)
+
+
+@given(MESSAGES, st.data())
+def test_every_message_arrives_whole_and_in_the_order_of_its_mesh(
+    messages: list[tuple[int, int]], data: st.DataObject
+) -> None:
+    outbox, assembly = Outbox(), Assembly()
+    arrived: list[Message] = []
+
+    def pass_on(records: list[Record]) -> bool:
+        for record in records:
+            assert isinstance(record, Start | Part)
+            message = assembly.take(record)
+            if message is not None:
+                arrived.append(message)
+        return bool(records)
+
+    for at, (mesh, size) in enumerate(messages):
+        outbox.put(Start("x", mesh, head=b'{"at":%d}' % at, size=size, data=bytes([at]) * size))
+        if data.draw(st.booleans()):
+            pass_on(outbox.take())
+    while pass_on(outbox.take()):
+        pass
+    for mesh in range(4):
+        expected = [(at, bytes([at]) * size) for at, (of, size) in enumerate(messages) if of == mesh]
+        assert [(m.head["at"], bytes(m.data)) for m in arrived if m.mesh == mesh] == expected
+
+
+def test_a_beat_costs_what_any_record_costs() -> None:
+    outbox = Outbox()
+    outbox.put(Beat())
+    outbox.put(Forget(1))
+    assert outbox.waiting == 2 * limits.RECORD_COST
