@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Coroutine, Iterator
-from typing import Any, Concatenate, Generic, Literal, ParamSpec, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, Protocol, TypeVar, overload
 
-from monarch.runtime.actors.endpoint import ActorInterface, EndpointMethod, ReplyPort
+from monarch.runtime.actors.endpoint import ActorInterface, EndpointMethod
 from monarch.runtime.actors.future import Future
 from monarch.runtime.actors.shape import Shape
 from monarch.runtime.actors.values import ValueMesh
+
+if TYPE_CHECKING:
+    from monarch.runtime.actors.channel import Port
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -54,7 +57,7 @@ class Recipients(Protocol):
         method: EndpointMethod[..., Any],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        port: ReplyPort[Any] | None,
+        port: Port[Any] | None,
     ) -> None:
         """Send to one, or (None) to all; replies go to `port`, which may be anybody's, or nowhere."""
         ...
@@ -122,7 +125,7 @@ def send(
     endpoint: Endpoint[Any, R],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    port: ReplyPort[R] | None = None,
+    port: Port[R] | None = None,
     selection: Selection = "all",
 ) -> None:
     """Call an endpoint of all actors, or of one at random ("choose"); replies go to `port`, if there is one."""
@@ -157,7 +160,7 @@ def as_endpoint(
 def as_endpoint(method: Callable[P, R], /, *, explicit_response_port: Literal[False] = False) -> Endpoint[P, R]: ...
 @overload
 def as_endpoint(
-    method: Callable[Concatenate[ReplyPort[R], P], Any], /, *, explicit_response_port: Literal[True]
+    method: Callable[Concatenate[Port[R], P], Any], /, *, explicit_response_port: Literal[True]
 ) -> Endpoint[P, R]: ...
 def as_endpoint(method: Any, /, *, explicit_response_port: bool = False) -> Any:
     """A method of spawned actors that was not marked, as an endpoint: `as_endpoint(trainers.debug).call()`.

@@ -11,18 +11,10 @@ from monarch.runtime.actors.actor import Actor
 
 if TYPE_CHECKING:
     from monarch.runtime.actors.adverbs import Endpoint
+    from monarch.runtime.actors.channel import Port
 
 P = ParamSpec("P")
 R = TypeVar("R")
-Sent = TypeVar("Sent", contravariant=True)
-
-
-class ReplyPort(Protocol[Sent]):
-    """Where replies go: what a method with `explicit_response_port=True` gets as its first argument."""
-
-    def send(self, value: Sent) -> None: ...
-
-    def exception(self, error: Exception) -> None: ...
 
 
 class EndpointMethod(Generic[P, R]):
@@ -104,10 +96,10 @@ class _Mark(Protocol):
 class _MarkPorted(Protocol):
     @overload
     def __call__(
-        self, method: Callable[Concatenate[Any, ReplyPort[R], P], Coroutine[Any, Any, None]], /
+        self, method: Callable[Concatenate[Any, Port[R], P], Coroutine[Any, Any, None]], /
     ) -> EndpointMethod[P, R]: ...
     @overload
-    def __call__(self, method: Callable[Concatenate[Any, ReplyPort[R], P], None], /) -> EndpointMethod[P, R]: ...
+    def __call__(self, method: Callable[Concatenate[Any, Port[R], P], None], /) -> EndpointMethod[P, R]: ...
 
 
 @overload
@@ -145,7 +137,7 @@ class _MarkConcurrent(Protocol):
 
 class _MarkConcurrentPorted(Protocol):
     def __call__(
-        self, method: Callable[Concatenate[Any, ReplyPort[R], P], Coroutine[Any, Any, None]], /
+        self, method: Callable[Concatenate[Any, Port[R], P], Coroutine[Any, Any, None]], /
     ) -> EndpointMethod[P, R]: ...
 
 

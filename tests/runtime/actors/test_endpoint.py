@@ -12,7 +12,8 @@ import pytest
 
 from monarch.runtime.actors.actor import Actor
 from monarch.runtime.actors.adverbs import Endpoint, as_endpoint, attribute, send
-from monarch.runtime.actors.endpoint import ActorInterface, EndpointMethod, ReplyPort, concurrent_endpoint, endpoint
+from monarch.runtime.actors.channel import Port
+from monarch.runtime.actors.endpoint import ActorInterface, EndpointMethod, concurrent_endpoint, endpoint
 from monarch.runtime.actors.future import Future
 from monarch.runtime.actors.shape import Shape
 
@@ -30,7 +31,7 @@ class Trainer(Actor):
         return a + b
 
     @endpoint(explicit_response_port=True)
-    def later(self, port: ReplyPort[str], question: str) -> None:
+    def later(self, port: Port[str], question: str) -> None:
         port.send(question)
 
     def debug(self, n: int = 1) -> int:
@@ -76,7 +77,7 @@ class Sent:
         method: EndpointMethod[..., Any],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        port: ReplyPort[Any] | None,
+        port: Port[Any] | None,
     ) -> None:
         self.sent.append(("tell", place, method.name, args, kwargs, port))
 
