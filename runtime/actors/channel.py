@@ -6,7 +6,7 @@ from typing import Any, Generic, TypeVar
 
 from monarch.runtime.actors import current
 from monarch.runtime.actors.future import Future
-from monarch.runtime.actors.ports import Queue
+from monarch.runtime.actors.ports import Ports, Queue
 from monarch.runtime.actors.protocol import ReplyTo
 
 T = TypeVar("T")
@@ -40,7 +40,8 @@ class Port(Generic[T]):
 class PortReceiver(Generic[T]):
     """The other end of a port, in the process that opened the channel. Futures are filled in the order asked for."""
 
-    def __init__(self, number: int, queue: Queue[T]) -> None:
+    def __init__(self, ports: Ports, number: int, queue: Queue[T]) -> None:
+        self._ports = ports
         self._number = number
         self._queue = queue
 
@@ -50,21 +51,19 @@ class PortReceiver(Generic[T]):
 
     def close(self) -> None:
         """Take no more."""
-        current.process().ports.close(self._number)
+        self._ports.close(self._number)
 
     def __del__(self) -> None:
-        process = current.started()
-        if process is not None:
-            process.ports.close(self._number)
+        self.close()
 
 
 class Channel(Generic[T]):
     """`port, receiver = Channel[int].open()`"""
 
-    @staticmethod
-    def open(once: bool = False) -> tuple[Port[Any], PortReceiver[Any]]:
+    @classmethod
+    def open(cls, once: bool = False) -> tuple[Port[T], PortReceiver[T]]:
         """A port and its receiver. With `once=True` it takes one value, and is closed then."""
         process = current.process()
-        queue: Queue[Any] = Queue(once)
+        queue: Queue[T] = Queue(once)
         number = process.ports.open(queue)
-        return Port((process.address, number, 0)), PortReceiver(number, queue)
+        return Port((process.address, number, 0)), PortReceiver(process.ports, number, queue)

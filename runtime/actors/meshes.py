@@ -20,7 +20,7 @@ from monarch.runtime.actors.endpoint import MESH_NAMES, ActorInterface, Endpoint
 from monarch.runtime.actors.errors import SupervisionError
 from monarch.runtime.actors.future import Future
 from monarch.runtime.actors.mesh import MeshAlgebra
-from monarch.runtime.actors.message import EMPTY, Payload
+from monarch.runtime.actors.message import EMPTY, NO_ARGUMENTS, Payload
 from monarch.runtime.actors.ports import All, Each, One, failing
 from monarch.runtime.actors.process import Group
 from monarch.runtime.actors.protocol import CALL, CONTROLLER, FORK, READY, SPAWN, STOP, STOP_PROCS, Place, ReplyTo
@@ -31,7 +31,7 @@ from monarch.runtime.actors.values import ValueMesh
 if TYPE_CHECKING:
     from typing import Self
 
-    from monarch.runtime.actors.endpoint import ReplyPort
+    from monarch.runtime.actors.channel import Port
     from monarch.runtime.actors.process import Process
 
 P = ParamSpec("P")
@@ -284,7 +284,7 @@ class ActorMesh(_Owned, Generic[A]):
         self._whole()
         process = current.process()
         process.refused[self.id] = SupervisionError(f"'{self.name}' takes no messages any more: {reason}")
-        return self._meta(lambda reply: (STOP, self.id, reply, reason))
+        return self._meta(lambda reply: (STOP, self.id, reply, reason), EMPTY)
 
     def have_stopped(self, process: Process, ranks: Sequence[int], reason: str) -> None:
         for rank in ranks:
@@ -293,14 +293,14 @@ class ActorMesh(_Owned, Generic[A]):
     @property
     def initialized(self) -> Future[None]:
         """A future that is there once all constructors are through; SupervisionError where one raised."""
-        return self._meta(lambda reply: (CALL, self.id, reply, "", False, None))
+        return self._meta(lambda reply: (CALL, self.id, reply, "", False, None), NO_ARGUMENTS)
 
-    def _meta(self, head: Callable[[ReplyTo], tuple[Any, ...]]) -> Future[None]:
+    def _meta(self, head: Callable[[ReplyTo], tuple[Any, ...]], payload: Payload) -> Future[None]:
         process = current.process()
         waiting: All[None] = All(self._shape, self._to)
         port = process.ports.open(waiting)
         for place, address in enumerate(self._to):
-            if not process.router.send(address, head((process.address, port, place)), EMPTY):
+            if not process.router.send(address, head((process.address, port, place)), payload):
                 process.ports.reply(port, place, False, failing(process.lost(address, self.name)))
         return _done(waiting.future)
 
@@ -364,7 +364,7 @@ class ActorMesh(_Owned, Generic[A]):
         method: EndpointMethod[..., Any],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        port: ReplyPort[Any] | None,
+        port: Port[Any] | None,
     ) -> None:
         process = current.process()
         if self._id in process.refused:

@@ -130,6 +130,7 @@ class Payload:
 
 
 EMPTY = Payload(pickle.dumps(None, 5), (), None, None)
+NO_ARGUMENTS = Payload(pickle.dumps(((), {}), 5), (), None, None)
 
 
 def packet(head: tuple[Any, ...], payload: Payload) -> bytes:

@@ -96,6 +96,7 @@ class Router:
         self._poll = select.epoll()
         self._handlers: dict[int, Callable[[int], None]] = {}
         self._wakeup = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._waking = threading.Lock()
         self._tasks: deque[Callable[[], None]] = deque()
         self._alarm: tuple[float, Callable[[], None]] | None = None
         self._closed = False
@@ -186,8 +187,9 @@ class Router:
     def soon(self, task: Callable[[], None]) -> None:
         """Have the I/O thread call it. From any thread."""
         self._tasks.append(task)
-        with suppress(BlockingIOError):
-            os.eventfd_write(self._wakeup, 1)
+        with self._waking, suppress(BlockingIOError):
+            if self._wakeup >= 0:
+                os.eventfd_write(self._wakeup, 1)
 
     def drain(self, sender: str) -> None:
         """Take in all that a process that has ended had sent. In the I/O thread."""
@@ -216,7 +218,9 @@ class Router:
             connection.close()
         self._listener.close()
         self._poll.close()
-        os.close(self._wakeup)
+        with self._waking:
+            os.close(self._wakeup)
+            self._wakeup = -1
 
     def start(self) -> None:
         """Serve in a thread of its own."""
