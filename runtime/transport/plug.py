@@ -153,6 +153,7 @@ class Transport(Protocol):
 
 TRANSPORTS = {
     "shm": "monarch.runtime.transport.shm:ShmTransport",
+    "verbs": "monarch.runtime.transport.verbs.transport:VerbsTransport",
     "tcp": "monarch.runtime.transport.tcp:TcpTransport",
 }
 """Where the class of each transport is, in order of preference; loaded when an endpoint is made that is to use it. A

@@ -169,22 +169,29 @@ class Device(Protocol):
 class Library(Protocol):
     name: str
 
-    def devices(self) -> Sequence[str]: ...
+    def devices(self) -> Sequence[str]:
+        """The names of all. Raises VerbsFailed."""
+        ...
 
     def open(self, device: str) -> Device: ...
 
 
 def library(names: Sequence[str] | None = None) -> Library:
-    """The first library that can be used and sees a device. Raises NoVerbs with what each of them lacks."""
+    """The first library that can be used. Raises NoVerbs where none can, or there is no device: all ask the same
+    libibverbs for that."""
     missing = []
     for name in LIBRARIES if names is None else names:
         module: Any = importlib.import_module(f"monarch.runtime.transport.verbs.with_{name}")
         try:
             found: Library = module.load()
-            if found.devices():
-                return found
         except NoVerbs as error:
             missing.append(f"{name}: {error}")
-        else:
-            missing.append(f"{name}: no RDMA device: ibv_get_device_list() is empty")
+            continue
+        try:
+            devices = found.devices()
+        except VerbsFailed as error:
+            raise NoVerbs(f"no RDMA device: ibv_get_device_list() fails: {error}") from error
+        if not devices:
+            raise NoVerbs("no RDMA device: ibv_get_device_list() is empty")
+        return found
     raise NoVerbs("; ".join(missing))

@@ -34,7 +34,7 @@ class Library:
         try:
             return [device.name for device in self._module.get_device_list()]
         except OSError as error:
-            raise NoVerbs(f"no RDMA device: {error}") from error
+            raise _failed(error) from error
 
     def open(self, device: str) -> Device:
         return Device(self._module, device)

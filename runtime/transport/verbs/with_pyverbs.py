@@ -72,12 +72,9 @@ class Library:
 
     def devices(self) -> list[str]:
         from pyverbs.device import get_device_list
-        from pyverbs.pyverbs_error import PyverbsError
 
-        try:
+        with _failures():
             return [device.name.decode() for device in get_device_list()]
-        except PyverbsError as error:
-            raise NoVerbs(f"no RDMA device: {error}") from error
 
     def open(self, device: str) -> Device:
         return Device(device)
