@@ -31,7 +31,8 @@ class Context:
 
     @property
     def message_rank(self) -> Point:
-        """This actor's place in the mesh, or slice of one, that was messaged; `{}` where that was one actor."""
+        """This actor's place in the mesh, or slice of one, that was messaged; `{}` where that was one actor. Outside
+        messages, as in a constructor, it is that in the mesh as spawned."""
         if self._place is None:
             return _NOWHERE
         rank, labels, sizes = self._place

@@ -148,7 +148,7 @@ class LocalActor:
     def _run(self) -> None:
         torch.set_num_threads(self._process.threads)
         self._process.ready.wait()
-        running.set(Context(self.instance))
+        self._enter()
         try:
             self._load()
         except BaseException as error:
@@ -167,6 +167,12 @@ class LocalActor:
         self.instance.mesh = mesh
         self.instance.rank = mesh.extent.point_of_rank(self.rank)
         self._interface = ActorInterface.of(mesh.actor_class)
+        self._enter()
+
+    def _enter(self) -> None:
+        """What runs now is no message: the actor's place is that in the mesh as spawned."""
+        rank = self.instance.rank
+        running.set(Context(self.instance, (rank.rank, tuple(rank.extent.labels), tuple(rank.extent.sizes))))
 
     def _construct(self) -> None:
         args, kwargs = self._args, self._kwargs
@@ -248,14 +254,14 @@ class LocalActor:
 
     def _supervise(self, failure: MeshFailure) -> Any:
         supervise = getattr(self._actor, "__supervise__", None)
-        running.set(Context(self.instance))
+        self._enter()
         return False if supervise is None else supervise(failure)
 
     def _finish_sync(self, end: _End) -> None:
         self._close(end)
         while not self._alone:
             self._awake.acquire()
-        running.set(Context(self.instance))
+        self._enter()
         trace = ""
         try:
             cleanup = getattr(self._actor, "__cleanup__", None)
@@ -337,7 +343,7 @@ class LocalActor:
         while not self._alone:
             await awake.wait()
             awake.clear()
-        running.set(Context(self.instance))
+        self._enter()
         trace = ""
         try:
             cleanup = getattr(self._actor, "__cleanup__", None)

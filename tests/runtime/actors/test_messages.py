@@ -66,6 +66,7 @@ class Log(Actor):
     def many(self, to: "Log", count: int) -> None:
         for number in range(count):
             to.add.broadcast((current_rank().rank, number))
+        to.all.call_one().get(WAIT)  # which comes back after all of these
 
     @endpoint
     def ask(self, other: "Log") -> list[object]:
@@ -375,3 +376,16 @@ def test_the_same_name_twice() -> None:
     one, two = (procs.spawn("log", Log, at).slice(gpus=0) for at in (1, 2))
     assert (one.all.call_one().get(WAIT), two.all.call_one().get(WAIT)) == ([1], [2])
     assert monarch.actor.ActorMesh is type(one)
+
+
+def test_a_constructor_knows_its_place() -> None:
+    class Placed(Actor):
+        def __init__(self) -> None:
+            self.place = dict(current_rank()), current_rank().rank, current_actor_name()
+
+        @endpoint
+        def placed(self) -> tuple[dict[str, int], int, str]:
+            return self.place
+
+    places = spawn(2).spawn("placed", Placed).placed.call().get(WAIT)
+    assert list(places.values()) == [({"gpus": 0}, 0, "placed[0]"), ({"gpus": 1}, 1, "placed[1]")]
