@@ -103,7 +103,9 @@ class Warm:
         if request["do"] == "fork":
             self._fork(request, files)
             return
-        mesh = self._meshes[request["mesh"]]
+        mesh = self._meshes.get(request["mesh"])
+        if mesh is None:  # it was stopped before
+            return
         mesh.stopping = True
         _kill(mesh.rank_of)
         self._reap()
