@@ -1,0 +1,457 @@
+"""How actors and processes end, who hears of it, and what ends with them. In real processes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from monarch.actor import (
+    Actor,
+    ActorError,
+    Channel,
+    MeshFailure,
+    Port,
+    ProcMesh,
+    SupervisionError,
+    endpoint,
+    this_host,
+    this_proc,
+)
+from tests.runtime.actors.conftest import WAIT
+
+Faults = queue.SimpleQueue[MeshFailure]
+
+
+class Worker(Actor):
+    """Tells a port what happens to it."""
+
+    def __init__(self, name: str, port: Port[Any] | None = None) -> None:
+        self.name = name
+        self.port = port
+        if name == "broken":
+            raise ValueError("cannot be made")
+
+    @endpoint
+    def pid(self) -> int:
+        return os.getpid()
+
+    @endpoint
+    def fail(self) -> None:
+        raise ValueError("as told")
+
+    @endpoint
+    def exit(self) -> None:
+        raise SystemExit(3)
+
+    @endpoint
+    def die(self, status: int) -> None:
+        print("about to die")
+        os.write(2, b"without a line's end")
+        os._exit(status)
+
+    @endpoint
+    def wait(self) -> None:
+        threading.Event().wait()
+
+    @endpoint
+    def echo(self, value: object) -> object:
+        return value
+
+    def __cleanup__(self, exc: Exception | None) -> None:
+        if self.port is not None:
+            self.port.send((self.name, None if exc is None else str(exc)))
+
+
+class Owner(Actor):
+    """Spawns workers, in processes of its own and beside itself, and deals with their failures as it is told to."""
+
+    def __init__(self, port: Port[Any], deal: str) -> None:
+        self.port = port
+        self.deal = deal
+        self.procs = this_host().spawn_procs(per_host={"gpus": 2}, name="owned")
+        self.workers = self.procs.spawn("workers", Worker, "worker", port)
+        self.beside = this_proc().spawn("beside", Worker, "beside", port)
+
+    @endpoint
+    def fail_one(self) -> None:
+        self.workers.slice(gpus=1).fail.broadcast()
+
+    @endpoint
+    def pids(self) -> list[int]:
+        return list(self.workers.pid.call().get(WAIT).values())
+
+    @endpoint
+    def fail(self) -> None:
+        raise ValueError("the owner")
+
+    @endpoint
+    def again(self) -> list[int]:
+        self.workers = self.procs.spawn("workers", Worker, "again", self.port)
+        return self.pids()
+
+    @endpoint
+    def renew(self) -> list[int]:
+        self.procs = this_host().spawn_procs(per_host={"gpus": 2}, name="owned")
+        return self.again()
+
+    def __supervise__(self, failure: MeshFailure) -> bool:
+        self.port.send(("supervise", failure))
+        if self.deal == "raise":
+            raise RuntimeError("while supervising")
+        return self.deal == "deal"
+
+    def __cleanup__(self, exc: Exception | None) -> None:
+        self.port.send(("owner", None if exc is None else str(exc)))
+
+
+class AsyncOwner(Actor):
+    def __init__(self, port: Port[Any]) -> None:
+        self.port = port
+        self.beside = this_proc().spawn("beside", Worker, "beside", port)
+
+    @endpoint
+    async def fail_one(self) -> None:
+        self.beside.fail.broadcast()
+
+    async def __supervise__(self, failure: MeshFailure) -> bool:
+        await asyncio.sleep(0)
+        self.port.send(("supervise", failure.mesh_name))
+        return True
+
+    async def __cleanup__(self, exc: Exception | None) -> None:
+        await asyncio.sleep(0)
+        self.port.send(("owner", exc))
+
+
+def spawn(gpus: int = 2, name: str = "procs") -> ProcMesh:
+    return this_host().spawn_procs(per_host={"gpus": gpus}, name=name)
+
+
+def gone(pid: int) -> bool:
+    """Whether no process has this number, or only a dead one has."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+def test_a_stopped_mesh_handles_what_was_sent_before_and_nothing_after() -> None:
+    port, receiver = Channel[Any].open()
+    procs = spawn()
+    workers = procs.spawn("workers", Worker, "worker", port)
+    before = workers.echo.call(1)
+    workers.stop("no longer needed").get(WAIT)
+    assert list(before.get(WAIT).values()) == [1, 1]
+    assert [receiver.recv().get(WAIT) for _ in range(2)] == [("worker", None)] * 2
+    with pytest.raises(SupervisionError, match="no longer needed"):
+        workers.echo.call(1).get(WAIT)
+    with pytest.raises(SupervisionError, match="no longer needed"):
+        workers.echo.broadcast(1)
+    workers.stop().get(WAIT)
+    assert len(procs.spawn("others", Worker, "other").pid.call().get(WAIT)) == 2
+
+
+def test_a_slice_is_no_owner() -> None:
+    workers = spawn().spawn("workers", Worker, "worker")
+    with pytest.raises(RuntimeError, match="stop the whole"):
+        workers.slice(gpus=0).stop()
+    with pytest.raises(RuntimeError, match="shutdown_context"):
+        this_proc().stop()
+
+
+def test_stopping_processes_ends_their_actors_first() -> None:
+    port, receiver = Channel[Any].open()
+
+    async def main() -> list[int]:
+        async with spawn() as procs:
+            return list((await procs.spawn("workers", Worker, "worker", port).pid.call()).values())
+
+    pids = asyncio.run(main())
+    assert [receiver.recv().get(WAIT) for _ in range(2)] == [("worker", None)] * 2
+    assert all(map(gone, pids))
+
+
+def test_processes_that_were_stopped_take_no_messages() -> None:
+    procs = spawn()
+    workers = procs.spawn("workers", Worker, "worker")
+    workers.initialized.get(WAIT)
+    procs.stop().get(WAIT)
+    with pytest.raises(SupervisionError, match="stopped"):
+        workers.pid.call().get(WAIT)
+    with pytest.raises(SupervisionError, match="stopped"):
+        workers.pid.broadcast()
+    with pytest.raises(SupervisionError, match="stopped"):
+        procs.spawn("more", Worker, "more")
+
+
+def test_a_constructor_that_raises_is_a_failure(faults: Faults) -> None:
+    workers = spawn().spawn("workers", Worker, "broken")
+    with pytest.raises(SupervisionError, match="constructor raised ValueError: cannot be made"):
+        workers.pid.call().get(WAIT)
+    with pytest.raises(SupervisionError):
+        workers.initialized.get(WAIT)
+    for _ in range(2):
+        failure = faults.get(timeout=WAIT)
+        assert failure.mesh_name == "workers" and failure.mesh_id == workers.id and "cannot be made" in failure.reason
+
+
+def test_an_exception_that_nobody_is_told_of_ends_the_actor(faults: Faults) -> None:
+    port, receiver = Channel[Any].open()
+    workers = spawn().spawn("workers", Worker, "worker", port)
+    workers.slice(gpus=1).fail.broadcast()
+    failure = faults.get(timeout=WAIT)
+    assert (failure.mesh_name, failure.rank) == ("workers", 1)
+    assert "ValueError: as told" in failure.reason and "in fail" in failure.reason
+    assert receiver.recv().get(WAIT) == ("worker", "as told")
+    with pytest.raises(SupervisionError, match="as told"):
+        workers.slice(gpus=1).echo.call_one(1).get(WAIT)
+    assert workers.slice(gpus=0).echo.call_one(1).get(WAIT) == 1
+
+
+def test_a_base_exception_ends_the_actor_and_is_told(faults: Faults) -> None:
+    worker = spawn(1).slice(gpus=0).spawn("worker", Worker, "worker")
+    with pytest.raises(ActorError, match="SystemExit: 3"):
+        worker.exit.call_one().get(WAIT)
+    assert "SystemExit" in faults.get(timeout=WAIT).reason
+
+
+def test_failures_go_to_the_owner() -> None:
+    port, receiver = Channel[Any].open()
+    owner = spawn(1).slice(gpus=0).spawn("owner", Owner, port, "deal")
+    owner.fail_one.call_one().get(WAIT)
+    told = {}
+    for _ in range(2):
+        what, value = receiver.recv().get(WAIT)
+        told[what] = value
+    assert told["worker"] == "as told"
+    assert (told["supervise"].mesh_name, told["supervise"].rank) == ("workers", 1)
+    assert len(owner.again.call_one().get(WAIT)) == 2
+
+
+def test_failures_that_are_not_dealt_with_go_up(faults: Faults) -> None:
+    port, receiver = Channel[Any].open()
+    owner = spawn(1).slice(gpus=0).spawn("owner", Owner, port, "leave")
+    owner.fail_one.call_one().get(WAIT)
+    failure = faults.get(timeout=WAIT)
+    assert failure.mesh_name == "owner" and failure.cause is not None and failure.cause.mesh_name == "workers"
+    assert "as told" in failure.report()
+    with pytest.raises(SupervisionError, match="owner"):
+        owner.pids.call_one().get(WAIT)
+    said = [receiver.recv().get(WAIT)[0] for _ in range(5)]
+    assert sorted(said) == ["beside", "owner", "supervise", "worker", "worker"] and said[-1] == "owner"
+
+
+def test_what_supervise_raises_is_a_failure_chained_to_the_old(faults: Faults) -> None:
+    port, _receiver = Channel[Any].open()
+    owner = spawn(1).slice(gpus=0).spawn("owner", Owner, port, "raise")
+    owner.fail_one.call_one().get(WAIT)
+    failure = faults.get(timeout=WAIT)
+    assert "RuntimeError: while supervising" in failure.reason
+    assert failure.cause is not None and "as told" in failure.cause.reason
+
+
+def test_an_owners_end_is_that_of_what_it_owns() -> None:
+    port, receiver = Channel[Any].open()
+    owner = spawn(1).slice(gpus=0).spawn("owner", Owner, port, "deal")
+    pids = owner.pids.call_one().get(WAIT)
+    owner.stop().get(WAIT)
+    said = [receiver.recv().get(WAIT) for _ in range(4)]
+    assert sorted(said[:3]) == [("beside", None), ("worker", None), ("worker", None)]
+    assert said[3] == ("owner", None)
+    assert all(map(gone, pids))
+
+
+def test_async_supervise_and_cleanup() -> None:
+    port, receiver = Channel[Any].open()
+    owner = this_proc().spawn("owner", AsyncOwner, port)
+    owner.fail_one.call_one().get(WAIT)
+    assert {receiver.recv().get(WAIT) for _ in range(2)} == {("beside", "as told"), ("supervise", "beside")}
+    owner.stop().get(WAIT)
+    assert receiver.recv().get(WAIT) == ("owner", None)
+
+
+@pytest.mark.parametrize("how", ["kill", "exit"])
+def test_the_death_of_a_process_is_a_failure_with_its_status_and_last_lines(
+    faults: Faults, capsys: pytest.CaptureFixture[str], how: str
+) -> None:
+    workers = spawn(2, "mine").spawn("workers", Worker, "worker")
+    pids = list(workers.pid.call().get(WAIT).values())
+    waiting = workers.slice(gpus=1).wait.call_one()
+    if how == "kill":
+        os.kill(pids[1], signal.SIGKILL)
+    else:
+        spawned = this_proc().spawn("caller", Caller)
+        workers = workers.slice(gpus=1)
+        os.kill(pids[1], 0)
+        del spawned
+        os.kill(pids[1], signal.SIGKILL)
+    with pytest.raises(SupervisionError, match="SIGKILL"):
+        waiting.get(WAIT)
+    failure = faults.get(timeout=WAIT)
+    assert (failure.status, failure.rank, failure.mesh_name) == (-9, 1, "workers")
+    with pytest.raises(SupervisionError, match="SIGKILL"):
+        workers.pid.call().get(WAIT)
+
+
+class Caller(Actor):
+    @endpoint
+    def call(self, worker: Worker) -> object:
+        try:
+            return worker.die.call_one(7).get(WAIT)
+        except SupervisionError as error:
+            return str(error)
+
+
+def test_whoever_waits_for_a_process_that_dies_is_told(faults: Faults, capsys: pytest.CaptureFixture[str]) -> None:
+    procs = spawn(2)
+    worker = procs.slice(gpus=0).spawn("worker", Worker, "worker")
+    caller = procs.slice(gpus=1).spawn("caller", Caller)
+    assert "exited with status 7" in caller.call.call_one(worker).get(WAIT)
+    failure = faults.get(timeout=WAIT)
+    assert failure.status == 7 and failure.log == ("about to die", "without a line's end")
+    said = capsys.readouterr()
+    assert "[procs gpus=0] about to die\n" in said.out and "[procs gpus=0] without a line's end\n" in said.err
+
+
+def test_what_a_dead_process_owned_ends(faults: Faults) -> None:
+    port, receiver = Channel[Any].open()
+    procs = spawn(1)
+    worker = procs.slice(gpus=0).spawn("pid", Worker, "worker")
+    owner = procs.slice(gpus=0).spawn("owner", Owner, port, "deal")
+    pids = owner.pids.call_one().get(WAIT)
+    os.kill(worker.pid.call_one().get(WAIT), signal.SIGKILL)
+    assert {faults.get(timeout=WAIT).mesh_name for _ in range(2)} == {"owner", "pid"}
+    assert [receiver.recv().get(WAIT) for _ in range(2)] == [("worker", None)] * 2
+    procs.stop().get(WAIT)
+    for pid in pids:
+        descriptor = os.pidfd_open(pid) if not gone(pid) else -1
+        if descriptor >= 0:
+            signal.pidfd_send_signal(descriptor, 0)
+            os.close(descriptor)
+
+
+def test_a_service_survives_the_death_of_its_workers() -> None:
+    port, receiver = Channel[Any].open()
+    owner = spawn(1).slice(gpus=0).spawn("owner", Owner, port, "deal")
+    pids = owner.pids.call_one().get(WAIT)
+    os.kill(pids[0], signal.SIGKILL)
+    what, failure = receiver.recv().get(WAIT)
+    assert what == "supervise" and failure.status == -9
+    assert set(owner.renew.call_one().get(WAIT)).isdisjoint(pids)
+
+
+def test_bootstrap_that_raises_ends_the_process(faults: Faults, capsys: pytest.CaptureFixture[str]) -> None:
+    def bootstrap() -> None:
+        raise OSError("no such device")
+
+    procs = this_host().spawn_procs(bootstrap=bootstrap, name="boot")
+    with pytest.raises(SupervisionError, match="exited with status 1"):
+        procs.initialized.get(WAIT)
+    failure = faults.get(timeout=WAIT)
+    assert failure.log[-1] == "OSError: no such device"
+    capsys.readouterr()
+
+
+# -- programs: what is printed, and how they end ------------------------------------------------------------------------
+
+PROGRAM = """
+import os, sys, threading
+import monarch.actor
+from monarch.actor import Actor, endpoint, this_host, this_proc
+
+class Worker(Actor):
+    @endpoint
+    def say(self, text):
+        print(text, flush=True)
+    @endpoint
+    def pid(self):
+        return os.getpid()
+    @endpoint
+    def fail(self):
+        raise ValueError("as told")
+    def __cleanup__(self, exc):
+        print("cleaned up", flush=True)
+
+def main():
+    procs = this_host().spawn_procs(per_host={"gpus": 4}, name="crew")
+    workers = procs.spawn("workers", Worker)
+    print(*workers.pid.call().get().values(), flush=True)
+"""
+
+
+def run(body: str, send: int | None = None) -> tuple[subprocess.CompletedProcess[str], list[int]]:
+    """Run a program; gives what it said, and the numbers of its workers."""
+    lines = "".join(f"    {line}\n" for line in body.splitlines())
+    code = f"{PROGRAM}{lines}\nif __name__ == '__main__':\n    main()\n"
+    program = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.PIPE, text=True
+    )
+    assert program.stdout is not None
+    first = program.stdout.readline()
+    if send is not None:
+        program.send_signal(send)
+    out, err = program.communicate(timeout=WAIT)
+    return subprocess.CompletedProcess(code, program.returncode, out, err), [int(pid) for pid in first.split()]
+
+
+def wait_until_gone(pids: list[int]) -> None:
+    """Wait for the end of processes that are not ours to wait for."""
+    for pid in pids:
+        try:
+            descriptor = os.pidfd_open(pid)
+        except ProcessLookupError:
+            continue
+        import select
+
+        ready, _, _ = select.select([descriptor], [], [], WAIT)
+        os.close(descriptor)
+        assert ready, f"process {pid} still runs"
+
+
+def test_output_has_a_prefix_and_equal_lines_come_once() -> None:
+    done, pids = run(
+        "workers.say.call('hello').get()\nworkers.slice(gpus=2).say.call_one('just me').get()\nprocs.stop().get()"
+    )
+    assert done.returncode == 0, done.stderr
+    assert "[crew × 4] hello\n" in done.stdout
+    assert "[crew gpus=2] just me\n" in done.stdout
+    assert "[crew × 4] cleaned up\n" in done.stdout
+    wait_until_gone(pids)
+
+
+def test_at_exit_everything_is_stopped() -> None:
+    done, pids = run("")
+    assert done.returncode == 0 and done.stdout.count("cleaned up") == 1, (done.stdout, done.stderr)
+    wait_until_gone(pids)
+
+
+def test_an_unhandled_failure_stops_the_program() -> None:
+    done, pids = run("workers.slice(gpus=1).fail.broadcast()\nthreading.Event().wait()")
+    assert done.returncode == 1
+    assert "workers[1]" in done.stderr and "ValueError: as told" in done.stderr
+    wait_until_gone(pids)
+
+
+def test_the_hook_decides_what_an_unhandled_failure_does() -> None:
+    done, pids = run(
+        "def hook(failure):\n    print('hook', failure.mesh_name, flush=True)\n    raise SystemExit(5)\n"
+        "monarch.actor.unhandled_fault_hook = hook\n"
+        "workers.slice(gpus=1).fail.broadcast()\nthreading.Event().wait()"
+    )
+    assert done.returncode == 5 and "hook workers" in done.stdout
+    wait_until_gone(pids)
+
+
+def test_nothing_is_left_when_the_root_is_killed() -> None:
+    done, pids = run("threading.Event().wait()", send=signal.SIGKILL)
+    assert done.returncode == -9
+    wait_until_gone(pids)
