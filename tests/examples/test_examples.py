@@ -112,3 +112,25 @@ def test_the_demo_writes_its_plan_a_trace_of_it_and_its_page(demo: tuple[str, Pa
 
 def test_the_demo_generates_text(demo: tuple[str, Path]) -> None:
     assert re.search(r"What the trained model writes.*\ndef ", demo[0])
+
+
+def test_the_crawler_visits_each_page_once(tmp_path: Path) -> None:
+    output = run("crawler.py", cwd=tmp_path)
+    [(pages, links)] = re.findall(
+        r"^(\d+) modules can be reached from pydoc, over (\d+) imports$", output, re.MULTILINE
+    )
+    read = [int(count) for count in re.findall(r"^crawler \d read (\d+)$", output, re.MULTILINE)]
+    assert len(read) == 3 and sum(read) == int(pages) > 100 and int(links) > int(pages)
+
+
+def test_the_replay_buffer_has_moves_of_all_players(tmp_path: Path) -> None:
+    output = run("replay_buffer.py", cwd=tmp_path)
+    made = re.findall(r"^player (\d) made (\d+) moves$", output, re.MULTILINE)
+    assert [player for player, count in made if int(count)] == ["0", "1"]
+    assert output.endswith("learnt in 400 batches: >>>>>>>>>\n")
+
+
+def test_the_service_survives_the_death_of_its_workers(tmp_path: Path) -> None:
+    lines = run("supervised_service.py", cwd=tmp_path).splitlines()
+    assert lines[0].startswith("counted: [('the', 500), ") and lines[2].startswith("counted: [('the', 500), ")
+    assert lines[3:] == ["workers kept: 1, new: 2", *["the service was told: worker: exit status -9"] * 2]
