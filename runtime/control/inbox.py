@@ -18,8 +18,8 @@ T = TypeVar("T")
 class Inbox(Generic[T]):
     """Filled in the loop, emptied by one thread. `full` once more than `limit` bytes wait in it."""
 
-    def __init__(self, limit: int = limits.QUEUE_BYTES) -> None:
-        self._limit = limit
+    def __init__(self, limit: int | None = None) -> None:
+        self._limit = limits.QUEUE_BYTES if limit is None else limit
         self._queue: queue.SimpleQueue[tuple[T, int]] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._waiting = 0
@@ -70,9 +70,9 @@ class Handoff(Generic[T]):
     """Filled by any thread, emptied in the loop; many items at once cost one wake-up. `put` waits while `limit` bytes
     have not been let go: what the loop gets counts until it calls `release`."""
 
-    def __init__(self, take: Callable[[list[T]], None], limit: int = limits.QUEUE_BYTES) -> None:
+    def __init__(self, take: Callable[[list[T]], None], limit: int | None = None) -> None:
         self._take = take
-        self._limit = limit
+        self._limit = limits.QUEUE_BYTES if limit is None else limit
         self._items: list[T] = []
         self._condition = threading.Condition()
         self._held = 0

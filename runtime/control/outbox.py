@@ -17,8 +17,8 @@ from monarch.runtime.control.records import Attach, Attached, Close, Part, Progr
 class Outbox:
     """`waiting` is what is in it, in bytes; it takes more than `limit` (the sender is to look at `full` first)."""
 
-    def __init__(self, limit: int = limits.QUEUE_BYTES) -> None:
-        self._limit = limit
+    def __init__(self, limit: int | None = None) -> None:
+        self._limit = limits.QUEUE_BYTES if limit is None else limit
         self._first: deque[Record] = deque()
         self._progress: dict[tuple[int, str], Progress] = {}
         self._lanes: dict[tuple[int, int], deque[Start | Part]] = {}

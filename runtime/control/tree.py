@@ -87,7 +87,7 @@ class HostTree:
     def send(self, message: Message, hosts: Sequence[int] | None = None) -> None:
         """Send it to some hosts, or to all. From any thread; returns before it has arrived, and its data must not
         change from then on. Hosts that are lost get nothing. Raises MonarchError where the tree is closed or all hosts
-        are lost, or where for the timeout no more could be sent because hosts take nothing."""
+        are lost, or where for twice the timeout no more could be sent because hosts take too little."""
         if hosts is not None and not all(0 <= host < len(self.hosts) for host in hosts):
             raise ValueError(f"there are hosts 0 to {len(self.hosts) - 1}, and a message is for {list(hosts)}")
         self._put(started(message, targets=None if hosts is None else ranges(hosts)))
@@ -97,9 +97,10 @@ class HostTree:
             raise MonarchError("the hosts are detached")
         if len(self._lost) == len(self.hosts):
             raise MonarchError(f"all {len(self.hosts)} hosts are lost: {next(iter(self._lost.values()), '')}")
-        if not self._outgoing.put(record, cost(record), self.timeout):
+        # Longer than it takes to find out that a host is stuck, and to give it up.
+        if not self._outgoing.put(record, cost(record), 2 * self.timeout):
             raise MonarchError(
-                f"the hosts have taken nothing for {self.timeout:g} s",
+                f"the hosts have taken too little for {2 * self.timeout:g} s",
                 hint=f"{limits.QUEUE_BYTES >> 20} MiB wait for them already.",
             )
 

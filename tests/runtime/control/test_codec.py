@@ -262,6 +262,16 @@ def test_a_frame_altered_anywhere_is_refused(at: int, by: int) -> None:
         opener.open(bytes(frame))
 
 
+def test_ten_thousand_random_frames_are_opened_by_nobody() -> None:
+    randomness = random.Random(9)
+    for _ in range(10_000):
+        frame = randomness.randbytes(randomness.randrange(300))
+        with pytest.raises(Malformed):
+            Opener(bytes(32)).open(frame)
+        with pytest.raises(Malformed):
+            HostHandshake(SECRET, OWN).challenge(frame)
+
+
 def test_what_was_head_does_not_pass_as_data() -> None:
     sealer, opener = seals()
     frame = pb.Frame.FromString(sealer.seal(b"ab", b"c"))

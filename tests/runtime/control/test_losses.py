@@ -1,0 +1,186 @@
+"""Hosts and controllers that die, freeze or are slow: noticed within a bound, and nobody else's trouble."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from monarch.compiler.plan import MonarchError
+from monarch.runtime.control import limits
+from monarch.runtime.control.message import Message
+from monarch.runtime.control.records import Attach
+from monarch.runtime.control.security import split_address
+from monarch.runtime.control.tree import HostTree
+from tests.runtime.control.hosts import SECONDS, Subscriber, attached, running, token_security
+from tests.runtime.control.process import process
+from tests.runtime.control.raw import Proxy, raw
+from tests.runtime.control.test_security import sealed
+
+BOUND = 1.0
+
+
+def test_a_killed_host_is_lost_and_the_others_go_on() -> None:
+    with running(2) as hosts, process("host") as (victim, address):
+        tree = HostTree([hosts[0].address, address, hosts[1].address], token_security())
+        answers = Subscriber(tree)
+        tree.send(Message("hello"))
+        answers.several(3)
+        victim.kill()
+        ((host, reason),) = answers.lost(1).items()
+        assert host == 1 and address in reason
+        tree.send(Message("hello"))
+        assert sorted(message.host for message in answers.several(2)) == [0, 2]
+        tree.close()
+
+
+def test_a_frozen_relay_is_lost_with_its_subtree_while_the_others_go_on() -> None:
+    with running(3) as hosts, process("host") as (victim, address):
+        # With a fan-out of 2: host 0 with host 1 beneath it, host 2 with host 3 beneath it.
+        tree = HostTree(
+            [address, hosts[0].address, hosts[1].address, hosts[2].address], token_security(), fan_out=2, timeout=BOUND
+        )
+        answers = Subscriber(tree)
+        victim.send_signal(signal.SIGSTOP)
+        for at in range(20):
+            tree.send(Message("hello", head={"at": at}, data=bytes(limits.PART_BYTES)))
+        found = answers.several(40)
+        assert {message.host for message in found} == {2, 3}
+        lost = answers.lost(2)
+        assert f"nothing was heard from it for {BOUND:g} s" in lost[0]
+        assert f"reached over {address}" in lost[1]
+        assert hosts[0].made[0].ended.wait(SECONDS)  # which hears nothing from the one above it either
+        victim.send_signal(signal.SIGCONT)
+        tree.close()
+
+
+def test_a_service_that_takes_nothing_is_lost_and_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "QUEUE_BYTES", 1 << 20)
+    with running(3) as hosts, attached(hosts, fan_out=1, timeout=BOUND) as tree:
+        answers = Subscriber(tree)
+        tree.send(Message("hold"), hosts=[1])
+        for _ in range(4):
+            tree.send(Message("hello", data=bytes(1 << 20)))
+        found = answers.several(8)
+        assert sorted(message.host for message in found) == [0] * 4 + [2] * 4
+        ((host, reason),) = answers.lost(1).items()
+        assert host == 1 and f"its service has taken nothing for {BOUND:g} s" in reason
+        tree.send(Message("hello"))
+        assert sorted(message.host for message in answers.several(2)) == [0, 2]
+        hosts[1].made[0].let_go.set()
+
+
+def test_a_service_that_is_busy_holds_up_no_other_controller_and_no_relaying() -> None:
+    with running(2) as hosts, attached(hosts, fan_out=1) as one, attached(hosts, fan_out=1) as two:
+        first, second = Subscriber(one), Subscriber(two)
+        one.send(Message("hold"), hosts=[0])
+        one.send(Message("hello"))
+        two.send(Message("hello"))
+        assert first.next().host == 1
+        assert sorted(message.host for message in second.several(2)) == [0, 1]
+        hosts[0].made[0].let_go.set()
+        assert [first.next().head, first.next().head] == [{}, {}]
+
+
+def test_a_large_message_of_one_mesh_does_not_hold_up_another() -> None:
+    with running(1) as hosts, attached(hosts) as tree:
+        large, small = Subscriber(tree, 1), Subscriber(tree, 2)
+        tree.send(Message("quiet", 1, data=bytes(64 << 20)))
+        tree.send(Message("hello", 2))
+        small.next()
+        service = hosts[0].made[0]
+        assert service.got.get(timeout=SECONDS).mesh == 2
+        assert len(service.got.get(timeout=SECONDS).data) == 64 << 20
+        assert large.messages.empty()
+
+
+def test_sending_waits_for_a_host_that_takes_nothing_and_for_no_longer_than_it_is_attached(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(limits, "QUEUE_BYTES", 1 << 20)
+    with running(1) as hosts, attached(hosts, timeout=BOUND) as tree:
+        lost = Subscriber(tree)
+        tree.send(Message("hold"))
+        with pytest.raises(MonarchError, match="all 1 hosts are lost: .*has taken nothing"):
+            while True:
+                tree.send(Message("x", data=bytes(1 << 20)))
+        assert list(lost.lost(1)) == [0]
+        hosts[0].made[0].let_go.set()
+
+
+def test_a_cut_connection_is_noticed_by_both_ends() -> None:
+    with running(2) as hosts:
+        proxy = Proxy(hosts[1].address)
+        with_proxy = HostTree([hosts[0].address, proxy.address], token_security(), timeout=BOUND)
+        answers = Subscriber(with_proxy)
+        proxy.cut()
+        assert list(answers.lost(1)) == [1]
+        assert hosts[1].made[0].ended.wait(SECONDS)
+        with_proxy.close()
+
+
+def test_the_death_of_the_controller_ends_what_runs_for_it_everywhere() -> None:
+    with running(3) as hosts:
+        with process("controller", *(host.address for host in hosts)) as (controller, line):
+            assert line == "attached"
+            controller.kill()
+            assert all(host.made[0].ended.wait(SECONDS) for host in hosts)
+
+
+def test_a_controller_that_freezes_is_given_up() -> None:
+    """One that says nothing at all, where ours would say something several times a second."""
+    with running(1) as (host,), raw(host.address) as stream:
+        seal = sealed(stream)
+        stream.write(seal(Attach(0, (host.address,), 8, BOUND)))
+        assert host.services.get(timeout=SECONDS).ended.wait(SECONDS)
+
+
+def test_a_controller_that_ends_without_closing_ends_quietly() -> None:
+    with running(1) as hosts, process("controller", hosts[0].address) as (controller, line):
+        assert line == "attached"
+        assert controller.communicate(timeout=SECONDS) == ("", "")
+        assert controller.returncode == 0
+        assert hosts[0].made[0].ended.wait(SECONDS)
+
+
+def test_a_host_that_accepts_connections_and_says_nothing_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        with pytest.raises(MonarchError, match=f"{address}: no answer within 0.5 s"):
+            HostTree([address], token_security(), timeout=0.5)
+
+
+def test_what_a_fork_of_the_controller_does_is_no_matter_of_the_hosts() -> None:
+    with running(1) as hosts, attached(hosts) as tree:
+        answers = Subscriber(tree)
+        child = os.fork()
+        if child == 0:
+            try:
+                tree.close()
+                tree.send(Message("hello"))
+            except MonarchError:
+                os._exit(7)
+            os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        tree.send(Message("hello"))
+        assert answers.next().kind == "echo"
+
+
+def test_grpc_is_loaded_when_hosts_are_used_and_not_before() -> None:
+    code = (
+        "import sys, monarch, monarch.runtime.control.security, monarch.runtime.control.message\n"
+        "assert not {'grpc', 'google.protobuf', 'cryptography'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=SECONDS)
+
+
+def test_an_address_is_split() -> None:
+    assert split_address("node1:4242") == ("node1", 4242)
+    assert split_address("[fd00::1]:1") == ("fd00::1", 1)
+    for wrong in ("node1", "node1:", ":1", "fd00::1:1", "a b:1", "node1:70000", "node1:x", "http://node1:1"):
+        with pytest.raises(MonarchError, match="no address of a host"):
+            split_address(wrong)
