@@ -300,7 +300,7 @@ class Endpoint:
     def _accept(self, listener: socket.socket) -> None:
         while True:
             try:
-                sock, _ = listener.accept()
+                sock, where = listener.accept()
             except BlockingIOError:
                 return
             except OSError as error:
@@ -314,7 +314,7 @@ class Endpoint:
                 continue
             if len(self._greetings) >= _GREETINGS:
                 next(iter(self._greetings)).drop("others came while it did not prove who it is")
-            who = "a local process" if stream.kind == "local" else _peer_name(sock)
+            who = "a local process" if stream.kind == "local" else f"{where[0]} port {where[1]}"
             greeted = greeting.Greeting(
                 self._loop, stream, self._welcome(stream), who, _GREETING_SECONDS, self._greeted
             )
@@ -472,15 +472,9 @@ def _discard(accepted: Accepted | None) -> None:
 
 
 def _why(error: BaseException) -> str:
-    return (os.strerror(error.errno) if isinstance(error, OSError) and error.errno else "") or str(error)
-
-
-def _peer_name(sock: socket.socket) -> str:
-    try:
-        host, port = sock.getpeername()[:2]
-    except OSError:
-        return "somebody who is gone"
-    return f"{host} port {port}"
+    if isinstance(error, OSError) and not isinstance(error, ssl.SSLError) and error.errno:
+        return os.strerror(error.errno)
+    return str(error)
 
 
 _endpoints: weakref.WeakSet[Endpoint] = weakref.WeakSet()
