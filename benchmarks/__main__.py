@@ -25,6 +25,7 @@ from benchmarks.measure import HEAD, Row, cells, duration, table
 COMPARED = ("train_step", "kernels", "memory", "tracing", "all_reduce", "dispatch", "start")
 COMPILER = "compile_time"
 PAGE = "page"
+RELAY = "relay"
 RESULTS = Path(__file__).parent / "results"
 
 
@@ -111,6 +112,16 @@ def page_tables() -> list[tuple[str, tuple[str, ...], list[tuple[str, ...]]]]:
     ]
 
 
+def relay_tables() -> list[tuple[str, tuple[str, ...], list[tuple[str, ...]]]]:
+    """Commands through a tree of hosts, as (title, head, lines)."""
+    from benchmarks import relay
+
+    costs, lines = relay.measure()
+    hop = ", ".join(f"{name} {duration(value)}" for name, value in vars(costs).items())
+    title = f"One command to many hosts; simulated over hops that cost what was measured ({hop})"
+    return [(title, relay.HEAD, [relay.cells(line) for line in lines])]
+
+
 def markdown(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in [head, ["---"] * len(head), *lines])
 
@@ -118,13 +129,13 @@ def markdown(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "names", nargs="*", help=f"of {', '.join([*COMPARED, COMPILER, PAGE])}; all of them if none is given"
+        "names", nargs="*", help=f"of {', '.join([*COMPARED, COMPILER, PAGE, RELAY])}; all of them if none is given"
     )
     parser.add_argument("--results", type=Path, default=RESULTS, help="the folder to write to")
     options = parser.parse_args()
-    if unknown := set(options.names) - {*COMPARED, COMPILER, PAGE}:
+    if unknown := set(options.names) - {*COMPARED, COMPILER, PAGE, RELAY}:
         parser.error(f"no such benchmark: {', '.join(sorted(unknown))}")
-    names = options.names or [*COMPARED, COMPILER, PAGE]
+    names = options.names or [*COMPARED, COMPILER, PAGE, RELAY]
 
     console = Console()
     if not console.is_terminal:
@@ -151,7 +162,7 @@ def main() -> None:
             "Medians; in brackets the quartiles of the ratios of pairs.",
             table(rows),
         ]
-    for name, tables_of in ((COMPILER, compiler_tables), (PAGE, page_tables)):
+    for name, tables_of in ((COMPILER, compiler_tables), (PAGE, page_tables), (RELAY, relay_tables)):
         if name not in names:
             continue
         with console.status(name):
