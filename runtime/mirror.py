@@ -14,12 +14,13 @@ it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from itertools import groupby
 from typing import TYPE_CHECKING
 
 from monarch.compiler.plan import MeshSpec
 from monarch.runtime import signals
-from monarch.runtime.transport.interface import Signal
+from monarch.runtime.transport.interface import LinkLost, Signal
 from monarch.runtime.window import Window
 
 if TYPE_CHECKING:
@@ -86,8 +87,11 @@ class Mirror:
         if self._owed:
             self.tell(tuple(self._owed), progress)
 
-    def drop(self) -> None:
-        """Forget what was to be sent for a step that has failed."""
+    def give_up(self, progress: int) -> None:
+        """Forget what was to be sent for a step that has failed, and tell all hosts that can be reached."""
         for parts in self._parts.values():
             parts.clear()
         self._owed.clear()
+        for host in self.others:
+            with suppress(LinkLost):  # whose end is told elsewhere
+                self.tell((host,), progress)

@@ -65,6 +65,8 @@ class Inbox:
         self._changed = threading.Condition()
         self._released = 0
         self._dead = False
+        self.lost: set[int] = set()
+        """Hosts that are out of reach."""
 
     def receive(self, message: Message) -> None:
         if message.kind == "progress":
@@ -78,6 +80,7 @@ class Inbox:
         self._put(message)
 
     def host_lost(self, host: int, why: str) -> None:
+        self.lost.add(host)
         self._put(Message("host lost", self._number, host, {"why": why}))
         if not self._dead:
             self._dead = True
@@ -328,14 +331,15 @@ class RemoteConnection(Connection):
 
 def _stop(tree: Tree, number: int, inbox: Inbox, hosts: int) -> None:
     """End the workers, and wait until the hosts say so, or are lost."""
-    gone: set[int] = set()
+    stopped: set[int] = set()
     deadline = time.monotonic() + _STOP_SECONDS
     try:
         tree.send(Message("stop", number))
-        while len(gone) < hosts and (left := deadline - time.monotonic()) > 0:
-            gone |= {message.host for message in inbox.take() if message.kind in ("stopped", "host lost")}
-            if len(gone) < hosts:
-                inbox.wait(left)
+        while (left := deadline - time.monotonic()) > 0:
+            stopped |= {message.host for message in inbox.take() if message.kind == "stopped"}
+            if len(stopped | inbox.lost) == hosts:
+                break
+            inbox.wait(left)
     except MonarchError:  # the hosts are gone, and have ended what ran for this controller
         pass
     finally:

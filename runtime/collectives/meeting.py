@@ -112,8 +112,7 @@ class Meetings:
     def _fail_across(self, mirror: Mirror, step: int) -> None:
         """The part of `fail` that concerns other hosts. How far workers there are, this one does not see: the hosts
         tell the controller when all of theirs are over with the step, and it releases those that stand still."""
-        mirror.drop()
-        mirror.tell(mirror.others, self._at | 1)
+        mirror.give_up(self._at | 1)
         line = signals.line_of(self.rank)
         self.signals.words[line + signals.OVER] = step + 1
         futex.fence()
