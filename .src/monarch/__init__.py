@@ -44,6 +44,7 @@ if TYPE_CHECKING:
         program,
         this_host,
     )
+    from monarch.runtime.actors.functions import remote
 
 __version__ = "0.1.0"
 
@@ -72,6 +73,7 @@ _HOMES = {
         "program",
         "this_host",
     ),
+    "monarch.runtime.actors.functions": ("remote",),
     "torch.distributed.tensor": ("Partial", "Replicate", "Shard"),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
@@ -101,6 +103,7 @@ __all__ = [
     "module_to_mesh",
     "profile",
     "program",
+    "remote",
     "this_host",
 ]
 

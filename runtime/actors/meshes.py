@@ -6,6 +6,7 @@ import inspect
 import os
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast
@@ -205,6 +206,12 @@ class ProcMesh(_Owned):
         for rank, address in enumerate(members):
             process.router.send(address, (SPAWN, actor_id, None, rank, name, instance.owner), payload)
         return cast(A, mesh)
+
+    def activate(self) -> AbstractContextManager[None]:
+        """Within the block `monarch.remote` functions run in these processes: `with procs.activate(): …`."""
+        from monarch.runtime.actors.functions import active
+
+        return active(self)
 
     def stop(self, reason: str = "it was stopped") -> Future[None]:
         """End the processes, their actors first. A future of the end; what does not end within 10 s is killed."""

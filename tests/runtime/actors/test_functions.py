@@ -1,0 +1,140 @@
+"""Functions that run in every process of a mesh, and torchrun's scripts there."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+
+import monarch
+from monarch.actor import Actor, ActorError, current_rank, endpoint, this_host
+from monarch.spmd import SPMDActor, setup_torch_elastic_env, setup_torch_elastic_env_async
+from tests.runtime.actors.conftest import WAIT
+
+
+@monarch.remote
+def place(offset: int, *, name: str = "x") -> tuple[str, int, int]:
+    return name, current_rank().rank + offset, os.getpid()
+
+
+@monarch.remote
+async def later(n: int) -> int:
+    await asyncio.sleep(0)
+    return n + 1
+
+
+@monarch.remote
+def fail() -> None:
+    raise KeyError("as told")
+
+
+def variable(name: str) -> str | None:
+    return os.environ.get(name)
+
+
+def test_a_function_runs_in_every_process() -> None:
+    procs = this_host().spawn_procs(per_host={"gpus": 2})
+    with procs.activate():
+        first = list(place.call(10, name="y").get(WAIT).values())
+        assert [value[:2] for value in first] == [("y", 10), ("y", 11)]
+        assert {future.get(WAIT) for future in place.stream(10, name="y")} == set(first)  # in the same processes
+        assert place.choose(10, name="y").get(WAIT) in {("y", 10, first[0][2]), ("y", 10, first[1][2])} | set(first)
+        assert list(later.call(1).get(WAIT).values()) == [2, 2]
+        place.broadcast(1)
+    with procs.slice(gpus=1).activate():
+        assert place.call_one(0).get(WAIT) == ("x", 0, first[1][2])
+
+
+def test_a_function_needs_processes_and_its_arguments() -> None:
+    procs = this_host().spawn_procs(per_host={"gpus": 2})
+    with pytest.raises(monarch.MonarchError, match="no processes to run in"):
+        place.call(1)
+    with procs.activate():
+        with pytest.raises(TypeError, match="place.*missing a required argument: 'offset'"):
+            place.call()  # type: ignore[call-arg]
+        with pytest.raises(ValueError, match="call_one is for one"):
+            place.call_one(1)
+        with pytest.raises(ActorError, match="KeyError: 'as told'"):
+            fail.call().get(WAIT)
+        assert len(place.call(0).get(WAIT)) == 2
+
+
+def test_actors_run_functions_too() -> None:
+    class Caller(Actor):
+        @endpoint
+        def run(self) -> list[int]:
+            with this_host().spawn_procs(per_host={"gpus": 2}).activate():
+                return list(later.call(5).get(WAIT).values())
+
+    caller = this_host().spawn_procs().spawn("caller", Caller)
+    assert caller.run.call_one().get(WAIT) == [6, 6]
+
+
+SCRIPT = """
+import os, sys
+from pathlib import Path
+import torch
+import torch.distributed as dist
+import beside
+
+dist.init_process_group("gloo")
+total = torch.tensor([dist.get_rank() + 1])
+dist.all_reduce(total)
+names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK")
+said = [total.item(), *(os.environ[name] for name in names), *sys.argv[1:], beside.NAME, __name__]
+Path(f"{sys.argv[1]}-{dist.get_rank()}").write_text(" ".join(map(str, said)))
+dist.destroy_process_group()
+sys.exit(int(sys.argv[2]))
+"""
+
+
+def test_a_script_for_torchrun(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    (tmp_path / "beside.py").write_text("NAME = 'beside'")
+    procs = this_host().spawn_procs(per_host={"hosts": 1, "gpus": 2})
+    actors = procs.spawn("spmd", SPMDActor)
+    address, port = actors.slice(hosts=0, gpus=0).get_host_port.call_one().get(WAIT)
+    out = str(tmp_path / "out")
+    actors.main.call(address, port, [str(tmp_path / "train.py"), out, "0"]).get(WAIT)
+    for rank in range(2):
+        assert Path(f"{out}-{rank}").read_text() == f"3 {rank} {rank} 2 2 0 {out} 0 beside __main__"
+    address, port = actors.slice(hosts=0, gpus=0).get_host_port.call_one().get(WAIT)
+    with pytest.raises(ActorError, match="exited with 4"):
+        actors.main.call(address, port, [str(tmp_path / "train.py"), out, "4"]).get(WAIT)
+    with pytest.raises(ActorError, match="no script or module"):
+        actors.main.call(address, port, []).get(WAIT)
+
+
+def test_a_module_for_torchrun(tmp_path: Path) -> None:
+    procs = this_host().spawn_procs(per_host={"gpus": 1})
+    actors = procs.spawn("spmd", SPMDActor)
+    actors.main.call("127.0.0.1", 1, ["-m", "json.tool", "--help"]).get(WAIT)
+
+
+@pytest.mark.parametrize("how", ["sync", "async"])
+def test_the_environment_alone(how: str) -> None:
+    procs = this_host().spawn_procs(per_host={"hosts": 2, "gpus": 2})
+    if how == "sync":
+        setup_torch_elastic_env(procs)
+    else:
+        asyncio.run(setup_torch_elastic_env_async(procs, "10.0.0.1", 29500))
+    with procs.activate():
+        read = monarch.remote(variable)
+        seen = {
+            name: list(read.call(name).get(WAIT).values())
+            for name in ("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE")
+        }
+        ports = set(read.call("MASTER_PORT").get(WAIT).values())
+    assert seen == {
+        "RANK": ["0", "1", "2", "3"],
+        "LOCAL_RANK": ["0", "1", "0", "1"],
+        "GROUP_RANK": ["0", "0", "1", "1"],
+        "WORLD_SIZE": ["4"] * 4,
+        "LOCAL_WORLD_SIZE": ["2"] * 4,
+        "GROUP_WORLD_SIZE": ["2"] * 4,
+    }
+    assert len(ports) == 1 and (how == "sync" or ports == {"29500"})
+    with pytest.raises(ValueError, match="give both, or neither"):
+        setup_torch_elastic_env(procs, "10.0.0.1")
