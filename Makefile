@@ -15,11 +15,12 @@ WEB := compiler/inspect/page/web
 MODULES := $(WEB)/node_modules/.package-lock.json
 PAGE := compiler/inspect/page/page.html
 
-.PHONY: help setup demo test check lint format format-check types imports bench proto clean
+.PHONY: help setup demo demo-hosts test check lint format format-check types imports bench proto clean
 
 help:
 	@echo "make setup    a virtual environment in $(VENV), with torch and this package, editable, and the page"
 	@echo "make demo     train a small GPT over four local workers, and compare it with plain PyTorch"
+	@echo "make demo-hosts  the same on two hosts, network namespaces with TLS between them; needs root"
 	@echo "make test     run all tests; ARGS='-k name' passes arguments on to pytest"
 	@echo "make check    lint, formatting, types and import rules; make format mends what can be mended"
 	@echo "make proto    write the Python of the control plane's messages (runtime/control/monarch.proto) anew"
@@ -43,6 +44,9 @@ $(PAGE): $(MODULES) $(filter-out %/node_modules,$(wildcard $(WEB)/*))
 # Threads that wait for each other spinning lose most of their time where something else runs on the machine.
 demo: setup
 	OMP_WAIT_POLICY=passive $(BIN)/python examples/train_gpt.py $(ARGS)
+
+demo-hosts: setup
+	OMP_WAIT_POLICY=passive $(BIN)/python -m tests.hosts.demo $(ARGS)
 
 test: setup
 	$(BIN)/python -m pytest $(ARGS)

@@ -1,4 +1,4 @@
-"""`make demo`: one Python program trains a GPT over a mesh of four local workers, and plain PyTorch checks its numbers.
+"""`make demo`: one Python program trains a GPT over a mesh of four workers, and plain PyTorch checks its numbers.
 
 The text is the source of Python's standard library on this machine. The mesh is data=2, model=2: the batch is cut in
 two, and so is every attention and MLP layer. Nothing below says what to send where: the compiler derives it.
@@ -76,8 +76,8 @@ def make_training() -> Training:
 
 def train_on_mesh(options: argparse.Namespace, text: torch.Tensor) -> tuple[list[float], GPT]:
     """Train on the mesh: the loss of each step, and a plain copy of the trained model. Writes the plan and its page."""
-    with Mesh(data=2, model=2) as mesh:
-        console.print(f"[bold]Training on {mesh}[/]")
+    with hosts_of(options) as hosts, Mesh(data=2, model=2, hosts=hosts) as mesh:
+        console.print(f"[bold]Training on {mesh}, on {', '.join(hosts.addresses) if options.hosts else 'this host'}[/]")
         training = Training(mesh, options)
         losses, running = [], []
         with progress(options.steps) as show:
@@ -94,6 +94,13 @@ def train_on_mesh(options: argparse.Namespace, text: torch.Tensor) -> tuple[list
         trained.load_state_dict({name: value.full_tensor() for name, value in training.model.state_dict().items()})
         write_plan(training, tokens, targets, options.out)
     return losses, trained
+
+
+def hosts_of(options: argparse.Namespace) -> monarch.HostMesh:
+    """Those that were named, with what authenticates them in MONARCH_TLS or MONARCH_TOKEN; or this one."""
+    if not options.hosts:
+        return monarch.this_host()
+    return monarch.hosts(options.hosts, transports=options.transports)
 
 
 def write_plan(training: Training, tokens: torch.Tensor, targets: torch.Tensor, out: Path) -> None:
@@ -216,6 +223,8 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--width", type=int, default=256)
     made.add_argument("--seed", type=int, default=0)
     made.add_argument("--sample", type=int, default=400, help="how many bytes of text to generate")
+    made.add_argument("--hosts", help="hosts to train on (monarch host), with commas between; this one without it")
+    made.add_argument("--transports", type=lambda text: text.split(","), help="which to try between hosts: verbs,tcp")
     made.add_argument("--out", type=Path, default=Path("out"), help="where to write the plan, its trace and its page")
     return made
 
