@@ -34,10 +34,10 @@ def plan_of(mesh: MeshSpec) -> Plan:
 
 
 class PingPong:
-    def __init__(self) -> None:
+    def __init__(self, processes: int = WORKERS) -> None:
         self._ends: list[socket.socket] = []
         self._pids: list[int] = []
-        for _ in range(WORKERS):
+        for _ in range(processes):
             here, there = socket.socketpair()
             pid = os.fork()
             if pid == 0:
