@@ -1,0 +1,106 @@
+"""What holds for hosts that were launched, whoever launched them."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+import monarch
+from monarch import DeviceMeshError, MonarchError
+from monarch.distributed import Mesh
+from monarch.language import HostMesh
+from monarch.runtime.launch.agent import AgentProcess
+from monarch.runtime.launch.launcher import Credentials, LaunchedHosts
+from tests.launch.conftest import Launch
+
+
+def launched(hosts: HostMesh) -> LaunchedHosts:
+    assert isinstance(hosts._attached, LaunchedHosts)
+    return hosts._attached
+
+
+def pids(hosts: HostMesh) -> list[int]:
+    """The agents' processes."""
+    return [info.pid for info in launched(hosts)._attached.tree.hosts]
+
+
+@contextmanager
+def watched(pids: list[int]) -> Iterator[list[int]]:
+    """Descriptors that are readable once these processes have ended."""
+    opened = [os.pidfd_open(pid) for pid in pids]
+    try:
+        yield opened
+    finally:
+        for each in opened:
+            os.close(each)
+
+
+def has_ended(process: int) -> bool:
+    return bool(select.select([process], [], [], 60)[0])
+
+
+@pytest.mark.parametrize("trusted_network", [False, True], ids=["TLS", "token"])
+def test_programs_run_on_launched_hosts_and_these_end_with_their_block(launch: Launch, trusted_network: bool) -> None:
+    x = torch.arange(32.0).view(8, 4)
+    with launch(2, trusted_network=trusted_network) as hosts:
+        assert len(hosts) == len(set(pids(hosts))) == 2
+        with watched(pids(hosts)) as agents, Mesh(data=2, hosts=hosts) as mesh:
+            there = monarch.distribute(x, mesh, "[@data, -]")
+            assert torch.equal((there.T @ there).full_tensor(), x.T @ x)
+            mesh.close()
+            hosts.close()
+            assert all(map(has_ended, agents))
+
+
+def test_an_agent_that_ends_is_noticed(launch: Launch) -> None:
+    """By who uses a mesh on it, and by who wants another one."""
+    with launch(2) as hosts, Mesh(data=2, hosts=hosts) as mesh:
+        there = monarch.distribute(torch.ones(4), mesh, "[@data]")
+        assert there.sum().item() == 4
+        with watched(pids(hosts)) as agents:
+            os.kill(pids(hosts)[1], signal.SIGKILL)
+            assert has_ended(agents[1])
+        with pytest.raises(DeviceMeshError):
+            while True:
+                there.sum().item()
+        while not launched(hosts)._launcher.ended():
+            os.sched_yield()  # the launcher hears of it a moment later
+        with pytest.raises(MonarchError, match="its agent ended with signal 9") as error:
+            launched(hosts).start(mesh.spec)
+        assert error.value.message.startswith(f"host 1 ({hosts.addresses[1]}) is gone: ")
+        assert error.value.hint == "hosts that are lost stay lost: launch them anew."
+
+
+def test_agents_that_do_not_start_say_why(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
+    def rubbish(folder: object, machines: list[str]) -> list[Credentials]:
+        return [Credentials({"cert.pem": b"rubbish"})] * len(machines)
+
+    monkeypatch.setattr("monarch.runtime.launch.launcher.certificates", rubbish)
+    with pytest.raises(MonarchError, match=r"host 0.* did not start: its agent ended with status 2\n(?s:.*)ca.pem"):
+        launch(2)
+
+
+def test_there_has_to_be_a_host(launch: Launch) -> None:
+    with pytest.raises(MonarchError, match="0 .* one at least"):
+        launch(0)
+
+
+def test_an_agents_secrets_are_its_own_and_go_with_it() -> None:
+    agent = AgentProcess("127.0.0.1", Credentials(token="0123456789abcdef" * 4))
+    try:
+        assert agent.serving(60).startswith("127.0.0.1:")
+        (file,) = agent._folder.iterdir()
+        assert (agent._folder.stat().st_mode & 0o777, file.stat().st_mode & 0o777) == (0o700, 0o600)
+        process = agent.process()
+        assert process is not None and "0123" not in " ".join(map(str, process.args))  # type: ignore[arg-type]
+    finally:
+        agent.end()
+    assert not agent._folder.exists()
+    assert agent.ended().startswith("its agent ended with status 0\n")
+    assert "0123" not in repr(Credentials(token="0123"))
