@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 from typing import Any
 
@@ -9,6 +10,8 @@ import numpy as np
 
 from monarch.compiler.plan import MonarchError
 from monarch.runtime.transport.interface import Memory
+
+_SMALL = 32 << 10  # below, a slice assignment is faster than a call that gives up the interpreter's lock
 
 
 def view_of(memory: Memory, writable: bool = False) -> memoryview:
@@ -57,6 +60,21 @@ def _tensor_view(tensor: Any) -> memoryview:
     if tensor.device.type != "cpu":
         raise MonarchError(f"this tensor is on {tensor.device}: only its own transports reach that")
     return memoryview(tensor.detach().reshape(-1).view(torch.uint8).numpy())
+
+
+def size_of(memory: Memory) -> int:
+    """Bytes."""
+    if hasattr(memory, "data_ptr"):
+        return int(memory.numel() * memory.element_size())
+    return view_of(memory).nbytes
+
+
+def copy(target: memoryview, source: memoryview) -> None:
+    """Copy bytes; large ones without holding the interpreter's lock."""
+    if source.nbytes <= _SMALL:
+        target[:] = source
+    else:
+        ctypes.memmove(address_of(target), address_of(source), source.nbytes)
 
 
 def device_of(memory: Memory) -> str:

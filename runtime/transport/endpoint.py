@@ -48,6 +48,13 @@ class Registration:
         after). What is under way ends with AccessRefused at the peer."""
         self._endpoint._drop(self._owned)
 
+    def drop_soon(self) -> None:
+        """Have it dropped by the I/O thread. Takes no locks, so it may be called from a finalizer."""
+        try:
+            self._endpoint._loop.call(self.drop)
+        except MonarchError:
+            pass  # the endpoint is closed, and has dropped it
+
     def __enter__(self) -> Registration:
         return self
 
@@ -99,6 +106,7 @@ class Endpoint:
         self._links: list[StreamLink] = []
         self._greetings: dict[greeting.Greeting, None] = {}
         self._closed = False
+        self._forgotten = False
         self._regions = Regions()
         self._loop = Loop(f"monarch-transport-{process[:8]}")
         host = sockets.host_identity()
@@ -162,6 +170,8 @@ class Endpoint:
         if owned.dropped:
             return
         owned.dropped = True
+        if self._forgotten:
+            return  # its peers are the parent's
         self._regions.remove(owned)
         for transport in self._transports.values():
             transport.drop(owned)
@@ -170,6 +180,27 @@ class Endpoint:
             self._loop.run(lambda: None)
             for link in self.links:
                 link.settle(owned)
+
+    def fetch_add(self, region: Region, offset: int, value: int) -> int:
+        """On a region of this endpoint itself; atomic with what comes over links."""
+        return self._loop.run(
+            lambda: self._regions.fetch_add(
+                self._regions.word(region.number, bytes.fromhex(region.key), offset), offset, value
+            )
+        )
+
+    def compare_swap(self, region: Region, offset: int, expected: int, desired: int) -> int:
+        """On a region of this endpoint itself; atomic with what comes over links."""
+        return self._loop.run(
+            lambda: self._regions.compare_swap(
+                self._regions.word(region.number, bytes.fromhex(region.key), offset), offset, expected, desired
+            )
+        )
+
+    def memory(self, region: Region, offset: int, size: int, write: bool) -> memoryview:
+        """A range of a region of this endpoint itself, in host memory. Raises AccessRefused."""
+        owned = self._regions.checked(region.number, bytes.fromhex(region.key), offset, size, write)
+        return self._regions.host(owned)[offset : offset + size]
 
     # -- links -----------------------------------------------------------------------------------------------------
 
@@ -439,7 +470,7 @@ class Endpoint:
     def _forget(self) -> None:
         """In the child of a fork: close what was inherited, so that the parent's peers see its end when it comes. No
         locks are taken, for their holders are not here."""
-        self._closed = True
+        self._closed = self._forgotten = True
         for listener in self._listeners:
             listener.close()
         for greeted in self._greetings:

@@ -107,6 +107,10 @@ class Work(Protocol):
 
     def done(self) -> bool: ...
 
+    def then(self, call: Callable[[], None]) -> None:
+        """Call the function at the end, on the thread that finishes the work; at once if it is finished."""
+        ...
+
     def wait(self, timeout: float | None = None, check: Check | None = None) -> int | None:
         """Wait for the end. Gives the old word for atomics, None otherwise. Raises LinkLost, AccessRefused, what
         `check` raises (the work then goes on), or TimeoutError (too)."""

@@ -544,7 +544,7 @@ class StreamLink:
             elif kind == DONE:
                 done = self._works.get(number)
                 if done is not None:
-                    done.finish(value)
+                    done.finish(value if region else None)
                 self._after = _nothing
             elif kind == GET or kind == ADD or kind == SWAP:
                 self._begin_ask(kind, number, region, key, offset, word_offset, value)
@@ -659,8 +659,11 @@ class StreamLink:
 
     # -- answers ---------------------------------------------------------------------------------------------------
 
-    def _done(self, number: int, value: int = 0) -> None:
-        self._reply(_Outgoing([memoryview(_HEADER.pack(DONE, 0, number, 0, 0, _NO_KEY, 0, 0, _NO_KEY, 0, value))]))
+    def _done(self, number: int, value: int | None = None) -> None:
+        """Whether there is a value stands where a region would."""
+        atomic = value is not None
+        header = _HEADER.pack(DONE, 0, number, 0, atomic, _NO_KEY, 0, 0, _NO_KEY, 0, value or 0)
+        self._reply(_Outgoing([memoryview(header)]))
 
     def _refuse(self, kind: int, number: int, error: AccessRefused) -> None:
         _log.warning("refused %s over %s: %s", self.name, self.transport, error.message)

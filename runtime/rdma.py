@@ -1,0 +1,459 @@
+"""Memory of one process that others read and write directly: `RDMABuffer`. Public as `monarch.rdma`.
+
+    # in the process that has the memory                    # in any other
+    weights = torch.randn(1024, 1024)
+    buffer = RDMABuffer(weights)        ── pickled ──▶      copy = torch.empty(1024, 1024)
+                                                            buffer.read_into(copy).get()
+
+Each process has one endpoint (see `transport.endpoint`), made when it is first needed, and anew after a fork; and one
+link to each process whose buffers it uses, over the best transport that joins the two.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import ssl
+import threading
+import time
+import weakref
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from monarch.compiler.plan import MonarchError
+from monarch.runtime.actors.future import Future
+from monarch.runtime.transport import buffers
+from monarch.runtime.transport.endpoint import PREFERENCE, Endpoint, Registration
+from monarch.runtime.transport.interface import AccessRefused, Address, LinkLost, Memory, Region, Work
+from monarch.runtime.transport.stream import StreamLink
+
+__all__ = ["RDMAAction", "RDMABuffer", "Transfer", "configure", "endpoint"]
+
+_WORD = 8
+_CONNECTING = 10.0
+
+Value = TypeVar("Value")
+
+
+# -- this process ------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Process:
+    """What this process has of endpoints and links, for all buffers together."""
+
+    endpoint: Endpoint
+    secret: bytes
+    links: dict[str, StreamLink] = field(default_factory=dict)
+    shared: dict[int, Registration] = field(default_factory=dict)
+    """Buffers that were pickled: somebody may use them until they are dropped."""
+    locks: dict[str, threading.Lock] = field(default_factory=dict)
+    helpers: ThreadPoolExecutor | None = None
+
+    def link(self, address: Address, secret: bytes) -> StreamLink:
+        """The link to a process; made where there is none."""
+        link = self.links.get(address.process)
+        if link is not None and link.error is None:
+            return link
+        # One at a time for each process, and not for all: one that does not answer keeps nobody else waiting.
+        with self.locks.setdefault(address.process, threading.Lock()):
+            link = self.links.get(address.process)
+            if link is None or link.error is not None:
+                try:
+                    link = self.links[address.process] = self.endpoint.connect(address, secret, _CONNECTING)
+                except MonarchError as error:
+                    raise LinkLost(error.message, hint=error.hint) from error
+            return link
+
+    def helper(self) -> ThreadPoolExecutor:
+        if self.helpers is None:
+            self.helpers = ThreadPoolExecutor(4, "monarch-rdma")
+        return self.helpers
+
+
+_lock = threading.Lock()
+_process: _Process | None = None
+_options: dict[str, Any] = {}
+
+
+def configure(
+    *,
+    bind: str = "127.0.0.1",
+    advertise: str | None = None,
+    transports: Sequence[str] = PREFERENCE,
+    tls: tuple[ssl.SSLContext, ssl.SSLContext] | None = None,
+) -> None:
+    """How this process is reached: see `transport.endpoint.Endpoint`. Before the first buffer is made or used; without
+    this call, from processes on this machine only. Raises MonarchError where it comes too late."""
+    with _lock:
+        if _process is not None:
+            raise MonarchError(
+                "this process's endpoint exists already",
+                hint="Call monarch.rdma.configure before the first RDMABuffer is made or used.",
+            )
+        _options.update(bind=bind, advertise=advertise, transports=transports, tls=tls)
+
+
+def endpoint() -> Endpoint:
+    """This process's endpoint."""
+    return _here().endpoint
+
+
+def _here() -> _Process:
+    global _process
+    found = _process
+    if found is None:
+        with _lock:
+            found = _process
+            if found is None:
+                secret = secrets.token_bytes(32)
+                found = _process = _Process(Endpoint(secret, **_options), secret)
+    return found
+
+
+def _after_fork() -> None:
+    global _process, _lock
+    _process = None
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+# -- what is under way -------------------------------------------------------------------------------------------------
+
+
+class Transfer(Future[Value]):
+    """A `Future` that waits no longer than the transfer was given, counted from its start. One that has taken longer
+    may still be under way: its memory should not be used for anything else before `done()`."""
+
+    __slots__ = ("_deadline", "_patience")
+
+    def __init__(self, timeout: float | None) -> None:
+        super().__init__()
+        self._patience = timeout
+        self._deadline = None if timeout is None else time.monotonic() + timeout
+
+    def get(self, timeout: float | None = None) -> Value:
+        """Wait for the end, at most `timeout` seconds where that is given: TimeoutError then."""
+        if timeout is None and self._deadline is not None:
+            timeout = max(0.0, self._deadline - time.monotonic())
+        try:
+            return super().get(timeout)
+        except TimeoutError:
+            if self.done():
+                raise
+            raise TimeoutError(f"the transfer has not finished within {self._patience or timeout:g} s") from None
+
+    def __await__(self) -> Generator[Any, None, Value]:
+        return self._awaited().__await__()
+
+    async def _awaited(self) -> Value:
+        left = None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
+        try:
+            return await asyncio.wait_for(self.as_asyncio(), left)
+        except TimeoutError:
+            if self.done():
+                return self.get()
+            raise TimeoutError(f"the transfer has not finished within {self._patience:g} s") from None
+
+
+def _begin(start: Callable[[], Work], timeout: float | None) -> Transfer[int | None]:
+    """Begin some work, and give its future. Begins on another thread where this one runs an event loop: making a link,
+    or copying in shared memory, would stop it."""
+    transfer: Transfer[int | None] = Transfer(timeout)
+
+    def begin() -> None:
+        try:
+            work = start()
+        except Exception as error:
+            transfer.fail(error)
+        else:
+            work.then(lambda: transfer.settle(work.wait))
+
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        begin()
+    else:
+        _here().helper().submit(begin)
+    return transfer
+
+
+class _Done:
+    """A `Work` that is over."""
+
+    def __init__(self, value: int | None = None) -> None:
+        self._value = value
+
+    def done(self) -> bool:
+        return True
+
+    def then(self, call: Callable[[], None]) -> None:
+        call()
+
+    def wait(self, timeout: float | None = None, check: Callable[[], None] | None = None) -> int | None:
+        return self._value
+
+
+# -- buffers -----------------------------------------------------------------------------------------------------------
+
+
+class RDMABuffer:
+    """Memory of this process, a contiguous tensor of any dtype or a contiguous buffer, for other processes to use.
+
+    Small, and can be pickled: the pickle holds where the process is, the memory's key, and the process's secret.
+    **Who gets the pickle may read and write the memory, and connect to the process**: send it over trusted ways only.
+    It works in any process, also in the one that has the memory.
+
+    The memory stays registered, and alive, until `drop()`; a buffer that was never pickled, until it is collected, too.
+    Its bytes are used as they are at the moment: nothing orders a transfer with what its owner does meanwhile.
+    """
+
+    __slots__ = ("__weakref__", "_address", "_region", "_registration", "_secret")
+
+    def __init__(self, memory: Memory) -> None:
+        here = _here()
+        registration = here.endpoint.register(memory)
+        self._fill(here.endpoint.address, registration.region, here.secret, registration)
+        weakref.finalize(self, _collected, here, registration).atexit = False
+
+    def _fill(self, address: Address, region: Region, secret: bytes, registration: Registration | None) -> None:
+        self._address = address
+        self._region = region
+        self._secret = secret
+        self._registration = registration
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self._registration is not None and self._is_here():
+            _here().shared[self._region.number] = self._registration
+        return _unpickle, (self._address.to_json(), self._region.to_json(), self._secret)
+
+    def __repr__(self) -> str:
+        where = "this process" if self._is_here() else f"process {self._address.process[:8]}"
+        return f"<RDMABuffer of {self.size():,} bytes in {where}>"
+
+    def _is_here(self) -> bool:
+        return _here().endpoint.address.process == self._address.process
+
+    # -- what it is ------------------------------------------------------------------------------------------------
+
+    def size(self) -> int:
+        """Bytes."""
+        return self._region.size
+
+    @property
+    def owner(self) -> str:
+        """The process that has the memory: 32 hex digits."""
+        return self._address.process
+
+    @property
+    def backend(self) -> str:
+        """How this process reaches the memory: "local", or the link's transport. Makes the link where there is none."""
+        return "local" if self._is_here() else self._link().transport
+
+    def _link(self) -> StreamLink:
+        return _here().link(self._address, self._secret)
+
+    # -- transfers -------------------------------------------------------------------------------------------------
+
+    def read_into(self, dst: Memory, *, offset: int | None = None, timeout: float | None = 3) -> Transfer[None]:
+        """Copy the whole buffer to the beginning of `dst`, which has at least its size. With `offset`: fill all of
+        `dst` from that byte on.
+
+        A transfer that fails raises where it is waited for: AccessRefused where the buffer was dropped, LinkLost where
+        its process is gone, TimeoutError after `timeout` seconds. Sizes that do not fit, and memory that is not
+        contiguous, raise MonarchError here.
+        """
+        return _nothing(_begin(self._reading(dst, offset), timeout))
+
+    def write_from(self, src: Memory, *, offset: int | None = None, timeout: float | None = 3) -> Transfer[None]:
+        """Copy all of `src` to the beginning of the buffer, or to byte `offset`. `src` must not change before the end.
+        Errors as with `read_into`."""
+        return _nothing(_begin(self._writing(src, offset), timeout))
+
+    def fetch_add(self, offset: int, value: int, *, timeout: float | None = 3) -> Transfer[int]:
+        """Add to the signed 8-byte word at byte `offset`; gives the old word. Atomic with all other such actions."""
+        return _number(_begin(self._adding(offset, value), timeout))
+
+    def compare_swap(self, offset: int, expected: int, desired: int, *, timeout: float | None = 3) -> Transfer[int]:
+        """Store `desired` in the word at byte `offset` if it is `expected`; gives the old word."""
+        return _number(_begin(self._swapping(offset, expected, desired), timeout))
+
+    def drop(self) -> Transfer[None]:
+        """Take the memory back, in the process that has it: when this is done nobody else uses it any more. Dropping
+        twice does nothing."""
+        if not self._is_here():
+            raise MonarchError(
+                f"this buffer's memory is in process {self._address.process[:8]}, which alone can drop it",
+                hint="Call drop() there.",
+            )
+        registration = self._registration or _here().shared.get(self._region.number)
+
+        def drop() -> Work:
+            if registration is not None:
+                registration.drop()
+                _here().shared.pop(self._region.number, None)
+            return _Done()
+
+        return _nothing(_begin(drop, None))
+
+    # -- how each is begun: all that can be checked is checked first -----------------------------------------------
+
+    def _reading(self, dst: Memory, offset: int | None) -> Callable[[], Work]:
+        room = buffers.size_of(dst)
+        if offset is None and room > self.size():
+            dst = buffers.view_of(dst, writable=True)[: self.size()]
+        elif offset is None and room < self.size():
+            raise MonarchError(
+                f"the buffer has {self.size():,} bytes, and there is room for {room:,}",
+                hint="To read a part of it, say where it begins: offset=0.",
+            )
+        self._check(offset or 0, min(room, self.size()) if offset is None else room)
+        if not self._is_here():
+            _checked(dst, writable=True)
+            return lambda: self._link().get(dst, self._region, offset or 0)
+        target = buffers.view_of(dst, writable=True)
+
+        def read() -> Work:
+            buffers.copy(target, _here().endpoint.memory(self._region, offset or 0, target.nbytes, write=False))
+            return _Done()
+
+        return read
+
+    def _writing(self, src: Memory, offset: int | None) -> Callable[[], Work]:
+        self._check(offset or 0, buffers.size_of(src))
+        if not self._is_here():
+            _checked(src, writable=False)
+            return lambda: self._link().put(src, self._region, offset or 0)
+        source = buffers.view_of(src)
+
+        def write() -> Work:
+            buffers.copy(_here().endpoint.memory(self._region, offset or 0, source.nbytes, write=True), source)
+            return _Done()
+
+        return write
+
+    def _adding(self, offset: int, value: int) -> Callable[[], Work]:
+        self._check(offset, _WORD)
+        if self._is_here():
+            return lambda: _Done(_here().endpoint.fetch_add(self._region, offset, value))
+        return lambda: self._link().fetch_add(self._region, offset, value)
+
+    def _swapping(self, offset: int, expected: int, desired: int) -> Callable[[], Work]:
+        self._check(offset, _WORD)
+        if self._is_here():
+            return lambda: _Done(_here().endpoint.compare_swap(self._region, offset, expected, desired))
+        return lambda: self._link().compare_swap(self._region, offset, expected, desired)
+
+    def _check(self, offset: int, size: int) -> None:
+        if offset < 0 or offset + size > self.size():
+            raise AccessRefused(
+                f"bytes {offset:,} to {offset + size:,} are out of the bounds of this buffer, which has {self.size():,}"
+            )
+
+
+def _checked(memory: Memory, writable: bool) -> None:
+    """Raise MonarchError for what no transport can move. Memory of devices is the transports' to look at."""
+    if buffers.device_of(memory) == "cpu":
+        buffers.view_of(memory, writable)
+
+
+def _collected(process: _Process, registration: Registration) -> None:
+    if registration.region.number not in process.shared:
+        registration.drop_soon()
+
+
+def _unpickle(address: object, region: object, secret: bytes) -> RDMABuffer:
+    buffer = RDMABuffer.__new__(RDMABuffer)
+    buffer._fill(Address.from_json(address), Region.from_json(region), secret, None)
+    return buffer
+
+
+def _nothing(transfer: Transfer[int | None]) -> Transfer[None]:
+    return transfer  # type: ignore[return-value]  # the work of a transfer gives None
+
+
+def _number(transfer: Transfer[int | None]) -> Transfer[int]:
+    return transfer  # type: ignore[return-value]  # the work of an atomic gives the old word
+
+
+# -- batches -----------------------------------------------------------------------------------------------------------
+
+
+class RDMAAction:
+    """Several actions, begun together and waited for together.
+
+        batch = RDMAAction()
+        batch.read_into(weights, here).write_from(gradients, there)
+        batch.submit().get()
+
+    They run side by side, in no order. Can be submitted any number of times.
+    """
+
+    def __init__(self) -> None:
+        self._starts: list[Callable[[], Work]] = []
+        self._ranges: list[tuple[int, int, bool]] = []
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    def read_into(self, buffer: RDMABuffer, dst: Memory, *, offset: int | None = None) -> RDMAAction:
+        """As `RDMABuffer.read_into`."""
+        self._add(buffer._reading(dst, offset), dst, written=True)
+        return self
+
+    def write_from(self, buffer: RDMABuffer, src: Memory, *, offset: int | None = None) -> RDMAAction:
+        """As `RDMABuffer.write_from`."""
+        self._add(buffer._writing(src, offset), src, written=False)
+        return self
+
+    def fetch_add(self, buffer: RDMABuffer, offset: int, value: int) -> RDMAAction:
+        """As `RDMABuffer.fetch_add`; the old word is among the results."""
+        self._starts.append(buffer._adding(offset, value))
+        return self
+
+    def compare_swap(self, buffer: RDMABuffer, offset: int, expected: int, desired: int) -> RDMAAction:
+        """As `RDMABuffer.compare_swap`; the old word is among the results."""
+        self._starts.append(buffer._swapping(offset, expected, desired))
+        return self
+
+    def submit(self, *, timeout: float | None = 3) -> Transfer[list[int | None]]:
+        """Begin them all. The future gives a list: the old word of each atomic, None for the others, in the order in
+        which they were added; it raises what the first that fails raises, once all have ended."""
+        starts = list(self._starts)
+        transfer: Transfer[list[int | None]] = Transfer(timeout)
+        left = len(starts)
+        lock = threading.Lock()
+        transfers = [_begin(start, timeout) for start in starts]
+
+        def ended() -> None:
+            nonlocal left
+            with lock:
+                left -= 1
+                last = not left
+            if last:
+                transfer.settle(lambda: [each.get(0) for each in transfers])
+
+        for each in transfers:
+            each.when_done(ended)
+        if not transfers:
+            transfer.settle(list)
+        return transfer
+
+    def _add(self, start: Callable[[], Work], memory: Memory, written: bool) -> None:
+        if buffers.device_of(memory) == "cpu":
+            view = buffers.view_of(memory)
+            begin, end = buffers.address_of(view), buffers.address_of(view) + view.nbytes
+            for other_begin, other_end, other_written in self._ranges:
+                if (written or other_written) and begin < other_end and other_begin < end:
+                    shared = min(end, other_end) - max(begin, other_begin)
+                    raise MonarchError(
+                        f"two actions of this batch use the same {shared:,} bytes here, and one of them writes them",
+                        hint="Actions of a batch run in no order. Use two batches.",
+                    )
+            self._ranges.append((begin, end, written))
+        self._starts.append(start)
