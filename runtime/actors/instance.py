@@ -1,9 +1,10 @@
 """A running actor: its thread, what it owns, and how it ends.
 
 An actor handles one message at a time, in a thread of its own; an actor whose endpoints are `async def` has an event
-loop there. It ends when it is stopped, or dies: of what its constructor raises, of an exception in a message that wants
-no reply, of a failure that it does not deal with. Then it takes no more messages, waits for the end of what it owns, and
-runs its `__cleanup__`. What comes later is answered with SupervisionError. What else follows, `ownership` decides.
+loop there. It ends when it is stopped, or dies: of what its constructor raises, of an exception in a message that
+wants no reply, of a failure that it does not deal with. Then it takes no more messages, waits for the end of what it
+owns, and runs its `__cleanup__`. What comes later is answered with SupervisionError. What else follows, `ownership`
+decides.
 """
 
 from __future__ import annotations

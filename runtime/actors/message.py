@@ -1,95 +1,48 @@
 """What actors send each other, as bytes: pickle with buffers out of band, and shared memory for what is large.
 
-A packet is the pickle of `(head, data, sizes)`. The head is a small tuple that says what to do with the message, and is
-read by the thread that receives it; the data is the pickled value, which stays bytes until the thread that needs the
-value decodes it. Data above `INLINE` bytes and each buffer above `BUFFER` bytes lie in an anonymous file (memfd) that
-travels with the packet, one for all receivers of a broadcast. A receiver maps it privately: nothing is copied until
-somebody writes, and who writes changes only his own.
+A packet is the pickle of `(head, data)`. The head is a small tuple that says what to do with the message, and is read by
+the thread that receives it; the data is the pickled value, which stays bytes until the thread that needs the value
+decodes it. Data above `INLINE` bytes and each buffer from `BUFFER` bytes on lie in a file that travels with the packet
+(`memory`), one for all receivers of a broadcast. The packet then says too how large they are, and which slot is the
+receiver's.
 """
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import io
-import mmap
 import os
 import pickle
-import weakref
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any
 
 import cloudpickle
 import torch
 
+from monarch.runtime.actors.memory import Memory, mapped
+from monarch.runtime.actors.protocol import Head
+
 INLINE = 60 << 10
 BUFFER = 64 << 10
 PACKET = 160 << 10  # above any packet's size: a packet has INLINE bytes of data and a head at most
-_ALIGNMENT = 64
-_HEAD = 64 << 10
-
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.mmap.restype = ctypes.c_void_p
-_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
-_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-
-
-class Memory:
-    """An anonymous file, closed when nothing refers to it any more."""
-
-    __slots__ = ("fd", "size")
-
-    def __init__(self, fd: int, size: int) -> None:
-        self.fd = fd
-        self.size = size
-
-    @staticmethod
-    def of(parts: Sequence[Any]) -> Memory:
-        """A file that holds these, each from the next multiple of 64 bytes."""
-        memory = Memory(os.memfd_create("monarch-message", os.MFD_CLOEXEC), 0)
-        for part in parts:
-            view = memoryview(part).cast("B")
-            at = memory.size
-            while view:
-                written = os.pwrite(memory.fd, view, at)
-                view, at = view[written:], at + written
-            memory.size = -(-at // _ALIGNMENT) * _ALIGNMENT
-        os.ftruncate(memory.fd, memory.size)
-        return memory
-
-    def map(self) -> memoryview:
-        """The file's bytes, writable here alone (copied on write), until nothing refers to the view any more.
-
-        By the C function, for Python's `mmap` keeps a file open for each mapping.
-        """
-        protection, flags = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE
-        address = _libc.mmap(None, self.size, protection, flags, self.fd, 0)
-        if address in (None, ctypes.c_void_p(-1).value):
-            error = ctypes.get_errno()
-            raise OSError(error, f"mapping {self.size} bytes of a message: {os.strerror(error)}")
-        memory = (ctypes.c_char * self.size).from_address(address)
-        # Not at exit: a tensor that lies there may be in use until the very end.
-        weakref.finalize(memory, _libc.munmap, address, self.size).atexit = False
-        return memoryview(memory).cast("B")
-
-    def __del__(self) -> None:
-        with suppress(OSError):
-            os.close(self.fd)
 
 
 class Payload:
     """A pickled value: as it is sent, and as it arrives. Cheap to hand on; decoded as often as it is asked for."""
 
-    __slots__ = ("data", "memory", "sizes", "view")
+    __slots__ = ("data", "memory", "parts", "sizes")
 
     def __init__(
-        self, data: bytes | None, sizes: tuple[int, ...], memory: Memory | None, view: memoryview | None
+        self,
+        data: bytes | None,
+        sizes: tuple[int, ...] = (),
+        memory: Memory | None = None,
+        parts: list[memoryview] | None = None,
     ) -> None:
         self.data = data
         self.sizes = sizes
         self.memory = memory
-        self.view = view
+        self.parts = parts
 
     @staticmethod
     def of(value: object) -> Payload:
@@ -106,51 +59,54 @@ class Payload:
         _Pickler(file, 5, buffer_callback=in_band).dump(value)
         data: bytes | None = file.getvalue()
         if not buffers and len(data or b"") <= INLINE:
-            return Payload(data, (), None, None)
+            return Payload(data)
         parts: list[Any] = [buffer.raw() for buffer in buffers]
         if len(data or b"") > INLINE:
             parts.insert(0, data)
             data = None
-        return Payload(data, tuple(memoryview(part).nbytes for part in parts), Memory.of(parts), None)
+        return Payload(data, tuple(memoryview(part).nbytes for part in parts), Memory.of(parts))
 
     def received(self) -> Payload:
         """The same as its receiver has it, in the process that sent it."""
-        return self if self.memory is None else Payload(self.data, self.sizes, None, self.memory.map())
+        if self.memory is None:
+            return self
+        return Payload(self.data, self.sizes, None, mapped(self.memory.fd, self.memory.issue(), self.sizes))
 
     def decode(self) -> Any:
         """The value. Raises what unpickling raises. Tensors share memory with those of an earlier decoding."""
-        if self.view is None:
-            return pickle.loads(self.data)  # type: ignore[arg-type]
-        parts, at = [], 0
-        for size in self.sizes:
-            parts.append(self.view[at : at + size])
-            at += -(-size // _ALIGNMENT) * _ALIGNMENT
-        data = parts.pop(0) if self.data is None else self.data
-        return pickle.loads(data, buffers=parts)
+        parts = self.parts or []
+        if self.data is None:
+            return pickle.loads(parts[0], buffers=parts[1:])
+        return pickle.loads(self.data, buffers=parts)
 
 
-EMPTY = Payload(pickle.dumps(None, 5), (), None, None)
-NO_ARGUMENTS = Payload(pickle.dumps(((), {}), 5), (), None, None)
+EMPTY = Payload(pickle.dumps(None, 5))
+NO_ARGUMENTS = Payload(pickle.dumps(((), {}), 5))
 
 
-def packet(head: tuple[Any, ...], payload: Payload) -> bytes:
-    return pickle.dumps((head, payload.data, payload.sizes), 5)
+def packet(head: Head, payload: Payload) -> bytes:
+    """A packet for one receiver."""
+    if payload.memory is None:
+        return pickle.dumps((head, payload.data), 5)
+    return pickle.dumps((head, payload.data, payload.sizes, payload.memory.issue()), 5)
 
 
-def unpack(data: bytes, files: Sequence[int]) -> tuple[tuple[Any, ...], Payload]:
+def unpack(data: bytes, files: Sequence[int]) -> tuple[Head, Payload]:
     """A packet's head and payload; takes over the files that came with it."""
-    memories = [Memory(fd, 0) for fd in files]
-    head, inline, sizes = pickle.loads(data)
-    if not sizes:
-        return head, Payload(inline, (), None, None)
-    if not memories:  # the kernel drops files that the receiver has no room for
-        return head, Lost(OSError(errno.EMFILE, "a large message came when too many files were open (ulimit -n)"))
     try:
-        memory = memories[0]
-        memory.size = os.fstat(memory.fd).st_size
-        return head, Payload(inline, sizes, None, memory.map())
-    except OSError as error:
-        return head, Lost(error)
+        head, inline, *large = pickle.loads(data)
+        if not large:
+            return head, Payload(inline)
+        sizes, slot = large
+        if not files:  # the kernel drops files that the receiver has no room for
+            return head, Lost(OSError(errno.EMFILE, "a large message came when too many files were open (ulimit -n)"))
+        try:
+            return head, Payload(inline, sizes, None, mapped(files[0], slot, sizes))
+        except OSError as error:
+            return head, Lost(error)
+    finally:
+        for fd in files:
+            os.close(fd)
 
 
 class Lost(Payload):
@@ -159,7 +115,7 @@ class Lost(Payload):
     __slots__ = ("error",)
 
     def __init__(self, error: OSError) -> None:
-        super().__init__(None, (), None, None)
+        super().__init__(None)
         self.error = error
 
     def decode(self) -> Any:

@@ -25,7 +25,8 @@ from contextlib import suppress
 from functools import partial
 from time import monotonic
 
-from monarch.runtime.actors.message import PACKET, Memory, Payload, packet, unpack
+from monarch.runtime.actors.memory import Memory
+from monarch.runtime.actors.message import PACKET, Payload, packet, unpack
 from monarch.runtime.actors.protocol import Head
 
 Deliver = Callable[[str, Head, Payload], None]

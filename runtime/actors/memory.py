@@ -1,0 +1,182 @@
+"""Memory that travels with a message: anonymous files (memfd), written once, mapped privately by each receiver.
+
+A receiver copies nothing until it writes, and what it writes only it sees. Its page tables point at the sender's pages,
+so the sender must not write them again while anybody has them. Each receiver therefore has a byte in the file's first
+page, which it sets when it lets the memory go; once all have, the sender may use the file for another message. That
+spares what costs most, several times the copying: new pages from the kernel. A receiver that is killed sets nothing,
+and the file is then not used again.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import threading
+import weakref
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+SLOTS = mmap.PAGESIZE
+"""How many receivers a file can have if it is to be used again, and where its data begins."""
+KEEP_BYTES = 128 << 20
+KEEP_FILES = 32
+"""How much a process keeps for further messages."""
+_ALIGNMENT = 64
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+
+
+class _File:
+    """A file that is kept: how large it is, and how many receivers it was sent to."""
+
+    __slots__ = ("fd", "issued", "size")
+
+    def __init__(self, fd: int, size: int) -> None:
+        self.fd = fd
+        self.size = size
+        self.issued = 0
+
+    def free(self) -> bool:
+        return os.pread(self.fd, self.issued, 0) == b"\1" * self.issued
+
+
+class _Kept:
+    """Files of this process that were sent, the oldest first: to be used again once their receivers are through."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._files: list[_File] = []
+        self._bytes = 0
+
+    def take(self, size: int) -> _File | None:
+        """A free one that is large enough, and not much too large."""
+        with self._lock:
+            for file in self._files:
+                if size <= file.size <= 4 * size and file.free():
+                    self._files.remove(file)
+                    self._bytes -= file.size
+                    return file
+        return None
+
+    def give(self, file: _File) -> None:
+        dropped = []
+        with self._lock:
+            self._files.append(file)
+            self._bytes += file.size
+            while self._bytes > KEEP_BYTES or len(self._files) > KEEP_FILES:
+                dropped.append(self._files.pop(0))
+                self._bytes -= dropped[-1].size
+        for old in dropped:
+            os.close(old.fd)
+
+
+_kept = _Kept()
+_inherited: list[_Kept] = []
+
+
+def _after_fork() -> None:
+    """In a forked child the files are the parent's."""
+    global _kept
+    _inherited.append(_kept)
+    _kept = _Kept()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+class Memory:
+    """What was written for a message. Once nothing refers to it, its file is kept for another."""
+
+    __slots__ = ("_file", "_pid")
+
+    def __init__(self, file: _File) -> None:
+        self._file = file
+        self._pid = os.getpid()
+
+    @staticmethod
+    def of(parts: Sequence[Any]) -> Memory:
+        """A file that holds these, each from the next multiple of 64 bytes."""
+        views = [memoryview(part).cast("B") for part in parts]
+        size = SLOTS + sum(map(_rounded, map(len, views)))
+        file = _kept.take(size)
+        if file is None:
+            file = _File(os.memfd_create("monarch-message", os.MFD_CLOEXEC), size)
+            os.ftruncate(file.fd, size)
+        else:
+            os.pwrite(file.fd, bytes(file.issued), 0)
+            file.issued = 0
+        memory, at = Memory(file), SLOTS
+        for view in views:
+            rest, begin = view, at
+            while rest:
+                written = os.pwrite(file.fd, rest, begin)
+                rest, begin = rest[written:], begin + written
+            at += _rounded(len(view))
+        return memory
+
+    @property
+    def fd(self) -> int:
+        return self._file.fd
+
+    def issue(self) -> int:
+        """For another receiver: which byte it is to set."""
+        slot = self._file.issued
+        self._file.issued += 1
+        return slot
+
+    def __del__(self) -> None:
+        if self._pid != os.getpid():
+            return
+        if 0 < self._file.issued <= SLOTS:
+            _kept.give(self._file)
+        else:
+            with suppress(OSError):
+                os.close(self._file.fd)
+
+
+def _rounded(size: int) -> int:
+    return -(-size // _ALIGNMENT) * _ALIGNMENT
+
+
+def mapped(fd: int, slot: int, sizes: Sequence[int]) -> list[memoryview]:
+    """The parts of a file that came with a message, writable here alone, until nothing refers to any of them.
+
+    Mapped by the C function, for Python's `mmap` keeps a file open for each mapping.
+    """
+    size = SLOTS + sum(map(_rounded, sizes))
+    address = _map(fd, size, mmap.MAP_PRIVATE)
+    try:
+        slots = _map(fd, SLOTS, mmap.MAP_SHARED)
+    except OSError:
+        _libc.munmap(address, size)
+        raise
+    memory = (ctypes.c_char * size).from_address(address)
+    # Not at exit: a tensor that lies there may be in use until the very end.
+    weakref.finalize(memory, _let_go, os.getpid(), address, size, slots, slot).atexit = False
+    whole, parts, at = memoryview(memory).cast("B"), [], SLOTS
+    for part in sizes:
+        parts.append(whole[at : at + part])
+        at += _rounded(part)
+    return parts
+
+
+def _map(fd: int, size: int, flags: int) -> int:
+    address: int | None = _libc.mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, flags, fd, 0)
+    if address in (None, ctypes.c_void_p(-1).value):
+        error = ctypes.get_errno()
+        raise OSError(error, f"mapping {size} bytes of a message: {os.strerror(error)}")
+    return address  # type: ignore[return-value]
+
+
+def _let_go(pid: int, address: int, size: int, slots: int, slot: int) -> None:
+    if pid != os.getpid():  # a forked child has a mapping of its own, and is no receiver
+        return
+    _libc.munmap(address, size)
+    if slot < SLOTS:
+        ctypes.c_ubyte.from_address(slots + slot).value = 1
+    _libc.munmap(slots, SLOTS)
