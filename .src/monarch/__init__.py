@@ -20,6 +20,7 @@ from monarch.compiler.executors import set_executor_factory, set_hosts_factory
 if TYPE_CHECKING:
     from torch.distributed.tensor import Partial, Replicate, Shard
 
+    from monarch import actor, distributed, launch
     from monarch.compiler.errors import (
         DeviceMeshError,
         GraphError,
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "monarch": ("actor", "distributed", "launch"),  # modules
     "monarch.compiler.errors": (
         "DeviceMeshError",
         "GraphError",
@@ -96,8 +98,11 @@ __all__ = [
     "RuleError",
     "Shard",
     "TensorType",
+    "actor",
     "distribute",
+    "distributed",
     "hosts",
+    "launch",
     "layout",
     "manual_seed",
     "module_to_mesh",
@@ -111,7 +116,9 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'monarch' has no attribute {name!r}")
-    value = globals()[name] = getattr(importlib.import_module(_HOME[name]), name)
+    home = _HOME[name]
+    module = importlib.import_module(f"monarch.{name}" if home == "monarch" else home)
+    value = globals()[name] = module if home == "monarch" else getattr(module, name)
     return value
 
 
