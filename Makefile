@@ -15,12 +15,13 @@ WEB := compiler/inspect/page/web
 MODULES := $(WEB)/node_modules/.package-lock.json
 PAGE := compiler/inspect/page/page.html
 
-.PHONY: help setup demo demo-hosts test check lint format format-check types imports bench proto clean
+.PHONY: help setup demo demo-hosts demo-ray test check lint format format-check types imports bench proto clean
 
 help:
 	@echo "make setup    a virtual environment in $(VENV), with torch and this package, editable, and the page"
 	@echo "make demo     train a small GPT over four local workers, and compare it with plain PyTorch"
 	@echo "make demo-hosts  the same on two hosts, network namespaces with TLS between them; needs root"
+	@echo "make demo-ray    the same on a Ray cluster of two nodes"
 	@echo "make test     run all tests; ARGS='-k name' passes arguments on to pytest"
 	@echo "make check    lint, formatting, types and import rules; make format mends what can be mended"
 	@echo "make proto    write the Python of the control plane's messages (runtime/control/monarch.proto) anew"
@@ -47,6 +48,9 @@ demo: setup
 
 demo-hosts: setup
 	OMP_WAIT_POLICY=passive $(BIN)/python -m tests.hosts.demo $(ARGS)
+
+demo-ray: setup
+	OMP_WAIT_POLICY=passive $(BIN)/python examples/train_on_ray.py $(ARGS)
 
 test: setup
 	$(BIN)/python -m pytest $(ARGS)

@@ -76,6 +76,16 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     return run("train_gpt.py", *options, cwd=folder), folder
 
 
+def test_the_demo_on_a_ray_cluster_has_plain_pytorchs_losses(tmp_path: Path) -> None:
+    output = run("train_on_ray.py", "--steps", "4", "--layers", "1", "--width", "32", cwd=tmp_path)
+    assert re.search(
+        r"Training on Mesh\(data=2, model=2\), on Ray's nodes 127\.0\.0\.\d:\d+,\s+127\.0\.0\.\d:\d+", output
+    )
+    rows = re.findall(r"│ +(\d+) │ +(\S+) │ +(\S+) │ +(\S+) │", output)
+    assert [int(step) for step, *_ in rows] == list(range(4))
+    assert all(float(ours) == pytest.approx(float(plain), abs=5e-6) for _, ours, plain, _ in rows)
+
+
 def test_the_demos_losses_are_plain_pytorchs(demo: tuple[str, Path]) -> None:
     rows = re.findall(r"│ +(\d+) │ +(\S+) │ +(\S+) │ +(\S+) │", demo[0])
     assert [int(step) for step, *_ in rows] == list(range(6))
@@ -134,3 +144,17 @@ def test_the_service_survives_the_death_of_its_workers(tmp_path: Path) -> None:
     lines = run("supervised_service.py", cwd=tmp_path).splitlines()
     assert lines[0].startswith("counted: [('the', 500), ") and lines[2].startswith("counted: [('the', 500), ")
     assert lines[3:] == ["workers kept: 1, new: 2", *["the service was told: worker: exit status -9"] * 2]
+
+
+def test_the_parameter_server_learns_from_two_workers(tmp_path: Path) -> None:
+    output = run("parameter_server.py", cwd=tmp_path)
+    assert "weights and gradients went by shm\n" in output
+    before, updates, after = map(int, re.findall(r"(\d+)(?:%| updates)", output))
+    assert updates == 300 and before < 80 and after >= 95
+
+
+def test_reinforcement_learning_raises_the_reward(tmp_path: Path) -> None:
+    output = run("grpo.py", cwd=tmp_path)
+    rewards = [float(reward) for reward in re.findall(r"mean reward (\S+)", output)]
+    assert rewards[0] < 0.25 and rewards[-1] > 0.75
+    assert re.search(r"^3 is followed by \d{6}$", output, re.MULTILINE)
