@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
 import select
 import sys
@@ -26,16 +27,30 @@ _opening = threading.Lock()
 
 
 def load(folders: Sequence[str] = _FOLDERS) -> Library:
-    if "pyverbs" not in sys.modules and importlib.util.find_spec("pyverbs") is None:
-        _take_from_system(folders)
     try:
-        import pyverbs.cq  # noqa: F401  an extension module: it has to be made for this Python, and to find libibverbs
+        with _logging_as_it_is():
+            if "pyverbs" not in sys.modules and importlib.util.find_spec("pyverbs") is None:
+                _take_from_system(folders)
+            import pyverbs.cq  # noqa: F401  an extension module: made for this Python or not, and it needs libibverbs
     except ModuleNotFoundError as error:
         version = f"{sys.version_info.major}.{sys.version_info.minor}"
         raise NoVerbs(f"the system's is not made for this Python, {version}") from error
     except ImportError as error:
         raise NoVerbs(str(error)) from error
     return Library()
+
+
+@contextmanager
+def _logging_as_it_is() -> Iterator[None]:
+    """pyverbs gives the root logger a handler and a level when it is imported: how to log is the user's decision."""
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    try:
+        yield
+    finally:
+        root.setLevel(level)
+        for handler in [handler for handler in root.handlers if handler not in handlers]:
+            root.removeHandler(handler)
 
 
 def _take_from_system(folders: Sequence[str]) -> None:
