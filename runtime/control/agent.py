@@ -15,6 +15,7 @@ from typing import Any
 from monarch.compiler.plan import MonarchError
 from monarch.runtime.control import limits
 from monarch.runtime.control.connect import METHOD, OPTIONS
+from monarch.runtime.control.connections import Connections
 from monarch.runtime.control.handshake import HostHandshake, Refused, Release, Seals, VersionsDiffer
 from monarch.runtime.control.host_info import describe, release
 from monarch.runtime.control.hub import Hub
@@ -103,6 +104,7 @@ class Agent:
             raise MonarchError(f"cannot listen on {listen}: {error}") from None
         self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         await self._server.start()
+        self.connections = Connections(port)
 
     def close(self, reason: str = "the host was ended") -> None:
         """End all sessions, and stop listening."""
@@ -114,12 +116,14 @@ class Agent:
         await self._server.stop(limits.HANDSHAKE_SECONDS)
         while self._ends:
             await asyncio.wait(self._ends)
+        self.connections.close()
 
     async def _attach(self, _: Any, call: Any) -> None:
         """One stream, from its first frame to its end."""
         import grpc
 
         peer = call.peer()
+        self.connections.know(peer)
         session: _Session | None = None
         try:
             seals = await asyncio.wait_for(self._greet(call), limits.HANDSHAKE_SECONDS)

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import logging
 import os
+import queue
 import random
+import re
 import socket
 import ssl
 from collections.abc import Callable, Iterator
@@ -267,6 +269,45 @@ def test_ten_thousand_random_byte_strings_get_nowhere(host: Host) -> None:
     assert not host.made
 
 
+def test_who_is_refused_before_a_word_is_logged(host: Host, folder: Path, strangers: Path) -> None:
+    """Bytes that are no HTTP/2, no TLS, no certificate, another authority's: with the address, and how often."""
+    if not host.agent.connections.works:
+        pytest.skip("the kernel does not tell of connections that end (sock_diag)")
+    with running(1, Security.tls(folder / "127.0.0.1")) as (tls,), heard() as lines:
+        for refused in (host, tls):
+            with socket.create_connection(split_address(refused.address), timeout=SECONDS) as client:
+                client.sendall(b"no HTTP")
+                client.shutdown(socket.SHUT_WR)
+                while client.recv(1 << 16):
+                    pass
+            line = lines.get(timeout=SECONDS)
+            assert line == "a connection was refused, or ended before anything was said: from 127.0.0.1"
+        for certificate in (None, strangers / "controller"):
+            refused_certificate(tls, folder, certificate)
+        count = 0
+        while count < 2:
+            found = re.match(r"(a|\d+) connections? w", lines.get(timeout=SECONDS))
+            assert found
+            count += 1 if found[1] == "a" else int(found[1])
+        assert_serves(host)
+        assert_serves(tls, Security.tls(folder / "controller"))
+    assert lines.empty()  # good clients are not among them
+
+
+@contextmanager
+def heard() -> Iterator[queue.SimpleQueue[str]]:
+    """Warnings, as they are logged."""
+    lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: lines.put(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("monarch.control")
+    logger.addHandler(handler)
+    try:
+        yield lines
+    finally:
+        logger.removeHandler(handler)
+
+
 # -- TLS -----------------------------------------------------------------------------------------------------------
 
 
@@ -309,18 +350,22 @@ def test_a_client_without_a_certificate_or_with_a_strangers_is_refused_by_the_ho
     tls_host: Host, folder: Path, strangers: Path
 ) -> None:
     for certificate in (None, strangers / "controller"):
-        client = ssl.create_default_context(cafile=str(folder / "ca.pem"))
-        client.set_alpn_protocols(["h2"])
-        if certificate:
-            client.load_cert_chain(certificate / "cert.pem", certificate / "key.pem")
-        with socket.create_connection(split_address(tls_host.address), timeout=SECONDS) as plain:
-            with client.wrap_socket(plain, server_hostname="127.0.0.1") as wrapped:
-                try:
-                    wrapped.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
-                    assert wrapped.recv(100) == b""
-                except OSError:
-                    pass  # refused while it was being sent to
+        refused_certificate(tls_host, folder, certificate)
     assert not tls_host.made
+
+
+def refused_certificate(host: Host, folder: Path, certificate: Path | None) -> None:
+    client = ssl.create_default_context(cafile=str(folder / "ca.pem"))
+    client.set_alpn_protocols(["h2"])
+    if certificate:
+        client.load_cert_chain(certificate / "cert.pem", certificate / "key.pem")
+    with socket.create_connection(split_address(host.address), timeout=SECONDS) as plain:
+        with client.wrap_socket(plain, server_hostname="127.0.0.1") as wrapped:
+            try:
+                wrapped.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
+                assert wrapped.recv(100) == b""
+            except OSError:
+                pass  # refused while it was being sent to
 
 
 def test_a_client_without_tls_is_refused(tls_host: Host) -> None:
