@@ -21,7 +21,6 @@ it is when the stream ends, which is how the death of a peer is seen at once.
 
 from __future__ import annotations
 
-import copy
 import ctypes
 import mmap
 import os
@@ -33,6 +32,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from monarch.compiler.plan import MonarchError
 from monarch.runtime.transport.interface import AccessRefused, LinkLost, Memory, Region, Signal
 from monarch.runtime.transport.regions import WORD
 from monarch.runtime.transport.stream import StreamLink
@@ -61,6 +61,14 @@ _RECEIVES = 2 * CREDITS
 
 
 _CONTROLS = ("open", "opened", "drop", "left")
+
+
+class _Refused(Exception):
+    """The owner refuses, or would: `AccessRefused` before it is said where."""
+
+
+def _dropped(number: int) -> _Refused:
+    return _Refused(f"region {number} was dropped")
 
 
 class Connection:
@@ -197,54 +205,67 @@ class VerbsLink(StreamLink):
         self, write: bool, memory: Memory, region: Region, offset: int, signal: Signal | None, awaited: bool
     ) -> Pending | None:
         local = self._verbs.local(memory, write)
-        self.check(region, offset, local.size, signal)
-        reach = self._reach(region)
-        word_reach = None if signal is None else self._reach(signal.region)
-        if reach is None or (signal is not None and word_reach is None) or not local.reached:
+        try:
+            self.check(region, offset, local.size, signal)
+            reach, word = self._reaches_of(region, signal)
+            if reach is not None:
+                self._allowed(reach, offset, local.size, write)
+        except BaseException as error:
+            local.release()
+            if isinstance(error, _Refused):
+                raise self._refusal(error, awaited) from None
+            raise
+        if reach is None or (signal is not None and word is None) or not local.reached:
             local.release()
             return self._over_stream(write, memory, region, offset, signal, awaited)
-        try:
-            self._allowed(reach, offset, local.size, write)
-            word = None
-            if signal is not None:
-                assert word_reach is not None
-                self._allowed(word_reach, signal.offset, WORD, True)
-                if not word_reach.words:
-                    raise AccessRefused(
-                        f"there is no 8-byte word at byte {signal.offset} of region {word_reach.number}: words are "
-                        "aligned to 8 bytes, in host memory"
-                    )
-                word = (word_reach, signal.offset, signal.value)
-        except AccessRefused:
-            local.release()
-            raise
         work = self.work() if awaited else None
         job = Job(reach, write, local.address, local.key, local.size, offset, word, awaited, (work, local))
         with self._turn:
             self._settle_stream()
             while not awaited and self._schedule.waiting >= _WAITING and self._error is None:
                 self._changed.wait(_SLICE)
-            if self._error is None:
+            lost = self._error is not None
+            if not lost:
                 self._schedule.add(job)
                 ended = self._advance()
-            else:
-                job.error = self._error
-                ended = [job]
-        self._conclude(ended)
-        if self._error is not None and not awaited:
+        if lost:
+            local.release()
             raise self._fresh()
+        self._conclude(ended)
         return work
+
+    def _reaches_of(self, region: Region, signal: Signal | None) -> tuple[Reach | None, tuple[Reach, int, int] | None]:
+        """The region, and the word of the signal; None for what the device does not reach. Raises _Refused."""
+        reach = self._reach(region)
+        if signal is None:
+            return reach, None
+        holder = self._reach(signal.region)
+        if holder is None:
+            return reach, None
+        self._allowed(holder, signal.offset, WORD, True)
+        if not holder.words:
+            raise _Refused(
+                f"there is no 8-byte word at byte {signal.offset} of region {holder.number}: words are aligned to 8 "
+                "bytes, in host memory"
+            )
+        return reach, (holder, signal.offset, signal.value)
+
+    def _refusal(self, error: _Refused, awaited: bool) -> MonarchError:
+        if awaited:
+            return AccessRefused(f"{self.name} refused, over verbs: {error}")
+        self.lose(self.lost(f"a post was refused: {error}"))
+        return self._fresh()
 
     def _allowed(self, reach: Reach, offset: int, size: int, write: bool) -> None:
         if reach.error is not None:
-            raise copy.copy(reach.error)
+            raise reach.error
         if offset + size > reach.size:
-            raise AccessRefused(
-                f"bytes {offset} to {offset + size} are out of the bounds of region {reach.number} of {self.name}, "
-                f"which has {reach.size}"
+            raise _Refused(
+                f"bytes {offset} to {offset + size} are out of the bounds of region {reach.number}, which has "
+                f"{reach.size}"
             )
         if write and not reach.writable:
-            raise AccessRefused(f"region {reach.number} of {self.name} cannot be written: its memory is read-only")
+            raise _Refused(f"region {reach.number} cannot be written: its memory is read-only")
 
     # -- the stream, for what a device does not reach: one order for both ---------------------------------------------
 
@@ -253,12 +274,11 @@ class VerbsLink(StreamLink):
     ) -> Pending | None:
         with self._turn:
             self._wait_idle(None)
-        work = super().put(memory, region, offset, signal) if write else super().get(memory, region, offset)
+        work: Any = super().put(memory, region, offset, signal) if write else super().get(memory, region, offset)
         self._on_stream = work
-        if awaited:
-            return work
-        work.then(lambda: self._posted(work))
-        return None
+        if not awaited:
+            work.then(lambda: self._posted(work))
+        return work if awaited else None
 
     def _posted(self, work: Pending) -> None:
         try:
@@ -303,13 +323,7 @@ class VerbsLink(StreamLink):
         try:
             return self._reaches[name]
         except KeyError:
-            raise self._gone_region(region.number) from None
-
-    def _gone_region(self, number: int) -> AccessRefused:
-        return AccessRefused(
-            f"region {number} of {self.name} was dropped",
-            hint="Its owner has to keep it registered for as long as others use it.",
-        )
+            raise _dropped(region.number) from None
 
     def _opened(self, number: int, message: Mapping[str, Any]) -> None:
         name = (number, str(message.get("key")))
@@ -324,7 +338,7 @@ class VerbsLink(StreamLink):
             elif "refused" not in message:
                 self._reaches[name] = None
         if "refused" in message:
-            opening.fail(AccessRefused(f"{self.name} refused, over verbs: {str(message['refused'])[:300]}"))
+            opening.fail(_Refused(str(message["refused"])[:300]))
         else:
             opening.finish()
 
@@ -334,7 +348,7 @@ class VerbsLink(StreamLink):
             for name in [name for name in self._reaches if name[0] == number]:
                 reach = self._reaches.pop(name)
                 if reach is not None:
-                    self._schedule.drop(reach, self._gone_region(number))
+                    self._schedule.drop(reach, _dropped(number))
                     self._leaving.append(reach)
             ended = self._advance()
         self._conclude(ended)
@@ -481,13 +495,13 @@ class VerbsLink(StreamLink):
         for job in jobs:
             work, local = job.data
             local.release()
-            if job.error is None:
-                if work is not None:
-                    work.finish()
+            error = job.error
+            if isinstance(error, _Refused):
+                error = self._refusal(error, job.awaited)
+            if work is not None and error is None:
+                work.finish()
             elif work is not None:
-                work.fail(job.error)
-            elif isinstance(job.error, AccessRefused):
-                self.lose(self.lost(f"a post was refused: {job.error.message}"))
+                work.fail(error)
 
     def ended(self, error: LinkLost) -> None:
         self._verbs.links.discard(self)
