@@ -10,6 +10,7 @@ import pytest
 from monarch.runtime.transport import process_vm
 from monarch.runtime.transport.endpoint import Endpoint
 from monarch.runtime.transport.stream import StreamLink
+from monarch.runtime.transport.verbs import adapter
 from tests.runtime.transport.peers import PATIENCE, WAYS, Peer, Way, peers, write_certificates
 
 
@@ -29,6 +30,8 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Way:
         pytest.skip(why)
     if way.staged:
         monkeypatch.setattr(process_vm, "probe", lambda pid, address, expected: "not permitted in this test")
+    if way.library:
+        monkeypatch.setattr(adapter, "LIBRARIES", (way.library,))
     return way.within(request.getfixturevalue("certificates")) if way.tls else way
 
 

@@ -26,6 +26,7 @@ from monarch.runtime.transport import process_vm
 from monarch.runtime.transport.endpoint import Endpoint, Registration
 from monarch.runtime.transport.interface import Address, Region, Signal
 from monarch.runtime.transport.stream import StreamLink
+from monarch.runtime.transport.verbs import adapter
 
 SECRET = b"the secret of these tests, 32 B."
 PATIENCE = 60.0
@@ -33,15 +34,16 @@ PATIENCE = 60.0
 
 @dataclass(frozen=True)
 class Way:
-    """`transports` are what both sides use; with `tls` under certificates; with `file` memory is registered with the
-    memfd that holds it; with `staged` processes cannot reach each other's memory. `missing` says why it cannot be tried
-    here."""
+    """`transport` is what both sides use; with `tls` under certificates; with `file` memory is registered with the
+    memfd that holds it; with `staged` processes cannot reach each other's memory; `library` is the one that verbs are
+    called through. `missing` says why it cannot be tried here."""
 
     name: str
     transport: str
     tls: bool = False
     file: bool = False
     staged: bool = False
+    library: str = ""
     missing: Callable[[], str | None] = lambda: None
     folder: Path | None = None
 
@@ -56,12 +58,23 @@ class Way:
         return replace(self, folder=folder)
 
 
+def without_verbs(library: str) -> str | None:
+    """Why there is no RDMA by this library."""
+    try:
+        adapter.library([library])
+    except adapter.NoVerbs as error:
+        return str(error)
+    return None
+
+
 WAYS = [
     Way("tcp", "tcp"),
     Way("tls", "tcp", tls=True),
     Way("shm-file", "shm", file=True),
     Way("shm-memory", "shm"),
     Way("shm-staged", "shm", staged=True),
+    Way("verbs-pyverbs", "verbs", library="pyverbs", missing=lambda: without_verbs("pyverbs")),
+    Way("verbs-ibverbs", "verbs", library="ibverbs", missing=lambda: without_verbs("ibverbs")),
 ]
 
 
