@@ -290,7 +290,8 @@ class ActorMesh(_Owned, Generic[A]):
         """End the actors: each handles what was sent to it before, and ends what it owns. A future of the end."""
         self._whole()
         process = current.process()
-        process.refused[self.id] = SupervisionError(f"'{self.name}' takes no messages any more: {reason}")
+        error = SupervisionError(f"'{self.name}' takes no messages any more: {reason}")
+        process.refused.update(((self.id, address), error) for address in self._addresses)
         return self._meta(lambda reply: (STOP, self.id, reply, reason), EMPTY)
 
     def have_stopped(self, process: Process, ranks: Sequence[int], reason: str) -> None:
@@ -374,12 +375,15 @@ class ActorMesh(_Owned, Generic[A]):
         port: Port[Any] | None,
     ) -> None:
         process = current.process()
-        if self._id in process.refused:
-            raise process.refused[self._id].with_traceback(None)
+        places = range(len(self._to)) if place is None else (place,)
+        for at in places if process.refused else ():
+            refused = process.refused.get((self._id, self._to[at]))
+            if refused is not None:
+                raise refused.with_traceback(None)
         payload = Payload.of((args, kwargs))
         reply: ReplyTo | None = getattr(port, "_to", None)
         failed: SupervisionError | None = None
-        for at in range(len(self._to)) if place is None else (place,):
+        for at in places:
             failed = self._send(process, at, None if reply is None else (*reply[:2], at), method, payload) or failed
         if failed is not None:
             raise failed

@@ -1,7 +1,7 @@
 """What actors send each other, as bytes: pickle with buffers out of band, and shared memory for what is large.
 
-A packet is the pickle of `(head, data)`. The head is a small tuple that says what to do with the message, and is read by
-the thread that receives it; the data is the pickled value, which stays bytes until the thread that needs the value
+A packet is the pickle of `(head, data)`. The head is a small tuple that says what to do with the message, and is read
+by the thread that receives it; the data is the pickled value, which stays bytes until the thread that needs the value
 decodes it. Data above `INLINE` bytes and each buffer from `BUFFER` bytes on lie in a file that travels with the packet
 (`memory`), one for all receivers of a broadcast. The packet then says too how large they are, and which slot is the
 receiver's.

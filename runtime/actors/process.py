@@ -110,8 +110,8 @@ class Process:
         self.ports = Ports()
         self.actors: dict[str, LocalActor] = {}
         self.dead: dict[str, Death] = {}
-        self.refused: dict[str, SupervisionError] = {}
-        """Of meshes with an actor that refused a message, what is raised for the next one."""
+        self.refused: dict[tuple[str, str], SupervisionError] = {}
+        """By mesh and process, of actors that refused a message or were stopped from here: what the next one raises."""
         self.ready = threading.Event()
         self.client = Instance(self, "", group.name)
         self.host: Host | None = None
@@ -234,7 +234,7 @@ class Process:
             self._spawned.pop(head[1], None)
 
     def _on_refused(self, sender: str, head: Head, payload: Payload) -> None:
-        self.refused[head[1]] = payload.decode()
+        self.refused[head[1], sender] = payload.decode()
 
     def _on_ended(self, sender: str, head: Head, payload: Payload) -> None:
         """A process has ended: nothing comes from there any more, and what its actors own ends."""
@@ -276,9 +276,11 @@ class Process:
             if len(self._events) > 1:  # what follows from an event is done before the next one is looked at
                 return
             while self._events:
-                for command in self._supervision.handle(self._events[0]):
-                    self._do(command)
-                self._events.popleft()
+                try:
+                    for command in self._supervision.handle(self._events[0]):
+                        self._do(command)
+                finally:
+                    self._events.popleft()
 
     def _do(self, command: Command) -> None:
         match command:

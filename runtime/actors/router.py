@@ -11,6 +11,7 @@ which the one I/O thread empties. That thread receives everything, never blocks,
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import select
@@ -18,6 +19,7 @@ import socket
 import struct
 import sys
 import threading
+import traceback
 from array import array
 from collections import deque
 from collections.abc import Callable
@@ -36,6 +38,8 @@ _FILES = socket.CMSG_SPACE(4 * array("i").itemsize)
 _CREDENTIALS = struct.Struct("3i")
 _RECEIVES_AT_ONCE = 16
 _FLUSH_SECONDS = 1.0
+_LATER = (errno.ENOBUFS, errno.ENOMEM, errno.ETOOMANYREFS)
+"""The kernel has no room for the message, or for the files that are under way, until others have been read."""
 
 
 def new_address() -> str:
@@ -81,6 +85,10 @@ class _Way:
                 self.socket.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [memory.fd]))])
         except BlockingIOError:
             return False
+        except OSError as error:
+            if error.errno in _LATER:
+                return False
+            raise
         return True
 
 
@@ -229,6 +237,15 @@ class Router:
 
     def serve(self) -> None:
         """Until it is closed: this is the I/O thread."""
+        try:
+            self._loop()
+        except BaseException:
+            # Without it nobody would be answered, or hear of anything, ever again.
+            traceback.print_exc()
+            os._exit(1)
+        self._close()
+
+    def _loop(self) -> None:
         poll, handlers = self._poll.poll, self._handlers
         while not self._closed:
             for fd, events in poll(self._wait()):
@@ -239,7 +256,6 @@ class Router:
                 _, ring = self._alarm
                 self._alarm = None
                 ring()
-        self._close()
 
     def _wait(self) -> float | None:
         return None if self._alarm is None else max(0.0, self._alarm[0] - monotonic())

@@ -216,6 +216,11 @@ def test_an_exception_that_nobody_is_told_of_ends_the_actor(faults: Faults) -> N
     assert receiver.recv().get(WAIT) == ("worker", "as told")
     with pytest.raises(SupervisionError, match="as told"):
         workers.slice(gpus=1).echo.call_one(1).get(WAIT)
+    with pytest.raises(SupervisionError, match="as told"):
+        for _ in range(100):  # the first may go out before it is known here
+            workers.echo.broadcast(1)
+            workers.slice(gpus=0).echo.call_one(1).get(WAIT)
+    workers.slice(gpus=0).echo.broadcast(1)
     assert workers.slice(gpus=0).echo.call_one(1).get(WAIT) == 1
 
 

@@ -1,0 +1,125 @@
+"""Messages as bytes, and the memory that travels with them. In one process."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from pathlib import Path
+
+import torch
+
+from monarch.runtime.actors import memory
+from monarch.runtime.actors.message import BUFFER, INLINE, PACKET, Lost, Payload, packet, unpack
+
+
+def sent(payload: Payload) -> Payload:
+    """As it arrives."""
+    files = [] if payload.memory is None else [os.dup(payload.memory.fd)]
+    data = packet(("head", 1), payload)
+    assert len(data) < PACKET
+    head, arrived = unpack(data, files)
+    assert head == ("head", 1)
+    return arrived
+
+
+def file_of(payload: Payload) -> int:
+    assert payload.memory is not None
+    return os.fstat(payload.memory.fd).st_ino
+
+
+def test_small_values_are_in_the_packet() -> None:
+    for value in (None, {"a": [1, 2.5, "x"]}, torch.arange(10), b"x" * (INLINE - 100)):
+        payload = Payload.of(value)
+        assert payload.memory is None
+        arrived = sent(payload).decode()
+        assert torch.equal(arrived, value) if isinstance(value, torch.Tensor) else arrived == value
+
+
+def test_large_values_are_in_a_file() -> None:
+    many = [torch.full((BUFFER // 8,), float(at)) for at in range(4)]  # none large, together too large for a packet
+    large = [torch.full((BUFFER,), float(at)) for at in range(3)]
+    for value in (many, large, [*large, b"x" * (2 * INLINE)], b"y" * (1 << 20)):
+        payload = Payload.of(value)
+        assert payload.memory is not None
+        arrived = sent(payload).decode()
+        assert all(map(torch.equal, arrived[:3], value[:3])) if isinstance(value, list) else arrived == value
+
+
+def test_each_receiver_has_its_own_copy_and_the_sender_another() -> None:
+    tensor = torch.zeros(BUFFER)
+    payload = Payload.of(tensor)
+    one, two = sent(payload).decode(), sent(payload).decode()
+    tensor.fill_(1)
+    one.fill_(2)
+    assert (float(one.sum()), float(two.sum())) == (2 * BUFFER, 0)
+
+
+def test_a_file_is_used_again_once_all_receivers_have_let_it_go() -> None:
+    payload = Payload.of(torch.zeros(BUFFER))
+    one, two = sent(payload).decode(), sent(payload).decode()
+    first = file_of(payload)
+    del payload
+    other = Payload.of(torch.full((BUFFER,), 1.0))
+    assert file_of(other) != first
+    three = sent(other).decode()
+    del one
+    again = Payload.of(torch.full((BUFFER,), 2.0))
+    assert file_of(again) != first and float(two.sum()) == 0
+    del two
+    last = Payload.of(torch.full((BUFFER,), 3.0))
+    assert file_of(last) == first
+    assert float(sent(last).decode()[0]) == 3 and float(three[0]) == 1
+
+
+def test_part_of_what_came_keeps_the_file() -> None:
+    payload = Payload.of([torch.zeros(BUFFER), torch.ones(BUFFER)])
+    part = sent(payload).decode()[1][5:7]
+    first = file_of(payload)
+    del payload
+    assert file_of(Payload.of([torch.zeros(BUFFER), torch.zeros(BUFFER)])) != first
+    assert part.tolist() == [1, 1]
+
+
+def test_what_is_kept_is_bounded() -> None:
+    for _ in range(3 * memory.KEEP_FILES):
+        kept = sent(Payload.of(torch.zeros(BUFFER)))
+        kept.decode()
+    held = [sent(Payload.of(torch.zeros(BUFFER))) for _ in range(3 * memory.KEEP_FILES)]
+    names = [os.readlink(entry) for entry in Path("/proc/self/fd").iterdir() if entry.exists() or entry.is_symlink()]
+    assert sum("monarch-message" in name for name in names) <= memory.KEEP_FILES + 1
+    assert all(float(payload.decode()[0]) == 0 for payload in held)
+
+
+def test_files_that_were_lost_are_an_error_where_the_value_is_wanted() -> None:
+    payload = Payload.of(torch.zeros(BUFFER))
+    head, arrived = unpack(packet(("head",), payload), [])
+    assert head == ("head",) and isinstance(arrived, Lost)
+    try:
+        arrived.decode()
+    except OSError as error:
+        assert "ulimit -n" in str(error)
+    else:
+        raise AssertionError("nothing was raised")
+
+
+def test_tensors_keep_what_they_are() -> None:
+    weight = torch.nn.Parameter(torch.ones(3, 4, dtype=torch.float16), requires_grad=False)
+    value = {
+        "parameter": weight,
+        "again": weight,
+        "grad": torch.ones(2, requires_grad=True),
+        "bool": torch.tensor([True, False]),
+        "scalar": torch.tensor(2.5),
+        "transposed": torch.arange(6).reshape(2, 3).t(),
+        "sparse": torch.eye(3).to_sparse(),
+        "module": torch.nn.Linear(2, 3),
+        "dtype": torch.bfloat16,
+    }
+    got = sent(Payload.of(value)).decode()
+    assert isinstance(got["parameter"], torch.nn.Parameter) and not got["parameter"].requires_grad
+    assert got["parameter"] is got["again"] and got["parameter"].dtype is torch.float16
+    assert got["grad"].requires_grad and got["scalar"].shape == () and got["dtype"] is torch.bfloat16
+    assert torch.equal(got["transposed"], value["transposed"]) and torch.equal(got["bool"], value["bool"])
+    assert torch.equal(got["sparse"].to_dense(), torch.eye(3))
+    assert [name for name, _ in got["module"].named_parameters()] == ["weight", "bias"]
+    assert pickle.loads(pickle.dumps(got["scalar"])) == 2.5
