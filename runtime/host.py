@@ -10,6 +10,7 @@ far they are.
            dead      rank: a worker elsewhere has ended
            clock     sent: the controller's clock, which comes back with this host's
            measured  what workers have measured is to be sent
+           links     how many control messages workers have sent to peers on other hosts is to be told
            stop
     up     workers   for each: its process id, endpoint and memory
            links     for each: the transport to each other host, and why
@@ -20,6 +21,7 @@ far they are.
            progress  (commands finished by all, commands finished or given up by all)
            clock     sent, here
            measured  rank; data: the written part of its buffer (see `tracing`)
+           counted   messages
            stopped
 
 The plan is decoded and checked here, and its kernels are built here, for this host's processors.
@@ -53,18 +55,18 @@ RECORD = struct.Struct("=q")
 class HostService:
     """`control.message.Service`: the parts of an attached controller's meshes that are on this host."""
 
-    def __init__(self, reply: Reply, bind: str, tls: str | None) -> None:
-        """`bind` is the address on which workers of other hosts reach those of this one; `tls` the folder with this
-        host's certificates, which connections between workers are to use, or None."""
+    def __init__(self, reply: Reply, bind: str, tls: str | None, advertise: str | None = None) -> None:
+        """`bind` is the address on which this host's workers listen for those of others, and `advertise` the one by
+        which they are reached, if that is another; `tls` the folder with this host's certificates, which connections
+        between workers are to use, or None."""
         self._reply = reply
-        self._bind = bind
-        self._tls = tls
+        self._across = {"bind": bind, "advertise": advertise, "tls": tls}
         self._parts: dict[int, _Part] = {}
 
     def receive(self, message: Message) -> None:
         if message.kind == "start":
             try:
-                self._parts[message.mesh] = _Part(message.mesh, message.head, self._reply, self._bind, self._tls)
+                self._parts[message.mesh] = _Part(message.mesh, message.head, self._reply, self._across)
             except MonarchError as error:
                 self._reply(Message("refused", message.mesh, head={"message": error.message, "hint": error.hint}))
         elif message.kind == "stop":
@@ -89,7 +91,7 @@ class _Stopping(Exception):
 class _Part:
     """One mesh's workers here. Commands come in the service's thread; a thread of its own listens to the workers."""
 
-    def __init__(self, number: int, head: dict[str, Any], reply: Reply, bind: str, tls: str | None) -> None:
+    def __init__(self, number: int, head: dict[str, Any], reply: Reply, own: dict[str, Any]) -> None:
         spec = MeshSpec(tuple((str(name), int(size)) for name, size in head["dims"]))
         self._number = number
         self._reply = reply
@@ -100,10 +102,9 @@ class _Part:
         across = {
             "secret": head["secret"],
             "transports": head["transports"],
-            "bind": bind,
-            "tls": tls,
             "timeout": head["timeout"],
             "hosts": hosts,
+            **own,
         }
         self._workers = Workers(spec, ranks, across)
         self._buffers: dict[int, mmap.mmap] = {}  # what workers measure into, by rank
@@ -122,6 +123,7 @@ class _Part:
             "dead": self._dead,
             "clock": self._clock,
             "measured": self._measured,
+            "links": self._count_links,
         }
 
     # -- down ------------------------------------------------------------------------------------------------------
@@ -192,6 +194,9 @@ class _Part:
     def _measured(self, head: dict[str, Any], data: Any) -> None:
         for rank, buffer in list(self._buffers.items()):
             self._say("measured", bytes(measured_part(memoryview(buffer))), rank=rank)
+
+    def _count_links(self, head: dict[str, Any], data: Any) -> None:
+        self._say("counted", messages=self._workers.link_messages())
 
     # -- up --------------------------------------------------------------------------------------------------------
 

@@ -41,6 +41,11 @@ class Mirror:
         self._parts: dict[int, list[tuple[int, int]]] = {host: [] for host in peers}
         self._owed: set[int] = set()  # hosts that have not been told the newest progress
 
+    @property
+    def messages(self) -> int:
+        """Handshakes and other control messages that went over the links so far: a step sends none."""
+        return sum(peer.link.messages for peer in self._peers.values())
+
     def hosts_of(self, ranks: Iterable[int]) -> tuple[int, ...]:
         """The other hosts on which any of `ranks` are."""
         return tuple(sorted({rank // self.per_host for rank in ranks} - {self.host}))

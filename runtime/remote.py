@@ -240,7 +240,7 @@ class RemoteConnection(Connection):
             self.replies.take(head["rank"], message.data)
         elif message.kind == "progress":
             self.state.finished(message.progress[0])
-        elif message.kind in ("clock", "measured"):
+        elif message.kind in ("clock", "measured", "counted"):
             self._set_aside.append(message)
         elif message.kind == "exited":
             self.state.died([(head["rank"], f"on host {self._address(message.host)} {head['how']}")])
@@ -306,6 +306,11 @@ class RemoteConnection(Connection):
             buffer = buffers[message.head["rank"]]
             words = torch.frombuffer(bytearray(message.data), dtype=buffer.dtype)
             buffer[: len(words)] = words
+
+    def link_messages(self) -> int:
+        """How many handshakes, registrations and the like the workers have sent each other so far."""
+        self._send("links")
+        return sum(message.head["messages"] for message in self._answers("counted", len(self._tree.hosts)))
 
     def _answers(self, kind: str, number: int) -> Iterator[Message]:
         """So many messages of a kind, as they come; fewer where a host does not answer in time."""

@@ -100,6 +100,8 @@ def _loop(
                     if wire.KIND.unpack_from(body)[0] == wire.RUN:
                         collectives.fail(step)
             step += 1
+            if mirror is not None:
+                window.words[line + signals.LINK_MESSAGES] = mirror.messages
             marks.store(line + signals.DONE, step)
 
 

@@ -133,6 +133,11 @@ class Workers:
         words = self.signals.words
         return sum([words[signals.line_of(rank) + signals.REPORTS] for rank in self.ranks])
 
+    def link_messages(self) -> int:
+        """What the workers here have sent to peers on other hosts besides tensors and progress."""
+        words = self.signals.words
+        return sum([words[signals.line_of(rank) + signals.LINK_MESSAGES] for rank in self.ranks])
+
     def wait(self, commands: int, check: Callable[[int], None]) -> None:
         """Until every worker here has finished so many commands; `check` is called before each sleep, and raises to
         give up."""

@@ -45,7 +45,7 @@ def reduce_list(at: Meetings, group: Group, op: Any, tensors: Tensors) -> Tensor
     outs = [torch.empty(tensor.shape, dtype=tensor.dtype) for tensor in tensors]
     target = Flat(outs)
     if group.size == 2:
-        reduce_direct(at, group, op, source, target)
+        (reduce_far if group.hosts else reduce_direct)(at, group, op, source, target)
     elif chain_is_faster(group, size):
         reduce_in_chain(at, group, op, source, target)
     else:
@@ -73,6 +73,37 @@ def reduce_direct(at: Meetings, group: Group, op: Any, source: Flat, target: Fla
             other = theirs[start:end]
             op(row, other, out=out) if first else op(other, row, out=out)
         at.read(group.peers, area, hosts=group.hosts)
+
+
+def reduce_far(at: Meetings, group: Group, op: Any, source: Flat, target: Flat) -> None:
+    """Two workers on two hosts: as `reduce_direct`, and while a chunk is on its way the one before is added. All areas
+    take turns, so that a chunk need not wait to be told that an earlier one has been read."""
+    dtype = source.rows[0].dtype
+    (peer,) = group.peers
+    first = group.me == 0
+    step = at.area // dtype.itemsize
+    chunks = [(low, min(low + step, source.length)) for low in range(0, source.length, step)]
+    sent = 0  # the event of the chunk before
+    for now in range(len(chunks) + 1):
+        before, hosts = sent, group.hosts if now < len(chunks) else ()
+        if now < len(chunks):
+            low, high = chunks[now]
+            at.reclaim(now % AREAS)
+            base = at.base(at.rank, now % AREAS)
+            mine = at.window.view(base, (high - low,), dtype)
+            for row, start, end in source.spans(low, high):
+                mine[start:end].copy_(row)
+            at.share(hosts, base, (high - low) * dtype.itemsize)
+        sent = at.arrive(hosts)
+        if now > 0:
+            low, high = chunks[now - 1]
+            at.until(group.peers, before, group)
+            theirs = at.window.view(at.base(peer, (now - 1) % AREAS), (high - low,), dtype)
+            for (row, start, end), (out, _, _) in zip(source.spans(low, high), target.spans(low, high), strict=True):
+                other = theirs[start:end]
+                op(row, other, out=out) if first else op(other, row, out=out)
+        at.read((), hosts=group.hosts)
+        at.lend((now - 1) % AREAS, group.peers)
 
 
 def reduce_shared(at: Meetings, group: Group, op: Any, source: Flat, target: Flat) -> None:

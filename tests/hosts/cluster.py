@@ -33,7 +33,10 @@ def cluster(network: Network, folder: Path, options: Sequence[str] = ()) -> Iter
     made = make_certificates(folder, [host.address for host in network.hosts])
     folders = {path.name: path for path in made}
     agents = [
-        host.start([*MONARCH, "host", "--listen", f"{host.address}:0", "--tls", folders[host.address], *options])
+        host.start(
+            [*MONARCH, "host", "--listen", f"{host.address}:0", "--tls", folders[host.address], *options],
+            {"OMP_WAIT_POLICY": "passive"},  # each of them takes the machine's cores for its own
+        )
         for host in network.hosts
     ]
     try:

@@ -143,6 +143,23 @@ def test_calls_return_before_the_work_is_done_and_run_far_ahead(executor: MeshEx
     assert torch.equal(executor.shards(handle, [3])[0], torch.full((64, 64), 3.0 * MAX_UNDER_WAY))
 
 
+def test_steps_over_hosts_send_no_control_messages() -> None:
+    """All memory is registered, and everyone knows everyone's, before the first command."""
+    with executor_on("hosts", MESH) as executor:
+        build = Building(MESH, "sums")
+        x = build.input(each(MESH, (4, 300_000)))
+        total = build.call("getitem", build.call("all_reduce", [x], ["a", "b"], "sum"), 0)
+        build.output(total, whole((1, 300_000)))
+        plan, value = build.plan(), torch.ones(4, 300_000)
+        executor.wait(executor.run(plan, [value])[0])
+        before = executor._connection.link_messages()
+        assert before > 0
+        for _ in range(20):
+            (out,) = executor.run(plan, [value])
+        executor.wait(out)
+        assert executor._connection.link_messages() == before
+
+
 def test_large_inputs_wait_for_room(executor: MeshExecutor) -> None:
     type_ = whole((2 << 20,))
     plan = add_one(MESH, type_).plan()

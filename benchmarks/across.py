@@ -1,0 +1,99 @@
+"""Two workers on two hosts: all_reduce over the tcp transport against gloo's, which crosses the same loopback; and what a
+compiled step sends besides its tensors.
+
+The hosts are two agents of this machine, so that nothing but TCP joins their workers.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import monarch
+from benchmarks.all_reduce import WORKERS, Gloo, plan_of
+from benchmarks.measure import Row, interleaved, seconds, table
+from monarch.compiler.plan import MeshSpec, Plan
+
+SIZES = ((1 << 10, 100), (64 << 10, 50), (1 << 20, 20), (16 << 20, 4))
+REPETITIONS = 15
+MONARCH = str(Path(sys.executable).with_name("monarch"))
+
+
+class Hosts:
+    """Two host agents on loopback, attached."""
+
+    def __init__(self) -> None:
+        self._folder = tempfile.TemporaryDirectory()
+        token = Path(self._folder.name) / "token"
+        token.touch(0o600)
+        token.write_text(secrets.token_hex(32))
+        command = [MONARCH, "host", "--listen", "127.0.0.1:0", "--token-file", str(token)]
+        cores = sorted(os.sched_getaffinity(0))
+        self._agents = []
+        for number in range(2):
+            os.sched_setaffinity(0, {cores[number % len(cores)]})  # as hosts of their own: a worker has one thread
+            agent = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+            self._agents.append(agent)
+        os.sched_setaffinity(0, cores)
+        addresses = []
+        for agent in self._agents:
+            assert agent.stdout is not None
+            addresses.append(agent.stdout.readline().split(" on ")[1].split()[0])
+        self.attached = monarch.hosts(addresses, token=token, transports=["tcp"])
+
+    def close(self) -> None:
+        self.attached.close()
+        for agent in self._agents:
+            agent.terminate()
+            agent.wait()
+        self._folder.cleanup()
+
+
+class Ours:
+    """A worker on each host. A step of `count` all_reduces is timed from the controller, its start and end included."""
+
+    def __init__(self, hosts: Hosts) -> None:
+        self.executor: Any = hosts.attached.start(MeshSpec.of(w=WORKERS))
+        self._plans: dict[tuple[int, int], tuple[Any, Plan]] = {}
+
+    def measure(self, size: int, count: int) -> float:
+        if (size, count) not in self._plans:
+            plan = plan_of(self.executor.mesh, size // 4, count)
+            self._plans[size, count] = self.executor.put(torch.randn(WORKERS, size // 4), plan.inputs[0].type), plan
+        value, plan = self._plans[size, count]
+        return seconds(lambda: self.executor.wait(self.executor.run(plan, [value])[0])) / count
+
+    def close(self) -> None:
+        self.executor.close()
+
+
+def rows() -> list[Row]:
+    hosts = Hosts()
+    ours, gloo = Ours(hosts), Gloo()
+    try:
+        found = []
+        for size, count in SIZES:
+            mine, other = interleaved(
+                lambda size=size, count=count: ours.measure(size, count),  # type: ignore[misc]
+                lambda size=size, count=count: gloo.measure(size, count),  # type: ignore[misc]
+                REPETITIONS,
+                warm=3,
+            )
+            name = f"{size >> 10} KiB" if size < 1 << 20 else f"{size >> 20} MiB"
+            found.append(Row(f"all_reduce of {name}, 2 hosts over TCP", mine, other, "gloo, 2 processes"))
+        return found
+    finally:
+        gloo.close()
+        ours.close()
+        hosts.close()
+
+
+if __name__ == "__main__":
+    print(table(rows()))
