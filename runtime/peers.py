@@ -45,6 +45,7 @@ def connect_peers(window: Window, up: socket.socket, across: dict[str, Any]) -> 
     `secret`      32 bytes, hex: of this mesh, known to its workers only
     `transports`  which to try, in order
     `bind`        the address on which this host listens for workers of others
+    `advertise`   the one by which they reach it, or None where that is the same
     `tls`         the folder with this host's certificates, or None
     `timeout`     seconds for each connection
     `hosts`       how many there are; the only one has no endpoints
@@ -65,7 +66,8 @@ def connect_peers(window: Window, up: socket.socket, across: dict[str, Any]) -> 
                 up.send(pack({"lost": rank, "why": error.message}))
             mark_dead(window, rank)
 
-    endpoint = Endpoint(secret, bind=across["bind"], transports=across["transports"], tls=tls, lost=lost)
+    reached = {"bind": across["bind"], "advertise": across["advertise"]}
+    endpoint = Endpoint(secret, **reached, transports=across["transports"], tls=tls, lost=lost)
     region = endpoint.register(window.memory, file=window.file).region
     up.send(pack({"pid": os.getpid(), "address": endpoint.address.to_json(), "region": region.to_json()}))
     told = unpack(up.recv(wire.PACKET_BYTES))

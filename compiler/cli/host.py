@@ -13,9 +13,11 @@ import typer
 from monarch.compiler.errors import MonarchError
 
 if TYPE_CHECKING:
+    from monarch.runtime.control.message import Reply
+    from monarch.runtime.control.records import HostInfo
     from monarch.runtime.control.security import Security
 
-_WILDCARDS = ("0.0.0.0", "::", "*")
+_WILDCARDS = ("0.0.0.0", "::")
 
 
 def host(
@@ -34,6 +36,12 @@ def host(
     data_bind: Annotated[
         str | None,
         typer.Option(metavar="ADDR", help="Where workers listen for those of other hosts. [the address of --listen]"),
+    ] = None,
+    advertise: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="By which name or address those reach them. With TLS the certificate has it."
+        ),
     ] = None,
 ) -> None:
     """Make this machine a host: it runs workers for the controllers that attach it, until it is ended.
@@ -55,16 +63,17 @@ def host(
         assert token_file is not None
         security = Security.token(token_file, trusted_network=trusted_network)
     name, _ = split_address(listen)
-    if data_bind is None and name in _WILDCARDS:
+    bind = data_bind or name
+    if advertise is None and bind in _WILDCARDS:
         raise MonarchError(
-            f"--listen {listen} is every address of this machine, and workers of other hosts need one",
-            hint="say which they can reach it by: --data-bind 10.0.0.1",
+            f"{bind} is every address of this machine, and workers of other hosts need one",
+            hint="say by which they reach it: --data-bind 10.0.0.1, or --advertise node1",
         )
     security.check(listen)
-    _serve(listen, security, data_bind or name, tls)
+    _serve(listen, security, bind, advertise, tls)
 
 
-def _serve(listen: str, security: Security, bind: str, tls: Path | None) -> None:
+def _serve(listen: str, security: Security, bind: str, advertise: str | None, tls: Path | None) -> None:
     # What workers are forked from has to be there before gRPC starts its threads.
     from monarch.runtime.control.agent import serve
     from monarch.runtime.control.host_info import cores
@@ -77,7 +86,11 @@ def _serve(listen: str, security: Security, bind: str, tls: Path | None) -> None
     ended = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ended.set())
-    agent = serve(listen, security, lambda reply, _: HostService(reply, bind, folder), data_bind=bind)
+
+    def service(reply: Reply, _: HostInfo) -> HostService:
+        return HostService(reply, bind, folder, advertise)
+
+    agent = serve(listen, security, service, advertise=advertise or "", data_bind=bind)
     typer.echo(f"monarch host: serving on {agent.address} ({security}), {cores()} cores")
     ended.wait()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -83,11 +83,13 @@ def test_certificates_made_by_one_command_serve_a_host_and_a_controller(monarch:
     assert "controller: for monarch.hosts(" in made.out and "this-host: for monarch host --tls" in made.out
     again = monarch("ca", str(tmp_path / "ca"))
     assert again.status == 2 and "already" in again.err
-    with serving("--listen", "127.0.0.1:0", "--tls", str(tmp_path / "ca" / "this-host")) as (process, line):
+    options = ("--tls", str(tmp_path / "ca" / "this-host"), "--advertise", "localhost")
+    with serving("--listen", "127.0.0.1:0", *options) as (process, line):
         found = re.fullmatch(r"monarch host: serving on (127\.0\.0\.1:\d+) \(TLS\), \d+ cores", line)
         assert found, line
         tree = HostTree([found[1]], Security.tls(tmp_path / "ca" / "controller"))
-        assert tree.hosts[0].pid == process.pid and tree.hosts[0].data_bind == "127.0.0.1"
+        assert tree.hosts[0].pid == process.pid
+        assert (tree.hosts[0].data_bind, tree.hosts[0].advertise) == ("127.0.0.1", "localhost")
         tree.close()
 
 
