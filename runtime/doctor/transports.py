@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from multiprocessing.connection import Connection
 
+import torch
+
 from monarch.compiler.plan import MonarchError
 from monarch.runtime.doctor.facts import Measured
 from monarch.runtime.transport.endpoint import Endpoint
@@ -65,20 +67,23 @@ def _measured(name: str, pipe: Connection, secret: bytes, size: int) -> Measured
 
 
 def _both_ways(name: str, link: Link, region: Region, size: int) -> Measured:
-    here = mmap.mmap(-1, size)
-    here[:8] = here[-8:] = b"monarch."
+    here, back = _memory(name, size).fill_(7), _memory(name, size)
 
     def finish(work: Work) -> None:
         work.wait(PATIENCE)
 
     finish(link.put(here, region))
     write = _seconds(lambda: finish(link.put(here, region)))
-    back = mmap.mmap(-1, size)
     finish(link.get(back, region))
     read = _seconds(lambda: finish(link.get(back, region)))
-    if (back[:8], back[-8:]) != (here[:8], here[-8:]):
+    if not torch.equal(here, back):
         return Measured(name, missing="what is read back is not what was written: please report this")
     return Measured(name, size / write, size / read)
+
+
+def _memory(name: str, size: int) -> torch.Tensor:
+    """Memory of the kind that a transport is for."""
+    return torch.zeros(size, dtype=torch.uint8, device="cuda" if name == "cuda" else "cpu")
 
 
 def _seconds(call: Callable[[], object]) -> float:
@@ -110,7 +115,6 @@ def _partner(secret: bytes, size: int) -> Iterator[Connection]:
 
 def _serve(theirs: Connection, pipe: Connection, secret: bytes, size: int) -> None:
     theirs.close()
-    memory = mmap.mmap(-1, size)
     endpoints = []
     while True:
         try:
@@ -123,7 +127,7 @@ def _serve(theirs: Connection, pipe: Connection, secret: bytes, size: int) -> No
             pipe.send(missing)
             continue
         try:
-            region = endpoint.register(memory).region
+            region = endpoint.register(_memory(name, size)).region
         except MonarchError as error:
             pipe.send(str(error))
         else:

@@ -50,7 +50,7 @@ class AgentProcess:
         self._ended = ""
         self._folder = Path(tempfile.mkdtemp(prefix="monarch-host-"))
         host = f"[{machine}]" if ":" in machine else machine
-        command = [sys.executable, "-c", PROGRAM.format(parent=os.getpid()), "host", "--listen", f"{host}:0"]
+        command = [sys.executable, "-P", "-c", PROGRAM.format(parent=os.getpid()), "host", "--listen", f"{host}:0"]
         command += self._written(credentials)
         # "With its parent" means the thread that started it, to the kernel: this one lasts as long as the agent.
         self._thread = threading.Thread(target=self._run, args=(command,), name="monarch-agent", daemon=True)
