@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from monarch.compiler.plan.blocks import REDUCE
-from monarch.runtime.blocks import Piece, rounds
-from monarch.runtime.collectives.cost import direct_is_faster
+from monarch.runtime.blocks import Flat, Piece, rounds
+from monarch.runtime.collectives.chain import Results, reduce_in_chain
+from monarch.runtime.collectives.cost import chain_scatters_faster, direct_is_faster
 from monarch.runtime.collectives.meeting import Collective, Group, Meetings, Tensors
 from monarch.runtime.collectives.reduce import reduce_list, reduce_small
 from monarch.runtime.window import ALIGN
@@ -105,6 +106,14 @@ class Collectives(Meetings):
                 return _copies(tensors)
             sources = _split(tensors, dims, group.size)
             outs = [torch.empty(blocks[0].shape, dtype=blocks[0].dtype) for blocks in sources]
+            if chain_scatters_faster(group, sum(tensor.nbytes for tensor in tensors)):
+                for dtype in dict.fromkeys(out.dtype for out in outs):
+                    where = [i for i, out in enumerate(outs) if out.dtype == dtype and out.numel()]
+                    if where:
+                        source = Flat([sources[i][j] for j in range(group.size) for i in where])
+                        target = Flat([outs[i] for i in where])
+                        reduce_in_chain(self, group, op, source, Results(group, target, target.length))
+                return outs
             for pieces, area in self._send_blocks(group, plan, sources, slot):
                 for piece in pieces:
                     own = piece.of(sources[piece.tensor][group.me])

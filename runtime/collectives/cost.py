@@ -38,6 +38,15 @@ def chain_is_faster(group: Group, size: int) -> bool:
     return len(group.by_host) > 1 and _chain(group, size) < _shared(group, size)
 
 
+def chain_scatters_faster(group: Group, size: int) -> bool:
+    """For a reduce_scatter of `size` bytes a worker: the same, rather than that each sends everyone its block."""
+    if len(group.by_host) < 2:
+        return False
+    far = group.size - _each(group)
+    flat = LATENCY + far * MESSAGE + _each(group) * size * far / group.size / BANDWIDTH
+    return _chain(group, size) < flat
+
+
 def _each(group: Group) -> int:
     """How many of the group's workers share a host's connection."""
     return max(1, group.size // (len(group.hosts) + 1))

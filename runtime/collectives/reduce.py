@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from monarch.runtime.blocks import Flat
-from monarch.runtime.collectives.chain import reduce_in_chain
+from monarch.runtime.collectives.chain import Results, reduce_in_chain
 from monarch.runtime.collectives.cost import chain_is_faster, direct_is_faster
 from monarch.runtime.collectives.meeting import Group, Meetings, Tensors
 from monarch.runtime.window import AREAS
@@ -47,7 +47,7 @@ def reduce_list(at: Meetings, group: Group, op: Any, tensors: Tensors) -> Tensor
     if group.size == 2:
         (reduce_far if group.hosts else reduce_direct)(at, group, op, source, target)
     elif chain_is_faster(group, size):
-        reduce_in_chain(at, group, op, source, target)
+        reduce_in_chain(at, group, op, source, Results(group, target))
     else:
         reduce_shared(at, group, op, source, target)
     return outs

@@ -16,8 +16,8 @@ from monarch.compiler.plan.blocks import REDUCE
 from monarch.runtime import futex
 from monarch.runtime.blocks import Flat
 from monarch.runtime.collectives import Collectives
-from monarch.runtime.collectives.chain import reduce_in_chain
-from monarch.runtime.collectives.cost import chain_is_faster, direct_is_faster
+from monarch.runtime.collectives.chain import Results, reduce_in_chain
+from monarch.runtime.collectives.cost import chain_is_faster, chain_scatters_faster, direct_is_faster
 from monarch.runtime.collectives.meeting import Group
 from monarch.runtime.collectives.reduce import reduce_far, reduce_shared, reduce_small
 from monarch.runtime.mirror import Mirror
@@ -96,6 +96,10 @@ def values(rank: int, length: int) -> torch.Tensor:
     return torch.randn(length, generator=torch.Generator().manual_seed(rank))
 
 
+def chain(worker: Collectives, group: Group, op: Any, source: Flat, target: Flat) -> None:
+    reduce_in_chain(worker, group, op, source, Results(group, target))
+
+
 @pytest.mark.parametrize(("hosts", "each"), [(2, 1), (2, 2), (2, 3), (3, 1), (3, 2), (4, 1), (4, 2)])
 @pytest.mark.parametrize("length", [1, 3, 1000, 70_001, 2_000_000])
 def test_every_algorithm_adds_in_the_groups_order(hosts: int, each: int, length: int) -> None:
@@ -114,14 +118,32 @@ def test_every_algorithm_adds_in_the_groups_order(hosts: int, each: int, length:
     def small(worker: Collectives, group: Group) -> torch.Tensor:
         return reduce_small(worker, group, op, values(worker.rank, length))
 
-    turns = [by(reduce_in_chain), by(reduce_shared), by(reduce_in_chain), by(reduce_in_chain)]
+    turns = [by(chain), by(reduce_shared), by(chain), by(chain)]
     if cluster.mesh.workers == 2:
         turns += [by(reduce_far), by(reduce_shared), by(reduce_far)]
     if 4 * length <= cluster.workers[0].area:
-        turns += [small, by(reduce_in_chain), small]
+        turns += [small, by(chain), small]
     for act in turns:
         for out in cluster.all(act):
             assert torch.equal(out, expected)
+
+
+@pytest.mark.parametrize(("hosts", "each"), [(2, 1), (2, 3), (3, 2), (4, 1)])
+@pytest.mark.parametrize("length", [1, 999, 300_000])
+def test_a_chain_gives_each_worker_its_block(hosts: int, each: int, length: int) -> None:
+    cluster = Hosts(hosts, each)
+    k = cluster.mesh.workers
+    whole = functools.reduce(torch.add, [values(rank, k * length) for rank in range(k)])
+
+    def act(worker: Collectives, group: Group) -> torch.Tensor:
+        out = torch.empty(length)
+        source = Flat(list(values(worker.rank, k * length).chunk(k)))
+        reduce_in_chain(worker, group, REDUCE["sum"], source, Results(group, Flat([out]), length))
+        return out
+
+    for _ in range(3):
+        for rank, out in enumerate(cluster.all(act)):
+            assert torch.equal(out, whole[rank * length : (rank + 1) * length])
 
 
 @pytest.mark.parametrize("each", [1, 4])
@@ -130,7 +152,7 @@ def test_a_chain_moves_as_many_bytes_between_hosts_as_a_ring(each: int) -> None:
 
     def act(worker: Collectives, group: Group) -> None:
         out = torch.empty(length)
-        reduce_in_chain(worker, group, REDUCE["sum"], Flat([values(worker.rank, length)]), Flat([out]))
+        chain(worker, group, REDUCE["sum"], Flat([values(worker.rank, length)]), Flat([out]))
 
     cluster.all(act)
     assert sum(wire.posted for wire in cluster.wires) == 2 * 4 * length
@@ -147,5 +169,6 @@ def test_what_is_chosen() -> None:
     assert not direct_is_faster(group, 512 << 10, area)
     assert chain_is_faster(group, 16 << 20)
     assert not chain_is_faster(Hosts(4, 1).workers[0].group(["h"]), 16 << 20)
+    assert chain_scatters_faster(group, 16 << 20) and not chain_scatters_faster(pair.workers[0].group(["h"]), 16 << 20)
     assert not chain_is_faster(four.workers[0].group(["w"]), 16 << 20)  # on one host
     assert not chain_is_faster(four.workers[0].group(["w", "h"]), 16 << 20)  # hosts take turns in its order
