@@ -22,6 +22,7 @@ from monarch.runtime.actors.accumulate import Accumulator
 from monarch.runtime.actors.actor import Actor
 from monarch.runtime.actors.adverbs import Endpoint, as_endpoint, send
 from monarch.runtime.actors.channel import Channel, Port, PortReceiver
+from monarch.runtime.actors.console import debug
 from monarch.runtime.actors.current import Context, context, current_actor_name, current_rank, current_size
 from monarch.runtime.actors.endpoint import concurrent_endpoint, endpoint
 from monarch.runtime.actors.errors import ActorError, MeshFailure, SupervisionError
@@ -70,6 +71,7 @@ __all__ = [
     "current_actor_name",
     "current_rank",
     "current_size",
+    "debug",
     "endpoint",
     "get_or_spawn_controller",
     "send",

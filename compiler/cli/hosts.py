@@ -12,6 +12,7 @@ import typer
 from monarch import __version__
 from monarch.compiler.cli import entry
 from monarch.compiler.cli.ca import ca
+from monarch.compiler.cli.debug import debug as debug_actors
 from monarch.compiler.cli.doctor import doctor
 from monarch.compiler.cli.host import host
 
@@ -36,7 +37,7 @@ def monarch(
     ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error. Of every command.")] = False,
 ) -> None:
-    """Make this machine a host, and see what it offers.
+    """Make this machine a host, see what it offers, and attach to actors that stopped.
 
     Exit status: 0 fine, 1 it found something, 2 the input is wrong, 3 a fault of monarch's own.
     """
@@ -45,3 +46,4 @@ def monarch(
 app.command()(host)
 app.command()(ca)
 app.command()(doctor)
+app.command("debug")(debug_actors)

@@ -20,6 +20,11 @@ class Port(Generic[T]):
     def __init__(self, to: ReplyTo | None) -> None:
         self._to = to
 
+    @property
+    def address(self) -> str | None:
+        """The process that has its receiver; None for a port to nowhere."""
+        return None if self._to is None else self._to[0]
+
     def send(self, value: T) -> None:
         """Send it, without waiting. What comes to a port that is closed is dropped."""
         if self._to is not None:

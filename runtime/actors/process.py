@@ -135,6 +135,8 @@ class Process:
         self._events: deque[Event] = deque()
         self._deciding = threading.RLock()
         self.router = Router(self.address, listener, self._deliver)
+        if sys.breakpointhook is sys.__breakpointhook__:  # or else the user has one of his own
+            sys.breakpointhook = _breakpoint
 
     def new_id(self) -> str:
         """For what is spawned from here: unique, and it says who spawned it."""
@@ -325,6 +327,16 @@ class Process:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)
+
+
+def _breakpoint(*args: Any, **kwargs: Any) -> Any:
+    """`breakpoint()`: an actor stops for whoever attaches to it; anywhere else it is Python's."""
+    found = running.get(None)
+    if found is None or not found.actor_instance.actor_id:
+        return sys.__breakpointhook__(*args, **kwargs)
+    from monarch.runtime.actors.debugger import stop
+
+    return stop(sys._getframe(1))
 
 
 def serve(rank: int, boot: int, listener: socket.socket) -> NoReturn:

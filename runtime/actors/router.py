@@ -59,7 +59,7 @@ def _name(address: str) -> str:
     return f"\0monarch-{address}"
 
 
-def _is_ours(peer: socket.socket) -> bool:
+def is_ours(peer: socket.socket) -> bool:
     credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     _, uid, _ = _CREDENTIALS.unpack(credentials)
     return bool(uid == os.geteuid())
@@ -145,7 +145,7 @@ class Router:
             way: _Way | None = None
             try:
                 connected.connect(_name(to))
-                if _is_ours(connected):
+                if is_ours(connected):
                     connected.send(self.address.encode())
                     connected.setblocking(False)
                     way = _Way(connected)
@@ -273,7 +273,7 @@ class Router:
         with suppress(BlockingIOError):
             while True:
                 connection, _ = self._listener.accept()
-                if _is_ours(connection):
+                if is_ours(connection):
                     connection.setblocking(False)
                     self.watch(connection.fileno(), partial(self._hello, connection))
                 else:
