@@ -17,6 +17,7 @@ What goes wrong with a POST breaks the link. A PUT that is refused has its paylo
 
 from __future__ import annotations
 
+import errno
 import functools
 import itertools
 import json
@@ -381,9 +382,9 @@ class StreamLink:
         """Sending failed. The peer may have said why before it went: then that is the reason. Without the lock, for
         the I/O thread takes it when it buries the link."""
         try:
-            self.loop.run(self._last_words)
+            self.loop.run(functools.partial(self._end_with, error))
         except MonarchError:
-            pass
+            pass  # the endpoint is closed
         self.lose(self.lost(error.strerror or str(error)))
         raise self._fresh() from error
 
@@ -413,7 +414,7 @@ class StreamLink:
             except OSError as error:
                 # Not at once: this may be in the middle of what has been read.
                 self._outbox.clear()
-                self.loop.call(functools.partial(self._end_with, self.lost(error.strerror or str(error))))
+                self.loop.call(functools.partial(self._end_with, error))
                 return
             finally:
                 self._sending.release()
@@ -421,9 +422,10 @@ class StreamLink:
                 self._arm()
                 return
 
-    def _end_with(self, error: LinkLost) -> None:
-        self._last_words()
-        self.lose(error)
+    def _end_with(self, error: OSError) -> None:
+        if error.errno in (errno.EPIPE, errno.ECONNRESET):
+            self._last_words()
+        self.lose(self.lost(error.strerror or str(error)))
 
     def _push(self) -> bool:
         """Send from the outbox, with the lock held; gives False where the socket takes no more."""
