@@ -37,6 +37,7 @@ from monarch.runtime.actors.meshes import (
     this_proc,
 )
 from monarch.runtime.actors.shape import Extent, NDSlice, Point, Shape
+from monarch.runtime.actors.stacks import report_slow_calls
 from monarch.runtime.actors.values import ValueMesh
 
 unhandled_fault_hook = _host.fault_hook
@@ -74,6 +75,7 @@ __all__ = [
     "debug",
     "endpoint",
     "get_or_spawn_controller",
+    "report_slow_calls",
     "send",
     "shutdown_context",
     "this_host",

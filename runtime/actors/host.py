@@ -295,7 +295,7 @@ class Root(Process):
     def __init__(self) -> None:
         address = new_address()
         shape = Shape.unity()
-        group = Group(address, "root", address, address, (address,), shape, (address, ""), None, 1, (), "")
+        group = Group(address, "root", address, address, (address,), shape, (address, ""), None, 1, None, (), "")
         super().__init__(group, 0, listen(address))
         import torch
 
@@ -337,6 +337,7 @@ class Root(Process):
             self._ended = True
             self.supervision(EndProcess(reason))
             self._empty.wait(STOP_SECONDS)
+            self.watch_calls(None)
             self.host.kill()
             self.host.print()
             self.router.close()

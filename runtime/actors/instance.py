@@ -85,6 +85,8 @@ class LocalActor:
         self.rank = rank
         self.ended: str | None = None
         """Why it takes no messages any more."""
+        self.loop: asyncio.AbstractEventLoop | None = None
+        """The event loop, of an actor that has one."""
         self._process = process
         self._payload: Payload | None = payload
         self._actor: Any = None
@@ -300,7 +302,7 @@ class LocalActor:
     # -- async def endpoints -------------------------------------------------------------------------------------------
 
     async def _run_async(self) -> None:
-        loop = asyncio.get_running_loop()
+        loop = self.loop = asyncio.get_running_loop()
         awake = asyncio.Event()
         tasks: set[asyncio.Task[None]] = set()
         ending: list[_End] = []

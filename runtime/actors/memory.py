@@ -170,7 +170,7 @@ def _map(fd: int, size: int, flags: int) -> int:
     if address in (None, ctypes.c_void_p(-1).value):
         error = ctypes.get_errno()
         raise OSError(error, f"mapping {size} bytes of a message: {os.strerror(error)}")
-    return address  # type: ignore[return-value]
+    return address
 
 
 def _let_go(pid: int, address: int, size: int, slots: int, slot: int) -> None:

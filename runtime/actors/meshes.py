@@ -24,7 +24,18 @@ from monarch.runtime.actors.mesh import MeshAlgebra
 from monarch.runtime.actors.message import EMPTY, NO_ARGUMENTS, Payload
 from monarch.runtime.actors.ports import All, Each, One, failing
 from monarch.runtime.actors.process import Group
-from monarch.runtime.actors.protocol import CALL, CONTROLLER, FORK, READY, SPAWN, STOP, STOP_PROCS, Place, ReplyTo
+from monarch.runtime.actors.protocol import (
+    CALL,
+    CONTROLLER,
+    FORK,
+    READY,
+    SPAWN,
+    STACKS,
+    STOP,
+    STOP_PROCS,
+    Place,
+    ReplyTo,
+)
 from monarch.runtime.actors.router import new_address
 from monarch.runtime.actors.shape import Shape
 from monarch.runtime.actors.values import ValueMesh
@@ -132,6 +143,7 @@ class HostMesh(MeshAlgebra):
             owner=instance.owner,
             bootstrap=None if bootstrap is None else cloudpickle.dumps(bootstrap),
             threads=max(1, signals.cores() // len(shape)),
+            slow_calls=process.slow_calls,
             path=tuple(sys.path),
             folder=os.getcwd(),
         )
@@ -227,15 +239,22 @@ class ProcMesh(_Owned):
     @property
     def initialized(self) -> Future[None]:
         """A future that is there once all processes run, and `bootstrap` is through."""
+        return _done(self._ask_each(READY))
+
+    def stacks(self) -> Future[ValueMesh[str]]:
+        """What the processes are doing now: the stacks of their threads and tasks, as text."""
+        return self._ask_each(STACKS)
+
+    def _ask_each(self, kind: int) -> Future[ValueMesh[Any]]:
+        """Ask the processes themselves."""
         process = current.process()
         members = self._members()
-        waiting: All[None] = All(Shape.of({"procs": len(members)}), members)
+        waiting: All[Any] = All(self._shape, members)
         port = process.ports.open(waiting)
         for place, address in enumerate(members):
-            reply = process.address, port, place
-            if not process.router.send(address, (READY, reply), EMPTY):
+            if not process.router.send(address, (kind, (process.address, port, place)), EMPTY):
                 process.ports.reply(port, place, False, failing(process.lost(address, self.name)))
-        return _done(waiting.future)
+        return waiting.future
 
     def _over(self, shape: Shape) -> ProcMesh:
         return ProcMesh(self._group, shape)
@@ -333,7 +352,7 @@ class ActorMesh(_Owned, Generic[A]):
     def _ask(self, method: EndpointMethod[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Future[Any]:
         payload = Payload.of((args, kwargs))
         process = current.process()
-        waiting: All[Any] = All(self._shape, self._to)
+        waiting: All[Any] = All(self._shape, self._to, f"{self._label}.{method.name}")
         port = process.ports.open(waiting)
         for place in range(len(self._to)):
             error = self._send(process, place, (process.address, port, place), method, payload)
@@ -346,7 +365,7 @@ class ActorMesh(_Owned, Generic[A]):
     ) -> Future[Any]:
         payload = Payload.of((args, kwargs))
         process = current.process()
-        waiting: One[Any] = One(self._to[place])
+        waiting: One[Any] = One(self._to[place], f"{self._label}.{method.name}")
         port = process.ports.open(waiting)
         error = self._send(process, place, (process.address, port, place), method, payload)
         if error is not None:
@@ -358,7 +377,7 @@ class ActorMesh(_Owned, Generic[A]):
     ) -> Iterator[Future[Any]]:
         payload = Payload.of((args, kwargs))
         process = current.process()
-        waiting: Each[Any] = Each(self._to)
+        waiting: Each[Any] = Each(self._to, f"{self._label}.{method.name}")
         port = process.ports.open(waiting)
         for place in range(len(self._to)):
             error = self._send(process, place, (process.address, port, place), method, payload)

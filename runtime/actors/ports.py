@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count
+from time import monotonic
 from typing import Any, Generic, Protocol, TypeVar, cast
 
 from monarch.runtime.actors.errors import SupervisionError
@@ -49,6 +50,15 @@ class Waiting(Protocol):
         ...
 
 
+class Pending(Protocol):
+    """An open port at which something is expected: what, since when (monotonic clock), and from which processes."""
+
+    what: str
+    since: float
+
+    def pending(self) -> Mapping[int, str]: ...
+
+
 class Ports:
     """The open ports of a process, by number. A number is never used twice: a late reply finds nothing."""
 
@@ -74,6 +84,11 @@ class Ports:
             if waiting.lost(address, error):
                 self._open.pop(number, None)
 
+    def calls(self) -> dict[int, Pending]:
+        """The calls that have not been answered, by number."""
+        found = list(self._open.items())
+        return {number: call for number, call in found if isinstance(call, (One, _Several)) and call.what}
+
     def __len__(self) -> int:
         return len(self._open)
 
@@ -81,11 +96,16 @@ class Ports:
 class One(Generic[T]):
     """A reply from one actor."""
 
-    __slots__ = ("_address", "future")
+    __slots__ = ("_address", "future", "since", "what")
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, what: str = "") -> None:
         self.future: Future[T] = Future()
         self._address = address
+        self.what = what
+        self.since = monotonic()
+
+    def pending(self) -> Mapping[int, str]:
+        return {0: self._address}
 
     def take(self, place: int, well: bool, decode: Decode) -> bool:
         self.future.settle(decode)
@@ -100,9 +120,15 @@ class One(Generic[T]):
 class _Several:
     """Replies from several places: which are still to come, and from which processes."""
 
-    def __init__(self, addresses: Sequence[str]) -> None:
+    def __init__(self, addresses: Sequence[str], what: str) -> None:
         self._lock = threading.Lock()
         self._waiting: dict[int, str] = dict(enumerate(addresses))
+        self.what = what
+        self.since = monotonic()
+
+    def pending(self) -> Mapping[int, str]:
+        with self._lock:
+            return dict(self._waiting)
 
     def take(self, place: int, well: bool, decode: Decode) -> bool:
         with self._lock:
@@ -124,8 +150,8 @@ class _Several:
 class All(_Several, Generic[T]):
     """A reply from each place of a shape: their values together, or the first error."""
 
-    def __init__(self, shape: Shape, addresses: Sequence[str]) -> None:
-        super().__init__(addresses)
+    def __init__(self, shape: Shape, addresses: Sequence[str], what: str = "") -> None:
+        super().__init__(addresses, what)
         self.future: Future[ValueMesh[T]] = Future()
         self._shape = shape
         self._decode: list[Decode] = [failing(SupervisionError("no reply"))] * len(addresses)
@@ -143,8 +169,8 @@ class All(_Several, Generic[T]):
 class Each(_Several, Generic[T]):
     """A reply from each of several places, in the order in which they come: futures of which the next one is filled."""
 
-    def __init__(self, addresses: Sequence[str]) -> None:
-        super().__init__(addresses)
+    def __init__(self, addresses: Sequence[str], what: str = "") -> None:
+        super().__init__(addresses, what)
         self._futures: list[Future[T]] = [Future() for _ in addresses]
         self._next = count()
 
@@ -189,4 +215,4 @@ class Queue(Generic[T]):
         return future
 
 
-__all__ = ["All", "Decode", "Each", "One", "Ports", "Queue", "Waiting", "decoder", "failing"]
+__all__ = ["All", "Decode", "Each", "One", "Pending", "Ports", "Queue", "Waiting", "decoder", "failing"]

@@ -52,6 +52,7 @@ from monarch.runtime.actors.protocol import (
     REFUSED,
     REPLY,
     SPAWN,
+    STACKS,
     STOP,
     Head,
     Owner,
@@ -59,6 +60,7 @@ from monarch.runtime.actors.protocol import (
 )
 from monarch.runtime.actors.router import Router
 from monarch.runtime.actors.shape import Shape
+from monarch.runtime.actors.stacks import SlowCalls, stacks_here
 
 if TYPE_CHECKING:
     from monarch.runtime.actors.host import Host
@@ -95,6 +97,8 @@ class Group:
     owner: Owner
     bootstrap: bytes | None
     threads: int
+    slow_calls: float | None
+    """After how many seconds an unanswered call is reported."""
     path: tuple[str, ...]
     folder: str
 
@@ -129,11 +133,13 @@ class Process:
             REFUSED: self._on_refused,
             LEAVE: self._on_leave,
             READY: self._on_ready,
+            STACKS: self._on_stacks,
         }
         self._spawned: dict[str, ActorMesh[Any] | ProcMesh] = {}
         self._supervision = Supervision(None if group.owner[0] == self.address else group.owner[0])
         self._events: deque[Event] = deque()
         self._deciding = threading.RLock()
+        self._slow_calls: SlowCalls | None = None
         self.router = Router(self.address, listener, self._deliver)
         if sys.breakpointhook is sys.__breakpointhook__:  # or else the user has one of his own
             sys.breakpointhook = _breakpoint
@@ -264,6 +270,23 @@ class Process:
         else:
             threading.Thread(target=answer, name="monarch ready", daemon=True).start()
 
+    def _on_stacks(self, sender: str, head: Head, payload: Payload) -> None:
+        # Not in this thread: which would be left out, and source lines are read from files.
+        def answer() -> None:
+            self.reply(head[1], True, stacks_here(self))
+
+        threading.Thread(target=answer, name="monarch stacks", daemon=True).start()
+
+    @property
+    def slow_calls(self) -> float | None:
+        return None if self._slow_calls is None else self._slow_calls.seconds
+
+    def watch_calls(self, seconds: float | None) -> None:
+        """Report calls that take longer, or none."""
+        if self._slow_calls is not None:
+            self._slow_calls.end()
+        self._slow_calls = None if seconds is None else SlowCalls(self, seconds)
+
     # -- supervision: what `ownership` decides, carried out ------------------------------------------------------------
 
     def owns(self, owner: str, mesh: ActorMesh[Any] | ProcMesh, processes: bool) -> None:
@@ -352,6 +375,7 @@ def serve(rank: int, boot: int, listener: socket.socket) -> NoReturn:
     os.chdir(group.folder)
     process = Process(group, rank, listener)
     current.become(process)
+    process.watch_calls(group.slow_calls)
     threading.Thread(target=_bootstrap, args=(process,), name="bootstrap", daemon=True).start()
     process.router.serve()
     os._exit(0)

@@ -36,5 +36,7 @@ STOP_PROCS = 9
 """(group, reply, reason), to the agent of a host"""
 CONTROLLER = 10
 """(name, reply) and (class, args, kwargs), to the root"""
+STACKS = 12
+"""(reply): what this process is doing"""
 READY = 11
 """(reply): once the bootstrap is through"""

@@ -1,0 +1,117 @@
+"""What processes are doing: the stacks of their threads and tasks, on request, and when a call takes too long."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import sys
+import threading
+import traceback
+from collections.abc import Iterable
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from monarch.compiler.plan import MonarchError
+from monarch.runtime.actors import current
+from monarch.runtime.actors.message import EMPTY
+from monarch.runtime.actors.ports import One, Pending
+from monarch.runtime.actors.protocol import STACKS
+
+if TYPE_CHECKING:
+    from monarch.runtime.actors.process import Process
+
+ANSWER_SECONDS = 5.0
+"""How long a process may take to say where it is. It cannot while code keeps Python's lock."""
+
+
+def stacks_here(process: Process) -> str:
+    """The stacks of this process: a thread for each actor, the tasks of each event loop, and the other threads."""
+    text = io.StringIO()
+    frames = sys._current_frames()
+    # A spawned process' main thread serves its sockets, below frames that it has from the process it was forked from.
+    own = {threading.current_thread(), *([] if process.host is not None else [threading.main_thread()])}
+    for thread in threading.enumerate():
+        frame = frames.get(thread.ident or 0)
+        if frame is None or thread in own:
+            continue
+        text.write(f"thread '{thread.name}':\n")
+        text.writelines(traceback.format_stack(frame))
+    for actor in list(process.actors.values()):
+        for task in [] if actor.loop is None else _tasks(actor.loop):
+            text.write(f"task '{task.get_name()}' of '{actor.instance.label}':\n")
+            text.writelines(traceback.format_list(_waits(task)))
+    return text.getvalue()
+
+
+def _waits(task: asyncio.Task[object]) -> list[traceback.FrameSummary]:
+    """Where a task waits: the coroutines that await one another, the outermost first."""
+    summary: list[traceback.FrameSummary] = []
+    awaited: Any = task.get_coro()
+    while (frame := getattr(awaited, "cr_frame", None)) is not None:
+        summary += traceback.extract_stack(frame, limit=1)
+        awaited = getattr(awaited, "cr_await", None)
+    return summary
+
+
+def _tasks(loop: asyncio.AbstractEventLoop) -> Iterable[asyncio.Task[object]]:
+    return [] if loop.is_closed() else asyncio.all_tasks(loop)
+
+
+def ask(process: Process, address: str) -> One[str]:
+    """Ask a process for its stacks."""
+    waiting: One[str] = One(address)
+    port = process.ports.open(waiting)
+    if not process.router.send(address, (STACKS, (process.address, port, 0)), EMPTY):
+        waiting.lost(address, process.lost(address, "stacks"))
+        process.ports.close(port)
+    return waiting
+
+
+class SlowCalls:
+    """Prints where the processes are that have not answered a call, once for each call that takes too long."""
+
+    def __init__(self, process: Process, seconds: float) -> None:
+        self.seconds = seconds
+        self._process = process
+        self._reported: set[int] = set()
+        self._ended = threading.Event()
+        threading.Thread(target=self._watch, name="monarch slow calls", daemon=True).start()
+
+    def end(self) -> None:
+        self._ended.set()
+
+    def _watch(self) -> None:
+        while not self._ended.wait(self.seconds / 4):
+            calls = self._process.ports.calls()
+            self._reported &= calls.keys()
+            for number, call in calls.items():
+                if call.since <= monotonic() - self.seconds and number not in self._reported:
+                    self._reported.add(number)
+                    sys.stderr.write(self._report(call))
+                    sys.stderr.flush()
+
+    def _report(self, call: Pending) -> str:
+        places = call.pending()
+        lines = [f"monarch: {call.what} has not been answered after {monotonic() - call.since:.1f} s by:"]
+        asked = {address: ask(self._process, address) for address in dict.fromkeys(places.values())}
+        for address, answer in asked.items():
+            ranks = ", ".join(str(place) for place, at in places.items() if at == address)
+            try:
+                stacks = answer.future.get(ANSWER_SECONDS)
+            except TimeoutError:
+                stacks = f"no answer within {ANSWER_SECONDS:g} s: stopped, or in code that keeps the GIL\n"
+            except MonarchError as error:
+                stacks = f"{error}\n"
+            lines += [f"  place {ranks}", *(f"    {line}" for line in stacks.splitlines())]
+        return "\n".join(lines) + "\n"
+
+
+def report_slow_calls(seconds: float | None) -> None:
+    """Print, to standard error, the stacks of every process that has not answered a call within so many seconds.
+
+    Holds for the calls of this process, and of those that it spawns from now on. None: no more. It costs nothing but a
+    look at the open calls now and then. Raises ValueError for a number that is not above 0.
+    """
+    if seconds is not None and not seconds > 0:
+        raise ValueError(f"a bound is a number of seconds above 0, or None, not {seconds!r}")
+    current.process().watch_calls(seconds)

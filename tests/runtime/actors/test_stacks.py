@@ -1,0 +1,64 @@
+"""What processes are doing, on request and when a call takes too long."""
+
+from __future__ import annotations
+
+import pytest
+
+from monarch.actor import Actor, Channel, Port, endpoint, report_slow_calls, this_host
+from tests.runtime.actors.conftest import WAIT
+
+
+class Sleeper(Actor):
+    """Sleeps until it is woken at the port that it gives."""
+
+    @endpoint
+    def fall_asleep(self, port: Port[Port[None]]) -> None:
+        self.dream(port)
+
+    def dream(self, port: Port[Port[None]]) -> None:
+        wake, woken = Channel[None].open()
+        port.send(wake)
+        woken.recv().get()
+
+
+class Dreamer(Actor):
+    @endpoint
+    async def fall_asleep(self, port: Port[Port[None]]) -> None:
+        await self.dream(port)
+
+    async def dream(self, port: Port[Port[None]]) -> None:
+        wake, woken = Channel[None].open()
+        port.send(wake)
+        await woken.recv()
+
+
+def test_stacks_on_request() -> None:
+    procs = this_host().spawn_procs(per_host={"gpus": 2})
+    port, receiver = Channel[Port[None]].open()
+    procs.slice(gpus=0).spawn("sleeper", Sleeper).fall_asleep.call_one(port)
+    procs.slice(gpus=0).spawn("dreamer", Dreamer).fall_asleep.call_one(port)
+    wake = [receiver.recv().get(WAIT) for _ in range(2)]
+    busy, idle = (text for _, text in procs.stacks().get(WAIT))
+    assert "thread 'sleeper'" in busy and "in dream\n    woken.recv().get()" in busy
+    assert "of 'dreamer'" in busy and "in dream\n    await woken.recv()" in busy
+    assert "in dream" not in idle
+    for port in wake:
+        port.send(None)
+
+
+def test_calls_that_take_too_long_are_reported_once(capsys: pytest.CaptureFixture[str]) -> None:
+    procs = this_host().spawn_procs(per_host={"gpus": 2}, name="slow")
+    port, receiver = Channel[Port[None]].open()
+    sleeper = procs.slice(gpus=1).spawn("sleeper", Sleeper)
+    sleeper.fall_asleep.call_one(port)
+    wake = receiver.recv().get(WAIT)
+    report_slow_calls(0.01)
+    said = ""
+    while "in dream" not in said:
+        said += capsys.readouterr().err
+    report_slow_calls(None)
+    wake.send(None)
+    said += capsys.readouterr().err
+    assert said.count("monarch: sleeper.fall_asleep has not been answered after") == 1
+    with pytest.raises(ValueError, match="above 0"):
+        report_slow_calls(0)
