@@ -15,6 +15,7 @@ from pathlib import Path
 from monarch.runtime.transport.verbs.adapter import INFINIBAND, PortState
 
 _SYSFS = Path("/sys/class/infiniband")
+_GAP = 32
 FAMILIES = ("RoCE v2 over IPv4", "InfiniBand", "RoCE v2 over IPv6", "RoCE v2, link-local", "RoCE v1")
 """What two ports have to have in common, best first."""
 
@@ -55,21 +56,21 @@ def port_numbers(device: str, sysfs: Path = _SYSFS) -> list[int]:
 
 
 def gids(device: str, port: int, sysfs: Path = _SYSFS) -> list[Gid]:
-    """The entries that are in use."""
+    """The entries that are in use. Tables have a thousand places, of which the kernel fills the first that is free:
+    after `_GAP` empty ones there are no more."""
     folder = sysfs / device / "ports" / str(port)
-    found = []
-    try:
-        entries = sorted(int(entry.name) for entry in (folder / "gids").iterdir())
-    except FileNotFoundError:
-        return []
-    for index in entries:
+    found: list[Gid] = []
+    index = last = 0
+    while index - last <= _GAP:
         try:
             kind = (folder / "gid_attrs" / "types" / str(index)).read_text().strip()
             raw = bytes.fromhex((folder / "gids" / str(index)).read_text().strip().replace(":", ""))
         except OSError:
-            continue  # reading the type of an entry that is not in use is an error
+            raw = b""  # reading the kind of an entry that is not in use is an error, as it is beyond the last
         if any(raw):
             found.append(Gid(index, raw, kind))
+            last = index
+        index += 1
     return found
 
 
