@@ -53,9 +53,9 @@ class Sealer:
 
     def seal(self, head: bytes, data: bytes) -> bytes:
         mac = _mac(self._key, self._sequence, head, data)
-        frame = pb.Frame(sealed=pb.Sealed(sequence=self._sequence, mac=mac, head=head, data=data))
+        small = pb.Sealed(sequence=self._sequence, mac=mac, head=head).SerializeToString()
         self._sequence += 1
-        return frame.SerializeToString()
+        return frame_of(small, data)
 
 
 class Opener:
@@ -130,6 +130,23 @@ class HostHandshake:
             raise Refused("the token is not this host's")
         down, up = _keys(self._secret, self._own, self._nonces)
         return _proof(self._secret, b"host", self._own, self._nonces), Seals(Sealer(up), Opener(down))
+
+
+def frame_of(small: bytes, data: bytes) -> bytes:
+    """The bytes of a Frame with a Sealed, of which `small` is all but the data. Protobuf itself would copy the data
+    several times, which takes it three times as long as sealing them."""
+    end = _field(pb.Sealed.DATA_FIELD_NUMBER, len(data)) if data else b""
+    return b"".join((_field(pb.Frame.SEALED_FIELD_NUMBER, len(small) + len(end) + len(data)), small, end, data))
+
+
+def _field(number: int, length: int) -> bytes:
+    """What stands before a field of so many bytes: its number with wire type 2, and the length, 7 bits a byte."""
+    written = bytearray([number << 3 | 2])
+    while length > 0x7F:
+        written.append(length & 0x7F | 0x80)
+        length >>= 7
+    written.append(length)
+    return bytes(written)
 
 
 def _read(frame: bytes, expected: str) -> Any:

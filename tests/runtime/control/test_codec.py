@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from monarch.runtime.control import codec, limits
 from monarch.runtime.control import monarch_pb2 as pb
-from monarch.runtime.control.handshake import ControllerHandshake, HostHandshake, Opener, Release, Sealer
+from monarch.runtime.control.handshake import ControllerHandshake, HostHandshake, Opener, Release, Sealer, frame_of
 from monarch.runtime.control.message import Message
 from monarch.runtime.control.records import (
     Assembly,
@@ -241,6 +241,15 @@ def test_frames_are_opened_in_the_order_in_which_they_were_sealed() -> None:
     sealer, opener = seals()
     for at in range(5):
         assert opener.open(sealer.seal(b"%d" % at, b"data")) == (b"%d" % at, b"data")
+
+
+@given(
+    st.binary(max_size=300), st.integers(0, 300) | st.sampled_from([16_383, 16_384, 1 << 20, (1 << 21) - 1, 1 << 21])
+)
+def test_a_frame_is_written_as_protobuf_writes_it(head: bytes, size: int) -> None:
+    small = pb.Sealed(sequence=7, mac=bytes(16), head=head)
+    whole = pb.Sealed(sequence=7, mac=bytes(16), head=head, data=bytes(size))
+    assert frame_of(small.SerializeToString(), bytes(size)) == pb.Frame(sealed=whole).SerializeToString()
 
 
 def test_a_replayed_or_reordered_or_missing_frame_is_refused() -> None:
