@@ -226,7 +226,11 @@ class RemoteConnection(Connection):
             self._send("commands", data, first=self._first)
 
     def _send(self, kind: str, data: Any = b"", **head: Any) -> None:
-        self._tree.send(Message(kind, self._number, head=head, data=data))
+        try:
+            self._tree.send(Message(kind, self._number, head=head, data=data))
+        except MonarchError as error:  # what comes after it would be out of order
+            self.state.give_up(f"the mesh {self.mesh} has lost its hosts: {error.message}", error.hint)
+            self.ready()
 
     # -- what comes back -------------------------------------------------------------------------------------------
 

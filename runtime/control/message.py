@@ -16,7 +16,8 @@ class Message:
     `head`      JSON: numbers, strings, booleans, None, lists and dicts of these, below 1 MiB
     `data`      bytes that belong to it, of any length. Sent in parts, not copied where Python allows it.
     `progress`  on the way up: numbers that only grow. Instead of every host's message, the controller gets, under the
-                same kind and mesh, the least of them over all hosts, number by number, whenever that has grown.
+                same kind and mesh, the least of them over all hosts, number by number, whenever that has grown. It
+                comes after every message of that mesh that a host sent before it.
     """
 
     kind: str

@@ -1,8 +1,9 @@
 """What waits to be sent on one stream, and in which order it goes. No I/O.
 
 Each mesh (on the way up: each host of each mesh) has a lane, in which order is kept. Lanes take turns, a record or a
-part of one each, so that a large message holds up nothing but its own lane. What the tree itself has to say goes first,
-and of progress only the latest; a close goes last.
+part of one each, so that a large message holds up nothing but its own lane. What the tree itself has to say goes first;
+a close goes last. Of progress only the latest is kept, and it goes when nothing else of its mesh waits: what was said
+before it, such as why a command failed, is never overtaken by it.
 """
 
 from __future__ import annotations
@@ -56,9 +57,8 @@ class Outbox:
         while len(taken) < limits.FRAME_RECORDS and data < limits.FRAME_BYTES and head < limits.FRAME_HEAD_BYTES:
             if self._first:
                 record = self._first.popleft()
-            elif self._progress:
-                record = self._progress.pop(next(iter(self._progress)))
-                taken.append(record)
+            elif (key := self._due_progress()) is not None:
+                taken.append(self._progress.pop(key))
                 continue
             elif self._turns:
                 record = self._turn()
@@ -71,6 +71,12 @@ class Outbox:
             head += cost(record) - (len(record.data) if isinstance(record, Start | Part) else 0)
             taken.append(record)
         return taken
+
+    def _due_progress(self) -> tuple[int, str] | None:
+        if not self._progress:
+            return None
+        busy = {mesh for mesh, _ in self._lanes}
+        return next((key for key in self._progress if key[0] not in busy), None)
 
     def _turn(self) -> Start | Part:
         """One record of the lane whose turn it is; of a long one its first part."""

@@ -50,6 +50,23 @@ def test_only_the_latest_progress_is_sent() -> None:
     assert not outbox
 
 
+def test_progress_overtakes_nothing_of_its_mesh() -> None:
+    """Not even where it takes the place of progress that was there first."""
+    outbox = Outbox()
+    outbox.put(Progress("progress", 1, (5,)))
+    outbox.put(Start("report", mesh=1, host=0))
+    outbox.put(Start("report", mesh=1, host=3))
+    outbox.put(Progress("progress", 1, (7,)))
+    outbox.put(Progress("progress", 2, (9,)))
+    taken = [record for record in iter(outbox.take, []) for record in record]
+    assert [(type(record).__name__, record.mesh) for record in taken] == [
+        ("Progress", 2),
+        ("Start", 1),
+        ("Start", 1),
+        ("Progress", 1),
+    ]
+
+
 def test_it_is_full_beyond_its_limit_and_empties_to_nothing() -> None:
     outbox = Outbox(limit=BIG)
     for mesh in range(30):
