@@ -61,7 +61,10 @@ class Connection(ABC):
 
     def write(self, record: bytes, command: int) -> None:
         """Write a command, which the workers see after `publish`. With the lock held."""
-        self._until_there_is_room(lambda: self._write(record, command))
+        try:
+            self._write(record, command)
+        except Full:
+            self._until_there_is_room(lambda: self._write(record, command))
         self.written += 1
 
     def stage(self, parts: Sequence[Any], command: int) -> int:
