@@ -83,7 +83,7 @@ def test_agents_that_do_not_start_say_why(launch: Launch, monkeypatch: pytest.Mo
 
     monkeypatch.setattr("monarch.runtime.launch.launcher.certificates", rubbish)
     with pytest.raises(MonarchError, match=r"host 0.* did not start: its agent ended with status 2\n(?s:.*)ca.pem"):
-        launch(2)
+        launch(1)
 
 
 def test_there_has_to_be_a_host(launch: Launch) -> None:
