@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
+from urllib.parse import unquote
 
 from monarch.compiler.plan import MonarchError
 from monarch.runtime.control import limits
@@ -122,7 +123,7 @@ class Agent:
         """One stream, from its first frame to its end."""
         import grpc
 
-        peer = call.peer()
+        peer = unquote(call.peer())
         self.connections.know(peer)
         session: _Session | None = None
         try:
@@ -145,6 +146,9 @@ class Agent:
             await call.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         except (grpc.aio.BaseError, asyncio.InvalidStateError) as error:
             log.info("%s: the connection broke: %s", peer, error)
+        except asyncio.CancelledError:
+            log.info("%s: the connection broke", peer)
+            raise
         finally:
             if session is not None:
                 end = asyncio.ensure_future(self._end(session))
@@ -307,8 +311,12 @@ class _Service:
             raise MonarchError(f"the controller has taken nothing for {2 * self._timeout:g} s")
 
     def _say(self, records: Sequence[Record]) -> None:
-        for record in records:
-            self._session.hub.handle(Up(SERVICE, record))
+        try:
+            for record in records:
+                self._session.hub.handle(Up(SERVICE, record))
+        except Malformed as error:
+            log.error("what the service said cannot be understood: %s", error)
+            self._happened(Gone(SERVICE, f"what its service said cannot be understood: {error}"))
         if self._session.stream.full:
             task = asyncio.ensure_future(self._release())
             self._releases.add(task)

@@ -22,6 +22,7 @@ OPTIONS = (
     ("grpc.enable_retries", 0),
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_http_proxy", 0),
+    ("grpc.service_config_disable_resolution", 1),
 )
 
 

@@ -88,7 +88,7 @@ class Hub:
     async def _run(self, call: Call) -> None:
         """One child, from the connection to its end."""
         address, timeout = call.attach.addresses[0], call.attach.timeout
-        reason = "it was detached"
+        reason = "its stream failed"
         try:
             connection = await connect(address, self._security, self._own, timeout)
             try:
@@ -111,9 +111,10 @@ class Hub:
                 raise
         except _call_errors() as error:
             reason = why(error)
-        self._tasks.pop(call.child, None)
-        if not self._closing:
-            self.handle(Gone(call.child, self._faults.get(call.child, reason)))
+        finally:
+            self._tasks.pop(call.child, None)
+            if not self._closing:
+                self.handle(Gone(call.child, self._faults.get(call.child, reason)))
 
     async def _receive(self, child: int, records: Sequence[Record]) -> None:
         for record in records:

@@ -1,9 +1,9 @@
 """What waits to be sent on one stream, and in which order it goes. No I/O.
 
 Each mesh (on the way up: each host of each mesh) has a lane, in which order is kept. Lanes take turns, a record or a
-part of one each, so that a large message holds up nothing but its own lane. What the tree itself has to say goes first;
-a close goes last. Of progress only the latest is kept, and it goes when nothing else of its mesh waits: what was said
-before it, such as why a command failed, is never overtaken by it.
+part of one each, so that a large message holds up nothing but its own lane. What the tree itself has to say goes first.
+Of progress only the latest is kept, and it goes when nothing else of its mesh waits: what was said before it, such as
+why a command failed, is never overtaken by it. The loss of a host goes behind what it has said, and a close last.
 """
 
 from __future__ import annotations
@@ -12,7 +12,17 @@ from collections import deque
 from dataclasses import replace
 
 from monarch.runtime.control import limits
-from monarch.runtime.control.records import Attach, Attached, Close, Part, Progress, Record, Start
+from monarch.runtime.control.records import (
+    Attach,
+    Attached,
+    Close,
+    Forget,
+    Lost,
+    Part,
+    Progress,
+    Record,
+    Start,
+)
 
 
 class Outbox:
@@ -22,7 +32,8 @@ class Outbox:
         self._limit = limits.QUEUE_BYTES if limit is None else limit
         self._first: deque[Record] = deque()
         self._progress: dict[tuple[int, str], Progress] = {}
-        self._lanes: dict[tuple[int, int], deque[Start | Part]] = {}
+        self._lanes: dict[tuple[int, int], deque[Start | Part | Forget]] = {}
+        self._losses: list[Lost] = []
         self._turns: deque[tuple[int, int]] = deque()
         self._close: list[Record] = []
         self.waiting = 0
@@ -32,19 +43,21 @@ class Outbox:
         return self.waiting > self._limit
 
     def __bool__(self) -> bool:
-        return bool(self._first or self._progress or self._turns or self._close)
+        return bool(self._first or self._losses or self._progress or self._turns or self._close)
 
     def put(self, record: Record) -> None:
         if isinstance(record, Progress):
             self._progress[record.mesh, record.kind] = record
             return
         self.waiting += cost(record)
-        if isinstance(record, Start | Part):
-            key = (record.mesh, record.host)
+        if isinstance(record, Start | Part | Forget):
+            key = (record.mesh, 0 if isinstance(record, Forget) else record.host)
             if key not in self._lanes:
                 self._lanes[key] = deque()
                 self._turns.append(key)
             self._lanes[key].append(record)
+        elif isinstance(record, Lost):
+            self._losses.append(record)
         elif isinstance(record, Close):
             self._close.append(record)
         else:
@@ -55,14 +68,17 @@ class Outbox:
         taken: list[Record] = []
         data = head = 0
         while len(taken) < limits.FRAME_RECORDS and data < limits.FRAME_BYTES and head < limits.FRAME_HEAD_BYTES:
+            record: Record | None
             if self._first:
                 record = self._first.popleft()
+            elif (record := self._loss()) is not None:
+                self._losses.remove(record)
             elif (key := self._due_progress()) is not None:
                 taken.append(self._progress.pop(key))
                 continue
             elif self._turns:
                 record = self._turn()
-                data += len(record.data)
+                data += 0 if isinstance(record, Forget) else len(record.data)
             elif self._close:
                 record = self._close.pop()
             else:
@@ -78,12 +94,19 @@ class Outbox:
         busy = {mesh for mesh, _ in self._lanes}
         return next((key for key in self._progress if key[0] not in busy), None)
 
-    def _turn(self) -> Start | Part:
+    def _loss(self) -> Lost | None:
+        """A loss of hosts of which nothing more waits."""
+        for lost in self._losses:
+            if not any(lost.start <= host < lost.stop for _, host in self._lanes):
+                return lost
+        return None
+
+    def _turn(self) -> Start | Part | Forget:
         """One record of the lane whose turn it is; of a long one its first part."""
         key = self._turns.popleft()
         lane = self._lanes[key]
         record = lane.popleft()
-        if len(record.data) > limits.PART_BYTES:
+        if isinstance(record, Start | Part) and len(record.data) > limits.PART_BYTES:
             view = memoryview(record.data)
             lane.appendleft(Part(record.mesh, record.host, view[limits.PART_BYTES :]))
             self.waiting += limits.RECORD_COST  # there is one record more than there was

@@ -67,10 +67,13 @@ class HostTree:
         self._outgoing: Handoff[Record] = Handoff(self._give)
         self._owner = os.getpid()
         attach = Attach(0, tuple(addresses), fan_out, timeout)
-        attached = run(self._attach(attach, security, own or release()))
-        if attached.failures:
+        try:
+            attached = run(self._attach(attach, security, own or release()))
+            if attached.failures:
+                raise _unreachable(addresses, attached)
+        except BaseException:
             self.close()
-            raise _unreachable(addresses, attached)
+            raise
         self.hosts = attached.hosts
         self._thread = threading.Thread(target=self._deliver, name="monarch-hosts", daemon=True)
         self._thread.start()
@@ -162,9 +165,12 @@ class HostTree:
 
     def close(self) -> None:
         """Detach the hosts: what runs on them for this controller ends. Waits for it, at most for the timeout."""
-        if self._closed or os.getpid() != self._owner:
+        if os.getpid() != self._owner:
             return
-        self._closed = True
+        with self._lock:
+            closed, self._closed = self._closed, True
+        if closed:
+            return
         self._outgoing.end()
         run(self._hub.close(self.timeout))
         self._inbox.put(None)

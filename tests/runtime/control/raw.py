@@ -7,7 +7,7 @@ import socket
 import struct
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import grpc
@@ -117,8 +117,9 @@ class Proxy:
     def cut(self) -> None:
         """Both ends find their connection reset."""
         for end in self._ends:
-            end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            end.shutdown(socket.SHUT_RDWR)
+            with suppress(OSError):  # what ends one connection may have ended the other by now
+                end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                end.shutdown(socket.SHUT_RDWR)
         self.close()
 
     def close(self) -> None:

@@ -33,12 +33,32 @@ def test_two_large_messages_take_turns() -> None:
     assert meshes == [1, 2] * 10
 
 
-def test_a_loss_goes_first_and_a_close_last() -> None:
+def test_a_loss_goes_behind_what_the_host_has_said_and_before_the_others_a_close_behind_everything() -> None:
     outbox = Outbox()
-    outbox.put(start(1))
+    big = bytes(2 * limits.FRAME_BYTES)
+    for host in (1, 2):
+        outbox.put(Start("x", 1, host, size=len(big), data=big))
+    outbox.put(Part(2, 1, b"half of something"))
     outbox.put(Close())
+    outbox.put(Lost(5, 9, "cut"))
     outbox.put(Lost(1, 2, "cut"))
-    assert [type(record) for record in outbox.take()] == [Lost, Start, Close]
+    sent: list[Record] = []
+    while records := outbox.take():
+        sent += records
+    assert isinstance(sent[0], Lost) and sent[0].start == 5 and isinstance(sent[-1], Close)
+    (at,) = [at for at, record in enumerate(sent) if isinstance(record, Lost) and record.start == 1]
+    before = [record.host for record in sent[1:at] if isinstance(record, Start | Part)]
+    after = [record.host for record in sent[at:] if isinstance(record, Start | Part)]
+    assert before.count(1) == 5 and 1 not in after and 2 in after
+
+
+def test_a_mesh_is_forgotten_behind_its_messages() -> None:
+    outbox = Outbox()
+    outbox.put(start(1, 3 * limits.PART_BYTES))
+    outbox.put(Forget(1))
+    outbox.put(start(1))
+    sent = [record for _ in range(3) for record in outbox.take()]
+    assert [type(record) for record in sent] == [Start, Part, Part, Forget, Start]
 
 
 def test_only_the_latest_progress_is_sent() -> None:
