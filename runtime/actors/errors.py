@@ -65,7 +65,7 @@ class SupervisionError(MonarchError, RuntimeError):
 class MeshFailure:
     """What an owner is told of when something that it owns fails: `__supervise__(failure)`.
 
-    `mesh_id`    the mesh that failed: its `id`
+    `mesh_id`    the mesh that failed: see `is_of`
     `mesh_name`  the name that it was spawned with
     `rank`       the place that failed, if it was one: row-major in the mesh as spawned
     `reason`     what happened, in words; for an exception its traceback
@@ -81,6 +81,10 @@ class MeshFailure:
     status: int | None = None
     log: tuple[str, ...] = ()
     cause: MeshFailure | None = None
+
+    def is_of(self, mesh: object) -> bool:
+        """Whether it is this mesh, or the mesh that this is a slice of, that failed."""
+        return getattr(mesh, "_id", None) == self.mesh_id
 
     def report(self) -> str:
         """All that is known, over several lines."""

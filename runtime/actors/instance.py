@@ -169,7 +169,7 @@ class LocalActor:
         self._payload = None
         self.instance.mesh = mesh
         self.instance.rank = mesh.extent.point_of_rank(self.rank)
-        self._interface = ActorInterface.of(mesh.actor_class)
+        self._interface = ActorInterface.of(mesh._cls)
         self._enter()
 
     def _enter(self) -> None:

@@ -51,39 +51,34 @@ A = TypeVar("A", bound=Actor)
 
 
 class _Owned(MeshAlgebra):
-    """A mesh that somebody spawned, and that can be stopped."""
+    """A mesh that somebody spawned, and that can be stopped.
+
+    What it has besides is private, for the endpoints of actors have their names on the mesh.
+    """
 
     _shape: Shape
 
-    @property
-    def id(self) -> str:
-        raise NotImplementedError
-
-    @property
-    def name(self) -> str:
-        """The name that it was spawned with."""
-        raise NotImplementedError
-
-    @property
-    def addresses(self) -> tuple[str, ...]:
-        """The processes of the whole mesh, by base rank."""
-        raise NotImplementedError
+    _id: str
+    _name: str
+    """What it was spawned with."""
+    _addresses: tuple[str, ...]
+    """The processes of the whole mesh, by base rank."""
 
     def stop(self, reason: str = "it was stopped") -> Future[None]:
         raise NotImplementedError
 
-    def have_stopped(self, process: Process, ranks: Sequence[int], reason: str) -> None:
+    def _have_stopped(self, process: Process, ranks: Sequence[int], reason: str) -> None:
         """Have these places of it end, on behalf of its owner, who hears of it. Waits for nothing."""
         raise NotImplementedError
 
     def _whole(self) -> None:
-        if len(self._shape) != len(self.addresses):
+        if len(self._shape) != len(self._addresses):
             raise RuntimeError(
-                f"'{self.name}' {self.extent} is a slice of a mesh of {len(self.addresses)}: stop the whole"
+                f"'{self._name}' {self.extent} is a slice of a mesh of {len(self._addresses)}: stop the whole"
             )
 
     def _members(self) -> list[str]:
-        return [self.addresses[base] for base in self._shape.ndslice]
+        return [self._addresses[base] for base in self._shape.ndslice]
 
     async def __aenter__(self) -> Self:
         return self
@@ -174,18 +169,14 @@ class ProcMesh(_Owned):
     def __init__(self, group: Group, shape: Shape) -> None:
         self._group = group
         self._shape = shape
-
-    @property
-    def id(self) -> str:
-        return self._group.id
+        self._id = group.id
+        self._name = group.name
+        self._addresses = group.addresses
 
     @property
     def name(self) -> str:
-        return self._group.name
-
-    @property
-    def addresses(self) -> tuple[str, ...]:
-        return self._group.addresses
+        """What it was spawned with."""
+        return self._name
 
     @property
     def host_mesh(self) -> HostMesh:
@@ -229,12 +220,12 @@ class ProcMesh(_Owned):
         """End the processes, their actors first. A future of the end; what does not end within 10 s is killed."""
         self._whole()
         process = current.process()
-        if self._group.host == process.address == self.addresses[0]:
+        if self._group.host == process.address == self._addresses[0]:
             raise RuntimeError("this is the process that the program runs in: use shutdown_context()")
-        return _ask(process, self._group.host, lambda reply: (STOP_PROCS, self.id, reply, reason), EMPTY)
+        return _ask(process, self._group.host, lambda reply: (STOP_PROCS, self._id, reply, reason), EMPTY)
 
-    def have_stopped(self, process: Process, ranks: Sequence[int], reason: str) -> None:
-        process.router.send(self._group.host, (STOP_PROCS, self.id, None, reason), EMPTY)
+    def _have_stopped(self, process: Process, ranks: Sequence[int], reason: str) -> None:
+        process.router.send(self._group.host, (STOP_PROCS, self._id, None, reason), EMPTY)
 
     @property
     def initialized(self) -> Future[None]:
@@ -253,26 +244,26 @@ class ProcMesh(_Owned):
         port = process.ports.open(waiting)
         for place, address in enumerate(members):
             if not process.router.send(address, (kind, (process.address, port, place)), EMPTY):
-                process.ports.reply(port, place, False, failing(process.lost(address, self.name)))
+                process.ports.reply(port, place, False, failing(process.lost(address, self._name)))
         return waiting.future
 
     def _over(self, shape: Shape) -> ProcMesh:
         return ProcMesh(self._group, shape)
 
     def _describe(self, base: int) -> str:
-        return f"{self.name}[{base}]"
+        return f"{self._name}[{base}]"
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, ProcMesh) and (self.id, self._shape) == (other.id, other._shape)
+        return isinstance(other, ProcMesh) and (self._id, self._shape) == (other._id, other._shape)
 
     def __hash__(self) -> int:
-        return hash((self.id, self._shape))
+        return hash((self._id, self._shape))
 
     def __reduce__(self) -> tuple[type[ProcMesh], tuple[Group, Shape]]:
         return ProcMesh, (replace(self._group, bootstrap=None, path=()), self._shape)
 
     def __repr__(self) -> str:
-        return f"ProcMesh('{self.name}', {self.extent})"
+        return f"ProcMesh('{self._name}', {self.extent})"
 
 
 class ActorMesh(_Owned, Generic[A]):
@@ -280,7 +271,7 @@ class ActorMesh(_Owned, Generic[A]):
 
     def __init__(self, actor_id: str, name: str, cls: type[A], addresses: tuple[str, ...], shape: Shape) -> None:
         self._id = actor_id
-        self._label = name
+        self._name = name
         self._cls = cls
         self._addresses = addresses
         self._shape = shape
@@ -290,37 +281,25 @@ class ActorMesh(_Owned, Generic[A]):
         self._places: list[Place | None] = [(rank, labels, sizes) if labels else None for rank in range(len(shape))]
 
     @property
-    def id(self) -> str:
-        return self._id
-
-    @property
-    def name(self) -> str:
-        return self._label
-
-    @property
-    def addresses(self) -> tuple[str, ...]:
-        return self._addresses
-
-    @property
-    def actor_class(self) -> type[A]:
-        return self._cls
+    def _label(self) -> str:
+        return self._name
 
     def stop(self, reason: str = "it was stopped") -> Future[None]:
         """End the actors: each handles what was sent to it before, and ends what it owns. A future of the end."""
         self._whole()
         process = current.process()
-        error = SupervisionError(f"'{self.name}' takes no messages any more: {reason}")
-        process.refused.update(((self.id, address), error) for address in self._addresses)
-        return self._meta(lambda reply: (STOP, self.id, reply, reason), EMPTY)
+        error = SupervisionError(f"'{self._name}' takes no messages any more: {reason}")
+        process.refused.update(((self._id, address), error) for address in self._addresses)
+        return self._meta(lambda reply: (STOP, self._id, reply, reason), EMPTY)
 
-    def have_stopped(self, process: Process, ranks: Sequence[int], reason: str) -> None:
+    def _have_stopped(self, process: Process, ranks: Sequence[int], reason: str) -> None:
         for rank in ranks:
-            process.router.send(self._addresses[rank], (STOP, self.id, None, reason), EMPTY)
+            process.router.send(self._addresses[rank], (STOP, self._id, None, reason), EMPTY)
 
     @property
     def initialized(self) -> Future[None]:
         """A future that is there once all constructors are through; SupervisionError where one raised."""
-        return self._meta(lambda reply: (CALL, self.id, reply, "", False, None), NO_ARGUMENTS)
+        return self._meta(lambda reply: (CALL, self._id, reply, "", False, None), NO_ARGUMENTS)
 
     def _meta(self, head: Callable[[ReplyTo], tuple[Any, ...]], payload: Payload) -> Future[None]:
         process = current.process()
@@ -328,7 +307,7 @@ class ActorMesh(_Owned, Generic[A]):
         port = process.ports.open(waiting)
         for place, address in enumerate(self._to):
             if not process.router.send(address, head((process.address, port, place)), payload):
-                process.ports.reply(port, place, False, failing(process.lost(address, self.name)))
+                process.ports.reply(port, place, False, failing(process.lost(address, self._name)))
         return _done(waiting.future)
 
     # -- what `Endpoint` stands on -------------------------------------------------------------------------------------

@@ -291,8 +291,8 @@ class Process:
 
     def owns(self, owner: str, mesh: ActorMesh[Any] | ProcMesh, processes: bool) -> None:
         """An actor of this process, or the process itself, spawns a mesh."""
-        self._spawned[mesh.id] = mesh
-        self.supervision(Owns(owner, mesh.id, mesh.name, mesh.addresses, processes))
+        self._spawned[mesh._id] = mesh
+        self.supervision(Owns(owner, mesh._id, mesh._name, mesh._addresses, processes))
 
     def supervision(self, event: Event) -> None:
         """Something has happened: have done what follows from it. From any thread; waits for nothing."""
@@ -316,7 +316,7 @@ class Process:
             case StopActor(actor, reason):
                 self.actors[actor].stop(reason, None)
             case StopMesh(mesh, ranks, reason):
-                self._spawned[mesh].have_stopped(self, ranks, reason)
+                self._spawned[mesh]._have_stopped(self, ranks, reason)
             case Cleanup(actor):
                 self.actors[actor].alone()
             case Bury(actor):

@@ -19,15 +19,22 @@ import pytest
 from monarch.actor import (
     Actor,
     ActorError,
+    ActorMesh,
     Channel,
     MeshFailure,
     Port,
     ProcMesh,
+    Shape,
     SupervisionError,
     endpoint,
     this_host,
     this_proc,
 )
+from monarch.runtime.actors import current
+from monarch.runtime.actors.message import Payload
+from monarch.runtime.actors.ports import One
+from monarch.runtime.actors.protocol import CALL, SPAWN
+from monarch.runtime.processes import warm_parent
 from tests.runtime.actors.conftest import WAIT
 
 Faults = queue.SimpleQueue[MeshFailure]
@@ -196,14 +203,19 @@ def test_processes_that_were_stopped_take_no_messages() -> None:
 
 
 def test_a_constructor_that_raises_is_a_failure(faults: Faults) -> None:
-    workers = spawn().spawn("workers", Worker, "broken")
+    procs = spawn()
+    workers = procs.spawn("workers", Worker, "broken")
     with pytest.raises(SupervisionError, match="constructor raised ValueError: cannot be made"):
         workers.pid.call().get(WAIT)
     with pytest.raises(SupervisionError):
         workers.initialized.get(WAIT)
     for _ in range(2):
         failure = faults.get(timeout=WAIT)
-        assert failure.mesh_name == "workers" and failure.mesh_id == workers.id and "cannot be made" in failure.reason
+        assert failure.mesh_name == "workers" and "cannot be made" in failure.reason
+        assert failure.is_of(workers.slice(gpus=0)) and not failure.is_of(procs)
+            and not failure.is_of(procs)
+            and "cannot be made" in failure.reason
+        )
 
 
 def test_an_exception_that_nobody_is_told_of_ends_the_actor(faults: Faults) -> None:
@@ -356,6 +368,46 @@ def test_a_service_survives_the_death_of_its_workers() -> None:
     assert set(owner.renew.call_one().get(WAIT)).isdisjoint(pids)
 
 
+def test_the_death_of_the_process_that_forks_them_is_that_of_all(faults: Faults) -> None:
+    workers = spawn(2).spawn("workers", Worker, "worker")
+    pids = list(workers.pid.call().get(WAIT).values())
+    os.kill(warm_parent().pid, signal.SIGKILL)
+    assert {faults.get(timeout=WAIT).rank for _ in range(2)} == {0, 1}
+    with pytest.raises(SupervisionError, match="SIGKILL"):
+        workers.pid.call().get(WAIT)
+    assert len(spawn(2).spawn("workers", Worker, "worker").pid.call().get(WAIT)) == 2
+    wait_until_gone(pids)
+
+
+def test_a_call_that_is_faster_than_what_spawns_its_actor_waits_for_it(faults: Faults) -> None:
+    procs = spawn(2)
+    (first, second), process = procs._addresses, current.process()
+
+    def call_early(actor: str) -> One[object]:
+        """As a reference does that came by way of another process."""
+        early: One[object] = One(first)
+        head = CALL, actor, (process.address, process.ports.open(early), 0), "echo", False, None
+        assert process.router.send(first, head, Payload.of((("early",), {})))
+        return early
+
+    actor = process.new_id()
+    early = call_early(actor)
+    mesh = ActorMesh(actor, "late", Worker, (first,), Shape.unity())
+    process.owns("", mesh, processes=False)
+    process.router.send(
+        first, (SPAWN, actor, None, 0, "late", (process.address, "")), Payload.of((mesh, ("late",), {}))
+    )
+    assert early.future.get(WAIT) == "early"
+    never = call_early(f"{second}.77")
+    pid = procs.slice(gpus=1).spawn("worker", Worker, "worker").pid.call_one().get(WAIT)
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(SupervisionError, match="who spawned it ended"):
+        never.future.get(WAIT)
+    assert faults.get(timeout=WAIT).mesh_name == "worker"
+    with pytest.raises(SupervisionError, match="who spawned it ended"):
+        call_early(f"{second}.78").future.get(WAIT)
+
+
 def test_bootstrap_that_raises_ends_the_process(faults: Faults, capsys: pytest.CaptureFixture[str]) -> None:
     def bootstrap() -> None:
         raise OSError("no such device")
@@ -462,4 +514,11 @@ def test_the_hook_decides_what_an_unhandled_failure_does() -> None:
 def test_nothing_is_left_when_the_root_is_killed() -> None:
     done, pids = run("threading.Event().wait()", send=signal.SIGKILL)
     assert done.returncode == -9
+    wait_until_gone(pids)
+
+
+def test_ctrl_c_is_the_programs_alone() -> None:
+    done, pids = run("threading.Event().wait()", send=signal.SIGINT)
+    assert done.returncode == -signal.SIGINT and done.stderr.count("KeyboardInterrupt") == 1, done.stderr
+    assert times("cleaned up", done.stdout) == 4
     wait_until_gone(pids)
