@@ -213,9 +213,6 @@ def test_a_constructor_that_raises_is_a_failure(faults: Faults) -> None:
         failure = faults.get(timeout=WAIT)
         assert failure.mesh_name == "workers" and "cannot be made" in failure.reason
         assert failure.is_of(workers.slice(gpus=0)) and not failure.is_of(procs)
-            and not failure.is_of(procs)
-            and "cannot be made" in failure.reason
-        )
 
 
 def test_an_exception_that_nobody_is_told_of_ends_the_actor(faults: Faults) -> None:
