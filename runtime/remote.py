@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import secrets
+import sys
 import threading
 import time
 import weakref
@@ -19,7 +20,7 @@ from typing import Any, Protocol
 
 import torch
 
-from monarch.compiler.plan import MeshSpec, MonarchError, Plan
+from monarch.compiler.plan import MeshSpec, MonarchError, Plan, log_topics
 from monarch.compiler.plan.file import plan_bytes
 from monarch.runtime.connection import SLEEP_MILLISECONDS, Connection
 from monarch.runtime.control.message import Message
@@ -165,6 +166,18 @@ class RemoteConnection(Connection):
         for part in self._told_by_all("links", deadline):
             for rank, links in part.items():
                 self.links[int(rank)] = links
+        if "commands" in log_topics():
+            self._say_links()
+
+    def _say_links(self) -> None:
+        """Which transports join the hosts' workers, and why; once for all pairs of workers that are alike."""
+        pairs: dict[tuple[int, int, str], list[int]] = {}
+        for rank, links in enumerate(self.links):
+            for host, link in links.items():
+                pairs.setdefault((rank // self._each, int(host), "; ".join(link["reasons"])), []).append(rank)
+        for (here, there, reasons), ranks in pairs.items():
+            ends = f"{self._address(here)} to {self._address(there)}"
+            print(f"monarch: {self.mesh}: workers {ranks}, {ends}: {reasons}", file=sys.stderr)
 
     def _told_by_all(self, kind: str, deadline: float) -> list[Any]:
         told: dict[int, Any] = {}
