@@ -7,6 +7,8 @@ import pickle
 import traceback
 from dataclasses import dataclass
 
+import cloudpickle
+
 from monarch.compiler.plan import MonarchError
 
 
@@ -29,7 +31,7 @@ class ActorError(MonarchError):
         said = traceback.format_exception_only(error)[-1].strip()
         trace = trace_of(error)
         try:
-            pickle.loads(pickle.dumps(error))
+            pickle.loads(cloudpickle.dumps(error))  # as messages are: what a script defines can be sent
         except Exception as refused:  # user's code, which may raise anything
             error = OpaqueError(said, hint=f"{type(error).__name__} itself cannot be sent: {refused}")
         return ActorError(error, f"{where} raised {said}\n\nRemote traceback:\n{trace}")

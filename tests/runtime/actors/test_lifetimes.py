@@ -424,7 +424,17 @@ import os, sys, threading
 import monarch.actor
 from monarch.actor import Actor, endpoint, this_host, this_proc
 
+class OwnError(Exception):
+    def __init__(self, code):
+        super().__init__(f"code {code}")
+        self.code = code
+    def __reduce__(self):
+        return OwnError, (self.code,)
+
 class Worker(Actor):
+    @endpoint
+    def raise_own(self):
+        raise OwnError(3)
     @endpoint
     def say(self, text):
         print(text, flush=True)
@@ -482,6 +492,15 @@ def test_output_has_a_prefix_and_equal_lines_come_once() -> None:
     assert done.returncode == 0, done.stderr
     assert times("hello", done.stdout) == times("cleaned up", done.stdout) == 4
     assert "[crew gpus=2] just me\n" in done.stdout
+    wait_until_gone(pids)
+
+
+def test_an_exception_that_the_script_defines_is_that_at_the_caller() -> None:
+    done, pids = run(
+        "try:\n    workers.raise_own.call().get()\nexcept monarch.actor.ActorError as error:\n"
+        "    print(isinstance(error.exception, OwnError), error.exception.code)"
+    )
+    assert done.returncode == 0 and "True 3\n" in done.stdout, (done.stdout, done.stderr)
     wait_until_gone(pids)
 
 
