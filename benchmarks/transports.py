@@ -58,7 +58,10 @@ def serve(pipe: Connection, file: bool) -> None:
     block = Block(SIZE, file)
     with Endpoint(SECRET, transports=("shm", "tcp")) as endpoint:
         registration = endpoint.register(block.view, file=block.file)
-        pipe.send((endpoint.address, registration.region, rdma.RDMABuffer(block.view)))
+        # A buffer's file is that of a tensor in shared memory.
+        tensor = torch.ones(SIZE, dtype=torch.uint8)
+        buffer = rdma.RDMABuffer(tensor.share_memory_() if file else tensor)
+        pipe.send((endpoint.address, registration.region, buffer))
         while (asked := pipe.recv()) is not None:
             back, values = asked
             link, words = endpoint.links[-1], block.view[:8].cast("q")
@@ -138,14 +141,18 @@ def bandwidth() -> Iterator[Row]:
             address, region, buffer = stack.enter_context(other(serve, file)).recv()
             shm = stack.enter_context(Endpoint(SECRET, transports=("shm",))).connect(address)
             yield from pair(f"shm, {'a file' if file else 'process_vm'}", shm, region, memcpy, "memcpy", MEMCPY)
-        read = functools.partial(buffer.read_into, tensor)
-        yield row("RDMABuffer.read_into, same host", lambda: read().get(), memcpy, "memcpy", MEMCPY)
+            read = functools.partial(read_into, buffer, tensor)
+            yield row(f"RDMABuffer.read_into, {'shared' if file else 'other'} memory", read, memcpy, "memcpy", MEMCPY)
 
         sockets = stack.enter_context(plain_socket(source.view))
         tcp = stack.enter_context(Endpoint(SECRET, transports=("tcp",))).connect(address)
         yield from pair("tcp", tcp, region, sockets, "a socket copy", SOCKET)
         stack.enter_context(only_tcp())
-        yield row("RDMABuffer.read_into, tcp", lambda: read().get(), sockets, "a socket copy", SOCKET)
+        yield row("RDMABuffer.read_into, tcp", read, sockets, "a socket copy", SOCKET)
+
+
+def read_into(buffer: rdma.RDMABuffer, tensor: torch.Tensor) -> None:
+    buffer.read_into(tensor).get()
 
 
 @contextmanager

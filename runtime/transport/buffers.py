@@ -100,6 +100,19 @@ def address_of(view: memoryview) -> int:
     return address
 
 
+def file_of(memory: Memory) -> tuple[int, int] | None:
+    """The file that holds a tensor whose `share_memory_()` was called: its descriptor, which stays the tensor's, and
+    the tensor's offset."""
+    if not hasattr(memory, "untyped_storage") or device_of(memory) != "cpu" or not memory.is_shared():
+        return None
+    import torch.multiprocessing
+
+    if torch.multiprocessing.get_sharing_strategy() != "file_descriptor":
+        return None
+    storage = memory.untyped_storage()
+    return storage._share_fd_cpu_()[0], memory.data_ptr() - storage.data_ptr()
+
+
 def check_file(file: int, offset: int, size: int) -> None:
     if offset < 0 or os.fstat(file).st_size < offset + size:
         raise MonarchError(

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any
 
 from monarch.compiler.plan import MonarchError
-from monarch.runtime.transport import greeting, handshake, plug, sockets
+from monarch.runtime.transport import buffers, greeting, handshake, plug, sockets
 from monarch.runtime.transport.handshake import HandshakeFailed, Steps
 from monarch.runtime.transport.interface import Address, Check, LinkLost, Memory, Region
 from monarch.runtime.transport.loop import Loop
@@ -153,8 +153,11 @@ class Endpoint:
 
     def register(self, memory: Memory, *, file: int | None = None, offset: int = 0) -> Registration:
         """Let those who get the region read and write this memory. `file` is a memfd that holds it from byte `offset`:
-        peers on this host then map it, too. Raises MonarchError."""
+        peers on this host then map it, too, and all that it holds. So they do with the file of a tensor whose
+        `share_memory_()` was called. Raises MonarchError."""
         self._check_open()
+        if file is None:
+            file, offset = buffers.file_of(memory) or (None, 0)
         owned = self._regions.add(memory, file, offset)
         try:
             for name, transport in self._transports.items():

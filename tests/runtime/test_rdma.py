@@ -272,6 +272,22 @@ def test_waiting_has_an_end(owned: Any) -> None:
     assert slow.get(PATIENCE) == 2
 
 
+def test_a_tensor_in_shared_memory_is_mapped() -> None:
+    """On the same host, what `share_memory_()` has moved to a file is copied straight from and to that file."""
+    owner = Owner(lambda: torch.arange(10_000).share_memory_()[100:])
+    here = torch.zeros(9900, dtype=torch.int64)
+    owner.buffer.read_into(here).get()
+    owner.buffer.write_from(torch.tensor([7]), offset=8).get()
+    (link,) = rdma.endpoint().links
+    assert [reach.kind for reach in link._reaches.values()] == ["file"]  # type: ignore[attr-defined]
+    assert torch.equal(here, torch.arange(100, 10_000))
+    assert owner.ask("memory")[:3].tolist() == [100, 7, 102]
+    owner.ask("drop")
+    with pytest.raises(AccessRefused, match="there is no region"):
+        owner.buffer.read_into(here).get()
+    owner.kill()
+
+
 # -- asyncio -----------------------------------------------------------------------------------------------------------
 
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 
 from monarch.compiler.plan import MonarchError
+from monarch.runtime.transport import stream
 from monarch.runtime.transport.endpoint import Endpoint
 from monarch.runtime.transport.interface import AccessRefused, LinkLost, Region, Signal
 from monarch.runtime.transport.stream import StreamLink
@@ -84,6 +85,26 @@ def test_both_directions_are_full_at_once(way: Way, endpoint: Endpoint, link: St
     expected = b"".join(bytes([1 + at % 255]) * size for at in range(count))
     assert ours.view == expected
     assert peer.read(theirs.number) == expected
+
+
+def test_more_in_flight_than_are_kept_at_once(link: StreamLink, peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream, "_MOST_UNDER_WAY", 10)
+    region = peer.register(8)
+    works = [link.fetch_add(region, 0, 1) for _ in range(200)]
+    assert [work.wait(PATIENCE) for work in works] == list(range(200))
+
+
+def test_a_turn_of_reading_ends_and_goes_on(way: Way, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The I/O thread reads a little at a time, in both processes: nothing stays behind in a buffer."""
+    monkeypatch.setattr(stream, "_ROUNDS", 1)
+    with peers(way) as (peer,), way.endpoint() as endpoint:
+        region = peer.register(1 << 20)
+        link = endpoint.connect(peer.address(), timeout=PATIENCE)
+        for size in (1, 16_000, 16_384, 16_385, 100_001):
+            data, back = os.urandom(size), bytearray(size)
+            link.put(data, region, 5).wait(PATIENCE)
+            link.get(back, region, 5).wait(PATIENCE)
+            assert back == data
 
 
 def test_threads_share_a_link(link: StreamLink, peer: Peer) -> None:
