@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import sys
-import tempfile
 import threading
 from collections import deque
 from collections.abc import Callable
-from pathlib import Path
+from contextlib import ExitStack
 
+from monarch.runtime.launch.folder import private_folder
 from monarch.runtime.launch.launcher import Credentials
 
 # The child asks to be killed with its parent, and looks whether it is too late to ask.
@@ -48,7 +47,8 @@ class AgentProcess:
         self._process: subprocess.Popen[str] | None = None
         self._address = ""
         self._ended = ""
-        self._folder = Path(tempfile.mkdtemp(prefix="monarch-host-"))
+        self._undo = ExitStack()
+        self._folder = self._undo.enter_context(private_folder())
         host = f"[{machine}]" if ":" in machine else machine
         command = [sys.executable, "-P", "-c", PROGRAM.format(parent=os.getpid()), "host", "--listen", f"{host}:0"]
         command += self._written(credentials)
@@ -98,7 +98,7 @@ class AgentProcess:
         self._finish(f"its agent ended with {how}\n{''.join(self._lines)}".strip())
 
     def _finish(self, how: str) -> None:
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._undo.close()
         with self._changed:
             self._ended = how
             self._changed.notify_all()

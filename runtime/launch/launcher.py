@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import atexit
 import secrets
-import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from typing import Protocol
 from monarch.compiler.plan import Executor, MeshSpec, MonarchError
 from monarch.runtime.control.certificates import CONTROLLER, make_certificates
 from monarch.runtime.hosts import AttachedHosts, attach
+from monarch.runtime.launch.folder import private_folder
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def launch(
             token = secrets.token_hex(32)
             credentials = [Credentials(token=token)] * len(machines)
         else:
-            folder = Path(undo.enter_context(tempfile.TemporaryDirectory(prefix="monarch-ca-")))
+            folder = undo.enter_context(private_folder())
             credentials = certificates(folder, machines)
         addresses = launcher.start(credentials)
         tls = None if folder is None else folder / CONTROLLER
