@@ -128,7 +128,7 @@ class Agent:
         session: _Session | None = None
         try:
             seals = await asyncio.wait_for(self._greet(call), limits.HANDSHAKE_SECONDS)
-            session = _Session(self, call, seals)
+            session = _Session(self, call, peer, seals)
             self._sessions.add(session)
             reason = await session.run()
             log.info("%s: detached: %s", peer, reason or "it has closed")
@@ -171,14 +171,14 @@ class Agent:
 class _Session:
     """What one controller has attached. Runs in the event loop but for the service's thread."""
 
-    def __init__(self, agent: Agent, call: Any, seals: Seals) -> None:
+    def __init__(self, agent: Agent, call: Any, peer: str, seals: Seals) -> None:
         self._agent = agent
         self._call = call
+        self._peer = peer
         self.stream = Stream(self._read, call.write, seals, limits.HANDSHAKE_SECONDS)
         self._service = _Service(self)
         self._relay = Relay()
         self.hub = Hub(self._relay, agent.security, agent.own, self.stream, self._service)
-        self._attach: Attach | None = None
 
     async def run(self) -> str:
         return await self.stream.run(self._receive)
@@ -193,7 +193,7 @@ class _Session:
         for record in records:
             self.hub.handle(Down(record))
             if isinstance(record, Attach):
-                self._attach = record
+                log.info("%s: attached, with %d hosts beneath", self._peer, len(record.addresses) - 1)
                 self.stream.timeout = record.timeout
                 agent = self._agent
                 info = describe(record.number, record.addresses[0], agent.advertise, agent.data_bind)

@@ -35,6 +35,8 @@ class Echo:
 
     def receive(self, message: Message) -> None:
         if message.kind == "fail":
+            if "last" in message.head:
+                self.reply(Message("last", data=bytes(message.head["last"])))
             raise RuntimeError("it was asked to")
         if message.kind == "hold":
             assert self.let_go.wait(SECONDS)

@@ -94,6 +94,27 @@ def test_a_service_that_fails_is_the_loss_of_its_host() -> None:
         assert sorted(message.host for message in answers.several(4)) == [1, 2, 3, 4]
 
 
+def test_what_a_service_says_before_it_fails_arrives_before_its_loss() -> None:
+    with running(2) as hosts, attached(hosts, fan_out=1) as tree:
+        heard: queue.SimpleQueue[object] = queue.SimpleQueue()
+        tree.subscribe(0, heard.put, lambda host, reason: heard.put(host))
+        tree.send(Message("fail", head={"last": 5 * limits.FRAME_BYTES}), hosts=[1])
+        last = heard.get(timeout=SECONDS)
+        assert isinstance(last, Message) and len(last.data) == 5 * limits.FRAME_BYTES
+        assert heard.get(timeout=SECONDS) == 1
+
+
+def test_a_service_whose_progress_changes_its_length_is_lost() -> None:
+    with running(2) as hosts, attached(hosts, fan_out=1) as tree:
+        answers = Subscriber(tree)
+        tree.send(Message("progress", head={"numbers": [1, 2]}), hosts=[1])
+        tree.send(Message("progress", head={"numbers": [3]}), hosts=[1])
+        ((host, reason),) = answers.lost(1).items()
+        assert host == 1 and "1 numbers, not 2" in reason
+        tree.send(Message("hello"))
+        assert answers.until(lambda message: message.kind == "echo").host == 0
+
+
 def test_the_loss_of_a_relay_is_that_of_its_subtree() -> None:
     with running(7) as hosts, attached(hosts, fan_out=2) as tree:
         answers = Subscriber(tree)
