@@ -64,9 +64,9 @@ class ValueMesh(MeshAlgebra, Generic[T]):
         for rank, value in enumerate(self._values):
             yield Point(rank, self.extent), value
 
-    def values(self) -> Iterator[T]:
+    def values(self) -> list[T]:
         """The values, in rank order."""
-        return iter(self._values)
+        return list(self._values)
 
     def __iter__(self) -> Iterator[tuple[Point, T]]:
         return self.items()

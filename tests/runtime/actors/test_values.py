@@ -16,7 +16,7 @@ def mesh() -> ValueMesh[str]:
 
 def test_values_are_in_rank_order() -> None:
     values = mesh()
-    assert list(values.values()) == list("abcdef")
+    assert values.values() == list("abcdef")
     assert [(point.rank, dict(point), value) for point, value in values.items()][4] == (4, {"hosts": 1, "gpus": 1}, "e")
     assert list(values) == list(values.items())
     assert [values.get(rank) for rank in range(6)] == list("abcdef")

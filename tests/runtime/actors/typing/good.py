@@ -74,7 +74,7 @@ reveal_type(trainers.step.choose(batch=1).get(timeout=3))  # float
 reveal_type([reply.get() for reply in trainers.step.stream(1, 2)])  # list[float]
 reveal_type(trainers.step.broadcast(1))  # None
 reveal_type(trainers.names.call().get().item(gpus=0))  # list[str]
-reveal_type(trainers.names.call().get().slice(gpus=0).values())  # Iterator[list[str]]
+reveal_type(trainers.names.call().get().slice(gpus=0).values())  # list[list[str]]
 reveal_type(trainers.later.call_one("why?").get())  # str
 reveal_type(as_endpoint(trainers.debug).call_one(3).get())  # str
 reveal_type(trainers.size("gpus"))  # int
