@@ -23,6 +23,7 @@ from monarch.compiler.plan import MeshSpec, Plan
 
 SIZES = ((1 << 10, 100), (64 << 10, 50), (1 << 20, 20), (16 << 20, 4))
 REPETITIONS = 15
+STEPS = 10
 MONARCH = str(Path(sys.executable).with_name("monarch"))
 
 
@@ -70,6 +71,14 @@ class Ours:
         value, plan = self._plans[size, count]
         return seconds(lambda: self.executor.wait(self.executor.run(plan, [value])[0])) / count
 
+    def control_messages(self, size: int, count: int) -> int:
+        """How many handshakes, registrations and the like the workers send each other in some steps."""
+        connection = self.executor._connection
+        before = connection.link_messages()
+        for _ in range(STEPS):
+            self.measure(size, count)
+        return int(connection.link_messages()) - before
+
     def close(self) -> None:
         self.executor.close()
 
@@ -87,7 +96,8 @@ def rows() -> list[Row]:
                 warm=3,
             )
             name = f"{size >> 10} KiB" if size < 1 << 20 else f"{size >> 20} MiB"
-            found.append(Row(f"all_reduce of {name}, 2 hosts over TCP", mine, other, "gloo, 2 processes"))
+            note = f"{ours.control_messages(size, count)} control messages in {STEPS} steps"
+            found.append(Row(f"all_reduce of {name}, 2 hosts over TCP", mine, other, "gloo, 2 processes", None, note))
         return found
     finally:
         gloo.close()
