@@ -167,7 +167,7 @@ class RayLauncher:
             for node in self._ray.nodes()
             if node["Alive"]
         ]
-        return "\n".join([*nodes, f"free in all: {_amounts(self._ray.available_resources())}"])
+        return "\n".join([*sorted(nodes), f"free in all: {_amounts(self._ray.available_resources())}"])
 
 
 def _amounts(resources: Mapping[str, float]) -> str:
