@@ -170,7 +170,7 @@ class Network:
         """Whatever passes over its cable, either way, comes `delay` seconds later, or is lost with probability `loss`.
 
         May be called again. The first call puts a process between host and bridge that copies frames (wire.py): not
-        every kernel has `tc`'s netem. Connections live on; some 100 MB/s come through.
+        every kernel has `tc`'s netem. Connections live on; some 50 MB/s come through.
         """
         number = host._port.rpartition("h")[2]
         if host.name not in self._wires:
