@@ -39,7 +39,8 @@ class Hosts:
         cores = sorted(os.sched_getaffinity(0))
         self._agents = []
         for number in range(2):
-            os.sched_setaffinity(0, {cores[number % len(cores)]})  # as hosts of their own: a worker has one thread
+            # As hosts of their own, each with a core: a worker computes in one thread, as gloo's processes do.
+            os.sched_setaffinity(0, {cores[number % len(cores)]})
             agent = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
             self._agents.append(agent)
         os.sched_setaffinity(0, cores)
@@ -62,6 +63,9 @@ class Ours:
 
     def __init__(self, hosts: Hosts) -> None:
         self.executor: Any = hosts.attached.start(MeshSpec.of(w=WORKERS))
+        for pid in self.executor.worker_pids():  # and may run where gloo's may
+            for thread in Path(f"/proc/{pid}/task").iterdir():
+                os.sched_setaffinity(int(thread.name), os.sched_getaffinity(0))
         self._plans: dict[tuple[int, int], tuple[Any, Plan]] = {}
 
     def measure(self, size: int, count: int) -> float:

@@ -133,6 +133,7 @@ class TimedSignals(Signals):
 
     def __init__(self, like: Signals, clock: Callable[[], int]) -> None:
         super().__init__(like.words, like.address, like.workers)
+        self.spins, self.yields = like.spins, like.yields
         self.waited = 0
         self._clock = clock
 

@@ -31,7 +31,7 @@ import torch
 from monarch.compiler.plan import MeshSpec
 from monarch.runtime import futex, signals
 from monarch.runtime.mirror import Mirror
-from monarch.runtime.signals import LINE, STEP_BITS, Aborted, TimedSignals
+from monarch.runtime.signals import LINE, STEP_BITS, Aborted, Signals, TimedSignals
 from monarch.runtime.window import AREAS, Window
 
 Tensors = list[torch.Tensor]
@@ -69,8 +69,8 @@ class Meetings:
         self.mesh = mesh
         self.rank = rank
         self.window = window
-        self.signals = window.signals()
         self.mirror = mirror
+        self.signals = self._signals()
         self.area = window.geometry.area
         self.here = range(mesh.workers) if mirror is None else mirror.here
         self._at = 0
@@ -130,11 +130,17 @@ class Meetings:
 
     def time_waits(self, clock: Callable[[], int]) -> Callable[[], int]:
         """From here on count the time spent waiting for peers; gives what tells it."""
-        self.signals = timed = TimedSignals(self.window.signals(), clock)
+        self.signals = timed = TimedSignals(self._signals(), clock)
         return lambda: timed.waited
 
     def time_no_waits(self) -> None:
-        self.signals = self.window.signals()
+        self.signals = self._signals()
+
+    def _signals(self) -> Signals:
+        made = self.window.signals()
+        if self.mirror is not None:  # what comes is written by another thread of this process: spinning would hold it up
+            made.spins = made.yields = 0
+        return made
 
     # -- rounds ----------------------------------------------------------------------------------------------------
 
