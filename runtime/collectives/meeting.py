@@ -138,7 +138,7 @@ class Meetings:
 
     def _signals(self) -> Signals:
         made = self.window.signals()
-        if self.mirror is not None:  # what comes is written by another thread of this process: spinning would hold it up
+        if self.mirror is not None:  # what comes is written by a thread of this process, which spinning would hold up
             made.spins = made.yields = 0
         return made
 
