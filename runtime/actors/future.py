@@ -143,10 +143,16 @@ class Future(Generic[T]):
                 if not loop.is_closed():  # or else nobody is left to be told
                     raise
 
+        def forget(_: object) -> None:  # which also keeps this future, as long as somebody awaits the other
+            with self._lock:
+                if callback in self._callbacks:
+                    self._callbacks.remove(callback)
+
         if self._done:
             settle()
         else:
             self.when_done(callback)
+            theirs.add_done_callback(forget)
         return theirs
 
     def __await__(self) -> Generator[Any, None, T]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count
@@ -182,37 +183,54 @@ class Each(_Several, Generic[T]):
         return last
 
 
+class _Asked(Future[T]):
+    """A future that gives its value back if it goes before anybody looked at it, as after a timeout."""
+
+    __slots__ = ("__weakref__", "_queue")
+
+    def __init__(self, queue: Queue[T]) -> None:
+        super().__init__()
+        self._queue = queue
+
+    def __del__(self) -> None:
+        if self._decode is not None:
+            self._queue.give_back(self._decode)
+
+
 class Queue(Generic[T]):
     """What was sent to a channel, in the order in which it came, whoever sent it."""
 
     def __init__(self, once: bool) -> None:
         self._once = once
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a future may go while this thread has the lock
         self._arrived: deque[Decode] = deque()
-        self._asked: deque[Future[T]] = deque()
+        self._asked: deque[weakref.ref[_Asked[T]]] = deque()
 
     def take(self, place: int, well: bool, decode: Decode) -> bool:
-        with self._lock:
-            if not self._asked:
-                self._arrived.append(decode)
-                return self._once
-            future = self._asked.popleft()
-        future.settle(decode)
+        self._arrived.append(decode)
+        self._join()
         return self._once
 
     def lost(self, address: str, error: SupervisionError) -> bool:
         return False
 
     def ask(self) -> Future[T]:
-        """A future of the next value that nobody has asked for yet."""
-        future: Future[T] = Future()
-        with self._lock:
-            if not self._arrived:
-                self._asked.append(future)
-                return future
-            decode = self._arrived.popleft()
-        future.settle(decode)
+        """A future of the next value that nobody else who still waits has asked for."""
+        future = _Asked(self)
+        self._asked.append(weakref.ref(future))
+        self._join()
         return future
+
+    def give_back(self, decode: Decode) -> None:
+        self._arrived.appendleft(decode)
+        self._join()
+
+    def _join(self) -> None:
+        with self._lock:
+            while self._arrived and self._asked:
+                future = self._asked.popleft()()
+                if future is not None:
+                    future.settle(self._arrived.popleft())
 
 
 __all__ = ["All", "Decode", "Each", "One", "Pending", "Ports", "Queue", "Waiting", "decoder", "failing"]

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
+
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -144,3 +148,55 @@ def test_a_channel_for_one_value_is_closed_by_it() -> None:
     ports.reply(port, 0, True, says(2))
     assert queue.ask().get(0) == 1
     assert not queue.ask().done() and len(ports) == 0
+
+
+def test_who_gave_up_takes_no_value() -> None:
+    ports = Ports()
+    queue: Queue[int] = Queue(once=False)
+    port = ports.open(queue)
+    for _ in range(3):
+        with pytest.raises(TimeoutError):
+            queue.ask().get(timeout=0)
+    kept = queue.ask()
+    with pytest.raises(TimeoutError):
+        kept.get(timeout=0)
+    ports.reply(port, 0, True, says(1))
+    ports.reply(port, 0, True, says(2))
+    assert (queue.ask().get(0), kept.get(0)) == (2, 1)
+
+
+def test_a_value_that_nobody_looked_at_is_there_for_the_next() -> None:
+    ports = Ports()
+    queue: Queue[int] = Queue(once=False)
+    port = ports.open(queue)
+    for value in (1, 2):
+        ports.reply(port, 0, True, says(value))
+    queue.ask()
+    assert [queue.ask().get(0), queue.ask().get(0)] == [1, 2]
+
+
+def test_who_gave_up_in_a_coroutine_takes_no_value_either() -> None:
+    ports = Ports()
+    queue: Queue[int] = Queue(once=False)
+    port = ports.open(queue)
+
+    async def main() -> list[int]:
+        gc.disable()
+        for _ in range(2):
+            with pytest.raises(asyncio.TimeoutError):
+                await asyncio.wait_for(queue.ask().as_asyncio(), 0.001)
+            with pytest.raises(asyncio.TimeoutError):
+                await asyncio.wait_for(_awaited(queue.ask()), 0.001)
+        gc.enable()
+        gc.collect()
+        waiting = queue.ask().as_asyncio()
+        gc.collect()
+        for value in (1, 2):
+            ports.reply(port, 0, True, says(value))
+        return [await waiting, await queue.ask()]
+
+    assert asyncio.run(main()) == [1, 2]
+
+
+async def _awaited(future: Future[int]) -> int:
+    return await future
