@@ -181,7 +181,11 @@ class _Session:
         self.hub = Hub(self._relay, agent.security, agent.own, self.stream, self._service)
 
     async def run(self) -> str:
-        return await self.stream.run(self._receive)
+        try:
+            return await self.stream.run(self._receive)
+        finally:
+            if not self.stream.closed:
+                self._service.discard()
 
     async def _read(self) -> bytes | None:
         import grpc
@@ -251,6 +255,10 @@ class _Service:
         log.error("%s", reason)
         self._inbox.abandon()
         self._happened(Gone(SERVICE, reason))
+
+    def discard(self) -> None:
+        """The controller has gone without a word: what it wanted done has no purpose any more."""
+        self._inbox.discard()
 
     async def end(self, seconds: float) -> None:
         """After the messages that have come already. A service that takes longer than that ends on its own."""

@@ -7,6 +7,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Generic, TypeVar
 
 from monarch.runtime.control import limits
@@ -61,6 +62,15 @@ class Inbox(Generic[T]):
         with self._lock:
             self._limit = 1 << 62
         soon(self._room.set)
+
+    def discard(self) -> None:
+        """What waits in it is not to be taken any more."""
+        with suppress(queue.Empty):
+            while True:
+                _, cost = self._queue.get_nowait()
+                with self._lock:
+                    self._waiting -= cost
+        self._let_in()
 
     async def room(self) -> None:
         await self._room.wait()

@@ -18,6 +18,7 @@ class Message:
     `progress`  on the way up: numbers that only grow. Instead of every host's message, the controller gets, under the
                 same kind and mesh, the least of them over all hosts, number by number, whenever that has grown. It
                 comes after every message of that mesh that a host sent before it.
+                All hosts are those to which a message of this mesh was sent; a lost one counts with what it said last.
     """
 
     kind: str
@@ -43,5 +44,6 @@ class Service(Protocol):
         ...
 
     def detached(self) -> None:
-        """The controller has gone, or is out of reach: end what runs for it. Called once, after the last message."""
+        """The controller has gone, or is out of reach: end what runs for it. Called once, after the last message; where
+        the controller was lost, messages that were not begun are left out."""
         ...

@@ -39,7 +39,7 @@ class Stream:
         self._heard = self._wrote = self._now()
         self._waiting = False
         self._peer_waits = False
-        self.frames = 0
+        self.closed = False  # by the other end, in order: what it has said is to be done
 
     # -- sending ---------------------------------------------------------------------------------------------------
 
@@ -83,7 +83,6 @@ class Stream:
                 return "the connection was closed"
             records = codec.decode(*self._seals.opener.open(frame))
             self._heard = self._now()
-            self.frames += 1
             closed = next((record for record in records if isinstance(record, Close)), None)
             for record in records:
                 if isinstance(record, Beat):
@@ -97,6 +96,7 @@ class Stream:
                     self._waiting = False
                     self._heard = self._now()
             if closed is not None:
+                self.closed = True
                 return closed.reason
 
     async def _sending(self) -> str:

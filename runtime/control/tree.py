@@ -108,8 +108,6 @@ class HostTree:
             )
 
     def _give(self, records: list[Record]) -> None:
-        if self._closed:
-            return
         for record in records:
             self._hub.handle(Down(record))
         if self._hub.full:

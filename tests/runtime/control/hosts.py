@@ -30,6 +30,7 @@ class Echo:
         self.reply = reply
         self.info = info
         self.got: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self.holds = threading.Event()
         self.let_go = threading.Event()
         self.ended = threading.Event()
 
@@ -39,6 +40,7 @@ class Echo:
                 self.reply(Message("last", data=bytes(message.head["last"])))
             raise RuntimeError("it was asked to")
         if message.kind == "hold":
+            self.holds.set()
             assert self.let_go.wait(SECONDS)
         self.got.put(message)
         if message.kind == "progress":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import socket
@@ -19,7 +20,7 @@ from monarch.runtime.control.tree import HostTree
 from tests.runtime.control.hosts import SECONDS, Subscriber, attached, running, token_security
 from tests.runtime.control.process import process
 from tests.runtime.control.raw import Proxy, raw
-from tests.runtime.control.test_security import sealed
+from tests.runtime.control.test_security import heard, sealed
 
 BOUND = 1.0
 
@@ -121,6 +122,36 @@ def test_a_cut_connection_is_noticed_by_both_ends() -> None:
         assert list(answers.lost(1)) == [1]
         assert hosts[1].made[0].ended.wait(SECONDS)
         with_proxy.close()
+
+
+def test_what_was_not_begun_when_the_controller_was_lost_is_not_done() -> None:
+    with running(1) as (host,):
+        proxy = Proxy(host.address)
+        tree = HostTree([proxy.address], token_security())
+        answers = Subscriber(tree)
+        tree.send(Message("hello"))
+        answers.next()
+        tree.send(Message("hold"))
+        tree.send(Message("hello", 1))
+        assert host.made[0].holds.wait(SECONDS)
+        with heard(logging.INFO) as lines:
+            proxy.cut()
+            while "detached" not in (line := lines.get(timeout=SECONDS)) and "broke" not in line:
+                pass
+        service = host.made[0]
+        service.let_go.set()
+        assert service.ended.wait(SECONDS)
+        assert [service.got.get().kind for _ in range(service.got.qsize())] == ["hello", "hold"]
+        tree.close()
+
+
+def test_what_was_sent_before_closing_is_done() -> None:
+    with running(3) as hosts:
+        with attached(hosts, fan_out=1) as tree:
+            for _ in range(100):
+                tree.send(Message("quiet"))
+        assert [host.made[0].got.qsize() for host in hosts] == [100] * 3
+        assert all(host.made[0].ended.is_set() for host in hosts)
 
 
 def test_the_death_of_the_controller_ends_what_runs_for_it_everywhere() -> None:

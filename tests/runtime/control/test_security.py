@@ -295,17 +295,20 @@ def test_who_is_refused_before_a_word_is_logged(host: Host, folder: Path, strang
 
 
 @contextmanager
-def heard() -> Iterator[queue.SimpleQueue[str]]:
-    """Warnings, as they are logged."""
+def heard(level: int = logging.WARNING) -> Iterator[queue.SimpleQueue[str]]:
+    """What is logged, as it is logged."""
     lines: queue.SimpleQueue[str] = queue.SimpleQueue()
-    handler = logging.Handler(logging.WARNING)
+    handler = logging.Handler(level)
     handler.emit = lambda record: lines.put(record.getMessage())  # type: ignore[method-assign]
     logger = logging.getLogger("monarch.control")
+    before = logger.level
+    logger.setLevel(level)
     logger.addHandler(handler)
     try:
         yield lines
     finally:
         logger.removeHandler(handler)
+        logger.setLevel(before)
 
 
 # -- TLS -----------------------------------------------------------------------------------------------------------
