@@ -31,6 +31,7 @@ import select
 import signal
 import socket
 import sys
+import traceback
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
@@ -159,6 +160,8 @@ class Warm:
             from monarch.runtime.actors.process import serve
 
             serve(rank, boot, socket.socket(fileno=listener))
+        except BaseException:
+            traceback.print_exc()
         finally:
             os._exit(1)
 

@@ -102,7 +102,7 @@ class Host:
                     os.set_blocking(ours, False)
                     read.append(ours)
                     write.append(theirs)
-            warm = warm_parent()
+            warm = _warm()
             running = _Running(group, warm, set(range(count)), [deque(maxlen=LAST_LINES) for _ in range(count)])
             with self._lock:
                 self._groups[group.id] = running
@@ -263,6 +263,14 @@ class Host:
                 self._process.reply(head[2], True, mesh)
 
         threading.Thread(target=make, name="monarch controller", daemon=True).start()
+
+
+def _warm() -> WarmParent:
+    """A warm parent that has not just died."""
+    warm = warm_parent()
+    while warm.read():
+        pass
+    return warm if warm.alive else warm_parent()
 
 
 class _Inbox:

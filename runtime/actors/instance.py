@@ -210,7 +210,7 @@ class LocalActor:
         told = error if isinstance(error, Exception) else ActorError.of(error, self.instance.label)
         return _End(f"{what} {type(error).__name__}: {error}", told, detail)
 
-    def _supervised(self, failure: MeshFailure, handled: bool, error: Exception | None = None) -> None:
+    def _supervised(self, failure: MeshFailure, handled: bool, error: BaseException | None = None) -> None:
         """Say what came of a failure: it goes on to the owner, and this actor ends, where it was not dealt with."""
         trace = "" if error is None else "".join(traceback.format_exception(error)).rstrip()
         self._process.supervision(Supervised(self.instance.actor_id, failure, handled, trace))
@@ -248,7 +248,7 @@ class LocalActor:
         elif isinstance(item, MeshFailure):
             try:
                 handled = self._supervise(item)
-            except Exception as error:
+            except BaseException as error:
                 self._supervised(item, False, error)
             else:
                 self._supervised(item, bool(handled))
@@ -270,7 +270,7 @@ class LocalActor:
             cleanup = getattr(self._actor, "__cleanup__", None)
             if cleanup is not None:
                 cleanup(end.error)
-        except Exception as error:
+        except BaseException as error:
             trace = "".join(traceback.format_exception(error)).rstrip()
         self._cleaned(trace)
 
@@ -304,7 +304,7 @@ class LocalActor:
     async def _run_async(self) -> None:
         loop = self.loop = asyncio.get_running_loop()
         awake = asyncio.Event()
-        tasks: set[asyncio.Task[None]] = set()
+        tasks: dict[asyncio.Task[None], Call] = {}
         ending: list[_End] = []
 
         def rouse() -> None:
@@ -313,7 +313,7 @@ class LocalActor:
 
         async def beside(call: Call) -> None:
             try:
-                await self._call_async(call[1], call[2])
+                await self._call_async(call)
             except _End as end:
                 ending.append(end)
                 awake.set()
@@ -333,16 +333,20 @@ class LocalActor:
                     awake.clear()
                 elif isinstance(item, tuple) and self._is_concurrent(item[1]):
                     task = loop.create_task(beside(item))
-                    tasks.add(task)
-                    task.add_done_callback(tasks.discard)
+                    tasks[task] = item
+                    task.add_done_callback(tasks.pop)
                 else:
                     await self._handle_async(item)
         except _End as ended:
             end = ended
         self._close(end)
-        for task in tasks:
+        left = dict(tasks)
+        for task in left:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*left, return_exceptions=True)
+        for task, call in left.items():
+            if task.cancelled():
+                self._refuse(call)
         while not self._alone:
             await awake.wait()
             awake.clear()
@@ -353,7 +357,7 @@ class LocalActor:
             result = None if cleanup is None else cleanup(end.error)
             if isinstance(result, Awaitable):
                 await result
-        except Exception as error:
+        except BaseException as error:
             trace = "".join(traceback.format_exception(error)).rstrip()
         self._cleaned(trace)
 
@@ -363,20 +367,21 @@ class LocalActor:
 
     async def _handle_async(self, item: MeshFailure | Call | Stop) -> None:
         if isinstance(item, tuple):
-            await self._call_async(item[1], item[2])
+            await self._call_async(item)
         elif isinstance(item, MeshFailure):
             try:
                 handled = self._supervise(item)
                 if isinstance(handled, Awaitable):
                     handled = await handled
-            except Exception as error:
+            except BaseException as error:
                 self._supervised(item, False, error)
             else:
                 self._supervised(item, bool(handled))
         else:
             raise _End(item.reason)
 
-    async def _call_async(self, head: Head, payload: Payload) -> None:
+    async def _call_async(self, call: Call) -> None:
+        _, head, payload = call
         running.set(Context(self.instance, head[5]))
         try:
             args, kwargs = self._arguments(head, payload)
@@ -384,6 +389,8 @@ class LocalActor:
             if isinstance(value, Awaitable):
                 value = await value
         except BaseException as error:
+            if self.ended is not None and isinstance(error, asyncio.CancelledError):
+                raise  # the actor ends, and it is refused
             self._raised(head, error)
         else:
             if head[2] is not None and not head[4]:

@@ -141,6 +141,7 @@ class HostMesh(MeshAlgebra):
             slow_calls=process.slow_calls,
             path=tuple(sys.path),
             folder=os.getcwd(),
+            environ=tuple(os.environ.items()),
         )
         mesh = ProcMesh(group, shape)
         if process.host is not None and agent == process.address:
@@ -260,7 +261,7 @@ class ProcMesh(_Owned):
         return hash((self._id, self._shape))
 
     def __reduce__(self) -> tuple[type[ProcMesh], tuple[Group, Shape]]:
-        return ProcMesh, (replace(self._group, bootstrap=None, path=()), self._shape)
+        return ProcMesh, (replace(self._group, bootstrap=None, path=(), environ=()), self._shape)
 
     def __repr__(self) -> str:
         return f"ProcMesh('{self._name}', {self.extent})"

@@ -15,6 +15,7 @@ import threading
 import traceback
 from collections import deque
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -101,6 +102,8 @@ class Group:
     """After how many seconds an unanswered call is reported."""
     path: tuple[str, ...]
     folder: str
+    environ: tuple[tuple[str, str], ...] = ()
+    """The environment of whoever spawns them, as it is then."""
 
 
 class Process:
@@ -237,9 +240,10 @@ class Process:
         actor.start()
 
     def _on_place_ended(self, sender: str, head: Head, payload: Payload) -> None:
-        self.supervision(PlaceEnded(head[1], head[2], payload.decode()))
-        if self._supervision.owner_of(head[1]) is None:
-            self._spawned.pop(head[1], None)
+        with self._deciding:
+            self.supervision(PlaceEnded(head[1], head[2], payload.decode()))
+            if self._supervision.owner_of(head[1]) is None:
+                self._spawned.pop(head[1], None)
 
     def _on_refused(self, sender: str, head: Head, payload: Payload) -> None:
         self.refused[head[1], sender] = payload.decode()
@@ -258,7 +262,10 @@ class Process:
             ]
         for lost, head, _ in early:
             self._never(lost, head)
-        self.supervision(ProcessGone(death.address, death.reason, not death.expected, death.status, death.log))
+        with self._deciding:
+            self.supervision(ProcessGone(death.address, death.reason, not death.expected, death.status, death.log))
+            for mesh in [mesh for mesh in self._spawned if self._supervision.owner_of(mesh) is None]:
+                del self._spawned[mesh]
 
     def _on_ready(self, sender: str, head: Head, payload: Payload) -> None:
         def answer() -> None:
@@ -291,8 +298,9 @@ class Process:
 
     def owns(self, owner: str, mesh: ActorMesh[Any] | ProcMesh, processes: bool) -> None:
         """An actor of this process, or the process itself, spawns a mesh."""
-        self._spawned[mesh._id] = mesh
-        self.supervision(Owns(owner, mesh._id, mesh._name, mesh._addresses, processes))
+        with self._deciding:
+            self._spawned[mesh._id] = mesh
+            self.supervision(Owns(owner, mesh._id, mesh._name, mesh._addresses, processes))
 
     def supervision(self, event: Event) -> None:
         """Something has happened: have done what follows from it. From any thread; waits for nothing."""
@@ -372,7 +380,10 @@ def serve(rank: int, boot: int, listener: socket.socket) -> NoReturn:
     group: Group = pickle.loads(os.pread(boot, os.fstat(boot).st_size, 0))
     os.close(boot)
     sys.path[:] = group.path
-    os.chdir(group.folder)
+    os.environ.clear()  # what is there is as it was when the warm parent started
+    os.environ.update(group.environ)
+    with suppress(OSError):  # it may have gone since
+        os.chdir(group.folder)
     process = Process(group, rank, listener)
     current.become(process)
     process.watch_calls(group.slow_calls)

@@ -116,6 +116,8 @@ class Owner(Actor):
         self.port.send(("supervise", failure))
         if self.deal == "raise":
             raise RuntimeError("while supervising")
+        if self.deal == "exit":
+            raise SystemExit(4)
         return self.deal == "deal"
 
     def __cleanup__(self, exc: Exception | None) -> None:
@@ -273,6 +275,13 @@ def test_what_supervise_raises_is_a_failure_chained_to_the_old(faults: Faults) -
     failure = faults.get(timeout=WAIT)
     assert "RuntimeError: while supervising" in failure.reason
     assert failure.cause is not None and "as told" in failure.cause.reason
+
+
+def test_an_exit_within_supervise_is_a_failure_too(faults: Faults) -> None:
+    port, _receiver = Channel[Any].open()
+    owner = spawn(1).slice(gpus=0).spawn("owner", Owner, port, "exit")
+    owner.fail_one.call_one().get(WAIT)
+    assert "SystemExit: 4" in faults.get(timeout=WAIT).reason
 
 
 def test_an_owners_end_is_that_of_what_it_owns() -> None:

@@ -19,6 +19,7 @@ from monarch.actor import (
     Channel,
     Port,
     ProcMesh,
+    SupervisionError,
     as_endpoint,
     concurrent_endpoint,
     context,
@@ -253,6 +254,14 @@ def test_async_endpoints_run_one_at_a_time_and_concurrent_ones_beside_them() -> 
     assert not waiting[0].done()
     loops.open.call_one().get(WAIT)
     assert [future.get(WAIT) for future in waiting] == ["loops"] * 3
+
+
+def test_concurrent_calls_that_still_run_when_the_actor_stops_are_refused() -> None:
+    loops = spawn(1).slice(gpus=0).spawn("loops", Loop)
+    waiting = loops.wait.call_one()
+    loops.stop("closing time").get(WAIT)
+    with pytest.raises(SupervisionError, match="closing time"):
+        waiting.get(WAIT)
 
 
 def test_futures_can_be_awaited() -> None:
