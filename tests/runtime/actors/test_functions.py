@@ -138,3 +138,14 @@ def test_the_environment_alone(how: str) -> None:
     assert len(ports) == 1 and (how == "sync" or ports == {"29500"})
     with pytest.raises(ValueError, match="give both, or neither"):
         setup_torch_elastic_env(procs, "10.0.0.1")
+
+
+def test_processes_have_the_environment_of_who_spawns_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    read = monarch.remote(variable)
+    for value in ("one", "two"):  # the second time, the parent that processes are forked from is there already
+        monkeypatch.setenv("MONARCH_TEST_VARIABLE", value)
+        with this_host().spawn_procs().activate():
+            assert read.call_one("MONARCH_TEST_VARIABLE").get(WAIT) == value
+    monkeypatch.delenv("MONARCH_TEST_VARIABLE")
+    with this_host().spawn_procs().activate():
+        assert read.call_one("MONARCH_TEST_VARIABLE").get(WAIT) is None
