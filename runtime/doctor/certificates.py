@@ -21,10 +21,13 @@ def look_at(folder: Path | None) -> Certificates:
         Security.tls(folder)
         authorities = x509.load_pem_x509_certificates((folder / CA).read_bytes())
         own = x509.load_pem_x509_certificate((folder / CERTIFICATE).read_bytes())
-    except (MonarchError, ValueError) as error:
-        return Certificates(str(folder), found=True, error=str(error))
+    except MonarchError as error:
+        return Certificates(str(folder), found=True, error=error.message, remedy=error.hint)
+    except ValueError as error:
+        return Certificates(str(folder), found=True, error=f"{folder}: {error}")
     until = min(certificate.not_valid_after_utc for certificate in (own, *authorities))
-    return Certificates(str(folder), True, _objection(own, authorities), names_of(own), until)
+    objection = _objection(folder, own, authorities)
+    return Certificates(str(folder), True, objection, names=names_of(own), expires=until)
 
 
 def names_of(certificate: x509.Certificate) -> tuple[str, ...]:
@@ -37,16 +40,16 @@ def names_of(certificate: x509.Certificate) -> tuple[str, ...]:
     return (*names.get_values_for_type(x509.DNSName), *addresses)
 
 
-def _objection(own: x509.Certificate, authorities: list[x509.Certificate]) -> str:
+def _objection(folder: Path, own: x509.Certificate, authorities: list[x509.Certificate]) -> str:
     """Why a host cannot listen with a certificate that can be read, or ""."""
     if not any(_signed(own, authority) for authority in authorities):
-        return f"{CERTIFICATE} was not signed by the authority in {CA}"
+        return f"{folder / CERTIFICATE} was not signed by the authority in {CA} beside it"
     try:
         usages = own.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
     except x509.ExtensionNotFound:
         return ""
     if ExtendedKeyUsageOID.SERVER_AUTH not in usages:
-        return f"{CERTIFICATE} is a controller's: a host cannot listen with it"
+        return f"{folder / CERTIFICATE} is a controller's: a host cannot listen with it"
     return ""
 
 

@@ -107,11 +107,13 @@ class Toolchain:
 @dataclass(frozen=True)
 class Certificates:
     """The files with which a host listens with TLS, where a folder of them was named. `error` says what is wrong with
-    them; `names` are what the host may be reached by, and `expires` when its certificate or its authority's does."""
+    them, and `remedy` what to do, where that is known; `names` are what the host may be reached by, and `expires` when
+    its certificate or its authority's does."""
 
     folder: str
     found: bool
     error: str = ""
+    remedy: str = ""
     names: tuple[str, ...] = ()
     expires: datetime | None = None
 

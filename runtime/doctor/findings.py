@@ -263,7 +263,7 @@ def _listening(files: Certificates, now: datetime) -> Iterator[Finding]:
         return
     names = f" for {', '.join(files.names)}" if files.names else ""
     if files.error:
-        yield Finding("TLS", f"{files.folder}: {files.error}", State.LACKING, (remedy,))
+        yield Finding("TLS", files.error, State.LACKING, (files.remedy or remedy,))
     elif files.expires is None or files.expires - now >= SOON:
         until = "" if files.expires is None else f", valid until {files.expires:%Y-%m-%d}"
         yield Finding("TLS", f"certificates in {files.folder}{names}{until}")

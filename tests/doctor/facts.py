@@ -41,7 +41,7 @@ FACTS = Facts(
     transports=(Measured("shm", 9 * GIB, 8 * GIB), Measured("tcp", 2 * GIB, 2 * GIB)),
     copy=10 * GIB,
     toolchain=Toolchain("g++ 12.2.0 (/usr/bin/g++)", "", "3.6.0", "/home/me/.cache/monarch/kernels", 3, 30000),
-    certificates=Certificates("/home/me/node1", True, "", ("node1",), datetime(2029, 1, 1, tzinfo=UTC)),
+    certificates=Certificates("/home/me/node1", True, names=("node1",), expires=datetime(2029, 1, 1, tzinfo=UTC)),
     now=NOW,
 )
 

@@ -22,13 +22,15 @@ def test_no_folder_named() -> None:
 
 def test_a_folder_without_them(tmp_path: Path) -> None:
     files = look_at(tmp_path)
+    assert files.remedy == "monarch ca makes such folders."
     assert files.found and "has to hold ca.pem, cert.pem and key.pem" in files.error
 
 
 def test_a_key_that_others_can_read(tmp_path: Path) -> None:
     make_certificates(tmp_path, ["node1"])
     (tmp_path / "node1" / "key.pem").chmod(0o644)
-    assert "can be read or written by others" in look_at(tmp_path / "node1").error
+    files = look_at(tmp_path / "node1")
+    assert "can be read or written by others" in files.error and files.remedy.startswith("chmod 600 ")
 
 
 def test_what_is_no_certificate(tmp_path: Path) -> None:

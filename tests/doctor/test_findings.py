@@ -110,7 +110,11 @@ LACKS = {
         certificates(folder="", found=False), "listening", "TLS", State.ABSENT, "loopback", "monarch ca",
     ),
     "bad certificates": (
-        certificates(error="not signed"), "listening", "TLS", State.LACKING, "/home/me/node1: not signed", "monarch ca",
+        certificates(error="not signed"), "listening", "TLS", State.LACKING, "not signed", "monarch ca",
+    ),
+    "open certificates": (
+        certificates(error="others can read it", remedy="chmod 600 key.pem"), "listening", "TLS", State.LACKING,
+        "others can", "chmod 600",
     ),
     "expired": (
         certificates(expires=NOW - timedelta(days=1)), "listening", "TLS", State.LACKING, "expired on 2026-11-20",
