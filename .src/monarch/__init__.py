@@ -20,7 +20,7 @@ from monarch.compiler.executors import set_executor_factory, set_hosts_factory
 if TYPE_CHECKING:
     from torch.distributed.tensor import Partial, Replicate, Shard
 
-    from monarch import actor, distributed, launch
+    from monarch import actor, distributed, launch, rdma, spmd
     from monarch.compiler.errors import (
         DeviceMeshError,
         GraphError,
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "monarch": ("actor", "distributed", "launch"),  # modules
+    "monarch": ("actor", "distributed", "launch", "rdma", "spmd"),  # modules
     "monarch.compiler.errors": (
         "DeviceMeshError",
         "GraphError",
@@ -108,7 +108,9 @@ __all__ = [
     "module_to_mesh",
     "profile",
     "program",
+    "rdma",
     "remote",
+    "spmd",
     "this_host",
 ]
 
