@@ -117,6 +117,13 @@ class Endpoint(Generic[P, R]):
     def _check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._method.check(args, kwargs, f"{self._recipients._label}.{self._method.name}")
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """By name, so that a message with an endpoint in it is small, and the class is the receiver's."""
+        found = getattr(self._recipients, self._method.name)
+        if isinstance(found, Endpoint):
+            return getattr, (self._recipients, self._method.name)
+        return _as_endpoint, (found, self._method.explicit_port)
+
     def __repr__(self) -> str:
         return f"<endpoint {self._recipients._label}.{self._method.name}{self._method.signature}>"
 
@@ -144,6 +151,9 @@ class UnmarkedMethod:
         self._recipients = recipients
         self._interface = interface
         self._name = name
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return getattr, (self._recipients, self._name)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         raise RuntimeError(
@@ -177,6 +187,10 @@ def as_endpoint(method: Any, /, *, explicit_response_port: bool = False) -> Any:
             f"event loop to run it on"
         )
     return Endpoint(method._recipients, marked)
+
+
+def _as_endpoint(method: Any, explicit_port: bool) -> Any:
+    return as_endpoint(method, explicit_response_port=True) if explicit_port else as_endpoint(method)
 
 
 def attribute(recipients: Recipients, interface: ActorInterface, name: str) -> Endpoint[..., Any] | UnmarkedMethod:

@@ -17,6 +17,7 @@ from monarch.actor import (
     Actor,
     ActorError,
     Channel,
+    Endpoint,
     Port,
     ProcMesh,
     SupervisionError,
@@ -398,3 +399,15 @@ def test_a_constructor_knows_its_place() -> None:
 
     places = spawn(2).spawn("placed", Placed).placed.call().get(WAIT)
     assert list(places.values()) == [({"gpus": 0}, 0, "placed[0]"), ({"gpus": 1}, 1, "placed[1]")]
+
+
+def test_endpoints_can_be_sent() -> None:
+    class Caller(Actor):
+        @endpoint
+        def call(self, marked: Endpoint[[], list[object]], unmarked: Endpoint[[int], int]) -> tuple[object, int]:
+            return marked.call_one().get(WAIT), unmarked.call_one(3).get(WAIT)
+
+    procs = spawn(2)
+    log = procs.slice(gpus=0).spawn("log", Log, "there")
+    caller = procs.slice(gpus=1).spawn("caller", Caller)
+    assert caller.call.call_one(log.all, as_endpoint(log.unmarked)).get(WAIT) == (["there"], 4)
