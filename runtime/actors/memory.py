@@ -129,6 +129,14 @@ class Memory:
         self._file.issued += 1
         return slot
 
+    def views(self, sizes: Sequence[int]) -> list[memoryview]:
+        """The parts, to be read while this is referred to."""
+        slot = self.issue()  # that of a receiver which is through as soon as nothing refers to this any more
+        if slot < SLOTS:
+            os.pwrite(self.fd, b"\1", slot)
+        size = SLOTS + sum(map(_rounded, sizes))
+        return _split(memoryview(mmap.mmap(self.fd, size, mmap.MAP_SHARED, mmap.PROT_READ)), sizes)
+
     def __del__(self) -> None:
         if self._pid != os.getpid():
             return
@@ -158,7 +166,11 @@ def mapped(fd: int, slot: int, sizes: Sequence[int]) -> list[memoryview]:
     memory = (ctypes.c_char * size).from_address(address)
     # Not at exit: a tensor that lies there may be in use until the very end.
     weakref.finalize(memory, _let_go, os.getpid(), address, size, slots, slot).atexit = False
-    whole, parts, at = memoryview(memory).cast("B"), [], SLOTS
+    return _split(memoryview(memory).cast("B"), sizes)
+
+
+def _split(whole: memoryview, sizes: Sequence[int]) -> list[memoryview]:
+    parts, at = [], SLOTS
     for part in sizes:
         parts.append(whole[at : at + part])
         at += _rounded(part)

@@ -72,6 +72,12 @@ class Payload:
             return self
         return Payload(self.data, self.sizes, None, mapped(self.memory.fd, self.memory.issue(), self.sizes))
 
+    def views(self) -> list[memoryview]:
+        """The large parts, to be read while this payload is referred to."""
+        if self.parts is not None:
+            return self.parts
+        return [] if self.memory is None else self.memory.views(self.sizes)
+
     def decode(self) -> Any:
         """The value. Raises what unpickling raises. Tensors share memory with those of an earlier decoding."""
         parts = self.parts or []
@@ -86,6 +92,8 @@ NO_ARGUMENTS = Payload(pickle.dumps(((), {}), 5))
 
 def packet(head: Head, payload: Payload) -> bytes:
     """A packet for one receiver."""
+    if payload.parts is not None and payload.memory is None:  # it was received, and is passed on
+        payload.memory = Memory.of(payload.parts)
     if payload.memory is None:
         return pickle.dumps((head, payload.data), 5)
     return pickle.dumps((head, payload.data, payload.sizes, payload.memory.issue()), 5)
