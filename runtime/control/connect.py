@@ -42,7 +42,13 @@ class Connection:
         return await _frame(self.call)
 
     async def write(self, frame: bytes) -> None:
-        await self.call.write(frame)
+        import grpc
+
+        try:
+            await self.call.write(frame)
+        except (grpc.aio.AioRpcError, grpc.aio.BaseError, asyncio.InvalidStateError):
+            # The call is over. Why is what reading finds.
+            await asyncio.Event().wait()
 
     async def close(self) -> None:
         self.call.cancel()

@@ -14,6 +14,7 @@ PART_BYTES = 512 << 10
 FRAME_BYTES = 1 << 20
 """A frame is closed once it holds as much data as this."""
 FRAME_RECORDS = 1000
+"""The beat that may go along included."""
 HEAD_BYTES = 1 << 20
 """Of one message's head, as JSON."""
 WIRE_BYTES = 6 << 20

@@ -67,7 +67,7 @@ class Outbox:
         """The records of the next frame; none when nothing waits."""
         taken: list[Record] = []
         data = head = 0
-        while len(taken) < limits.FRAME_RECORDS and data < limits.FRAME_BYTES and head < limits.FRAME_HEAD_BYTES:
+        while len(taken) < limits.FRAME_RECORDS - 1 and data < limits.FRAME_BYTES and head < limits.FRAME_HEAD_BYTES:
             record: Record | None
             if self._first:
                 record = self._first.popleft()

@@ -87,6 +87,14 @@ def test_progress_overtakes_nothing_of_its_mesh() -> None:
     ]
 
 
+def test_a_frame_has_room_for_a_beat_besides() -> None:
+    outbox = Outbox()
+    for _ in range(3 * limits.FRAME_RECORDS):
+        outbox.put(start(1))
+    sizes = [len(outbox.take()) for _ in range(4)]
+    assert sum(sizes) == 3 * limits.FRAME_RECORDS and max(sizes) < limits.FRAME_RECORDS
+
+
 def test_it_is_full_beyond_its_limit_and_empties_to_nothing() -> None:
     outbox = Outbox(limit=BIG)
     for mesh in range(30):

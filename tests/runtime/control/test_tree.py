@@ -29,6 +29,16 @@ def test_a_message_for_all_reaches_all_and_each_answers() -> None:
         assert {(m.kind, m.mesh, m.head["deep"][0], bytes(m.data)) for m in found} == {("echo", 5, 1, b"bytes")}
 
 
+def test_thousands_of_messages_are_sent_without_waiting_for_any() -> None:
+    count = 5_000
+    with running(3) as hosts, attached(hosts, fan_out=1) as tree:
+        answers = Subscriber(tree)
+        for at in range(count):
+            tree.send(Message("progress", head={"numbers": [at]}))
+        answers.until(lambda message: message.progress == (count - 1,))
+        assert [host.made[0].got.qsize() for host in hosts] == [count] * 3
+
+
 def test_a_message_for_some_reaches_those_only() -> None:
     with running(13) as hosts, attached(hosts, fan_out=3) as tree:
         answers = Subscriber(tree)
