@@ -156,7 +156,15 @@ class UnmarkedMethod:
         return getattr, (self._recipients, self._name)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        raise RuntimeError(
+        raise self._refusal()
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("call", "call_one", "choose", "stream", "broadcast"):
+            raise self._refusal()
+        raise AttributeError(name)
+
+    def _refusal(self) -> RuntimeError:
+        return RuntimeError(
             f"{self._interface.cls.__qualname__}.{self._name} is no endpoint: mark it with @endpoint, or call it as "
             f"as_endpoint({self._recipients._label}.{self._name}).call(...)"
         )

@@ -256,6 +256,9 @@ def test_an_unmarked_method_says_how_it_can_be_called() -> None:
     trainer = Sent(Trainer)
     with pytest.raises(RuntimeError, match=r"Trainer.debug is no endpoint.*as_endpoint\(trainer.debug\)"):
         trainer.debug()
+    for adverb in ("call", "call_one", "choose", "stream", "broadcast"):
+        with pytest.raises(RuntimeError, match=r"as_endpoint\(trainer.debug\)"):
+            getattr(trainer.debug, adverb)(1)
     as_endpoint(trainer.debug).call(n=3)
     assert trainer.sent == [("all", "debug", (), {"n": 3})]
     with pytest.raises(TypeError, match="trainer.debug"):
