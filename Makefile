@@ -15,14 +15,16 @@ WEB := compiler/inspect/page/web
 MODULES := $(WEB)/node_modules/.package-lock.json
 PAGE := compiler/inspect/page/page.html
 
-.PHONY: help setup demo demo-hosts demo-ray test check lint format format-check types imports bench proto clean
+.PHONY: help setup demo demo-hosts demo-ray test check lint format format-check types imports bench proto clean demo-rdma test-rdma
 
 help:
 	@echo "make setup    a virtual environment in $(VENV), with torch and this package, editable, and the page"
 	@echo "make demo     train a small GPT over four local workers, and compare it with plain PyTorch"
 	@echo "make demo-hosts  the same on two hosts, network namespaces with TLS between them; needs root"
 	@echo "make demo-ray    the same on a Ray cluster of two nodes"
+	@echo "make demo-rdma   a short one over RDMA, in a virtual machine that has a software device; needs root and Debian"
 	@echo "make test     run all tests; ARGS='-k name' passes arguments on to pytest"
+	@echo "make test-rdma   run the tests of RDMA in that virtual machine"
 	@echo "make check    lint, formatting, types and import rules; make format mends what can be mended"
 	@echo "make proto    write the Python of the control plane's messages (runtime/control/monarch.proto) anew"
 	@echo "make bench    measure, and write benchmarks/results/<date>.md"
@@ -52,8 +54,14 @@ demo-hosts: setup
 demo-ray: setup
 	OMP_WAIT_POLICY=passive $(BIN)/python examples/train_on_ray.py $(ARGS)
 
+demo-rdma: $(READY)
+	OMP_WAIT_POLICY=passive bash .ci/with-rdma $(BIN)/python -m tests.hosts.rdma_demo $(ARGS)
+
 test: setup
 	$(BIN)/python -m pytest $(ARGS)
+
+test-rdma: $(READY)
+	bash .ci/with-rdma $(BIN)/python -m pytest -p no:cacheprovider tests/runtime/transport -k verbs $(ARGS)
 
 check: lint format-check types imports
 

@@ -39,6 +39,8 @@ from monarch.runtime.transport.stream import StreamLink
 from monarch.runtime.transport.streams import Stream
 from monarch.runtime.transport.verbs import adapter
 from monarch.runtime.transport.verbs.adapter import Completion, Device, Path, VerbsFailed
+from monarch.runtime.transport.verbs.gpu import CudaFailed
+from monarch.runtime.transport.verbs.memory import SMALL
 from monarch.runtime.transport.verbs.ports import Way
 from monarch.runtime.transport.verbs.schedule import Job, Reach, Request, Schedule
 from monarch.runtime.transport.works import Pending
@@ -48,8 +50,6 @@ if TYPE_CHECKING:
 
 SENDS = 128
 CREDITS = 64
-SMALL = 1024
-"""Bytes up to which memory that is not registered is copied, and not registered for the while."""
 PATIENCE = 2.0
 _WAITING = 256
 _SLICE = 0.05
@@ -204,7 +204,7 @@ class VerbsLink(StreamLink):
     def _begin(
         self, write: bool, memory: Memory, region: Region, offset: int, signal: Signal | None, awaited: bool
     ) -> Pending | None:
-        local = self._verbs.local(memory, write)
+        local = self._verbs.memories.local(memory, write)
         try:
             self.check(region, offset, local.size, signal)
             reach, word = self._reaches_of(region, signal)
@@ -370,7 +370,7 @@ class VerbsLink(StreamLink):
         except AccessRefused as error:
             self.tell({**answer, "refused": error.message})
             return
-        memory = self._verbs.registered(number)
+        memory = self._verbs.memories.find(number)
         if memory is None:
             self.tell(answer)
             return
@@ -463,7 +463,7 @@ class VerbsLink(StreamLink):
                 if failed is None:
                     ended += self._advance()
                 self._changed.notify_all()
-        except (VerbsFailed, ValueError) as error:
+        except (VerbsFailed, CudaFailed, ValueError) as error:
             self.lose(self.lost(str(error)))
             return
         self._conclude(ended)
@@ -487,6 +487,7 @@ class VerbsLink(StreamLink):
                     f"the peer sent a signal for byte {offset} of region {region}, which it has not opened"
                 )
             if owned is not None:
+                self._verbs.memories.flush()
                 self.regions.store(owned, offset, value)
             self._schedule.dealt(confirm)
         return ended
@@ -494,8 +495,12 @@ class VerbsLink(StreamLink):
     def _conclude(self, jobs: Sequence[Job]) -> None:
         for job in jobs:
             work, local = job.data
-            local.release()
             error = job.error
+            try:
+                local.release(whole=error is None)
+            except CudaFailed as failed:
+                error = self.lost(str(failed))
+                self.lose(error)
             if isinstance(error, _Refused):
                 error = self._refusal(error, job.awaited)
             if work is not None and error is None:
@@ -520,7 +525,7 @@ class VerbsLink(StreamLink):
             for one in self._connection.completions.take():
                 if one.received and one.status == adapter.SUCCESS:
                     self._received(one)
-        except (VerbsFailed, ValueError):
+        except (VerbsFailed, CudaFailed, ValueError):
             pass  # the link is lost already, for a reason that is known
 
 

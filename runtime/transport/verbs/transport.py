@@ -5,66 +5,22 @@ from __future__ import annotations
 import logging
 import os
 import socket
-import threading
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from monarch.compiler.plan import MonarchError
-from monarch.runtime.transport import buffers
-from monarch.runtime.transport.interface import Address, Memory
+from monarch.runtime.transport.interface import Address
 from monarch.runtime.transport.plug import Accepted, Offer, Owned, Surroundings, Unsuitable
 from monarch.runtime.transport.stream import StreamLink
 from monarch.runtime.transport.streams import Stream
 from monarch.runtime.transport.verbs import adapter, ports
-from monarch.runtime.transport.verbs.adapter import Device, Library, MemoryRegion, NoVerbs, VerbsFailed
-from monarch.runtime.transport.verbs.link import PATIENCE, SMALL, Connection, VerbsLink
+from monarch.runtime.transport.verbs.adapter import Device, Library, NoVerbs, VerbsFailed
+from monarch.runtime.transport.verbs.link import PATIENCE, Connection, VerbsLink
+from monarch.runtime.transport.verbs.memory import Memories
 from monarch.runtime.transport.verbs.ports import Way
 
 _log = logging.getLogger("monarch.transport")
-
-
-class Registered:
-    """Memory that the device knows, until everyone who uses it has released it."""
-
-    def __init__(self, region: MemoryRegion, address: int, size: int, writable: bool) -> None:
-        self.address, self.size, self.writable = address, size, writable
-        self.region = region
-        self._users = 1
-        self._lock = threading.Lock()
-
-    def hold(self) -> bool:
-        with self._lock:
-            self._users += self._users > 0
-            return self._users > 0
-
-    def release(self) -> None:
-        with self._lock:
-            self._users -= 1
-            last = self._users == 0
-        if last:
-            self.region.close()
-
-
-class Local:
-    """This side's memory of a put or a get. `reached` tells whether the device reaches it; `key` is None where its
-    bytes are copied when they are sent. `release` when all is over."""
-
-    def __init__(self, keep: Any, address: int, size: int, registered: Registered | None, reached: bool) -> None:
-        self._keep = keep
-        self.size = size
-        self.reached = reached
-        self._registered = registered
-        self.address = address
-        self.key: int | None = None
-        if registered is not None:
-            self.address += registered.region.address - registered.address
-            self.key = registered.region.local_key
-
-    def release(self) -> None:
-        registered, self._registered, self._keep = self._registered, None, None
-        if registered is not None:
-            registered.release()
 
 
 class VerbsTransport:
@@ -73,10 +29,9 @@ class VerbsTransport:
 
     def __init__(self, surroundings: Surroundings) -> None:
         self._loop = surroundings.loop
-        self._lock = threading.Lock()
-        self._owned: dict[int, Registered] = {}
         self._library: Library | None = None
         self._device: Device | None = None
+        self._memories: Memories | None = None
         self._ways: list[Way] = []
         self.links: set[VerbsLink] = set()
 
@@ -88,6 +43,7 @@ class VerbsTransport:
             self._device, self._ways = _open(self._library)
         except (NoVerbs, VerbsFailed) as error:
             return str(error)
+        self._memories = Memories(self._device)
         _opened.add(self)
         return None
 
@@ -106,29 +62,19 @@ class VerbsTransport:
 
     # -- memory ----------------------------------------------------------------------------------------------------
 
+    @property
+    def memories(self) -> Memories:
+        assert self._memories is not None, "asked for before it was available"
+        return self._memories
+
     def register(self, owned: Owned) -> dict[str, Any] | None:
         """Peers learn address and key when they open the region (`link`), so the region itself carries nothing."""
-        if not owned.size or owned.device != "cpu":
-            return None
-        access = adapter.REMOTE_READ
-        if owned.writable:
-            access |= adapter.REMOTE_WRITE | adapter.LOCAL_WRITE
-        try:
-            region = self._opened_device().register(owned.address, owned.size, access)
-        except VerbsFailed as error:
-            _log.warning("%s goes over the stream: %s", f"region {owned.number}", error)
-            return None
-        with self._lock:
-            self._owned[owned.number] = Registered(region, owned.address, owned.size, owned.writable)
+        if owned.size:
+            self.memories.add(owned)
         return None
 
-    def registered(self, number: int) -> MemoryRegion | None:
-        found = self._owned.get(number)
-        return None if found is None else found.region
-
     def drop(self, owned: Owned) -> None:
-        with self._lock:
-            registered = self._owned.pop(owned.number, None)
+        registered = self.memories.remove(owned.number)
         if registered is None:
             return
         links = list(self.links)
@@ -139,31 +85,6 @@ class VerbsTransport:
                     if left is not None:
                         _await(left)
         registered.release()
-
-    def local(self, memory: Memory, write: bool) -> Local:
-        """Memory of this process that is sent from (`write`) or received into. Raises MonarchError where it cannot."""
-        view = buffers.view_of(memory, writable=not write)
-        address, size = buffers.address_of(view), view.nbytes
-        if not size or (write and size <= SMALL):
-            return Local(view, address, size, None, True)
-        found = self._find(address, size, writable=not write)
-        if found is not None:
-            return Local((memory, view), address, size, found, True)
-        try:
-            region = self._opened_device().register(address, size, 0 if write else adapter.LOCAL_WRITE)
-        except VerbsFailed as error:
-            _log.warning("%d bytes go over the stream: %s", size, error)
-            return Local(view, address, size, None, False)
-        return Local(view, address, size, Registered(region, address, size, not write), True)
-
-    def _find(self, address: int, size: int, writable: bool) -> Registered | None:
-        """Registered memory around this range, held."""
-        with self._lock:
-            for one in self._owned.values():
-                if one.address <= address and address + size <= one.address + one.size and one.writable >= writable:
-                    if one.hold():
-                        return one
-        return None
 
     # -- connections -----------------------------------------------------------------------------------------------
 
@@ -211,9 +132,8 @@ class VerbsTransport:
 
     def close(self) -> None:
         _opened.discard(self)
-        for registered in self._owned.values():
-            registered.release()
-        self._owned.clear()
+        if self._memories is not None:
+            self._memories.close()
         if self._device is not None:
             self._device.close()
             self._device = None
