@@ -59,6 +59,24 @@ def test_a_frozen_relay_is_lost_with_its_subtree_while_the_others_go_on() -> Non
         tree.close()
 
 
+def test_a_frozen_host_fills_the_queues_above_it_and_only_it_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "QUEUE_BYTES", 1 << 20)
+    with running(2) as hosts, process("host") as (victim, address):
+        addresses = [hosts[0].address, hosts[1].address, address]
+        tree = HostTree(addresses, token_security(), fan_out=1, timeout=BOUND)
+        answers = Subscriber(tree)
+        victim.send_signal(signal.SIGSTOP)
+        for _ in range(40):
+            tree.send(Message("quiet", data=bytes(1 << 20)))
+        ((host, reason),) = answers.lost(1).items()
+        assert host == 2 and address in reason
+        tree.send(Message("hello"))
+        assert sorted(message.host for message in answers.several(2)) == [0, 1]
+        assert [host.made[0].got.qsize() for host in hosts] == [41, 41]
+        victim.send_signal(signal.SIGCONT)
+        tree.close()
+
+
 def test_a_service_that_takes_nothing_is_lost_and_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "QUEUE_BYTES", 1 << 20)
     with running(3) as hosts, attached(hosts, fan_out=1, timeout=BOUND) as tree:
