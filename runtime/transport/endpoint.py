@@ -164,6 +164,11 @@ class Endpoint:
                 found = transport.register(owned)
                 if found is not None:
                     owned.details[name] = found
+            if owned.view is None and not owned.details:
+                raise MonarchError(
+                    f"no transport here reaches memory on {owned.device}; in use are {', '.join(self._transports)}",
+                    hint="Copy it to host memory first.",
+                )
         except BaseException:
             self._drop(owned)
             raise

@@ -100,6 +100,10 @@ class Regions:
 
     # -- words -----------------------------------------------------------------------------------------------------
 
+    def has_words(self, number: int) -> bool:
+        """Whether its memory is aligned to 8 bytes, and can be written."""
+        return number in self._words
+
     def word(self, number: int, key: bytes, offset: int) -> Owned:
         """The region of a word at `offset`. Raises AccessRefused where there can be no word."""
         owned = self.checked(number, key, offset, WORD, write=True)

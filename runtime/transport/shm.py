@@ -142,6 +142,7 @@ class _Reach:
     def __init__(self, number: int, size: int) -> None:
         self.number = number
         self.size = size
+        self.words = True
         self.dropped = False
         self._users = 0
         self._lock = threading.Lock()
@@ -174,6 +175,13 @@ class _Reach:
             empty = not self._users
         if empty:
             left()
+
+    def check_word(self, offset: int) -> None:
+        """Raises AccessRefused where there can be no word. `words` is what the owner says of the memory."""
+        if not self.words or offset % WORD:
+            raise AccessRefused(
+                f"there is no word at byte {offset} of region {self.number}: words are aligned to 8 bytes, and writable"
+            )
 
     def write(self, offset: int, view: memoryview) -> None:
         raise NotImplementedError
@@ -237,9 +245,7 @@ class _FileReach(_Reach):
     def store(self, offset: int, value: int) -> None:
         words = self._words
         if words is None:
-            raise AccessRefused(
-                f"there is no word at byte {offset} of region {self.number}: words are aligned to 8 bytes, and writable"
-            )
+            raise AccessRefused(f"there is no word at byte {offset} of region {self.number}, as it is mapped here")
         if not futex.ORDERED:
             futex.fence()
         words[offset >> 3] = value
@@ -351,20 +357,23 @@ class ShmLink(StreamLink):
         reach = self._reach(region)
         if reach.kind == "stream":
             return view, region, offset
-        word = None
-        if signal is not None:
-            word = reach if signal.region is region else self._reach(signal.region)
-            if word.kind != "file" and view.nbytes <= _SMALL:
-                return view, region, offset  # one frame is less than a copy and a frame
+        if signal is None:
+            if self._behind is not None:
+                self._settle_behind()
+            self._copy(reach, reach.write, offset, view)
+            return None
+        word = reach if signal.region is region else self._reach(signal.region)
+        if word.kind != "file" and view.nbytes <= _SMALL:
+            return view, region, offset  # one frame is less than a copy and a frame
         if self._behind is not None:
             self._settle_behind()
-        self._copy(reach, reach.write, offset, view)
-        if signal is None or word is None:
-            return None
-        if word.kind != "file":
-            return view[:0], region, offset
+        # Who is refused has written nothing, so the word is looked at first.
         word.enter(signal.offset, WORD)
         try:
+            word.check_word(signal.offset)
+            self._copy(reach, reach.write, offset, view)
+            if word.kind != "file":
+                return view[:0], region, offset
             word.store(signal.offset, signal.value)
         finally:
             word.leave()
@@ -467,7 +476,7 @@ class ShmLink(StreamLink):
             owned = self.regions.checked(number, key, 0, 0, write=False)
             self.regions.host(owned)
             self._transport.hold(owned, self)
-            answer |= {"writable": owned.writable, "size": owned.size}
+            answer |= {"writable": owned.writable, "size": owned.size, "words": self.regions.has_words(number)}
             if owned.file is not None and owned.size:
                 answer |= {"offset": owned.offset}
                 access = os.O_RDWR if owned.writable else os.O_RDONLY
@@ -501,6 +510,7 @@ class ShmLink(StreamLink):
             reach = _MemoryReach(number, size, self._pid, int(message["address"]), writable)
         else:
             reach = _Reach(number, size)
+        reach.words = message["words"] is True
         self._found[work.number] = reach
         self._reaches[str(message["key"])] = reach
         work.finish()

@@ -178,6 +178,8 @@ def test_what_does_not_fit_is_an_error_here(owned: Any) -> None:
         buffer.write_from(torch.zeros(5, dtype=torch.complex64).conj())
     with pytest.raises(MonarchError, match="a list is no memory"):
         buffer.write_from([1, 2])
+    with pytest.raises(MonarchError, match="no transport here reaches memory on meta; in use are"):
+        RDMABuffer(torch.empty(3, device="meta"))
     with pytest.raises(MonarchError, match="a str is no memory"):
         RDMABuffer("text")
 

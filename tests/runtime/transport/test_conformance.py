@@ -242,14 +242,15 @@ def test_a_wrong_key_is_refused_and_the_link_goes_on(link: StreamLink, peer: Pee
     assert peer.read(region.number, 0, 5) == b"right"
 
 
-def test_a_signal_is_checked_like_a_put(link: StreamLink, peer: Peer) -> None:
-    region = peer.register(64, 0xEE)
+@pytest.mark.parametrize("size", [0, 7, 100_000])
+def test_a_put_whose_signal_is_refused_writes_nothing(link: StreamLink, peer: Peer, size: int) -> None:
+    region, words = peer.register(100_000, 0xEE), peer.register(64, 0xEE)
     with pytest.raises(AccessRefused, match="the key is not"):
-        link.put(b"payload", region, 0, Signal(wrong(region), 8, 1)).wait(PATIENCE)
-    forged = replace(region, size=1 << 20)
+        link.put(bytes(size), region, 0, Signal(wrong(words), 8, 1)).wait(PATIENCE)
     with pytest.raises(AccessRefused, match="bounds|no word"):
-        link.put(b"", region, 0, Signal(forged, 64, 1)).wait(PATIENCE)
-    assert peer.read(region.number, 7) == b"\xee" * 57
+        link.put(bytes(size), region, 0, Signal(replace(words, size=1 << 20), 64, 1)).wait(PATIENCE)
+    assert peer.read(region.number) == b"\xee" * 100_000
+    assert peer.read(words.number) == b"\xee" * 64
 
 
 def test_bounds_are_checked_here(link: StreamLink, peer: Peer) -> None:
