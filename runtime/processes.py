@@ -88,8 +88,8 @@ class WarmParent:
                 socket.send_fds(self._socket, [json.dumps(request).encode()], files)
             return number
 
-    def fork(self, ranks: int, boot: int, files: list[tuple[int, int, int]], inbox: Inbox) -> int:
-        """Fork processes that run actors; gives the number of their mesh, of which `inbox` hears.
+    def fork(self, ranks: Sequence[int], boot: int, files: list[tuple[int, int, int]], inbox: Inbox) -> int:
+        """Fork processes that run actors, these ranks of a mesh; gives its number, of which `inbox` hears.
 
         `boot` is a file that says what they are to be; each gets a listening socket and pipes for what it prints.
         """
@@ -98,10 +98,9 @@ class WarmParent:
             self._next += 1
             self._inboxes[number] = inbox
             batch = (FILES_A_PACKET - 1) // 3
-            for first in range(0, ranks, batch):
-                part = range(first, min(first + batch, ranks))
-                request = {"do": "fork", "mesh": number, "ranks": list(part)}
-                handed = [boot, *(fd for rank in part for fd in files[rank])]
+            for first in range(0, len(ranks), batch):
+                request = {"do": "fork", "mesh": number, "ranks": list(ranks[first : first + batch])}
+                handed = [boot, *(fd for own in files[first : first + batch] for fd in own)]
                 socket.send_fds(self._socket, [json.dumps(request).encode()], handed)
             return number
 

@@ -1,5 +1,6 @@
-"""The agent of this host, in the first process: it starts processes for whoever asks, hears how they end and what they
-print, and says so. The root is that process: what its program spawns ends with it, at exit or before.
+"""The agent of a host: it starts processes for whoever asks, hears how they end and what they print, and says so. On
+the program's host that is the root, the process that the program runs in: what is spawned ends with it, at exit or
+before. On others see `agent`.
 
 A process is forked by the warm parent. Its socket is made, and listened on, before the fork, so that it can be sent
 messages at once.
@@ -17,20 +18,23 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import Any
 
 from monarch.compiler.plan import MonarchError
+from monarch.runtime import signals
 from monarch.runtime.actors import current
+from monarch.runtime.actors.address import new_address
 from monarch.runtime.actors.errors import MeshFailure
 from monarch.runtime.actors.future import Future
 from monarch.runtime.actors.message import EMPTY, Payload
+from monarch.runtime.actors.network import Across
 from monarch.runtime.actors.output import LAST_LINES, Output, Source
 from monarch.runtime.actors.ownership import EndProcess
 from monarch.runtime.actors.process import Death, Group, Process
 from monarch.runtime.actors.protocol import CONTROLLER, ENDED, FORK, LEAVE, STOP_PROCS, Head, ReplyTo
-from monarch.runtime.actors.router import listen, new_address
+from monarch.runtime.actors.router import listen
 from monarch.runtime.actors.shape import Shape
 from monarch.runtime.processes import WarmParent, warm_parent
 
@@ -47,7 +51,7 @@ class _Running:
     group: Group
     warm: WarmParent
     alive: set[int]
-    last: list[deque[str]]
+    last: dict[int, deque[str]]
     number: int = -1
     pipes: dict[int, tuple[int, Source]] = field(default_factory=dict)
     """By file: the rank that writes it, and what has come of it."""
@@ -61,6 +65,10 @@ class Host:
 
     def __init__(self, process: Process) -> None:
         self._process = process
+        self.across: Across | None = None
+        """What processes that are started here have to know to reach those on other hosts."""
+        self.other_hosts: set[str] = set()
+        """The agents that hear from here which processes end."""
         self._lock = threading.RLock()
         self._groups: dict[str, _Running] = {}
         self._warms: list[WarmParent] = []
@@ -69,6 +77,7 @@ class Host:
         self._making = threading.Lock()
         process.handle(FORK, self._on_fork)
         process.handle(STOP_PROCS, self._on_stop)
+        process.handle(ENDED, self._on_ended)
         process.handle(CONTROLLER, self._on_controller)
 
     # -- starting ------------------------------------------------------------------------------------------------------
@@ -87,32 +96,34 @@ class Host:
         threading.Thread(target=fork, name="monarch fork", daemon=True).start()
 
     def fork(self, group: Group) -> None:
-        """Start the processes of a group. They can be sent messages when this returns."""
-        count = len(group.addresses)
+        """Start those processes of a group that are to be here. They can be sent messages when this returns."""
+        ranks = group.ranks_on(self._process.address)
+        count = len(ranks)
+        group = replace(group, threads=max(1, signals.cores() // count))
         boot = os.memfd_create("monarch-group", os.MFD_CLOEXEC)
         listeners: list[socket.socket] = []
         read: list[int] = []
         write: list[int] = []
         try:
-            os.write(boot, pickle.dumps(group))
-            for address in group.addresses:
-                listeners.append(listen(address))
+            os.write(boot, pickle.dumps((group, self.across)))
+            for rank in ranks:
+                listeners.append(listen(group.addresses[rank]))
                 for _ in range(2):
                     ours, theirs = os.pipe2(os.O_CLOEXEC)
                     os.set_blocking(ours, False)
                     read.append(ours)
                     write.append(theirs)
             warm = _warm()
-            running = _Running(group, warm, set(range(count)), [deque(maxlen=LAST_LINES) for _ in range(count)])
+            running = _Running(group, warm, set(ranks), {rank: deque(maxlen=LAST_LINES) for rank in ranks})
             with self._lock:
                 self._groups[group.id] = running
                 for at, fd in enumerate(read):
-                    self._watch(running, at // 2, fd, error=bool(at % 2))
+                    self._watch(running, ranks[at // 2], fd, error=bool(at % 2))
                 if warm not in self._warms:
                     self._warms.append(warm)
                     self._process.router.watch(warm.fileno(), lambda _: self._read(warm))
-                files = [(listeners[rank].fileno(), write[2 * rank], write[2 * rank + 1]) for rank in range(count)]
-                running.number = warm.fork(count, boot, files, _Inbox(self, running))
+                files = [(listeners[at].fileno(), write[2 * at], write[2 * at + 1]) for at in range(count)]
+                running.number = warm.fork(ranks, boot, files, _Inbox(self, running))
         except OSError as error:
             for fd in read:
                 self._process.router.forget(fd)
@@ -129,6 +140,8 @@ class Host:
                 listener.close()
             for fd in write:
                 os.close(fd)
+        if group.owner[0] in self._process.dead:  # that was told before they were there
+            self.stop(group.id, None, "the process of its owner has ended")
 
     # -- what they print -----------------------------------------------------------------------------------------------
 
@@ -162,10 +175,7 @@ class Host:
     def print(self) -> None:
         """Print the lines that wait."""
         for error, line in self._output.take():
-            file = sys.stderr if error else sys.stdout
-            with suppress(ValueError, OSError):  # a closed file: there is nobody to read it
-                file.write(f"{line}\n")
-                file.flush()
+            self._process.write(error, line)
 
     # -- how they end --------------------------------------------------------------------------------------------------
 
@@ -191,16 +201,27 @@ class Host:
         with self._lock:
             running.alive.discard(rank)
             expected = running.stopping
-            rest = [running.group.addresses[other] for running in self._groups.values() for other in running.alive]
         reason = "was stopped" if expected else _how(status)
         log = tuple(running.last[rank])
-        death = Payload.of(Death(group.addresses[rank], group.name, rank, reason, status, log, expected))
-        for address in [self._process.address, *rest]:
-            self._process.router.send(address, (ENDED, group.addresses[rank]), death)
-        for other in [other for other in self._groups.values() if other.group.owner[0] == group.addresses[rank]]:
-            self.stop(other.group.id, None, f"its owner's process {group.name}[{rank}] {reason}")
+        self.tell(Death(group.addresses[rank], group.name, rank, reason, status, log, expected))
         if not running.alive:
             self._ended(running)
+
+    def tell(self, death: Death, lost: bool = False) -> None:
+        """Tell everybody that a process has ended; its last messages may be `lost`. In the I/O thread."""
+        self._on_ended(self._process.address, (ENDED, death.address, lost), Payload.of(death))
+
+    def _on_ended(self, sender: str, head: Head, payload: Payload) -> None:
+        """A process has ended, here or elsewhere: pass it on, and have end what was owned from there."""
+        self._process.on_ended(sender, head, payload)
+        with self._lock:
+            here = [running.group.addresses[rank] for running in self._groups.values() for rank in running.alive]
+            owned = [running.group.id for running in self._groups.values() if running.group.owner[0] == head[1]]
+        for address in [*here, *(self.other_hosts - {sender})]:
+            self._process.router.send(address, head, payload)
+        for group in owned:
+            death: Death = payload.decode()
+            self.stop(group, None, f"its owner's process {death.name}[{death.rank}] {death.reason}")
 
     def _ended(self, running: _Running) -> None:
         """The last process of a group has ended."""
@@ -303,7 +324,7 @@ class Root(Process):
     def __init__(self) -> None:
         address = new_address()
         shape = Shape.unity()
-        group = Group(address, "root", address, address, (address,), shape, (address, ""), None, 1, None, (), "")
+        group = Group(address, "root", (address,), address, (address,), shape, (address, ""), None, None, (), "", ())
         super().__init__(group, 0, listen(address))
         import torch
 
@@ -313,6 +334,12 @@ class Root(Process):
         self._empty = threading.Event()
         self._ending = threading.Lock()
         self._ended = False
+
+    def write(self, error: bool, line: str) -> None:
+        file = sys.stderr if error else sys.stdout
+        with suppress(ValueError, OSError):  # a closed file: there is nobody to read it
+            file.write(f"{line}\n")
+            file.flush()
 
     def unhandled(self, failure: MeshFailure) -> None:
         """Nobody has dealt with a failure: that is the end of the program, unless the user's hook thinks otherwise."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import os
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -13,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast
 
 import cloudpickle
 
-from monarch.runtime import signals
 from monarch.runtime.actors import current
 from monarch.runtime.actors.actor import Actor
+from monarch.runtime.actors.address import host_of, new_address, port_of
 from monarch.runtime.actors.adverbs import attribute
 from monarch.runtime.actors.endpoint import MESH_NAMES, ActorInterface, EndpointMethod
 from monarch.runtime.actors.errors import SupervisionError
@@ -30,13 +31,13 @@ from monarch.runtime.actors.protocol import (
     FORK,
     READY,
     SPAWN,
+    SPAWNED,
     STACKS,
     STOP,
     STOP_PROCS,
     Place,
     ReplyTo,
 )
-from monarch.runtime.actors.router import new_address
 from monarch.runtime.actors.shape import Shape
 from monarch.runtime.actors.values import ValueMesh
 
@@ -118,36 +119,38 @@ class HostMesh(MeshAlgebra):
     ) -> ProcMesh:
         """Start processes, on each host a grid of these dims: `this_host().spawn_procs(per_host={"gpus": 8})`.
 
-        Returns at once. `bootstrap` is called in each process before there is any actor; what it raises ends the
-        process. They end with the actor, or program, that spawned them. Raises MonarchError where a limit of the
-        system is reached.
+        Returns once they can be sent messages, which is at once on this host. `bootstrap` is called in each process
+        before there is any actor; what it raises ends the process. They end with the actor, or program, that spawned
+        them. Raises MonarchError where a limit of the system is reached, SupervisionError where a host is lost.
         """
-        if len(self._shape) != 1:
-            raise ValueError(f"processes are spawned on one host, not on {self.extent}: slice the mesh")
-        shape = Shape.of(dict(per_host or {}))
+        dims = dict(per_host or {})
+        if twice := dims.keys() & self.extent.keys():
+            raise ValueError(f"the dim '{min(twice)}' counts the hosts: call what is on each host otherwise")
+        shape = Shape.of({**self.extent, **dims})
         instance = current.context().actor_instance
         process = instance._process
-        agent = self._agents[next(iter(self._shape.ndslice))]
+        agents = tuple(self._agents[base] for base in self._shape.ndslice)
+        each = len(shape) // len(agents)
         group = Group(
             id=process.new_id(),
             name=name,
-            host=agent,
+            hosts=agents,
             root=process.group.root,
-            addresses=tuple(new_address() for _ in range(len(shape))),
+            addresses=tuple(new_address(host_of(agent)) for agent in agents for _ in range(each)),
             shape=shape,
             owner=instance.owner,
             bootstrap=None if bootstrap is None else cloudpickle.dumps(bootstrap),
-            threads=max(1, signals.cores() // len(shape)),
             slow_calls=process.slow_calls,
             path=tuple(sys.path),
             folder=os.getcwd(),
             environ=tuple(os.environ.items()),
         )
         mesh = ProcMesh(group, shape)
-        if process.host is not None and agent == process.address:
-            process.host.fork(group)
-        else:
-            _ask(process, agent, lambda reply: (FORK, reply), Payload.of(group)).get()
+        try:
+            _start(process, group)
+        except BaseException:
+            mesh._have_stopped(process, range(len(shape)), "not all of them could be started")
+            raise
         process.owns(instance.actor_id, mesh, processes=True)
         return mesh
 
@@ -155,7 +158,8 @@ class HostMesh(MeshAlgebra):
         return HostMesh(shape, self._agents)
 
     def _describe(self, base: int) -> str:
-        return os.uname().nodename
+        agent = self._agents[base]
+        return port_of(agent)[0] if host_of(agent) else os.uname().nodename
 
     def __reduce__(self) -> tuple[type[HostMesh], tuple[Shape, tuple[str, ...]]]:
         return HostMesh, (self._shape, self._agents)
@@ -181,8 +185,16 @@ class ProcMesh(_Owned):
 
     @property
     def host_mesh(self) -> HostMesh:
-        """The host that they run on."""
-        return HostMesh(Shape.unity(), (self._group.host,))
+        """The host that they run on, or a mesh of several: with its own dims, unless this is a slice."""
+        group = self._group
+        hosts = tuple(dict.fromkeys(group.host_of(base) for base in self._shape.ndslice))
+        if len(hosts) == 1:
+            return HostMesh(Shape.unity(), hosts)
+        dims: dict[str, int] = {}
+        for label, size in group.shape.extent.items():
+            if hosts == group.hosts and math.prod(dims.values()) < len(hosts):
+                dims[label] = size
+        return HostMesh(Shape.of(dims or {"hosts": len(hosts)}), hosts)
 
     def spawn(self, name: str, actor_class: Callable[P, A], *args: P.args, **kwargs: P.kwargs) -> A:
         """An actor of this class in each process, made there from these arguments. Returns at once.
@@ -221,12 +233,19 @@ class ProcMesh(_Owned):
         """End the processes, their actors first. A future of the end; what does not end within 10 s is killed."""
         self._whole()
         process = current.process()
-        if self._group.host == process.address == self._addresses[0]:
+        if self._addresses == (process.group.root,):
             raise RuntimeError("this is the process that the program runs in: use shutdown_context()")
-        return _ask(process, self._group.host, lambda reply: (STOP_PROCS, self._id, reply, reason), EMPTY)
+        hosts = self._group.hosts
+        waiting: All[None] = All(Shape.of({"hosts": len(hosts)}), hosts)
+        port = process.ports.open(waiting)
+        for place, host in enumerate(hosts):
+            if not process.router.send(host, (STOP_PROCS, self._id, (process.address, port, place), reason), EMPTY):
+                process.ports.reply(port, place, True, lambda: None)  # they have ended with their host
+        return _done(waiting.future)
 
     def _have_stopped(self, process: Process, ranks: Sequence[int], reason: str) -> None:
-        process.router.send(self._group.host, (STOP_PROCS, self._id, None, reason), EMPTY)
+        for host in self._group.hosts:
+            process.router.send(host, (STOP_PROCS, self._id, None, reason), EMPTY)
 
     @property
     def initialized(self) -> Future[None]:
@@ -417,9 +436,28 @@ def _ask(process: Process, address: str, head: Callable[[ReplyTo], tuple[Any, ..
     return waiting.future
 
 
+def _start(process: Process, group: Group) -> None:
+    """Have the processes of a group started, and wait until they can be sent messages."""
+    payload = Payload.of(group)
+    if any(map(host_of, group.hosts)):
+        process.router.send(group.root, (SPAWNED,), payload)
+    asked = []
+    for host in group.hosts:
+        if process.host is not None and host == process.address:
+            process.host.fork(group)
+        else:
+            asked.append(_ask(process, host, lambda reply: (FORK, reply), payload))
+    for answer in asked:
+        answer.get()
+
+
+def _own_host(process: Process) -> str:
+    return process.group.host_of(process.rank)
+
+
 def this_host() -> HostMesh:
     """The host that this process runs on. Its extent is `{}`."""
-    return HostMesh(Shape.unity(), (current.process().group.host,))
+    return HostMesh(Shape.unity(), (_own_host(current.process()),))
 
 
 def this_proc() -> ProcMesh:

@@ -21,10 +21,12 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from monarch.runtime.actors import current
+from monarch.runtime.actors.address import host_of
 from monarch.runtime.actors.current import Context, running
 from monarch.runtime.actors.errors import ActorError, MeshFailure, SupervisionError
 from monarch.runtime.actors.instance import Instance, LocalActor
 from monarch.runtime.actors.message import EMPTY, Payload
+from monarch.runtime.actors.network import Across
 from monarch.runtime.actors.ownership import (
     Born,
     Bury,
@@ -48,13 +50,16 @@ from monarch.runtime.actors.protocol import (
     CALL,
     ENDED,
     LEAVE,
+    OUTPUT,
     PLACE_ENDED,
     READY,
     REFUSED,
+    RELAY,
     REPLY,
     SPAWN,
     STACKS,
     STOP,
+    UNREACHED,
     Head,
     Owner,
     ReplyTo,
@@ -68,6 +73,11 @@ if TYPE_CHECKING:
     from monarch.runtime.actors.meshes import ActorMesh, ProcMesh
 
 Message = tuple[str, Head, Payload]
+
+_LAST_SECONDS = 1.0
+"""How long what a process of another host had sent before it ended may be on its way."""
+_CAUSE_SECONDS = 5.0
+"""How long the cause of a lost connection may take to be told."""
 
 
 @dataclass(frozen=True)
@@ -90,20 +100,27 @@ class Group:
 
     id: str
     name: str
-    host: str
-    """The address of their host's agent."""
+    hosts: tuple[str, ...]
+    """The addresses of their hosts' agents; each has an equal block of them."""
     root: str
     addresses: tuple[str, ...]
     shape: Shape
     owner: Owner
     bootstrap: bytes | None
-    threads: int
     slow_calls: float | None
     """After how many seconds an unanswered call is reported."""
     path: tuple[str, ...]
     folder: str
-    environ: tuple[tuple[str, str], ...] = ()
+    environ: tuple[tuple[str, str], ...]
     """The environment of whoever spawns them, as it is then."""
+    threads: int = 1
+    """How many each may compute with, as the agent of their host says."""
+
+    def host_of(self, rank: int) -> str:
+        return self.hosts[rank * len(self.hosts) // len(self.addresses)]
+
+    def ranks_on(self, host: str) -> list[int]:
+        return [rank for rank in range(len(self.addresses)) if self.host_of(rank) == host]
 
 
 class Process:
@@ -132,18 +149,24 @@ class Process:
             SPAWN: self._on_spawn,
             STOP: self._on_actor,
             PLACE_ENDED: self._on_place_ended,
-            ENDED: self._on_ended,
+            ENDED: self.on_ended,
             REFUSED: self._on_refused,
             LEAVE: self._on_leave,
             READY: self._on_ready,
             STACKS: self._on_stacks,
+            RELAY: self._on_relay,
+            UNREACHED: self._on_unreached,
         }
         self._spawned: dict[str, ActorMesh[Any] | ProcMesh] = {}
         self._supervision = Supervision(None if group.owner[0] == self.address else group.owner[0])
         self._events: deque[Event] = deque()
         self._deciding = threading.RLock()
         self._slow_calls: SlowCalls | None = None
-        self.router = Router(self.address, listener, self._deliver)
+        agent = group.host_of(rank)
+        relay = agent if agent != self.address else group.root
+        self.router = Router(
+            self.address, listener, self._deliver, relay if relay != self.address else None, self.connection_lost
+        )
         if sys.breakpointhook is sys.__breakpointhook__:  # or else the user has one of his own
             sys.breakpointhook = _breakpoint
 
@@ -208,7 +231,7 @@ class Process:
             with self._lock:
                 actor = self.actors.get(head[1])
                 if actor is None:
-                    creator = head[1].split(".")[0]
+                    creator = head[1].rpartition(".")[0]
                     if creator not in self.dead:
                         # Who spawned it and who calls it are two senders: the call was faster.
                         self._early.setdefault(head[1], []).append((sender, head, payload))
@@ -248,12 +271,19 @@ class Process:
     def _on_refused(self, sender: str, head: Head, payload: Payload) -> None:
         self.refused[head[1], sender] = payload.decode()
 
-    def _on_ended(self, sender: str, head: Head, payload: Payload) -> None:
+    def on_ended(self, sender: str, head: Head, payload: Payload) -> None:
         """A process has ended: nothing comes from there any more, and what its actors own ends."""
         death: Death = payload.decode()
-        self.router.drain(death.address)
+        self.router.after_last(death.address, lambda: self._has_ended(death), 0.0 if head[2] else _LAST_SECONDS)
+
+    def _has_ended(self, death: Death) -> None:
         self.dead[death.address] = death
         self.router.gone(death.address)
+        # Owners first: who sees the error in a call, and then asks the owner, finds that it knows.
+        with self._deciding:
+            self.supervision(ProcessGone(death.address, death.reason, not death.expected, death.status, death.log))
+            for mesh in [mesh for mesh in self._spawned if self._supervision.owner_of(mesh) is None]:
+                del self._spawned[mesh]
         where = f"its process {death.name}[{death.rank}] {death.reason}"
         self.ports.lost(death.address, SupervisionError(f"no answer: {where}"))
         with self._lock:
@@ -262,10 +292,29 @@ class Process:
             ]
         for lost, head, _ in early:
             self._never(lost, head)
-        with self._deciding:
-            self.supervision(ProcessGone(death.address, death.reason, not death.expected, death.status, death.log))
-            for mesh in [mesh for mesh in self._spawned if self._supervision.owner_of(mesh) is None]:
-                del self._spawned[mesh]
+
+    def connection_lost(self, address: str, why: str) -> None:
+        """There is no connection to a process of another host any more. If it has ended, how is told soon, and until
+        then what waits for it waits on. In the I/O thread."""
+        timer = threading.Timer(_CAUSE_SECONDS, self.router.soon, [lambda: self.unreached(address, why)])
+        timer.daemon = True
+        timer.start()
+
+    def unreached(self, address: str, why: str) -> None:
+        """There is no way to a process, and that it has ended is not known. In the I/O thread."""
+        if address not in self.dead:
+            self.router.gone(address)
+            self.ports.lost(address, SupervisionError(f"no answer: the connection is lost: {why}"))
+
+    def _on_unreached(self, sender: str, head: Head, payload: Payload) -> None:
+        self.connection_lost(head[1], "it cannot be reached")
+
+    def _on_relay(self, sender: str, head: Head, payload: Payload) -> None:
+        _, to, origin, relayed = head
+        if to == self.address:
+            self._deliver(origin, relayed, payload)
+        elif not self.router.send(to, head, payload):
+            self.router.send(origin, (UNREACHED, to), EMPTY)
 
     def _on_ready(self, sender: str, head: Head, payload: Payload) -> None:
         def answer() -> None:
@@ -338,6 +387,10 @@ class Process:
         self.unhandled(failure)
         self.supervision(Supervised("", failure, True))
 
+    def write(self, error: bool, line: str) -> None:
+        """Have the root print a line of a process that it has not started itself."""
+        self.router.send(self.group.root, (OUTPUT, error, line), EMPTY)
+
     def unhandled(self, failure: MeshFailure) -> None:
         """No actor is left that could deal with it. In a spawned process that is the end of the process."""
         sys.stderr.write(f"{failure.report()}\n")
@@ -377,14 +430,24 @@ def serve(rank: int, boot: int, listener: socket.socket) -> NoReturn:
     sys.stdin = open(os.devnull, encoding="utf-8")
     sys.stdout = open(1, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
     sys.stderr = open(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
-    group: Group = pickle.loads(os.pread(boot, os.fstat(boot).st_size, 0))
+    group: Group
+    across: Across | None
+    group, across = pickle.loads(os.pread(boot, os.fstat(boot).st_size, 0))
     os.close(boot)
-    sys.path[:] = group.path
-    os.environ.clear()  # what is there is as it was when the warm parent started
-    os.environ.update(group.environ)
+    if host_of(group.addresses[rank]):  # another host's: what is there is that host's own
+        sys.path.extend(path for path in group.path if path not in sys.path)
+    else:
+        sys.path[:] = group.path
+        os.environ.clear()  # what is there is as it was when the warm parent started
+        os.environ.update(group.environ)
     with suppress(OSError):  # it may have gone since
         os.chdir(group.folder)
     process = Process(group, rank, listener)
+    if across is not None:
+        from monarch.runtime.rdma import configure
+
+        process.router.network.across = across if host_of(process.address) else None
+        configure(bind=across.bind, advertise=across.advertise, tls=across.contexts)
     current.become(process)
     process.watch_calls(group.slow_calls)
     threading.Thread(target=_bootstrap, args=(process,), name="bootstrap", daemon=True).start()

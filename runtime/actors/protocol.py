@@ -25,7 +25,7 @@ STOP = 3
 PLACE_ENDED = 4
 """(mesh, rank) and the MeshFailure that it ended of, or None: to the owner's process"""
 ENDED = 5
-"""(address) and the Death of a process, to all processes"""
+"""(address, whether its last messages may be lost) and the Death of a process, to all processes"""
 REFUSED = 6
 """(actor, rank) and why: a message that wants no reply was for an actor that has ended"""
 LEAVE = 7
@@ -40,3 +40,11 @@ STACKS = 12
 """(reply): what this process is doing"""
 READY = 11
 """(reply): once the bootstrap is through"""
+RELAY = 13
+"""(to, from, head) and that message's payload, to one that has a way to the receiver"""
+UNREACHED = 14
+"""(address): there is no way to that process, to who sent it something"""
+SPAWNED = 15
+"""() and a Group with processes on attached hosts, to the root, before they are started"""
+OUTPUT = 16
+"""(whether it is standard error, line), to the root: what a process on another host has printed"""

@@ -1,5 +1,5 @@
 """Sockets between the processes of a host: one for each direction of each pair, so that what one process sends to
-another arrives in the order sent.
+another arrives in the order sent. For processes of other hosts see `network`.
 
 Every process listens on an abstract Unix socket with a random name of 128 bits, its address. Who connects and who
 accepts both ask the kernel for the other's user before a byte is read; nothing is unpickled from anyone else. The first
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import errno
 import os
-import secrets
 import select
 import socket
 import struct
@@ -27,8 +26,10 @@ from contextlib import suppress
 from functools import partial
 from time import monotonic
 
+from monarch.runtime.actors.address import LONGEST, host_of, name_of
 from monarch.runtime.actors.memory import Memory
 from monarch.runtime.actors.message import PACKET, Payload, packet, unpack
+from monarch.runtime.actors.network import Network, Way
 from monarch.runtime.actors.protocol import Head
 
 Deliver = Callable[[str, Head, Payload], None]
@@ -38,12 +39,10 @@ _FILES = socket.CMSG_SPACE(4 * array("i").itemsize)
 _CREDENTIALS = struct.Struct("3i")
 _RECEIVES_AT_ONCE = 16
 _FLUSH_SECONDS = 1.0
+_HANDED = b"+"
+"""Instead of an address: with a connection from another host."""
 _LATER = (errno.ENOBUFS, errno.ENOMEM, errno.ETOOMANYREFS)
 """The kernel has no room for the message, or for the files that are under way, until others have been read."""
-
-
-def new_address() -> str:
-    return secrets.token_hex(16)
 
 
 def listen(address: str) -> socket.socket:
@@ -56,7 +55,16 @@ def listen(address: str) -> socket.socket:
 
 
 def _name(address: str) -> str:
-    return f"\0monarch-{address}"
+    return f"\0monarch-{name_of(address)}"
+
+
+def hand_over(connection: socket.socket, to: str) -> None:
+    """Give a process of this host a connection that somebody on another host has made to it. Raises OSError."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC) as process:
+        process.connect(_name(to))
+        if not is_ours(process):
+            raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+        process.sendmsg([_HANDED], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [connection.fileno()]))])
 
 
 def is_ours(peer: socket.socket) -> bool:
@@ -68,15 +76,60 @@ def is_ours(peer: socket.socket) -> bool:
 class _Way:
     """The connection on which this process sends to one other."""
 
-    __slots__ = ("lock", "open", "outbox", "socket")
+    __slots__ = ("_router", "lock", "open", "outbox", "socket")
 
-    def __init__(self, connected: socket.socket) -> None:
+    def __init__(self, connected: socket.socket, router: Router) -> None:
+        self._router = router
         self.socket = connected
         self.lock = threading.Lock()
         self.outbox: deque[tuple[bytes, Memory | None]] = deque()
         self.open = True
 
-    def put(self, data: bytes, memory: Memory | None) -> bool:
+    def send(self, head: Head, payload: Payload) -> bool:
+        data, memory = packet(head, payload), payload.memory
+        with self.lock:
+            if not self.open:
+                return False
+            try:
+                if not self.outbox and self._put(data, memory):
+                    return True
+            except OSError:
+                self.open = False
+                return False
+            self.outbox.append((data, memory))
+            if len(self.outbox) == 1:
+                self._router.watch(self.socket.fileno(), self._flush, select.EPOLLOUT)
+        return True
+
+    def _flush(self, _: int = 0) -> None:
+        with self.lock:
+            try:
+                while self.outbox:
+                    if not self._put(*self.outbox[0]):
+                        return
+                    self.outbox.popleft()
+            except OSError:
+                self.open = False
+                self.outbox.clear()
+            if not self.outbox:
+                self._router.forget(self.socket.fileno())
+
+    def flush(self) -> None:
+        """Wait until all has gone out, if the other end reads."""
+        while self.outbox and self.open:
+            select.select([], [self.socket], [], _FLUSH_SECONDS)
+            self._flush()
+
+    def close(self) -> None:
+        """Send nothing more."""
+        with self.lock:
+            self.open = False
+            if self.outbox:
+                self.outbox.clear()
+                self._router.forget(self.socket.fileno())
+            self.socket.close()
+
+    def _put(self, data: bytes, memory: Memory | None) -> bool:
         """Whether the socket took it. Raises OSError where the other end is gone. With the lock held."""
         try:
             if memory is None:
@@ -95,11 +148,21 @@ class _Way:
 class Router:
     """All of a process' connections, and the thread that serves them."""
 
-    def __init__(self, address: str, listener: socket.socket, deliver: Deliver) -> None:
+    def __init__(
+        self,
+        address: str,
+        listener: socket.socket,
+        deliver: Deliver,
+        relay: str | None = None,
+        lost: Callable[[str, str], None] = lambda address, why: None,
+    ) -> None:
+        """`relay` and `lost`: see `Network`."""
         self.address = address
+        self._host = host_of(address)
+        self.network = Network(address, relay, self, self.send, deliver, lost)
         self._deliver = deliver
         self._listener = listener
-        self._ways: dict[str, _Way | None] = {}
+        self._ways: dict[str, Way | None] = {}
         self._connecting = threading.Lock()
         self._senders: dict[str, socket.socket] = {}
         self._poll = select.epoll()
@@ -120,27 +183,17 @@ class Router:
             self._deliver(to, head, payload.received())
             return True
         way = self._ways[to] if to in self._ways else self._connect(to)
-        if way is None:
-            return False
-        data, memory = packet(head, payload), payload.memory
-        with way.lock:
-            if not way.open:
-                return False
-            try:
-                if not way.outbox and way.put(data, memory):
-                    return True
-            except OSError:
-                way.open = False
-                return False
-            way.outbox.append((data, memory))
-            if len(way.outbox) == 1:
-                self.watch(way.socket.fileno(), lambda _: self._flush(way), select.EPOLLOUT)
-        return True
+        return way is not None and way.send(head, payload)
 
-    def _connect(self, to: str) -> _Way | None:
+    def _connect(self, to: str) -> Way | None:
         with self._connecting:
             if to in self._ways:
                 return self._ways[to]
+            if host_of(to) != self._host:
+                found = self.network.way(to)
+                if found is not None:  # or else there may be one later
+                    self._ways[to] = found
+                return found
             connected = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
             way: _Way | None = None
             try:
@@ -148,7 +201,7 @@ class Router:
                 if is_ours(connected):
                     connected.send(self.address.encode())
                     connected.setblocking(False)
-                    way = _Way(connected)
+                    way = _Way(connected, self)
             except OSError:
                 pass
             if way is None:
@@ -156,31 +209,13 @@ class Router:
             self._ways[to] = way
             return way
 
-    def _flush(self, way: _Way) -> None:
-        with way.lock:
-            try:
-                while way.outbox:
-                    if not way.put(*way.outbox[0]):
-                        return
-                    way.outbox.popleft()
-            except OSError:
-                way.open = False
-                way.outbox.clear()
-            if not way.outbox:
-                self.forget(way.socket.fileno())
-
     def gone(self, address: str) -> None:
         """A process has ended: nothing can be sent to it any more."""
         with self._connecting:
             way = self._ways.get(address)
             self._ways[address] = None
         if way is not None:
-            with way.lock:
-                way.open = False
-                if way.outbox:
-                    way.outbox.clear()
-                    self.forget(way.socket.fileno())
-                way.socket.close()
+            way.close()
 
     # -- the I/O thread ------------------------------------------------------------------------------------------------
 
@@ -188,6 +223,10 @@ class Router:
         """Have the I/O thread call `handler` with the events of a file. From any thread."""
         self._handlers[fd] = handler
         self._poll.register(fd, events)
+
+    def change(self, fd: int, events: int) -> None:
+        """Have its handler called with other events."""
+        self._poll.modify(fd, events)
 
     def forget(self, fd: int) -> None:
         if self._handlers.pop(fd, None) is not None:
@@ -200,17 +239,18 @@ class Router:
             if self._wakeup >= 0:
                 os.eventfd_write(self._wakeup, 1)
 
-    def drain(self, sender: str) -> None:
-        """Take in all that a process that has ended had sent. In the I/O thread."""
+    def after_last(self, sender: str, task: Callable[[], None], seconds: float) -> None:
+        """Call `task` once all that a process that has ended had sent is taken in; where that was on another host, it
+        is waited for at most so long. In the I/O thread."""
         if sender in self._senders:
             self._receive(sender, self._senders[sender], sys.maxsize)
+        self.network.after_last(sender, task, seconds)
 
     def flush(self) -> None:
         """Wait until all that was sent has gone out, to those who still read."""
         for way in list(self._ways.values()):
-            while way is not None and way.outbox and way.open:
-                select.select([], [way.socket], [], _FLUSH_SECONDS)
-                self._flush(way)
+            if way is not None:
+                way.flush()
 
     def close(self) -> None:
         """End the I/O thread, and close everything."""
@@ -220,9 +260,8 @@ class Router:
     def _close(self) -> None:
         for way in self._ways.values():
             if way is not None:
-                with way.lock:
-                    way.open = False
-                    way.socket.close()
+                way.close()
+        self.network.close()
         for connection in self._senders.values():
             connection.close()
         self._listener.close()
@@ -280,14 +319,19 @@ class Router:
                     connection.close()
 
     def _hello(self, connection: socket.socket, _: int) -> None:
-        """The first packet of a connection: the sender's address."""
+        """The first packet of a connection: the sender's address, or a connection from another host."""
+        files: list[int] = []
         try:
-            address = connection.recv(64).decode("ascii", "replace")
+            data, files, _, _ = socket.recv_fds(connection, LONGEST, 1)
+            address = data.decode("ascii", "replace")
         except BlockingIOError:
             return
         except ConnectionError:
             address = ""
-        if not address or address in self._senders:
+        for fd in files:
+            handed = socket.socket(fileno=fd)
+            threading.Thread(target=self.network.admit, args=(handed,), name="monarch admit", daemon=True).start()
+        if files or not address or address in self._senders:
             self.forget(connection.fileno())
             connection.close()
             return

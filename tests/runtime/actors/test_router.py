@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from monarch.runtime.actors.address import new_address
 from monarch.runtime.actors.message import Payload
 from monarch.runtime.actors.protocol import Head
-from monarch.runtime.actors.router import Router, listen, new_address
+from monarch.runtime.actors.router import Router, listen
 from tests.runtime.actors.conftest import WAIT
 
 
