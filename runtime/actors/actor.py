@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING
 from monarch.runtime.actors.errors import MeshFailure
 
 if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Self
+
     from monarch.runtime.actors.future import Future
     from monarch.runtime.actors.mesh import MeshAlgebra
 
@@ -18,6 +21,12 @@ if TYPE_CHECKING:
 
         @property
         def initialized(self) -> Future[None]: ...
+
+        async def __aenter__(self) -> Self: ...
+
+        async def __aexit__(
+            self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        ) -> None: ...
 else:
     # In a process an actor is one object, whose attributes are all the user's: `self.size = 3` is no method of a mesh.
     _ActorsMesh = object

@@ -99,3 +99,5 @@ async def main() -> None:
     async with this_host().spawn_procs(per_host={"gpus": 2}) as others:
         reveal_type(others)  # ProcMesh
         await others.initialized
+        async with others.spawn("more", Server) as more:
+            reveal_type(more)  # Server
