@@ -100,7 +100,7 @@ def hosts_of(options: argparse.Namespace) -> monarch.HostMesh:
     """Those that were named, with what authenticates them in MONARCH_TLS or MONARCH_TOKEN; or this one."""
     if not options.hosts:
         return monarch.this_host()
-    return monarch.hosts(options.hosts, transports=options.transports)
+    return monarch.hosts(options.hosts, transports=options.transports, timeout=options.timeout)
 
 
 def write_plan(training: Training, tokens: torch.Tensor, targets: torch.Tensor, out: Path) -> None:
@@ -225,6 +225,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--sample", type=int, default=400, help="how many bytes of text to generate")
     made.add_argument("--hosts", help="hosts to train on (monarch host), with commas between; this one without it")
     made.add_argument("--transports", type=lambda text: text.split(","), help="which to try between hosts: verbs,tcp")
+    made.add_argument("--timeout", type=float, default=10, help="seconds that hosts may take to answer")
     made.add_argument("--out", type=Path, default=Path("out"), help="where to write the plan, its trace and its page")
     return made
 

@@ -1,5 +1,5 @@
-"""`make demo-rdma`: the training demo on two host agents of this machine, whose workers reach each other by RDMA. Runs in
-the virtual machine of `.ci/rdma-vm`, or wherever there is a device."""
+"""`make demo-rdma`: the training demo on two host agents of this machine, whose workers reach each other by RDMA. Runs
+in the virtual machine of `.ci/rdma-vm`, or wherever there is a device."""
 
 from __future__ import annotations
 
@@ -43,9 +43,12 @@ def main() -> None:
         token.write_text(secrets.token_hex(32))
         token.chmod(0o600)
         with agent(token) as first, agent(token) as second:
-            train = ["examples/train_gpt.py", "--hosts", f"{first},{second}", "--transports", "verbs", *options]
+            where = ["--hosts", f"{first},{second}", "--transports", "verbs", "--timeout", "300"]
+            train = ["examples/train_gpt.py", *where, *options]
             print(f"MONARCH_TOKEN={token} python {' '.join(train)}", flush=True)
-            environment = {**os.environ, "MONARCH_TOKEN": str(token)}
+            # Building kernels takes an emulated machine minutes; which transport joins whom is to be seen.
+            switches = {"MONARCH_TOKEN": str(token), "MONARCH_KERNELS": "off", "MONARCH_LOG": "commands"}
+            environment = {**os.environ, **switches}
             sys.exit(subprocess.run([sys.executable, *train], env=environment).returncode)
 
 

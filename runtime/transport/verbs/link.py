@@ -312,6 +312,8 @@ class VerbsLink(StreamLink):
             return self._reaches[name]
         except KeyError:
             pass
+        if self.loop.here():
+            raise MonarchError("the first use of a region waits for its owner's answer, and the I/O thread must not")
         with self._turn:
             opening = self._opening.get(name)
             first = opening is None
@@ -482,11 +484,12 @@ class VerbsLink(StreamLink):
         ended = self._schedule.heard(consumed)
         if stores:
             owned = self.regions.find(region)
-            if region not in self._lent or offset % WORD or (owned is not None and offset + WORD > owned.size):
-                raise ValueError(
-                    f"the peer sent a signal for byte {offset} of region {region}, which it has not opened"
-                )
+            # A region that is not there was dropped: the peer may have sent this before it left.
             if owned is not None:
+                if region not in self._lent or offset % WORD or offset + WORD > owned.size:
+                    raise ValueError(
+                        f"the peer sent a signal for byte {offset} of region {region}, which it has not opened"
+                    )
                 self._verbs.memories.flush()
                 self.regions.store(owned, offset, value)
             self._schedule.dealt(confirm)
