@@ -25,6 +25,11 @@ class HostMesh:
     def addresses(self) -> tuple[str, ...]:
         return self._attached.addresses
 
+    @property
+    def attached(self) -> Hosts:
+        """What meshes are started on, whether of workers or of actors."""
+        return self._attached
+
     def __len__(self) -> int:
         return len(self.addresses)
 

@@ -12,6 +12,7 @@ far they are.
            measured  what workers have measured is to be sent
            links     how many control messages workers have sent to peers on other hosts is to be told
            stop
+           actors    secret, root, number, timeout: an agent for the controller's actors; with nothing, its end
     up     workers   for each: its process id, endpoint and memory
            links     for each: the transport to each other host, and why
            packet    rank; data: what that worker sent, and behind it the file that came with it
@@ -23,6 +24,7 @@ far they are.
            measured  rank; data: the written part of its buffer (see `tracing`)
            counted   messages
            stopped
+           actors    address: where that agent is reached
 
 The plan is decoded and checked here, and its kernels are built here, for this host's processors.
 """
@@ -36,7 +38,7 @@ import struct
 import threading
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from monarch.compiler.plan import MeshSpec, MonarchError
 from monarch.compiler.plan.file import plan_from_bytes
@@ -48,6 +50,9 @@ from monarch.runtime.ring import Full
 from monarch.runtime.tracing import clock, measured_part
 from monarch.runtime.window import STAGING_BYTES
 from monarch.runtime.workers import Workers
+
+if TYPE_CHECKING:
+    from monarch.runtime.actors.agent import Agent
 
 RECORD = struct.Struct("=q")
 
@@ -62,6 +67,7 @@ class HostService:
         self._reply = reply
         self._across = {"bind": bind, "advertise": advertise, "tls": tls}
         self._parts: dict[int, _Part] = {}
+        self._actors: Agent | None = None
 
     def receive(self, message: Message) -> None:
         if message.kind == "start":
@@ -74,12 +80,36 @@ class HostService:
             if part is not None:
                 part.stop()
             self._reply(Message("stopped", message.mesh))
+        elif message.kind == "actors":
+            self._end_actors()
+            if message.head:
+                self._start_actors(message)
         else:
             part = self._parts.get(message.mesh)
             if part is not None:  # one that could not start is told the rest as well
                 part.receive(message)
 
+    def _start_actors(self, message: Message) -> None:
+        from monarch.runtime.actors.agent import Agent
+        from monarch.runtime.actors.network import Across
+
+        head, own = message.head, self._across
+        secret, patience = bytes.fromhex(head["secret"]), float(head["timeout"])
+        across = Across(secret, own["tls"], str(own["bind"]), own["advertise"], patience)
+        try:
+            self._actors = Agent(str(head["root"]), int(head["number"]), across)
+        except MonarchError as error:
+            self._reply(Message("refused", message.mesh, head={"message": error.message, "hint": error.hint}))
+        else:
+            self._reply(Message("actors", message.mesh, head={"address": self._actors.address}))
+
+    def _end_actors(self) -> None:
+        if self._actors is not None:
+            self._actors.end()
+            self._actors = None
+
     def detached(self) -> None:
+        self._end_actors()
         while self._parts:
             self._parts.popitem()[1].stop()
 

@@ -19,8 +19,9 @@ from monarch.runtime.transport.plug import TRANSPORTS
 class AttachedHosts:
     """`monarch.compiler.plan.Hosts` over a tree of hosts."""
 
-    def __init__(self, tree: HostTree, transports: Sequence[str], timeout: float) -> None:
+    def __init__(self, tree: HostTree, security: Security, transports: Sequence[str], timeout: float) -> None:
         self.tree = tree
+        self.security = security
         self._connect = partial(RemoteConnection, tree, tuple(transports), timeout)
 
     @property
@@ -49,7 +50,7 @@ def attach(
             raise MonarchError(f"no transport is called {name!r}", hint=f"there are {', '.join(TRANSPORTS)}.")
     security = security_from(tls, token, trusted_network)
     tree = HostTree(parse_hosts(addresses), security, fan_out, timeout)
-    return AttachedHosts(tree, transports or tuple(TRANSPORTS), timeout)
+    return AttachedHosts(tree, security, transports or tuple(TRANSPORTS), timeout)
 
 
 def security_from(

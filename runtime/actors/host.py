@@ -25,7 +25,8 @@ from typing import Any
 from monarch.compiler.plan import MonarchError
 from monarch.runtime import signals
 from monarch.runtime.actors import current
-from monarch.runtime.actors.address import new_address
+from monarch.runtime.actors.address import name_of, new_address
+from monarch.runtime.actors.attached import OtherHosts
 from monarch.runtime.actors.errors import MeshFailure
 from monarch.runtime.actors.future import Future
 from monarch.runtime.actors.message import EMPTY, Payload
@@ -266,6 +267,29 @@ class Host:
         for running in list(self._groups.values()):
             running.warm.ask_to_stop(running.number)
 
+    def has(self, name: str) -> bool:
+        """Whether a process by that name runs here."""
+        with self._lock:
+            groups = list(self._groups.values())
+        return any(name_of(running.group.addresses[rank]) == name for running in groups for rank in list(running.alive))
+
+    def end(self) -> None:
+        """Likewise, and hear of nothing any more. In the I/O thread."""
+        with self._lock:
+            groups = list(self._groups.values())
+            self._groups.clear()
+        for warm in self._warms:
+            self._process.router.forget(warm.fileno())
+        for running in groups:
+            if running.killer is not None:
+                running.killer.cancel()
+            running.warm.ask_to_stop(running.number)
+            running.warm.forget(running.number)
+            for fd in running.pipes:
+                self._process.router.forget(fd)
+                os.close(fd)
+            running.pipes.clear()
+
     # -- controllers ---------------------------------------------------------------------------------------------------
 
     def _on_controller(self, sender: str, head: Head, payload: Payload) -> None:
@@ -331,9 +355,16 @@ class Root(Process):
         self.threads = torch.get_num_threads()
         self.ready.set()
         self.host: Host = Host(self)
+        self.other_hosts = OtherHosts(self)
         self._empty = threading.Event()
         self._ending = threading.Lock()
         self._ended = False
+
+    def unreached(self, address: str, why: str) -> None:
+        if address in self.host.other_hosts:
+            self.other_hosts.lost(address, f"its host is lost: {why}")
+        else:
+            super().unreached(address, why)
 
     def write(self, error: bool, line: str) -> None:
         file = sys.stderr if error else sys.stdout
@@ -374,6 +405,7 @@ class Root(Process):
             self._empty.wait(STOP_SECONDS)
             self.watch_calls(None)
             self.host.kill()
+            self.other_hosts.close()
             self.host.print()
             self.router.close()
             current.end(self)

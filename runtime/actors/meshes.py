@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, cast
 
 import cloudpickle
 
@@ -104,12 +104,37 @@ def _done(several: Future[ValueMesh[None]]) -> Future[None]:
     return one
 
 
+class Attached(Protocol):
+    """What `monarch.hosts` gives."""
+
+    @property
+    def attached(self) -> object: ...
+
+
 class HostMesh(MeshAlgebra):
     """Hosts, on which processes can be spawned."""
 
     def __init__(self, shape: Shape, agents: tuple[str, ...]) -> None:
         self._shape = shape
         self._agents = agents
+
+    @staticmethod
+    def of(hosts: Attached) -> HostMesh:
+        """Attached hosts, with the dim `hosts`: `HostMesh.of(monarch.hosts(["node1:4242", "node2:4242"]))`.
+
+        Makes an agent for the program's actors on each, unless that was done before. Raises MonarchError where one
+        cannot be made or reached, RuntimeError within an actor.
+        """
+        from monarch.runtime.actors.host import Root
+        from monarch.runtime.hosts import AttachedHosts
+
+        if not isinstance(hosts.attached, AttachedHosts):
+            return this_host()
+        root = current.process()
+        if not isinstance(root, Root):
+            raise RuntimeError("hosts are attached by the program itself: hand their mesh to the actor")
+        agents = root.other_hosts.attach(hosts.attached)
+        return HostMesh(Shape.of({"hosts": len(agents)}), agents)
 
     def spawn_procs(
         self,

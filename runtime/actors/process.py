@@ -88,7 +88,8 @@ class Death:
     name: str
     rank: int
     reason: str
-    status: int
+    status: int | None
+    """None where its host is lost."""
     log: tuple[str, ...]
     expected: bool
     """It was told to."""

@@ -172,6 +172,8 @@ class Router:
         self._tasks: deque[Callable[[], None]] = deque()
         self._alarm: tuple[float, Callable[[], None]] | None = None
         self._closed = False
+        self.broken: Callable[[], None] = lambda: os._exit(1)
+        """What is done where the I/O thread has failed."""
         self.watch(listener.fileno(), self._accept)
         self.watch(self._wakeup, self._run_tasks)
 
@@ -281,7 +283,7 @@ class Router:
         except BaseException:
             # Without it nobody would be answered, or hear of anything, ever again.
             traceback.print_exc()
-            os._exit(1)
+            self.broken()
         self._close()
 
     def _loop(self) -> None:

@@ -39,6 +39,11 @@ class Security:
     def uses_tls(self) -> bool:
         return self._tls is not None
 
+    @property
+    def folder(self) -> str | None:
+        """That of the certificates; None without TLS."""
+        return None if self._tls is None else str(self._tls.folder.resolve())
+
     def __str__(self) -> str:
         return "TLS" if self._tls else "token"
 

@@ -1,0 +1,105 @@
+"""The agent of an attached host, for one program: in the process of `monarch host`, beside what that does otherwise.
+
+It does what the root does for the program's host (`host.Host`), listens for processes of other hosts on behalf of those
+that it has started, and takes on what these cannot send themselves (`network`).
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from contextlib import suppress
+
+from monarch.runtime.actors.address import name_of, new_address, tag_of
+from monarch.runtime.actors.errors import MeshFailure
+from monarch.runtime.actors.host import Host
+from monarch.runtime.actors.network import Across, refuse, wanted
+from monarch.runtime.actors.process import Group, Process
+from monarch.runtime.actors.router import hand_over, listen
+from monarch.runtime.actors.shape import Shape
+from monarch.runtime.transport import sockets
+
+_STRANGERS = 64
+"""How many connections may be open here that have not said whom they want."""
+
+
+class Agent(Process):
+    """`root` is the address of the program's process, and `number` this host's in the program's job."""
+
+    def __init__(self, root: str, number: int, across: Across) -> None:
+        """Raises MonarchError where it cannot listen."""
+        self._listener, where = sockets.listen_tcp(across.bind, across.advertise)
+        address = new_address(tag_of(number, str(where["host"]), int(str(where["port"]))))
+        shape, owner = Shape.unity(), (address, "")
+        group = Group(address, "agent", (address,), root, (address,), shape, owner, None, None, (), os.getcwd(), ())
+        super().__init__(group, 0, listen(address))
+        self.ready.set()
+        self._strangers = threading.Semaphore(_STRANGERS)
+        self._over = False
+        self._agent = Host(self)
+        self._agent.across = across
+        self._agent.other_hosts.add(root)
+        self.host = self._agent
+        self.router.network.across = across
+        self.router.broken = self._stop
+        self.router.watch(self._listener.fileno(), self._accept)
+        self.router.start()
+
+    def _accept(self, _: int) -> None:
+        with suppress(BlockingIOError):
+            while True:
+                connection, _ = self._listener.accept()
+                if self._strangers.acquire(blocking=False):
+                    usher = threading.Thread(target=self._usher, args=(connection,), name="monarch usher", daemon=True)
+                    usher.start()
+                else:
+                    refuse(connection, f"{_STRANGERS} others have not said whom they want")
+
+    def _usher(self, connection: socket.socket) -> None:
+        """Have the process that somebody wants take the connection over."""
+        try:
+            name = wanted(connection)
+        finally:
+            self._strangers.release()
+        if name is None:
+            return
+        if name == name_of(self.address):
+            self.router.network.admit(connection)
+            return
+        try:
+            if not self._agent.has(name):
+                raise OSError("there is no such process")
+            hand_over(connection, name)
+        except OSError as error:
+            refuse(connection, f"it wants process {name[:8]}: {error}")
+        else:
+            connection.close()
+
+    def unreached(self, address: str, why: str) -> None:
+        if address == self.group.root:
+            self.end()
+        else:
+            super().unreached(address, why)
+
+    def unhandled(self, failure: MeshFailure) -> None:
+        """It owns nothing that could fail."""
+
+    def empty(self) -> None:
+        pass
+
+    def end(self) -> None:
+        """End all processes that were started here, and this."""
+        self.router.soon(self._end)
+
+    def _end(self) -> None:
+        self._stop()
+        self.router.close()
+
+    def _stop(self) -> None:
+        """In the I/O thread, or once that is no more."""
+        if not self._over:
+            self._over = True
+            self._agent.end()
+            self.router.forget(self._listener.fileno())
+            self._listener.close()
