@@ -78,12 +78,15 @@ class VerbsTransport:
         if registered is None:
             return
         links = list(self.links)
-        if links:
-            leaving = self._loop.run(lambda: [link.call_back(owned.number) for link in links])
-            if not self._loop.here():
-                for left in leaving:
-                    if left is not None:
-                        _await(left)
+        asked = self._loop.run(lambda: [link.call_back(owned.number) for link in links]) if links else []
+        leaving = [left for left in asked if left is not None]
+        if self._loop.here() and leaving:
+            # The answers come on this thread: what is under way there ends first, as it does for others.
+            for left in leaving:
+                left.then(lambda: registered.release() if all(one.done() for one in leaving) else None)
+            return
+        for left in leaving:
+            _await(left)
         registered.release()
 
     # -- connections -----------------------------------------------------------------------------------------------
