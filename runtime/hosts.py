@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from os import PathLike, fspath
 from pathlib import Path
@@ -22,6 +22,8 @@ class AttachedHosts:
     def __init__(self, tree: HostTree, security: Security, transports: Sequence[str], timeout: float) -> None:
         self.tree = tree
         self.security = security
+        self.before_close: list[Callable[[], None]] = []
+        """What is to be done while the hosts can still be told something."""
         self._connect = partial(RemoteConnection, tree, tuple(transports), timeout)
 
     @property
@@ -32,6 +34,8 @@ class AttachedHosts:
         return MeshExecutor(mesh, self._connect)
 
     def close(self) -> None:
+        while self.before_close:
+            self.before_close.pop()()
         self.tree.close()
 
 

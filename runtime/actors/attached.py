@@ -25,6 +25,8 @@ from monarch.runtime.rdma import configure
 if TYPE_CHECKING:
     from monarch.runtime.actors.host import Root
 
+_TELL_SECONDS = 10.0  # unless the program is being shut down beside this
+
 ACTORS = 0
 """The number under which the control plane carries what is about actors; meshes of programs count from 1."""
 
@@ -47,6 +49,7 @@ class OtherHosts:
         with self._lock:
             if hosts not in self._attached:
                 self._attached[hosts] = self._attach(hosts)
+                hosts.before_close.append(lambda: self._detach(hosts))
             return self._attached[hosts]
 
     def _attach(self, hosts: AttachedHosts) -> tuple[str, ...]:
@@ -98,7 +101,23 @@ class OtherHosts:
     def _on_output(self, sender: str, head: Head, payload: Payload) -> None:
         self._root.write(head[1], head[2])
 
-    def lost(self, agent: str, why: str) -> None:
+    def _detach(self, hosts: AttachedHosts) -> None:
+        """The program lets these hosts go: what runs there for it ends, and that is no failure."""
+        with self._lock:
+            agents = self._attached.pop(hosts, ())
+        if not agents:
+            return
+        told = threading.Event()
+
+        def tell() -> None:
+            for agent in agents:
+                self.lost(agent, "was stopped: its host was detached", expected=True)
+            told.set()
+
+        self._root.router.soon(tell)
+        told.wait(_TELL_SECONDS)
+
+    def lost(self, agent: str, why: str, expected: bool = False) -> None:
         """A host is out of reach: all processes there count as ended. In the I/O thread."""
         if agent not in self._root.host.other_hosts and agent not in self._processes:
             return
@@ -106,11 +125,14 @@ class OtherHosts:
         processes = {**self._processes.pop(agent, {}), agent: ("agent", 0)}
         for address, (name, rank) in processes.items():
             if address not in self._root.dead:
-                self._root.host.tell(Death(address, name, rank, why, None, (), expected=False), lost=True)
+                self._root.host.tell(Death(address, name, rank, why, None, (), expected), lost=True)
 
     def close(self) -> None:
         """Have the agents end, and all that they have started."""
-        for hosts in self._attached:
+        with self._lock:
+            attached = list(self._attached)
+            self._attached.clear()
+        for hosts in attached:
             with suppress(MonarchError):
                 hosts.tree.send(Message("actors", ACTORS))
             hosts.tree.unsubscribe(ACTORS)

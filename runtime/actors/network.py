@@ -147,6 +147,12 @@ class Network:
             return None
         return _Relayed(self._send, self._address, self._relay, to)
 
+    @property
+    def peers(self) -> list[str]:
+        """The processes that this one has a connection with."""
+        with self._lock:
+            return list(self._links)
+
     def after_last(self, peer: str, task: Callable[[], None], seconds: float) -> None:
         """Call `task` once all that a process sent has been delivered: it has ended, and so its connections do. Waits
         so long at most. In the I/O thread."""

@@ -1,0 +1,54 @@
+"""`monarch host` processes on this machine, each a host of its own for actors."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+TOKEN = "0123456789abcdef0123456789abcdef"
+
+
+@dataclass
+class Hosts:
+    """Some that serve."""
+
+    running: list[subprocess.Popen[str]]
+    addresses: list[str]
+    said: list[Path]
+    """What each writes to its log."""
+
+
+@contextmanager
+def hosts_here(count: int, folder: Path) -> Iterator[Hosts]:
+    token = folder / "token"
+    token.write_text(TOKEN)
+    token.chmod(0o600)
+    command = [str(Path(sys.executable).with_name("monarch")), "host", "--listen", "127.0.0.1:0"]
+    running: list[subprocess.Popen[str]] = []
+    said = [folder / f"log{number}" for number in range(count)]
+    try:
+        for log in said:
+            with log.open("w") as file:
+                running.append(
+                    subprocess.Popen(
+                        [*command, "--token-file", str(token)], stdout=subprocess.PIPE, stderr=file, text=True
+                    )
+                )
+        addresses = []
+        for host in running:
+            assert host.stdout is not None
+            found = re.search(r"serving on (\S+)", host.stdout.readline())
+            assert found is not None, said
+            addresses.append(found.group(1))
+        yield Hosts(running, addresses, said)
+    finally:
+        for host in running:
+            host.kill()
+            host.wait()
+            assert host.stdout is not None
+            host.stdout.close()

@@ -1,0 +1,337 @@
+"""Actors on several hosts: two `monarch host` processes on this machine, whose actors meet over TCP."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import queue
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from time import monotonic
+
+import pytest
+import torch
+
+import monarch
+from monarch.actor import (
+    Actor,
+    Channel,
+    HostMesh,
+    MeshFailure,
+    Port,
+    ProcMesh,
+    SupervisionError,
+    current_rank,
+    endpoint,
+    get_or_spawn_controller,
+    this_host,
+)
+from monarch.rdma import RDMABuffer
+from monarch.runtime.actors import current
+from monarch.runtime.actors.address import name_of, port_of
+from monarch.runtime.transport.greeting import drive
+from monarch.runtime.transport.handshake import HandshakeFailed, prove
+from monarch.runtime.transport.streams import Stream
+from tests.runtime.actors.agents import TOKEN, Hosts, hosts_here
+from tests.runtime.actors.conftest import WAIT
+from tests.runtime.actors.test_router import Trap
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
+    with hosts_here(2, tmp_path_factory.mktemp("two")) as two:
+        yield two
+
+
+@pytest.fixture
+def hosts(two: Hosts) -> Iterator[HostMesh]:
+    with monarch.hosts(two.addresses, token=TOKEN) as attached:
+        yield HostMesh.of(attached)
+
+
+class Peer(Actor):
+    """Says where it is, keeps what it is told, and asks others."""
+
+    def __init__(self) -> None:
+        self.told: list[int] = []
+
+    @endpoint
+    def where(self) -> tuple[dict[str, int], str, int]:
+        return dict(current_rank()), current.process().address, os.getpid()
+
+    @endpoint
+    def tell(self, number: int) -> None:
+        self.told.append(number)
+
+    @endpoint
+    def heard(self) -> list[int]:
+        return self.told
+
+    @endpoint
+    def ask(self, other: Peer) -> tuple[str, bool]:
+        """Where another actor is, and whether this process has a connection with that one."""
+        _, address, _ = other.where.call_one().get(WAIT)
+        return address, address in current.process().router.network.peers
+
+    @endpoint
+    def answer(self, port: Port[int], number: int) -> None:
+        port.send(number + 1)
+
+    @endpoint
+    def double(self, x: torch.Tensor) -> torch.Tensor:
+        return 2 * x
+
+    @endpoint
+    def say(self, text: str) -> None:
+        print(text, flush=True)
+
+    @endpoint
+    def wait(self) -> None:
+        signal.pause()
+
+
+def pair(hosts: HostMesh) -> tuple[ProcMesh, Peer, Peer, Peer]:
+    """A process on each host, an actor in each, and the two by themselves."""
+    procs = hosts.spawn_procs(name="procs")
+    peers = procs.spawn("peer", Peer)
+    return procs, peers, peers.slice(hosts=0), peers.slice(hosts=1)  # type: ignore[attr-defined]
+
+
+def test_meshes_have_the_dim_hosts(hosts: HostMesh) -> None:
+    assert dict(hosts.extent) == {"hosts": 2}
+    procs = hosts.spawn_procs(per_host={"gpus": 2})
+    peers = procs.spawn("peer", Peer)
+    found = peers.where.call().get(WAIT)
+    assert dict(found.extent) == {"hosts": 2, "gpus": 2}
+    assert [place for place, _, _ in found.values()] == [dict(point) for point, _ in found.items()]
+    where = [port_of(address) for _, address, _ in found.values()]
+    assert where[0] == where[1] != where[2] == where[3]
+    assert procs.host_mesh.extent == hosts.extent
+    assert procs.slice(hosts=1).host_mesh.size() == 1
+    (second,) = hosts.slice(hosts=1).spawn_procs().spawn("peer", Peer).where.call().get(WAIT).values()
+    assert port_of(second[1]) == where[2]
+    with pytest.raises(ValueError, match="'hosts' counts the hosts"):
+        hosts.spawn_procs(per_host={"hosts": 2})
+    procs.stop().get(WAIT)
+
+
+def test_actors_of_two_hosts_meet_without_the_root(hosts: HostMesh) -> None:
+    _, _, one, other = pair(hosts)
+    for asks, asked in ((one, other), (other, one)):
+        _, address, _ = asked.where.call_one().get(WAIT)
+        assert asks.ask.call_one(asked).get(WAIT) == (address, True)
+
+
+def test_actors_of_the_programs_host_meet_them_too(hosts: HostMesh) -> None:
+    _, _, one, _ = pair(hosts)
+    here = this_host().spawn_procs().spawn("here", Peer)
+    for asks, asked in ((one, here), (here, one)):
+        _, address, _ = asked.where.call_one().get(WAIT)
+        assert asks.ask.call_one(asked).get(WAIT) == (address, False)  # by way of the root
+
+
+def test_messages_come_in_the_order_sent(hosts: HostMesh) -> None:
+    _, peers, one, _ = pair(hosts)
+    for number in range(2000):
+        (peers if number % 2 else one).tell.broadcast(number)
+    assert one.heard.call_one().get(WAIT) == list(range(2000))
+
+
+def test_tensors_and_ports_arrive(hosts: HostMesh) -> None:
+    _, _, one, _ = pair(hosts)
+    x = torch.arange(4 << 20, dtype=torch.float32)  # 16 MiB
+    for _ in range(3):
+        back = one.double.call_one(x).get(WAIT)
+        assert torch.equal(back, 2 * x)
+    back += 1  # it is the receiver's own
+    port, receiver = Channel[int].open()
+    one.answer.broadcast(port, 6)
+    assert receiver.recv().get(WAIT) == 7
+
+
+class Keeper(Actor):
+    def __init__(self) -> None:
+        self.memory = torch.arange(8.0)
+        self.buffer = RDMABuffer(self.memory)
+
+    @endpoint
+    def lend(self) -> RDMABuffer:
+        return self.buffer
+
+    @endpoint
+    def content(self) -> list[float]:
+        return self.memory.tolist()
+
+    @endpoint
+    def double(self, buffer: RDMABuffer) -> None:
+        here = torch.zeros(8)
+        buffer.read_into(here).get(WAIT)
+        buffer.write_from(2 * here).get(WAIT)
+
+
+def test_rdma_buffers_are_used_on_the_other_host(hosts: HostMesh) -> None:
+    keepers = hosts.spawn_procs().spawn("keeper", Keeper)
+    one, other = keepers.slice(hosts=0), keepers.slice(hosts=1)  # type: ignore[attr-defined]
+    other.double.call_one(one.lend.call_one().get(WAIT)).get(WAIT)
+    assert one.content.call_one().get(WAIT) == [2.0 * n for n in range(8)]
+
+
+class Service(Actor):
+    @endpoint
+    def process(self) -> str:
+        return current.process().address
+
+
+class Client(Actor):
+    @endpoint
+    def find(self) -> Service:
+        return get_or_spawn_controller("service", Service).get(WAIT)
+
+
+def test_there_is_one_controller_for_all_hosts(hosts: HostMesh) -> None:
+    clients = hosts.spawn_procs().spawn("client", Client)
+    services = {service.process.call_one().get(WAIT) for service in clients.find.call().get(WAIT).values()}
+    assert services == {current.process().address}
+
+
+def test_what_they_print_is_printed_here(hosts: HostMesh, capfd: pytest.CaptureFixture[str]) -> None:
+    procs, peers, _, _ = pair(hosts)
+    peers.say.call("good morning").get(WAIT)
+    procs.stop().get(WAIT)
+    this_host().spawn_procs().stop().get(WAIT)
+    out = capfd.readouterr().out.splitlines()
+    assert sorted(line for line in out if "good" in line) == [
+        f"[procs hosts={number}] good morning" for number in range(2)
+    ]
+
+
+def test_kill_9_there_is_a_failure_with_status_and_last_lines(
+    hosts: HostMesh, faults: queue.SimpleQueue[MeshFailure]
+) -> None:
+    _, peers, one, other = pair(hosts)
+    other.say.call_one("my last words").get(WAIT)
+    _, _, pid = other.where.call_one().get(WAIT)
+    waiting = other.wait.call_one()
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(SupervisionError, match=r"procs\[1\] was killed by SIGKILL"):
+        waiting.get(WAIT)
+    failure = faults.get(timeout=WAIT)
+    assert failure.is_of(peers) and failure.rank == 1
+    assert failure.status == -signal.SIGKILL and failure.log == ("my last words",)
+    with pytest.raises(SupervisionError, match="was killed by SIGKILL"):
+        other.where.call_one().get(WAIT)
+    assert one.heard.call_one().get(WAIT) == []
+
+
+class Owner(Actor):
+    """Has processes on all hosts."""
+
+    @endpoint
+    def spawn(self, hosts: HostMesh) -> Peer:
+        self.peers = hosts.spawn_procs(name="owned").spawn("peer", Peer)
+        return self.peers
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_what_is_owned_from_another_host_ends_with_its_owner(
+    hosts: HostMesh, killed: bool, faults: queue.SimpleQueue[MeshFailure]
+) -> None:
+    procs = hosts.slice(hosts=0).spawn_procs(name="owners")
+    peers = procs.spawn("owner", Owner).spawn.call_one(hosts).get(WAIT)
+    places = peers.where.call().get(WAIT).values()
+    if killed:
+        (owner,) = procs._addresses
+        assert owner not in [address for _, address, _ in places]
+        os.kill(procs.spawn("peer", Peer).where.call_one().get(WAIT)[2], signal.SIGKILL)
+        assert "SIGKILL" in faults.get(timeout=WAIT).reason and "SIGKILL" in faults.get(timeout=WAIT).reason
+    else:
+        procs.stop().get(WAIT)
+    for _, _, pid in places:
+        gone(pid)
+
+
+def gone(pid: int) -> None:
+    """Wait for a process' end, which comes within the test's time."""
+    with pytest.raises(ProcessLookupError):
+        while True:
+            os.kill(pid, 0)
+
+
+def test_a_host_that_is_lost_ends_what_runs_there(tmp_path: Path, faults: queue.SimpleQueue[MeshFailure]) -> None:
+    with hosts_here(2, tmp_path) as two, monarch.hosts(two.addresses, token=TOKEN) as attached:
+        _, peers, one, other = pair(HostMesh.of(attached))
+        _, _, pid = other.where.call_one().get(WAIT)
+        waiting = other.wait.call_one()
+        two.running[1].kill()
+        with pytest.raises(SupervisionError, match=two.addresses[1]):
+            waiting.get(WAIT)
+        failure = faults.get(timeout=WAIT)
+        assert failure.is_of(peers) and failure.rank == 1 and two.addresses[1] in failure.reason
+        gone(pid)
+        assert one.heard.call_one().get(WAIT) == []
+        with pytest.raises(SupervisionError, match="is lost"):
+            other.where.call_one().get(WAIT)
+
+
+def test_detaching_hosts_ends_their_processes_and_is_no_failure(two: Hosts) -> None:
+    with monarch.hosts(two.addresses, token=TOKEN) as attached:
+        _, peers, one, _ = pair(HostMesh.of(attached))
+        pids = [pid for _, _, pid in peers.where.call().get(WAIT).values()]
+        waiting = one.wait.call_one()
+    with pytest.raises(SupervisionError, match="its host was detached"):
+        waiting.get(WAIT)
+    for pid in pids:
+        gone(pid)
+
+
+@pytest.mark.parametrize("knows", ["nothing", "a process", "how to begin"])
+def test_a_stranger_gets_nowhere(hosts: HostMesh, knows: str, tmp_path: Path) -> None:
+    _, _, one, _ = pair(hosts)
+    _, address, _ = one.where.call_one().get(WAIT)
+    name = "ab" * 16 if knows == "nothing" else name_of(address)
+    packet = pickle.dumps((("head",), Trap(tmp_path / "unpickled"), ()))
+    with socket.create_connection(port_of(address), WAIT) as stranger:
+        stranger.sendall(b"actors 1" + bytes.fromhex(name))
+        if knows == "how to begin":
+            with pytest.raises((HandshakeFailed, ConnectionError)):
+                drive(prove(b"a guess" * 5, "cd" * 16, name), Stream(stranger), monotonic() + WAIT, None)
+        else:
+            stranger.sendall(len(packet).to_bytes(4, "big") + packet * 10)
+            assert ended(stranger)
+    assert not (tmp_path / "unpickled").exists()
+    assert one.heard.call_one().get(WAIT) == []
+
+
+def ended(stranger: socket.socket) -> bool:
+    """Whether the other end has closed the connection without a word, once it has."""
+    try:
+        return stranger.recv(1) == b""
+    except ConnectionError:
+        return True
+
+
+ROOT = """
+import sys, signal
+import monarch
+from monarch.actor import HostMesh, this_host
+from tests.runtime.actors.test_hosts import Peer, TOKEN
+hosts = HostMesh.of(monarch.hosts(sys.argv[1:], token=TOKEN))
+peers = hosts.spawn_procs(per_host={"gpus": 2}).spawn("peer", Peer)
+print(*[pid for _, _, pid in peers.where.call().get().values()], flush=True)
+signal.pause()
+"""
+
+
+def test_nothing_is_left_when_the_root_is_killed(two: Hosts) -> None:
+    root = subprocess.Popen([sys.executable, "-c", ROOT, *two.addresses], stdout=subprocess.PIPE, text=True)
+    assert root.stdout is not None
+    pids = [int(pid) for pid in root.stdout.readline().split()]
+    assert len(pids) == 4
+    root.kill()
+    root.communicate()
+    for pid in pids:
+        gone(pid)
