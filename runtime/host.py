@@ -294,7 +294,7 @@ class _Part:
             if len(self._links) == self._each:
                 self._say("links", json.dumps(self._links).encode())
         elif "failed" in what:
-            self._say("refused", message=f"worker {rank}: {what['failed']}", hint="")
+            self._say("refused", message=f"worker {rank}: {what['failed']}", hint=what["hint"])
         else:
             self._say("lost", rank=rank, peer=what["lost"], why=what["why"])
 

@@ -13,7 +13,7 @@ from monarch.runtime.control.security import Security
 from monarch.runtime.control.tree import HostTree
 from monarch.runtime.controller import MeshExecutor
 from monarch.runtime.remote import RemoteConnection
-from monarch.runtime.transport.plug import TRANSPORTS
+from monarch.runtime.transport.plug import IN_THE_CLEAR, TRANSPORTS
 
 
 class AttachedHosts:
@@ -54,7 +54,12 @@ def attach(
             raise MonarchError(f"no transport is called {name!r}", hint=f"there are {', '.join(TRANSPORTS)}.")
     security = security_from(tls, token, trusted_network)
     tree = HostTree(parse_hosts(addresses), security, fan_out, timeout)
-    return AttachedHosts(tree, security, transports or tuple(TRANSPORTS), timeout)
+    return AttachedHosts(tree, security, transports or default_transports(security), timeout)
+
+
+def default_transports(security: Security) -> list[str]:
+    """All, in order of preference; who attaches hosts with TLS does not trust the network."""
+    return [name for name in TRANSPORTS if not (security.uses_tls and name in IN_THE_CLEAR)]
 
 
 def security_from(

@@ -2,7 +2,7 @@
 
     worker → host    {"pid": ..., "address": ..., "region": ...}    its endpoint, and its mapping of the mesh's memory
     host → worker    {"peers": {"1": {"rank": 4, "address": ..., "region": ...}}}        by the number of the host
-    worker → host    {"links": {"1": {"transport": "tcp", "reasons": [...]}}}, or {"failed": "why"}
+    worker → host    {"links": {"1": {"transport": "tcp", "reasons": [...]}}}, or {"failed": "why", "hint": "..."}
     worker → host    {"lost": 4, "why": "..."}                      later, when a link has broken
 
 Packets are JSON, on the worker's own socket (`wire.STARTUP`). Nothing of this happens again while the mesh lives.
@@ -78,7 +78,8 @@ def connect_peers(window: Window, up: socket.socket, across: dict[str, Any]) -> 
         try:
             link = endpoint.connect(address, timeout=across["timeout"])
         except MonarchError as error:
-            up.send(pack({"failed": f"no connection to worker {peer['rank']}: {error.message}"}))
+            why = {"failed": f"no connection to worker {peer['rank']}: {error.message}", "hint": error.hint}
+            up.send(pack(why))
             raise NotConnected from error
         peers[int(host)] = Peer(peer["rank"], link, Region.from_json(peer["region"]))
     links = {

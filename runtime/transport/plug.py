@@ -159,6 +159,9 @@ TRANSPORTS = {
 """Where the class of each transport is, in order of preference; loaded when an endpoint is made that is to use it. A
 transport is added by a line here."""
 
+IN_THE_CLEAR = frozenset({"verbs"})
+"""Those whose bytes cross a network as they are, also between endpoints that have TLS."""
+
 
 def load(name: str) -> type[Any]:
     module, _, attribute = TRANSPORTS[name].partition(":")
