@@ -47,7 +47,7 @@ class Agent(Process):
         self.router.start()
 
     def _accept(self, _: int) -> None:
-        with suppress(BlockingIOError):
+        with suppress(OSError):  # also where a limit is reached: it may not be, later
             while True:
                 connection, _ = self._listener.accept()
                 if self._strangers.acquire(blocking=False):

@@ -129,6 +129,7 @@ class Network:
         self._told = lost
         self._lock = threading.Lock()
         self._links: dict[str, list[Link]] = {}
+        self._gone: set[str] = set()
 
     def join(self, host: str, across: Across) -> None:
         """For the root: how the processes of an attached host are reached, by its tag."""
@@ -176,6 +177,14 @@ class Network:
         timer = threading.Timer(seconds, self._loop.soon, [give_up])
         timer.daemon = True
         timer.start()
+
+    def gone(self, peer: str) -> None:
+        """A process has ended, or counts as ended: it is not listened to any more."""
+        with self._lock:
+            self._gone.add(peer)
+            links = list(self._links.get(peer, ()))
+        for link in links:
+            link.close()
 
     def close(self) -> None:
         with self._lock:
@@ -266,6 +275,8 @@ class Network:
         address = message.get("address")
         if not isinstance(address, str) or len(address) > LONGEST or name_of(address) != process:
             raise HandshakeFailed("its address is not that of the process that it proved to be")
+        if address in self._gone:
+            raise HandshakeFailed("it counts as ended")
         return address
 
 

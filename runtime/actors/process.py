@@ -18,6 +18,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
+from time import monotonic
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from monarch.runtime.actors import current
@@ -163,6 +164,7 @@ class Process:
         self._events: deque[Event] = deque()
         self._deciding = threading.RLock()
         self._slow_calls: SlowCalls | None = None
+        self._unexplained: deque[tuple[float, str, str]] = deque()
         agent = group.host_of(rank)
         relay = agent if agent != self.address else group.root
         self.router = Router(
@@ -297,9 +299,24 @@ class Process:
     def connection_lost(self, address: str, why: str) -> None:
         """There is no connection to a process of another host any more. If it has ended, how is told soon, and until
         then what waits for it waits on. In the I/O thread."""
-        timer = threading.Timer(_CAUSE_SECONDS, self.router.soon, [lambda: self.unreached(address, why)])
+        if address in self.dead:
+            return
+        self._unexplained.append((monotonic() + _CAUSE_SECONDS, address, why))
+        if len(self._unexplained) == 1:
+            self._explain_later()
+
+    def _explain_later(self) -> None:
+        timer = threading.Timer(_CAUSE_SECONDS, self.router.soon, [self._explain])
         timer.daemon = True
         timer.start()
+
+    def _explain(self) -> None:
+        """Lost connections whose cause nobody has told are lost, and that is all. In the I/O thread."""
+        while self._unexplained and self._unexplained[0][0] <= monotonic():
+            _, address, why = self._unexplained.popleft()
+            self.unreached(address, why)
+        if self._unexplained:
+            self._explain_later()
 
     def unreached(self, address: str, why: str) -> None:
         """There is no way to a process, and that it has ended is not known. In the I/O thread."""

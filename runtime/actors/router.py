@@ -216,6 +216,8 @@ class Router:
         with self._connecting:
             way = self._ways.get(address)
             self._ways[address] = None
+        if host_of(address) != self._host:
+            self.network.gone(address)
         if way is not None:
             way.close()
 

@@ -7,7 +7,9 @@ import runpy
 import socket
 import sys
 
+from monarch.runtime.actors import current
 from monarch.runtime.actors.actor import Actor
+from monarch.runtime.actors.address import host_of, port_of
 from monarch.runtime.actors.current import current_rank
 from monarch.runtime.actors.endpoint import endpoint
 from monarch.runtime.actors.meshes import ProcMesh
@@ -31,9 +33,12 @@ class SPMDActor(Actor):
 
     @endpoint
     def get_host_port(self) -> tuple[str, int]:
-        """The name of this host, and a port that nobody uses now, for the processes to meet at."""
+        """The name or address of this host, and a port that nobody uses now, for the processes to meet at."""
         with socket.create_server(("", 0)) as server:
             port = server.getsockname()[1]
+        here = current.process().address
+        if host_of(here):
+            return port_of(here)[0], port
         name = socket.gethostname()
         try:
             socket.getaddrinfo(name, port)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import socket
 import ssl
@@ -12,9 +13,10 @@ import pytest
 import torch
 
 import monarch
-from monarch.actor import HostMesh, MeshFailure, SupervisionError
+from monarch.actor import Actor, HostMesh, MeshFailure, SupervisionError, endpoint
 from monarch.compiler.plan import MonarchError
 from monarch.runtime.actors.address import name_of, port_of
+from monarch.spmd import setup_torch_elastic_env
 from tests.hosts.cluster import Cluster, cluster
 from tests.hosts.network import Network, network
 from tests.runtime.actors.conftest import WAIT, _no_faults, faults
@@ -58,6 +60,23 @@ def test_tensors_and_rdma_buffers(hosts: HostMesh) -> None:
     here = torch.zeros(8)
     buffer.read_into(here).get(WAIT)
     assert here.tolist() == lender.content.call_one().get(WAIT) == [2.0 * n for n in range(8)]
+
+
+class Summer(Actor):
+    @endpoint
+    def total(self) -> float:
+        os.environ["GLOO_SOCKET_IFNAME"] = "eth0"  # by name it would be the loopback, for both have one name
+        torch.distributed.init_process_group("gloo")
+        mine = torch.tensor(10.0 ** torch.distributed.get_rank())
+        torch.distributed.all_reduce(mine)
+        torch.distributed.destroy_process_group()
+        return mine.item()
+
+
+def test_torch_distributed_over_hosts(hosts: HostMesh) -> None:
+    procs = hosts.spawn_procs(per_host={"gpus": 1})
+    setup_torch_elastic_env(procs)
+    assert procs.spawn("summer", Summer).total.call().get(WAIT).values() == [11.0, 11.0]
 
 
 def test_who_has_no_certificate_gets_nowhere(two: Cluster, hosts: HostMesh) -> None:
