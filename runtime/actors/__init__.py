@@ -18,9 +18,11 @@ Pure parts, with no I/O and no thread of their own, each tested alone:
 Processes and what goes on between them:
 
     message     values as bytes; protocol: the heads of messages; memory: what is large travels in shared memory
-    router      sockets between the processes of a host
+    address     who a process is, and on which host
+    router      sockets between the processes of a host; network: the ways to those on others; link: one such connection
     process     what one process has of actors; instance: a running actor; current: `context()`
     host        starting, watching and ending processes; the program's own process
+    agent       the same on an attached host; attached: what the program's process has to do with those
     meshes      HostMesh, ProcMesh, ActorMesh: plain data that can be sent; channel: ports and their receivers
 
 What stands on these:

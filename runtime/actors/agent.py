@@ -20,7 +20,7 @@ from monarch.runtime.actors.router import hand_over, listen
 from monarch.runtime.actors.shape import Shape
 from monarch.runtime.transport import sockets
 
-_STRANGERS = 64
+_STRANGERS = 256
 """How many connections may be open here that have not said whom they want."""
 
 

@@ -19,7 +19,7 @@ PROGRAMS = re.findall(r"^```python\n(.*?)^```\n\n^```\n(.*?)^```$", PAGE, re.DOT
 
 def names_in(file: str) -> set[str]:
     names = set()
-    for statement in ast.parse((HERE / file).read_text()).body:
+    for statement in ast.parse(((ROOT if file.startswith("tests/") else HERE) / file).read_text()).body:
         if isinstance(statement, ast.FunctionDef):
             names.add(statement.name)
         elif isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
