@@ -7,24 +7,23 @@ secret: a link is joined to its socket only then (`network`), and what is sent b
 
 from __future__ import annotations
 
-import mmap
 import pickle
 import select
 import struct
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import islice
-from typing import Any, Protocol
+from typing import Protocol
 
-from monarch.runtime.actors.message import PACKET, Payload
+from monarch.runtime.actors.memory import room
+from monarch.runtime.actors.message import EMPTY, PACKET, Payload
 from monarch.runtime.actors.protocol import Head
 from monarch.runtime.transport.streams import Stream
 
 _LENGTH = struct.Struct("!I")
 _BUFFERS_AT_ONCE = 16
 _RECEIVES_AT_ONCE = 32
-_ALIGNMENT = 64
 _FLUSH_SECONDS = 1.0
 
 
@@ -64,10 +63,10 @@ class Link:
         self._joined = threading.Event()
         self._stream: Stream | None = None
         self._waits = False  # for the socket to take more
-        self._target = memoryview(bytearray(_LENGTH.size))  # what is being read
-        self._rest = self._target
-        self._take: Callable[[], None] = self._length
-        self._coming: tuple[Head, bytes | None, tuple[int, ...], list[memoryview]] = ((), None, (), [])
+        self._buffer = memoryview(bytearray(_LENGTH.size + PACKET))
+        self._end = 0  # of what is in the buffer
+        self._parts: deque[memoryview] = deque()  # what is missing of the message that is coming
+        self._coming: tuple[Head, Payload] = (), EMPTY
 
     # -- sending: from any thread --------------------------------------------------------------------------------------
 
@@ -140,7 +139,7 @@ class Link:
             self.open = False
             self._outbox.clear()
         self._joined.set()
-        self._loop.soon(lambda: self._end(why))
+        self._loop.soon(lambda: self._end_with(why))
 
     def close(self) -> None:
         """Send nothing more, and have the connection end. From any thread."""
@@ -152,9 +151,9 @@ class Link:
 
     def finish(self) -> None:
         """The peer has ended, and its end of the connection is not heard of: take no more. In the I/O thread."""
-        self._end("its process has ended")
+        self._end_with("its process has ended")
 
-    def _end(self, why: str) -> None:
+    def _end_with(self, why: str) -> None:
         if self.over:
             return
         self.over = True
@@ -183,56 +182,61 @@ class Link:
         for _ in range(_RECEIVES_AT_ONCE):
             if self.over:
                 return
+            target = self._parts[0] if self._parts else self._buffer[self._end :]
             try:
-                size = stream.receive(self._rest)
+                size = stream.receive(target)
             except BlockingIOError:
                 return
             except OSError as error:
-                self._end(f"the connection broke: {error.strerror or error}")
+                self._end_with(f"the connection broke: {error.strerror or error}")
                 return
             if not size:
-                self._end("it closed the connection")
+                self._end_with("it closed the connection")
                 return
-            self._rest = self._rest[size:]
-            if not self._rest:
-                self._take()
+            if self._parts:
+                self._filled(size)
+            else:
+                self._end += size
+                self._frames()
+            if size < len(target) and not stream.greedy:
+                return  # there was no more
         if stream.greedy:
             self._loop.soon(lambda: self._receive(stream))
 
-    def _read(self, target: memoryview, take: Callable[[], None]) -> None:
-        """`take` is to be called once this is full."""
-        self._target = self._rest = target
-        self._take = take
+    def _frames(self) -> None:
+        """Take the frames that have come out of the buffer."""
+        begin, end = 0, self._end
+        while not self._parts and end - begin >= _LENGTH.size:
+            (size,) = _LENGTH.unpack_from(self._buffer, begin)
+            if not 0 < size <= PACKET:
+                self._end_with(f"it sent a packet of {size} bytes, and {PACKET} are the most")
+                return
+            packet = begin + _LENGTH.size
+            if end < packet + size:
+                break
+            begin = packet + size
+            head, data, sizes = pickle.loads(self._buffer[packet:begin])
+            if not sizes:
+                self._deliver(self.peer, head, Payload(data))
+                continue
+            parts = room(sizes)
+            self._coming = head, Payload(data, sizes, None, parts)
+            self._parts.extend(parts)
+            while self._parts and begin < end:
+                part = self._parts[0]
+                size = min(len(part), end - begin)
+                part[:size] = self._buffer[begin : begin + size]
+                begin += size
+                self._filled(size)
+        self._buffer[: end - begin] = self._buffer[begin:end]
+        self._end = end - begin
 
-    def _length(self) -> None:
-        (size,) = _LENGTH.unpack(self._target)
-        if not 0 < size <= PACKET:
-            self._end(f"it sent a packet of {size} bytes, and {PACKET} are the most")
-            return
-        self._read(memoryview(bytearray(size)), self._packet)
-
-    def _packet(self) -> None:
-        head, data, sizes = pickle.loads(self._target)
-        parts = _room(sizes) if sizes else []
-        self._coming = head, data, sizes, parts
-        self._part(0)
-
-    def _part(self, number: int) -> None:
-        head, data, sizes, parts = self._coming
-        if number < len(parts):
-            self._read(parts[number], lambda: self._part(number + 1))
-            return
-        self._coming = (), None, (), []
-        self._read(memoryview(bytearray(_LENGTH.size)), self._length)
-        self._deliver(self.peer, head, Payload(data, sizes, None, parts or None))
-
-
-def _room(sizes: Sequence[int]) -> list[memoryview]:
-    """Memory for the parts of a message, until nothing refers to any of them."""
-    places = [-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes]
-    whole: Any = memoryview(mmap.mmap(-1, sum(places)))
-    parts, at = [], 0
-    for size, place in zip(sizes, places, strict=True):
-        parts.append(whole[at : at + size])
-        at += place
-    return parts
+    def _filled(self, size: int) -> None:
+        """So much of the next large part is there."""
+        part = self._parts.popleft()
+        if size < len(part):
+            self._parts.appendleft(part[size:])
+        if not self._parts:
+            head, payload = self._coming
+            self._coming = (), EMPTY
+            self._deliver(self.peer, head, payload)

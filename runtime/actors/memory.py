@@ -135,7 +135,9 @@ class Memory:
         if slot < SLOTS:
             os.pwrite(self.fd, b"\1", slot)
         size = SLOTS + sum(map(_rounded, sizes))
-        return _split(memoryview(mmap.mmap(self.fd, size, mmap.MAP_SHARED, mmap.PROT_READ)), sizes)
+        return _split(
+            memoryview(mmap.mmap(self.fd, size, mmap.MAP_SHARED | mmap.MAP_POPULATE, mmap.PROT_READ)), sizes, SLOTS
+        )
 
     def __del__(self) -> None:
         if self._pid != os.getpid():
@@ -166,11 +168,46 @@ def mapped(fd: int, slot: int, sizes: Sequence[int]) -> list[memoryview]:
     memory = (ctypes.c_char * size).from_address(address)
     # Not at exit: a tensor that lies there may be in use until the very end.
     weakref.finalize(memory, _let_go, os.getpid(), address, size, slots, slot).atexit = False
-    return _split(memoryview(memory).cast("B"), sizes)
+    return _split(memoryview(memory).cast("B"), sizes, SLOTS)
 
 
-def _split(whole: memoryview, sizes: Sequence[int]) -> list[memoryview]:
-    parts, at = [], SLOTS
+class _Rooms:
+    """Memory of this process' own that large messages from other hosts were read into, and that nobody uses now. New
+    pages from the kernel would cost more than the reading."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()  # what gives one back may run within anything
+        self._free: list[mmap.mmap] = []
+
+    def take(self, size: int) -> mmap.mmap:
+        with self._lock:
+            for free in self._free:
+                if size <= len(free) <= 4 * size:
+                    self._free.remove(free)
+                    return free
+        return mmap.mmap(-1, size)
+
+    def give(self, free: mmap.mmap) -> None:
+        with self._lock:
+            self._free.append(free)
+            while sum(map(len, self._free)) > KEEP_BYTES or len(self._free) > KEEP_FILES:
+                self._free.pop(0)
+
+
+_rooms = _Rooms()
+
+
+def room(sizes: Sequence[int]) -> list[memoryview]:
+    """Memory for the parts of a message, with anything in it, until nothing refers to any of them."""
+    size = sum(map(_rounded, sizes))
+    own = _rooms.take(size)
+    memory = (ctypes.c_char * size).from_buffer(own)
+    weakref.finalize(memory, _rooms.give, own).atexit = False
+    return _split(memoryview(memory).cast("B"), sizes, 0)
+
+
+def _split(whole: memoryview, sizes: Sequence[int], at: int) -> list[memoryview]:
+    parts = []
     for part in sizes:
         parts.append(whole[at : at + part])
         at += _rounded(part)
