@@ -33,11 +33,14 @@ from monarch.actor import (
 from monarch.rdma import RDMABuffer
 from monarch.runtime.actors import current
 from monarch.runtime.actors.address import name_of, port_of
+from monarch.runtime.actors.console import Console
+from monarch.runtime.actors.debugger import desk
 from monarch.runtime.transport.greeting import drive
 from monarch.runtime.transport.handshake import HandshakeFailed, prove
 from monarch.runtime.transport.streams import Stream
 from tests.runtime.actors.agents import TOKEN, Hosts, hosts_here
 from tests.runtime.actors.conftest import WAIT
+from tests.runtime.actors.test_debugger import Trainer, shown
 from tests.runtime.actors.test_router import Trap
 
 
@@ -198,6 +201,43 @@ def test_there_is_one_controller_for_all_hosts(hosts: HostMesh) -> None:
     assert services == {current.process().address}
 
 
+def test_breakpoints_on_all_hosts_come_to_one_console(hosts: HostMesh) -> None:
+    trainers = hosts.spawn_procs().spawn("trainer", Trainer)
+    replies = trainers.step.call(21)
+    at = desk().get(WAIT)
+    at.wait.call_one(2).get(WAIT)
+    user = Console(at)
+    assert [line[:19] for line in shown(user, "list").splitlines()] == ["trainer 0  hosts=0 ", "trainer 1  hosts=1 "]
+    shown(user, "attach trainer 1")
+    shown(user, "loss = 100")
+    shown(user, "detach")
+    assert shown(user, "continue") == "2 went on\n"
+    assert replies.get(WAIT).values() == [43, 101]
+
+
+@monarch.remote
+def rank() -> int:
+    return current_rank().rank
+
+
+def test_functions_run_on_all_hosts(hosts: HostMesh) -> None:
+    with hosts.spawn_procs(per_host={"gpus": 2}).activate():
+        assert rank.call().get(WAIT).values() == [0, 1, 2, 3]
+
+
+def test_programs_run_on_the_same_hosts(two: Hosts) -> None:
+    with monarch.hosts(two.addresses, token=TOKEN) as attached:
+        _, peers, one, _ = pair(HostMesh.of(attached))
+        with attached.spawn_procs() as mesh:
+            x = monarch.distribute(torch.arange(4.0), mesh, ["hosts"])
+            assert x.sum().item() == 6
+            assert one.double.call_one(torch.ones(2)).get(WAIT).tolist() == [2, 2]
+        assert one.heard.call_one().get(WAIT) == []
+        assert dict(HostMesh.of(attached).extent) == {"hosts": 2}  # the same agents
+        peers.stop().get(WAIT)
+    assert HostMesh.of(monarch.this_host()).extent == this_host().extent
+
+
 def test_what_they_print_is_printed_here(hosts: HostMesh, capfd: pytest.CaptureFixture[str]) -> None:
     procs, peers, _, _ = pair(hosts)
     peers.say.call("good morning").get(WAIT)
@@ -326,7 +366,8 @@ signal.pause()
 """
 
 
-def test_nothing_is_left_when_the_root_is_killed(two: Hosts) -> None:
+def test_nothing_is_left_when_the_root_is_killed(two: Hosts, hosts: HostMesh) -> None:
+    _, _, one, _ = pair(hosts)  # another program's, here: this one
     root = subprocess.Popen([sys.executable, "-c", ROOT, *two.addresses], stdout=subprocess.PIPE, text=True)
     assert root.stdout is not None
     pids = [int(pid) for pid in root.stdout.readline().split()]
@@ -335,3 +376,4 @@ def test_nothing_is_left_when_the_root_is_killed(two: Hosts) -> None:
     root.communicate()
     for pid in pids:
         gone(pid)
+    assert one.heard.call_one().get(WAIT) == []
