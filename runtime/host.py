@@ -12,7 +12,7 @@ far they are.
            measured  what workers have measured is to be sent
            links     how many control messages workers have sent to peers on other hosts is to be told
            stop
-           actors    secret, root, number, timeout: an agent for the controller's actors; with nothing, its end
+           actors    secret, root, number: an agent for the controller's actors; with nothing, its end
     up     workers   for each: its process id, endpoint and memory
            links     for each: the transport to each other host, and why
            packet    rank; data: what that worker sent, and behind it the file that came with it
@@ -94,8 +94,7 @@ class HostService:
         from monarch.runtime.actors.network import Across
 
         head, own = message.head, self._across
-        secret, patience = bytes.fromhex(head["secret"]), float(head["timeout"])
-        across = Across(secret, own["tls"], str(own["bind"]), own["advertise"], patience)
+        across = Across(bytes.fromhex(head["secret"]), own["tls"], str(own["bind"]), own["advertise"])
         try:
             self._actors = Agent(str(head["root"]), int(head["number"]), across)
         except MonarchError as error:

@@ -59,14 +59,14 @@ class OtherHosts:
 
         def lost(host: int, why: str) -> None:
             waiting.lost(host, why)
-            root.router.soon(lambda: self.lost(agents.get(host, ""), why))
+            root.router.soon(lambda: self.lost(agents.get(host, ""), f"is out of reach: {why}"))
 
         tree.subscribe(ACTORS, waiting.take, lost)
         for host in range(len(tree.hosts)):
             head = {"secret": self._secret.hex(), "root": root.address, "number": next(self._numbers)}
-            tree.send(Message("actors", ACTORS, head={**head, "timeout": tree.timeout}), hosts=[host])
+            tree.send(Message("actors", ACTORS, head=head), hosts=[host])
         agents.update(waiting.all(tree.timeout, [host.address for host in tree.hosts]))
-        across = Across(self._secret, hosts.security.folder, "127.0.0.1", None, tree.timeout)
+        across = Across(self._secret, hosts.security.folder, "127.0.0.1", None)
         with suppress(MonarchError):  # an endpoint that exists already stays as it is
             configure(tls=across.contexts)
         root.host.across = across

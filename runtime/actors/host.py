@@ -362,7 +362,7 @@ class Root(Process):
 
     def unreached(self, address: str, why: str) -> None:
         if address in self.host.other_hosts:
-            self.other_hosts.lost(address, f"its host is lost: {why}")
+            self.other_hosts.lost(address, f"is out of reach: the connection to its host is lost: {why}")
         else:
             super().unreached(address, why)
 

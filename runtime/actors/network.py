@@ -43,6 +43,9 @@ from monarch.runtime.transport.streams import Stream, TlsStream, tune
 
 SECONDS = 10.0
 """How long a connection may take to be made, and whoever connects to prove who it is."""
+_PATIENCE = 60.0
+"""Seconds after which a connection whose other end is silent is given up. A host that is lost is noticed sooner, by the
+control plane; this is also how long a process may read nothing, in a C function that keeps the GIL, say."""
 _MAGIC = b"actors 1"
 _WANTED = struct.Struct("8s16s")
 
@@ -59,8 +62,6 @@ class Across:
     """The folder with the host's certificates, or None where the network is trusted."""
     bind: str
     advertise: str | None
-    patience: float
-    """Seconds after which a connection whose other end is silent is given up."""
 
     @property
     def contexts(self) -> tuple[ssl.SSLContext, ssl.SSLContext] | None:
@@ -227,7 +228,7 @@ class Network:
         sock = sockets.begin_tcp(Address(name_of(to), "", {"tcp": {"host": host, "port": port}}))
         try:
             connected(sock, deadline, None)
-            tune(sock, across.patience)
+            tune(sock, _PATIENCE)
             sock.send(_WANTED.pack(_MAGIC, bytes.fromhex(name_of(to))))
             stream = Stream(sock)
             if across.contexts is not None:
@@ -255,7 +256,7 @@ class Network:
             if across is None:
                 raise HandshakeFailed("this process takes no connections")
             deadline = monotonic() + SECONDS
-            tune(sock, across.patience)
+            tune(sock, _PATIENCE)
             sock.setblocking(False)
             stream = Stream(sock)
             if across.contexts is not None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import operator
 from typing import reveal_type
 
+import monarch
 from monarch.actor import (
     Accumulator,
     Actor,
     Channel,
+    HostMesh,
     MeshFailure,
     Port,
     as_endpoint,
@@ -89,6 +91,9 @@ reveal_type(receiver.recv())  # Future[str]
 servers = procs.spawn("servers", Server)
 controller = get_or_spawn_controller("server", Server)
 reveal_type(controller.get())  # Server
+
+
+reveal_type(HostMesh.of(monarch.hosts("hosts.txt")).spawn_procs())  # ProcMesh
 
 
 async def main() -> None:
