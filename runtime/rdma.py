@@ -97,6 +97,15 @@ def configure(
         _options.update(bind=bind, advertise=advertise, transports=transports, tls=tls)
 
 
+def use_tls(tls: tuple[ssl.SSLContext, ssl.SSLContext] | None) -> None:
+    """For TCP connections of this process from now on, also where its endpoint exists already: the program attaches
+    hosts."""
+    with _lock:
+        _options["tls"] = tls
+        if _process is not None:
+            _process.endpoint.use_tls(tls)
+
+
 def endpoint() -> Endpoint:
     """This process's endpoint."""
     return _here().endpoint

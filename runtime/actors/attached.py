@@ -19,11 +19,10 @@ from monarch.runtime.actors.ports import One
 from monarch.runtime.actors.process import Death, Group
 from monarch.runtime.actors.protocol import OUTPUT, READY, SPAWNED, Head
 from monarch.runtime.control.message import Message
-from monarch.runtime.hosts import AttachedHosts
-from monarch.runtime.rdma import configure
 
 if TYPE_CHECKING:
     from monarch.runtime.actors.host import Root
+    from monarch.runtime.hosts import AttachedHosts
 
 _TELL_SECONDS = 10.0  # unless the program is being shut down beside this
 
@@ -53,6 +52,8 @@ class OtherHosts:
             return self._attached[hosts]
 
     def _attach(self, hosts: AttachedHosts) -> tuple[str, ...]:
+        from monarch.runtime.rdma import use_tls
+
         tree, root = hosts.tree, self._root
         waiting = _Answers(len(tree.hosts))
         agents: dict[int, str] = {}
@@ -67,8 +68,7 @@ class OtherHosts:
             tree.send(Message("actors", ACTORS, head=head), hosts=[host])
         agents.update(waiting.all(tree.timeout, [host.address for host in tree.hosts]))
         across = Across(self._secret, hosts.security.folder, "127.0.0.1", None)
-        with suppress(MonarchError):  # an endpoint that exists already stays as it is
-            configure(tls=across.contexts)
+        use_tls(across.contexts)
         root.host.across = across
         asked = []
         for agent in agents.values():

@@ -149,6 +149,10 @@ class Endpoint:
         """Each transport that was asked for, and why it is unavailable here ("" where it is not)."""
         return {name: self._unavailable.get(name, "") for name in self._preference}
 
+    def use_tls(self, tls: tuple[ssl.SSLContext, ssl.SSLContext] | None) -> None:
+        """Wrap, or do not wrap, TCP connections that are made from now on, by either end."""
+        self._tls = tls
+
     # -- memory ----------------------------------------------------------------------------------------------------
 
     def register(self, memory: Memory, *, file: int | None = None, offset: int = 0) -> Registration:

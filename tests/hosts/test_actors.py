@@ -15,6 +15,7 @@ import torch
 import monarch
 from monarch.actor import Actor, HostMesh, MeshFailure, SupervisionError, endpoint
 from monarch.compiler.plan import MonarchError
+from monarch.rdma import RDMABuffer
 from monarch.runtime.actors.address import name_of, port_of
 from monarch.spmd import setup_torch_elastic_env
 from tests.hosts.cluster import Cluster, cluster
@@ -34,6 +35,7 @@ def two(namespaces: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 @pytest.fixture
 def hosts(two: Cluster) -> Iterator[HostMesh]:
+    RDMABuffer(torch.zeros(1)).drop().get(WAIT)  # this process' endpoint is there before
     with monarch.hosts(two.addresses, tls=two.tls) as attached:
         yield HostMesh.of(attached)
 
