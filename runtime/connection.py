@@ -248,7 +248,7 @@ class LocalConnection(Connection):
     def news(self) -> None:
         if self.state.dead is None and self.workers.signals.words[signals.DEAD]:
             self.state.died(self.workers.exits(EXIT_SECONDS))
-        elif self.state.dead is None and self.workers.lost_at_once:
+        if self.state.dead is None and self.workers.lost_at_once:
             self.state.give_up(
                 f"the mesh {self.mesh} has lost its workers: the process that they were forked from has ended"
             )

@@ -182,8 +182,8 @@ def registered_ops() -> int:
 
 
 def can_fork() -> bool:
-    """Not with CUDA in use, whose state does not survive a fork."""
-    return hasattr(os, "fork") and not torch.cuda.is_initialized()
+    """Not with CUDA in use, whose state does not survive a fork, nor with Ray, whose handlers abort the child."""
+    return hasattr(os, "fork") and not torch.cuda.is_initialized() and "ray._raylet" not in sys.modules
 
 
 def _spawn(control: int, controller: int) -> subprocess.Popen[bytes]:

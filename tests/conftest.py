@@ -23,5 +23,10 @@ settings.load_profile("monarch")
 torch.set_num_threads(1)  # the workers share the machine with the dense run that they are compared with
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What uses Ray comes last: once it is loaded, this process cannot fork workers any more."""
+    items.sort(key=lambda item: "launch" in item.path.parts)
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--rewrite", action="store_true", help="write the expected texts of the passes' tests anew")

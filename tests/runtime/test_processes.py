@@ -93,6 +93,15 @@ def test_a_worker_killed_while_nothing_goes_on() -> None:
     assert ended(pids[1])
 
 
+def test_a_warm_parent_that_dies_before_it_says_whose_death_it_noticed() -> None:
+    with MeshExecutor(MeshSpec.of(data=2)) as executor:
+        busy = keep_busy(executor)
+        executor._connection.workers.mark_dead(1)
+        os.kill(processes.warm_parent().pid, signal.SIGKILL)
+        with pytest.raises(DeviceMeshError, match="mesh<data=2> has lost its workers"):
+            executor.wait(busy)
+
+
 def test_the_warm_parent_is_killed_and_the_next_mesh_has_a_new_one() -> None:
     executor = MeshExecutor(MeshSpec.of(data=2))
     pids = executor.worker_pids()
