@@ -1,5 +1,5 @@
-"""Two workers on two hosts: all_reduce over the tcp transport against gloo's, which crosses the same loopback; and what a
-compiled step sends besides its tensors.
+"""Two workers on two hosts: all_reduce over the tcp transport against gloo's, which crosses the same loopback; and
+what a compiled step sends besides its tensors.
 
 The hosts are two agents of this machine, so that nothing but TCP joins their workers.
 """

@@ -35,7 +35,8 @@ def plan_of(mesh: MeshSpec, elements: int, count: int) -> Plan:
         free = (made, made + 1) if at < count - 1 else (made,)
         instructions.append(Instruction("getitem", (Slot(made), 0), {}, made + 1, free))
     last = ValueSpec("return", 0, type_, 2 * count)
-    return Plan("all_reduce", mesh, (ValueSpec("input", 0, type_, 0),), (last,), tuple(instructions), 1 + 2 * count, (False,))
+    first = ValueSpec("input", 0, type_, 0)
+    return Plan("all_reduce", mesh, (first,), (last,), tuple(instructions), 1 + 2 * count, (False,))
 
 
 class Ours:

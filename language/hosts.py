@@ -81,8 +81,8 @@ def hosts(
     `token`            instead of TLS, a token that the hosts know as well, or the path of the file that holds it (a
                        Path, or a string that contains a slash); MONARCH_TOKEN without it. On loopback only, unless
                        `trusted_network` says that nobody else listens between the hosts.
-    `transports`       which to try between workers of two hosts, in order; by default all that there are, with TLS those
-                       alone that encrypt (verbs does not)
+    `transports`       which to try between workers of two hosts, in order; by default all that there are, with TLS
+                       only those that encrypt (verbs does not)
     `fan_out`          how many hosts each host (and this process) speaks to directly; the others are reached over them
     `timeout`          seconds after which a host that does not answer counts as lost
 
