@@ -24,8 +24,10 @@ torch.set_num_threads(1)  # the workers share the machine with the dense run tha
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What uses Ray comes last: once it is loaded, this process cannot fork workers any more."""
-    items.sort(key=lambda item: "launch" in item.path.parts)
+    """Last come the tests that leave this process changed: with Ray loaded it cannot fork workers any more, and with a
+    browser open it has an event loop running."""
+    last = ("launch", "page")
+    items.sort(key=lambda item: max((last.index(part) + 1 for part in item.path.parts if part in last), default=0))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
