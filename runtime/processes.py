@@ -182,7 +182,7 @@ def registered_ops() -> int:
 
 
 def can_fork() -> bool:
-    """Not with CUDA in use, whose state does not survive a fork, nor with Ray, whose handlers abort the child."""
+    """Not with CUDA in use, whose state does not survive a fork, nor with Ray, which aborts or stops the child."""
     return hasattr(os, "fork") and not torch.cuda.is_initialized() and "ray._raylet" not in sys.modules
 
 

@@ -125,7 +125,7 @@ class Warm:
         mesh = self._meshes[number]
         parent = os.getpid()
         for rank, fd in zip(request["ranks"], sockets, strict=True):
-            pid = os.fork()
+            pid = plain_fork()
             if pid == 0:
                 self._become_worker(mesh, rank, fd, [other for other in sockets if other != fd], parent, request)
             mesh.rank_of[pid] = rank
@@ -141,7 +141,7 @@ class Warm:
         parent = os.getpid()
         for at, rank in enumerate(request["ranks"]):
             own = rest[_FILES_OF_ACTORS * at : _FILES_OF_ACTORS * (at + 1)]
-            pid = os.fork()
+            pid = plain_fork()
             if pid == 0:
                 self._become_actors(rank, boot, own, [fd for fd in rest if fd not in own], parent)
             mesh.rank_of[pid] = rank
@@ -211,6 +211,27 @@ class Warm:
     def _tell(self, message: dict[str, Any]) -> None:
         with suppress(ConnectionError):  # the controller's end is noticed by the loop
             self._control.send(json.dumps(message).encode())
+
+
+def plain_fork() -> int:
+    """`os.fork` for a process with one thread, without the handlers that libraries have registered with the system: those
+    of gRPC, also inside Ray, count on threads that a forked process no longer has, and abort it."""
+    plain = getattr(_calls, "_Fork", None)  # the GNU C library's, from 2.34 on
+    if plain is None:
+        return os.fork()
+    _calls.PyOS_BeforeFork()
+    pid: int = plain()
+    if pid == 0:
+        _calls.PyOS_AfterFork_Child()
+        return 0
+    number = ctypes.get_errno()
+    _calls.PyOS_AfterFork_Parent()
+    if pid < 0:
+        raise OSError(number, os.strerror(number))
+    return pid
+
+
+_calls = ctypes.PyDLL(None, use_errno=True)  # with the interpreter's lock held
 
 
 def mark_dead(window: Window, rank: int) -> None:
