@@ -214,8 +214,8 @@ class Warm:
 
 
 def plain_fork() -> int:
-    """`os.fork` for a process with one thread, without the handlers that libraries have registered with the system: those
-    of gRPC, also inside Ray, count on threads that a forked process no longer has, and abort it."""
+    """`os.fork` for a process with one thread, without the handlers that libraries have registered with the system:
+    those of gRPC count on threads that a forked process no longer has, and abort it."""
     plain = getattr(_calls, "_Fork", None)  # the GNU C library's, from 2.34 on
     if plain is None:
         return os.fork()
