@@ -6,6 +6,7 @@ and this script is what you would submit to it.
 
 from __future__ import annotations
 
+import logging
 import os
 from argparse import Namespace
 from collections.abc import Iterator
@@ -35,6 +36,7 @@ def train(hosts: monarch.HostMesh, options: Namespace) -> list[float]:
 def connected(address: str | None) -> Iterator[None]:
     """Connected to a cluster: the one at an address, or two nodes on this machine, which report nothing to anybody."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    logging.getLogger("ray").setLevel(logging.ERROR)  # of what another cluster here has left, for one
     quiet = {"log_to_driver": False, "logging_level": "ERROR"}
     if address is not None:
         with ray.init(address=address, **quiet):
