@@ -475,8 +475,9 @@ def test_nothing_is_left_behind(way: Way) -> None:
                 ours[0].drop()
         assert held() == before
         peer.drop(region.number)
-        assert peer.links() == 0
-        assert peer_files(peer) <= peer_descriptors
+        # The peer hears of the ends in its own time; where something is left, this ends with the test's time.
+        while peer.links() > 0 or peer_files(peer) > peer_descriptors:
+            pass
 
 
 def peer_files(peer: Peer) -> int:
