@@ -64,6 +64,8 @@ def serve(pipe: Connection, file: bool) -> None:
         pipe.send((endpoint.address, registration.region, buffer))
         while (asked := pipe.recv()) is not None:
             back, values = asked
+            while not endpoint.links:  # the dialer has it a moment earlier
+                time.sleep(0.001)
             link, words = endpoint.links[-1], block.view[:8].cast("q")
             for value in values:
                 sleep_until(words, block.address(), value)
