@@ -6,6 +6,7 @@ import atexit
 import json
 import os
 import select
+import signal
 import socket
 import subprocess
 import sys
@@ -176,6 +177,16 @@ class WarmParent:
         return not self._inboxes
 
 
+def how_ended(status: int) -> str:
+    """What an exit status (negative: a signal) says of a process, as the rest of a sentence."""
+    if status >= 0:
+        return f"exited with status {status}"
+    try:
+        return f"was killed by {signal.Signals(-status).name}"
+    except ValueError:
+        return f"was killed by signal {-status}"
+
+
 def registered_ops() -> int:
     """How many ops torch knows: workers forked before one was registered do not have it."""
     return len(torch._C._dispatch_get_all_op_names())
@@ -232,4 +243,4 @@ def _end() -> None:
             warm.close()
 
 
-__all__ = ["WarmParent", "can_fork", "registered_ops", "warm_parent"]
+__all__ = ["WarmParent", "can_fork", "how_ended", "registered_ops", "warm_parent"]

@@ -25,11 +25,10 @@ from monarch.compiler.plan.file import plan_bytes
 from monarch.runtime.connection import SLEEP_MILLISECONDS, Connection
 from monarch.runtime.control.message import Message
 from monarch.runtime.host import RECORD
-from monarch.runtime.ring import Space
+from monarch.runtime.ring import Space, record_size
 from monarch.runtime.tracing import clock
 from monarch.runtime.window import RING_BYTES
 
-_RECORD_HEAD = 8  # what the hosts' rings add to a record
 _EXPLAIN_SECONDS = 2.0  # for the cause of a broken link to be told
 _STOP_SECONDS = 10.0
 _ANSWER_SECONDS = 5.0
@@ -213,7 +212,7 @@ class RemoteConnection(Connection):
         return plan_bytes(plan)
 
     def _room(self, size: int, command: int) -> None:
-        size = (_RECORD_HEAD + size + 7) & -8
+        size = record_size(size)
         self._ring.take(self._ring.reserve(size, self.state.finished_commands), size, command)
 
     def _write(self, record: bytes, command: int) -> None:

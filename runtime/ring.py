@@ -66,17 +66,21 @@ class Space:
         return bool(self._blocks) and self._blocks[-1][0] >= finished
 
 
+def record_size(body: int) -> int:
+    """What a record with a body of so many bytes takes of the ring."""
+    return (_HEADER + body + 7) & -8
+
+
 class RingWriter:
     def __init__(self, memory: memoryview, signals_: Signals) -> None:
         self.memory = memory
         self.space = Space(len(memory), restart=False)
         self._signals = signals_
         self._published = 0
-        self.records = 0
 
     def write(self, body: bytes | bytearray, command: int, finished: int) -> None:
         """Append a record; workers see it after `publish`. Raises Full."""
-        size = (_HEADER + len(body) + 7) & -8
+        size = record_size(len(body))
         before = self.space.head
         # Room for the length word that sends readers back to the start is always there: sizes are multiples of 8.
         at = self.space.reserve(size, finished)
@@ -87,7 +91,6 @@ class RingWriter:
         struct.pack_into("q", self.memory, offset, size)
         self.memory[offset + _HEADER : offset + _HEADER + len(body)] = body
         self.space.take(at, size, command)
-        self.records += 1
 
     def publish(self) -> None:
         if self.space.head != self._published:

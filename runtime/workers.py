@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import select
-import signal
 import socket
 import weakref
 from array import array
@@ -18,7 +17,7 @@ from typing import Any
 
 from monarch.compiler.plan import MeshSpec, MonarchError
 from monarch.runtime import futex, memory, signals, wire
-from monarch.runtime.processes import WarmParent, warm_parent
+from monarch.runtime.processes import WarmParent, how_ended, warm_parent
 from monarch.runtime.ring import RingWriter
 from monarch.runtime.warm import mark_dead
 from monarch.runtime.window import RING_BYTES, STAGING_BYTES, Geometry, Window
@@ -178,7 +177,7 @@ class Workers:
             if message["is"] == "started":
                 self.pids[message["rank"]] = message["pid"]
             elif message["is"] == "exited":
-                exits.append((message["rank"], _how(message["status"])))
+                exits.append((message["rank"], how_ended(message["status"])))
         return exits
 
     @property
@@ -213,20 +212,9 @@ def _check_size(mesh: MeshSpec, here: int, geometry: Geometry) -> None:
     most = WORKERS_PER_CORE * signals.cores()
     if here > most or here < 1:
         raise MonarchError(
-            f"{mesh} has {here} workers here, and this machine runs 1 to {most}"
-            if here != mesh.workers
-            else f"{mesh} has {mesh.workers} workers, and this machine runs 1 to {most}",
+            f"{mesh} has {here} workers{'' if here == mesh.workers else ' here'}, and this machine runs 1 to {most}",
             hint=f"it has {signals.cores()} cores, and at most {WORKERS_PER_CORE} workers a core make sense.\n"
             "To compile for a larger mesh without running, make it abstract.",
         )
     windows = geometry.total - STAGING_BYTES
     memory.require(windows + here * _WORKER_BYTES, f"{here} workers", memory.available_bytes)
-
-
-def _how(status: int) -> str:
-    if status >= 0:
-        return f"exited with status {status}"
-    try:
-        return f"was killed by {signal.Signals(-status).name}"
-    except ValueError:
-        return f"was killed by signal {-status}"

@@ -37,7 +37,7 @@ from monarch.runtime.actors.process import Death, Group, Process
 from monarch.runtime.actors.protocol import CONTROLLER, ENDED, FORK, LEAVE, STOP_PROCS, Head, ReplyTo
 from monarch.runtime.actors.router import listen
 from monarch.runtime.actors.shape import Shape
-from monarch.runtime.processes import WarmParent, warm_parent
+from monarch.runtime.processes import WarmParent, how_ended, warm_parent
 
 STOP_SECONDS = 10.0
 """How long a process that is told to end may take for it before it is killed."""
@@ -202,7 +202,7 @@ class Host:
         with self._lock:
             running.alive.discard(rank)
             expected = running.stopping
-        reason = "was stopped" if expected else _how(status)
+        reason = "was stopped" if expected else how_ended(status)
         log = tuple(running.last[rank])
         self.tell(Death(group.addresses[rank], group.name, rank, reason, status, log, expected))
         if not running.alive:
@@ -329,14 +329,6 @@ class _Inbox:
         if packet["is"] == "exited":
             rank, status = packet["rank"], packet["status"]
             self._host._process.router.soon(lambda: self._host.exited(self._running, rank, status))
-
-
-def _how(status: int) -> str:
-    if status >= 0:
-        return f"exited with status {status}"
-    with suppress(ValueError):
-        return f"was killed by {signal.Signals(-status).name}"
-    return f"was killed by signal {-status}"
 
 
 # -- the root ----------------------------------------------------------------------------------------------------------
