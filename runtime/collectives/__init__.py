@@ -1,4 +1,5 @@
-"""Collectives. Read `meeting` first: how workers meet; then `reduce`, `chain` and `collectives`."""
+"""Collectives. Read `meeting` first: how workers meet; then `shares`, `reduce`, `chain`, `cost` (which of them
+runs) and `collectives`."""
 
 from monarch.runtime.collectives.collectives import Collectives
 

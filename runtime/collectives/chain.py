@@ -23,9 +23,9 @@ from typing import Any
 import torch
 
 from monarch.runtime.blocks import Flat
-from monarch.runtime.collectives.meeting import Group, Meetings, Tensors
+from monarch.runtime.collectives.meeting import Group, Meetings
+from monarch.runtime.collectives.shares import add, held, part_of, whole_lanes, write_but
 
-_LANE = 64  # elements
 _CHUNK_BYTES = 256 << 10  # at least, so that messages are worth sending
 _CHUNKS = 8  # where there is enough for them
 
@@ -74,96 +74,50 @@ def reduce_in_chain(at: Meetings, group: Group, op: Any, source: Flat, results: 
     before = None if here == 0 else hosts[here - 1][own.me]
     back = set(() if before is None else group.host_of[before]) | set(group.host_of[hosts[last][0]])
 
-    def part(chunk: tuple[int, int], j: int) -> tuple[int, int]:
-        low, high = chunk
-        return min(low + j * share, high), min(low + (j + 1) * share, high)
-
     made = 0  # the event at which the sums of the tick before were there
     for tick in range(len(chunks) + len(hosts)):
         now = tick - here
         if 0 <= now < len(chunks):
-            _write(at, own, chunks[now], part(chunks[now], own.me), tick % 2, source, dtype)
-            low, high = part(chunks[now], own.me)
-            summands = _summands(at, own, chunks[now], low, high, tick % 2, source, dtype)
+            low, high = part_of(chunks[now], own.me, share)
+            if own.size == 1:
+                at.skip_meeting()
+            else:
+                at.reclaim(tick % 2)
+                write_but(at, chunks[now], (low, high), at.base(at.rank, tick % 2), source, dtype)
+                at.meet(own)
+            summands = held(at, own, chunks[now], low, high, tick % 2, source, dtype)
             if before is not None:
                 at.until((before,), made, group)
                 summands.insert(0, at.window.view(at.base(before, 2 + (tick - 1) % 2), (high - low,), dtype))
             at.reclaim(2 + tick % 2)
             base = at.base(at.rank, 2 + tick % 2)
             total = at.window.view(base, (high - low,), dtype)
-            _add(op, summands, total)
+            add(op, summands, total)
             if here == last:
                 onward = results.hosts(low, high)
                 if (wanted := results.part(low, high))[0] < wanted[1]:
                     results.put(total, low, *wanted)
             at.share(onward, base, (high - low) * dtype.itemsize)
-            at_event = at.arrive(onward)
+            sent = at.arrive(onward)
         else:
             at.skip_meeting()
-            at_event = at.arrive(())
+            sent = at.arrive(())
         ready = tick - len(hosts)
         if ready >= 0:
             for j, rank in enumerate(hosts[last]):
-                low, high = part(chunks[ready], j)
+                low, high = part_of(chunks[ready], j, share)
                 first, end = results.part(low, high)
                 if rank != at.rank and first < end:
                     at.until((rank,), made, group)
-                    made_there = at.window.view(at.base(rank, 2 + (tick - 1) % 2), (high - low,), dtype)
-                    results.put(made_there, low, first, end)
-        made = at_event
+                    total = at.window.view(at.base(rank, 2 + (tick - 1) % 2), (high - low,), dtype)
+                    results.put(total, low, first, end)
+        made = sent
         at.read(own.peers, tick % 2, hosts=tuple(back))
         at.lend(2 + (tick - 1) % 2, readers)
-
-
-def _write(
-    at: Meetings,
-    own: Group,
-    chunk: tuple[int, int],
-    mine: tuple[int, int],
-    area: int,
-    source: Flat,
-    dtype: torch.dtype,
-) -> None:
-    """What this worker holds of a chunk, for those beside it: all but its own share. Then meet them."""
-    if own.size == 1:
-        at.skip_meeting()
-        return
-    at.reclaim(area)
-    low, high = chunk
-    place = at.window.view(at.base(at.rank, area), (high - low,), dtype)
-    for first, end in ((low, mine[0]), (mine[1], high)):
-        for row, start, stop in source.spans(first, end):
-            place[first - low + start : first - low + stop].copy_(row)
-    at.meet(own)
-
-
-def _summands(
-    at: Meetings, own: Group, chunk: tuple[int, int], low: int, high: int, area: int, source: Flat, dtype: torch.dtype
-) -> Tensors:
-    parts = []
-    for rank in own.ranks:
-        if rank == at.rank:
-            spans = [row for row, _, _ in source.spans(low, high)]
-            parts.append(spans[0] if len(spans) == 1 else torch.cat(spans) if spans else torch.empty(0, dtype=dtype))
-        else:
-            offset = at.base(rank, area) + (low - chunk[0]) * dtype.itemsize
-            parts.append(at.window.view(offset, (high - low,), dtype))
-    return parts
-
-
-def _add(op: Any, summands: Tensors, total: torch.Tensor) -> None:
-    if len(summands) == 1:
-        total.copy_(summands[0])
-        return
-    op(summands[0], summands[1], out=total)
-    for summand in summands[2:]:
-        op(total, summand, out=total)
 
 
 def _share(length: int, workers: int, room: int, itemsize: int) -> int:
     """How many elements of a chunk each worker of a host reduces: chunks of an area at most, and so many of them that
     hosts work at the same time."""
     chunk = max(_CHUNK_BYTES // itemsize, -(-length // _CHUNKS))
-    most = min(chunk, room) // workers
-    most = most // _LANE * _LANE or most
-    return max(1, min(most, -(-length // (workers * _LANE)) * _LANE))
+    return max(1, whole_lanes(min(chunk, room) // workers, length, workers))

@@ -14,6 +14,7 @@ from monarch.runtime.collectives.chain import Results, reduce_in_chain
 from monarch.runtime.collectives.cost import chain_scatters_faster, direct_is_faster
 from monarch.runtime.collectives.meeting import Collective, Group, Meetings, Tensors
 from monarch.runtime.collectives.reduce import reduce_list, reduce_small
+from monarch.runtime.collectives.shares import add
 from monarch.runtime.window import ALIGN
 
 
@@ -119,9 +120,7 @@ class Collectives(Meetings):
                     own = piece.of(sources[piece.tensor][group.me])
                     parts = self._received(group, piece, area, slot, own)
                     out = piece.of(outs[piece.tensor])
-                    op(parts[0], parts[1], out=out)
-                    for part in parts[2:]:
-                        op(out, part, out=out)
+                    add(op, parts, out)
                 self.read(group.peers, area, hosts=group.hosts)
             return outs
 

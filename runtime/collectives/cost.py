@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from monarch.runtime.collectives.meeting import Group
 
-_NEAR_DIRECT_BYTES = (
-    32 << 10
-)  # above this, more than two workers share the additions rather than each doing all of them
+# On one host, above this, more than two workers share the additions instead of each doing all of them.
+_NEAR_DIRECT_BYTES = 32 << 10
 
-# Of the tcp transport; `python -m benchmarks across` measures them.
+# Of the tcp transport, rounded up from what `python -m benchmarks transports` prints on a quiet machine (a signal there
+# and back in 54 µs, 2.0 GB/s over loopback): workers compute meanwhile, and networks are slower. Ratios matter alone.
 MESSAGE = 40e-6
 """Seconds of a worker for each message that it sends."""
 LATENCY = 120e-6

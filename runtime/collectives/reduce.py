@@ -10,9 +10,8 @@ from monarch.runtime.blocks import Flat
 from monarch.runtime.collectives.chain import Results, reduce_in_chain
 from monarch.runtime.collectives.cost import chain_is_faster, direct_is_faster
 from monarch.runtime.collectives.meeting import Group, Meetings, Tensors
+from monarch.runtime.collectives.shares import add, held, part_of, whole_lanes, write_but
 from monarch.runtime.window import AREAS
-
-_LANE = 64  # elements
 
 
 def reduce_small(at: Meetings, group: Group, op: Any, tensor: torch.Tensor) -> torch.Tensor:
@@ -115,12 +114,8 @@ def reduce_shared(at: Meetings, group: Group, op: Any, source: Flat, target: Fla
     """
     dtype = source.rows[0].dtype
     view, ranks, me, k = at.window.view, group.ranks, group.me, group.size
-    share = _per_worker(source.length, k, at.area // dtype.itemsize)
+    share = whole_lanes(at.area // dtype.itemsize // k, source.length, k)
     chunks = [(low, min(low + share * k, source.length)) for low in range(0, source.length, share * k)]
-
-    def part(chunk: tuple[int, int], j: int) -> tuple[int, int]:
-        low, high = chunk
-        return min(low + j * share, high), min(low + (j + 1) * share, high)
 
     for area in range(AREAS):
         at.reclaim(area)
@@ -128,31 +123,24 @@ def reduce_shared(at: Meetings, group: Group, op: Any, source: Flat, target: Fla
         if now < len(chunks):
             low, high = chunks[now]
             base = at.base(at.rank, now % 2)
-            mine = view(base, (high - low,), dtype)
-            own_low, own_high = part(chunks[now], me)
-            for first, last in ((low, own_low), (own_high, high)):
-                for row, start, end in source.spans(first, last):
-                    mine[first - low + start : first - low + end].copy_(row)
+            write_but(at, chunks[now], part_of(chunks[now], me, share), base, source, dtype)
             for j, rank in enumerate(ranks if group.hosts else ()):
-                first, last = part(chunks[now], j)
+                first, last = part_of(chunks[now], j, share)
                 offset = base + (first - low) * dtype.itemsize
                 at.share(group.host_of[rank], offset, (last - first) * dtype.itemsize)
         if 0 <= now - 1 < len(chunks):
             chunk = chunks[now - 1]
-            low, high = part(chunk, me)
+            low, high = part_of(chunk, me, share)
             if low < high:
                 base = at.base(at.rank, 2 + now % 2)
                 result = view(base, (high - low,), dtype)
-                parts = _shares(at, group, chunk, low, high, (now - 1) % 2, source, dtype)
-                op(parts[0], parts[1], out=result)
-                for summand in parts[2:]:
-                    op(result, summand, out=result)
+                add(op, held(at, group, chunk, low, high, (now - 1) % 2, source, dtype), result)
                 at.share(group.hosts, base, (high - low) * dtype.itemsize)
                 for out, start, end in target.spans(low, high):
                     out.copy_(result[start:end])
         if now >= 2:
             for j, rank in enumerate(ranks):
-                low, high = part(chunks[now - 2], j)
+                low, high = part_of(chunks[now - 2], j, share)
                 if j != me and low < high:
                     result = view(at.base(rank, 2 + (now - 1) % 2), (high - low,), dtype)
                     for out, start, end in target.spans(low, high):
@@ -162,26 +150,3 @@ def reduce_shared(at: Meetings, group: Group, op: Any, source: Flat, target: Fla
             at.read(group.peers, hosts=group.hosts)
     # The last results are read after the last meeting: say so, and remember who reads what of ours.
     at.read(group.peers, *range(AREAS), hosts=group.hosts)
-
-
-def _shares(
-    at: Meetings, group: Group, chunk: tuple[int, int], low: int, high: int, area: int, source: Flat, dtype: torch.dtype
-) -> Tensors:
-    """What each of the group holds of elements `low` to `high`."""
-    parts = []
-    for rank in group.ranks:
-        if rank != at.rank:
-            base = at.base(rank, area) + (low - chunk[0]) * dtype.itemsize
-            parts.append(at.window.view(base, (high - low,), dtype))
-        else:
-            spans = [row for row, _, _ in source.spans(low, high)]
-            parts.append(spans[0] if len(spans) == 1 else torch.cat(spans))
-    return parts
-
-
-def _per_worker(length: int, k: int, room: int) -> int:
-    """How many elements of a chunk each of `k` workers reduces, where a chunk has at most `room`: whole cache lines if
-    that can be, and short rows are spread over everyone."""
-    most = room // k
-    most = most // _LANE * _LANE or most
-    return min(most, -(-length // (k * _LANE)) * _LANE)
