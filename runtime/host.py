@@ -37,6 +37,7 @@ import os
 import struct
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -161,7 +162,8 @@ class _Part:
         handler = self._handlers.get(message.kind)
         if handler is None:
             raise MonarchError(f"a controller sent a message of an unknown kind, {message.kind!r}")
-        handler(message.head, message.data)
+        with suppress(_Stopping):  # a worker has died, which is told by the listener: the mesh takes no commands
+            handler(message.head, message.data)
 
     def _peers(self, head: dict[str, Any], data: Any) -> None:
         everyone = json.loads(bytes(data))
