@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol
 
-from monarch.compiler.errors import MonarchError
+from monarch.compiler.errors import DeviceMeshError, MonarchError
 from monarch.compiler.inspect.trace import save_trace
 from monarch.compiler.plan.executor import Executor
 from monarch.compiler.plan.trace import Trace
@@ -66,7 +67,9 @@ class Profile:
         return self
 
     def _start(self, executor: Executor) -> None:
-        if self._only in (None, executor) and all(known is not executor for known in self._traced):
+        if self._only not in (None, executor) or any(known is executor for known in self._traced):
+            return
+        with suppress(DeviceMeshError):  # it has lost workers, which nobody has noticed yet: it runs nothing any more
             executor.trace_start()
             self._traced.append(executor)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -416,6 +417,22 @@ def test_a_mesh_that_was_closed_or_lost_before_is_none_to_measure() -> None:
             assert monarch.distribute(torch.ones(2), mesh).sum().item() == 2
             with pytest.raises(MonarchError, match="being traced already"), monarch.profile():
                 raise AssertionError("the block has been entered")
+    assert profile.trace.mesh == mesh.spec
+
+
+def test_a_mesh_that_was_lost_unnoticed_is_none_to_measure_either() -> None:
+    with Mesh(data=2) as lost, Mesh(data=2) as mesh:
+        for each in (lost, mesh):
+            assert monarch.distribute(torch.ones(2), each).sum().item() == 2
+        executor = lost.executor
+        assert isinstance(executor, MeshExecutor)
+        pid = executor.worker_pids()[1]
+        watch = os.pidfd_open(pid)
+        os.kill(pid, signal.SIGKILL)
+        assert select.select([watch], [], [], 60)[0]
+        os.close(watch)
+        with monarch.profile() as profile:
+            assert monarch.distribute(torch.ones(2), mesh).sum().item() == 2
     assert profile.trace.mesh == mesh.spec
 
 
