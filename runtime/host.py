@@ -53,7 +53,7 @@ from monarch.runtime.window import STAGING_BYTES
 from monarch.runtime.workers import Workers
 
 if TYPE_CHECKING:
-    from monarch.runtime.actors.agent import Agent
+    from monarch.runtime.actors.processes.agent import Agent
 
 RECORD = struct.Struct("=q")
 
@@ -91,8 +91,8 @@ class HostService:
                 part.receive(message)
 
     def _start_actors(self, message: Message) -> None:
-        from monarch.runtime.actors.agent import Agent
-        from monarch.runtime.actors.network import Across
+        from monarch.runtime.actors.messages.network import Across
+        from monarch.runtime.actors.processes.agent import Agent
 
         head, own = message.head, self._across
         across = Across(bytes.fromhex(head["secret"]), own["tls"], str(own["bind"]), own["advertise"])

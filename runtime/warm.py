@@ -157,7 +157,7 @@ class Warm:
             os.dup2(err, 2)
             os.close(out)
             os.close(err)
-            from monarch.runtime.actors.process import serve
+            from monarch.runtime.actors.processes.process import serve
 
             serve(rank, boot, socket.socket(fileno=listener))
         except BaseException:
@@ -279,7 +279,7 @@ def main(control: int, controller: int) -> NoReturn:
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         _close_all_but(control)
         keep_freed_memory()
-        import monarch.runtime.actors.process
+        import monarch.runtime.actors.processes.process
         import monarch.runtime.worker  # noqa: F401  here, once, rather than in every worker
 
         gc.disable()

@@ -17,17 +17,16 @@ print(counters.add.call(3).get())
 
 from __future__ import annotations
 
-import monarch.runtime.actors.host as _host
+import monarch.runtime.actors.processes.host as _host
 from monarch.runtime.actors.accumulate import Accumulator
 from monarch.runtime.actors.actor import Actor
 from monarch.runtime.actors.adverbs import Endpoint, as_endpoint, send
 from monarch.runtime.actors.channel import Channel, Port, PortReceiver
-from monarch.runtime.actors.console import debug
-from monarch.runtime.actors.current import Context, context, current_actor_name, current_rank, current_size
+from monarch.runtime.actors.debugging.console import debug
+from monarch.runtime.actors.debugging.stacks import report_slow_calls
 from monarch.runtime.actors.endpoint import concurrent_endpoint, endpoint
 from monarch.runtime.actors.errors import ActorError, MeshFailure, SupervisionError
 from monarch.runtime.actors.future import Future
-from monarch.runtime.actors.host import shutdown_context
 from monarch.runtime.actors.meshes import (
     ActorMesh,
     HostMesh,
@@ -36,8 +35,9 @@ from monarch.runtime.actors.meshes import (
     this_host,
     this_proc,
 )
+from monarch.runtime.actors.processes.current import Context, context, current_actor_name, current_rank, current_size
+from monarch.runtime.actors.processes.host import shutdown_context
 from monarch.runtime.actors.shape import Extent, NDSlice, Point, Shape
-from monarch.runtime.actors.stacks import report_slow_calls
 from monarch.runtime.actors.values import ValueMesh
 
 unhandled_fault_hook = _host.fault_hook

@@ -17,6 +17,6 @@ def debug(
     Commands: list, attach NAME [RANK], cast NAME [RANKS] COMMAND, continue, help, quit. An attached actor takes the
     commands of Python's debugger; detach leaves it where it is.
     """
-    from monarch.runtime.actors.console import connect
+    from monarch.runtime.actors.debugging.console import connect
 
     connect(pid)

@@ -14,18 +14,15 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, ca
 
 import cloudpickle
 
-from monarch.runtime.actors import current
 from monarch.runtime.actors.actor import Actor
-from monarch.runtime.actors.address import host_of, new_address, port_of
 from monarch.runtime.actors.adverbs import attribute
 from monarch.runtime.actors.endpoint import MESH_NAMES, ActorInterface, EndpointMethod
 from monarch.runtime.actors.errors import SupervisionError
 from monarch.runtime.actors.future import Future
 from monarch.runtime.actors.mesh import MeshAlgebra
-from monarch.runtime.actors.message import EMPTY, NO_ARGUMENTS, Payload
-from monarch.runtime.actors.ports import All, Each, One, failing
-from monarch.runtime.actors.process import Group
-from monarch.runtime.actors.protocol import (
+from monarch.runtime.actors.messages.address import host_of, new_address, port_of
+from monarch.runtime.actors.messages.message import EMPTY, NO_ARGUMENTS, Payload
+from monarch.runtime.actors.messages.protocol import (
     CALL,
     CONTROLLER,
     FORK,
@@ -38,6 +35,9 @@ from monarch.runtime.actors.protocol import (
     Place,
     ReplyTo,
 )
+from monarch.runtime.actors.processes import current
+from monarch.runtime.actors.processes.ports import All, Each, One, failing
+from monarch.runtime.actors.processes.process import Group
 from monarch.runtime.actors.shape import Shape
 from monarch.runtime.actors.values import ValueMesh
 
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from monarch.runtime.actors.channel import Port
-    from monarch.runtime.actors.process import Process
+    from monarch.runtime.actors.processes.process import Process
 
 P = ParamSpec("P")
 A = TypeVar("A", bound=Actor)
@@ -125,7 +125,7 @@ class HostMesh(MeshAlgebra):
         Makes an agent for the program's actors on each, unless that was done before. Raises MonarchError where one
         cannot be made or reached, RuntimeError within an actor.
         """
-        from monarch.runtime.actors.host import Root
+        from monarch.runtime.actors.processes.host import Root
         from monarch.runtime.hosts import AttachedHosts
 
         if not isinstance(hosts.attached, AttachedHosts):

@@ -7,12 +7,12 @@ import runpy
 import socket
 import sys
 
-from monarch.runtime.actors import current
 from monarch.runtime.actors.actor import Actor
-from monarch.runtime.actors.address import host_of, port_of
-from monarch.runtime.actors.current import current_rank
 from monarch.runtime.actors.endpoint import endpoint
 from monarch.runtime.actors.meshes import ProcMesh
+from monarch.runtime.actors.messages.address import host_of, port_of
+from monarch.runtime.actors.processes import current
+from monarch.runtime.actors.processes.current import current_rank
 
 
 class SPMDActor(Actor):

@@ -16,7 +16,7 @@ import monarch
 from monarch.actor import Actor, HostMesh, MeshFailure, SupervisionError, endpoint
 from monarch.compiler.plan import MonarchError
 from monarch.rdma import RDMABuffer
-from monarch.runtime.actors.address import name_of, port_of
+from monarch.runtime.actors.messages.address import name_of, port_of
 from monarch.spmd import setup_torch_elastic_env
 from tests.hosts.cluster import Cluster, cluster
 from tests.hosts.network import Network, network

@@ -14,9 +14,9 @@ import pytest
 import monarch.actor
 from monarch.actor import Actor, ActorError, MeshFailure, endpoint, this_host
 from monarch.compiler.plan import MonarchError
-from monarch.runtime.actors import console
-from monarch.runtime.actors.console import Console
-from monarch.runtime.actors.debugger import desk
+from monarch.runtime.actors.debugging import console
+from monarch.runtime.actors.debugging.console import Console
+from monarch.runtime.actors.debugging.debugger import desk
 from tests.runtime.actors.conftest import WAIT
 
 Faults = queue.SimpleQueue[MeshFailure]

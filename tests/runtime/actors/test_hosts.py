@@ -31,10 +31,10 @@ from monarch.actor import (
     this_host,
 )
 from monarch.rdma import RDMABuffer
-from monarch.runtime.actors import current
-from monarch.runtime.actors.address import name_of, port_of
-from monarch.runtime.actors.console import Console
-from monarch.runtime.actors.debugger import desk
+from monarch.runtime.actors.debugging.console import Console
+from monarch.runtime.actors.debugging.debugger import desk
+from monarch.runtime.actors.messages.address import name_of, port_of
+from monarch.runtime.actors.processes import current
 from monarch.runtime.transport.greeting import drive
 from monarch.runtime.transport.handshake import HandshakeFailed, prove
 from monarch.runtime.transport.streams import Stream

@@ -30,10 +30,10 @@ from monarch.actor import (
     this_host,
     this_proc,
 )
-from monarch.runtime.actors import current
-from monarch.runtime.actors.message import Payload
-from monarch.runtime.actors.ports import One
-from monarch.runtime.actors.protocol import CALL, SPAWN
+from monarch.runtime.actors.messages.message import Payload
+from monarch.runtime.actors.messages.protocol import CALL, SPAWN
+from monarch.runtime.actors.processes import current
+from monarch.runtime.actors.processes.ports import One
 from monarch.runtime.processes import warm_parent
 from tests.runtime.actors.conftest import WAIT
 

@@ -10,9 +10,9 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from monarch.runtime.actors.link import Link
-from monarch.runtime.actors.message import PACKET, Payload
-from monarch.runtime.actors.protocol import Head
+from monarch.runtime.actors.messages.link import Link
+from monarch.runtime.actors.messages.message import PACKET, Payload
+from monarch.runtime.actors.messages.protocol import Head
 from monarch.runtime.transport.streams import Buffers, Stream
 
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from monarch.runtime.actors.errors import MeshFailure
-from monarch.runtime.actors.mailbox import Mailbox, Stop
+from monarch.runtime.actors.processes.mailbox import Mailbox, Stop
 
 
 def failure(number: int) -> MeshFailure:

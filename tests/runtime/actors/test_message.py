@@ -8,8 +8,8 @@ from pathlib import Path
 
 import torch
 
-from monarch.runtime.actors import memory
-from monarch.runtime.actors.message import BUFFER, INLINE, PACKET, Lost, Payload, packet, unpack
+from monarch.runtime.actors.messages import memory
+from monarch.runtime.actors.messages.message import BUFFER, INLINE, PACKET, Lost, Payload, packet, unpack
 
 
 def sent(payload: Payload) -> Payload:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from monarch.runtime.actors.output import HOLD_SECONDS, Output, Source
+from monarch.runtime.actors.processes.output import HOLD_SECONDS, Output, Source
 
 
 def sources(count: int, error: bool = False) -> list[Source]:

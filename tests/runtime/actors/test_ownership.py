@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from monarch.runtime.actors.errors import MeshFailure
-from monarch.runtime.actors.ownership import (
+from monarch.runtime.actors.processes.ownership import (
     PROCESS,
     Born,
     Bury,

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from monarch.runtime.actors.errors import SupervisionError
 from monarch.runtime.actors.future import Future
-from monarch.runtime.actors.ports import All, Decode, Each, One, Ports, Queue, failing
+from monarch.runtime.actors.processes.ports import All, Decode, Each, One, Ports, Queue, failing
 from monarch.runtime.actors.shape import Shape
 from monarch.runtime.actors.values import ValueMesh
 

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from monarch.runtime.actors.address import new_address
-from monarch.runtime.actors.message import Payload
-from monarch.runtime.actors.protocol import Head
-from monarch.runtime.actors.router import Router, listen
+from monarch.runtime.actors.messages.address import new_address
+from monarch.runtime.actors.messages.message import Payload
+from monarch.runtime.actors.messages.protocol import Head
+from monarch.runtime.actors.messages.router import Router, listen
 from tests.runtime.actors.conftest import WAIT
 
 

@@ -30,10 +30,10 @@ from time import monotonic
 from typing import Protocol
 
 from monarch.compiler.plan import MonarchError
-from monarch.runtime.actors.address import LONGEST, host_of, name_of, port_of
-from monarch.runtime.actors.link import Link, Loop
-from monarch.runtime.actors.message import Payload
-from monarch.runtime.actors.protocol import RELAY, Head
+from monarch.runtime.actors.messages.address import LONGEST, host_of, name_of, port_of
+from monarch.runtime.actors.messages.link import Link, Loop
+from monarch.runtime.actors.messages.message import Payload
+from monarch.runtime.actors.messages.protocol import RELAY, Head
 from monarch.runtime.control.security import Security
 from monarch.runtime.transport import sockets
 from monarch.runtime.transport.greeting import connected, drive, shake

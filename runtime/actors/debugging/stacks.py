@@ -12,13 +12,13 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from monarch.compiler.plan import MonarchError
-from monarch.runtime.actors import current
-from monarch.runtime.actors.message import EMPTY
-from monarch.runtime.actors.ports import One, Pending
-from monarch.runtime.actors.protocol import STACKS
+from monarch.runtime.actors.messages.message import EMPTY
+from monarch.runtime.actors.messages.protocol import STACKS
+from monarch.runtime.actors.processes import current
+from monarch.runtime.actors.processes.ports import One, Pending
 
 if TYPE_CHECKING:
-    from monarch.runtime.actors.process import Process
+    from monarch.runtime.actors.processes.process import Process
 
 ANSWER_SECONDS = 5.0
 """How long a process may take to say where it is. It cannot while code keeps Python's lock."""

@@ -7,12 +7,12 @@ import threading
 from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
-from monarch.runtime.actors.protocol import Place
+from monarch.runtime.actors.messages.protocol import Place
 from monarch.runtime.actors.shape import Extent, Point
 
 if TYPE_CHECKING:
-    from monarch.runtime.actors.instance import Instance
-    from monarch.runtime.actors.process import Process
+    from monarch.runtime.actors.processes.instance import Instance
+    from monarch.runtime.actors.processes.process import Process
 
 _lock = threading.Lock()
 _process: Process | None = None
@@ -48,7 +48,7 @@ def process() -> Process:
 
 
 def _start() -> Process:
-    from monarch.runtime.actors.host import start_root
+    from monarch.runtime.actors.processes.host import start_root
 
     global _process
     with _lock:

@@ -14,12 +14,12 @@ import sys
 from dataclasses import dataclass, replace
 from types import FrameType
 
-from monarch.runtime.actors import current
 from monarch.runtime.actors.actor import Actor
 from monarch.runtime.actors.channel import Channel, Port, PortReceiver
-from monarch.runtime.actors.console import serve_consoles
+from monarch.runtime.actors.debugging.console import serve_consoles
 from monarch.runtime.actors.endpoint import concurrent_endpoint, endpoint
 from monarch.runtime.actors.future import Future
+from monarch.runtime.actors.processes import current
 
 DESK = "monarch debug"
 

@@ -21,33 +21,12 @@ from itertools import count
 from time import monotonic
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from monarch.runtime.actors import current
-from monarch.runtime.actors.address import host_of
-from monarch.runtime.actors.current import Context, running
+from monarch.runtime.actors.debugging.stacks import SlowCalls, stacks_here
 from monarch.runtime.actors.errors import ActorError, MeshFailure, SupervisionError
-from monarch.runtime.actors.instance import Instance, LocalActor
-from monarch.runtime.actors.message import EMPTY, Payload
-from monarch.runtime.actors.network import Across
-from monarch.runtime.actors.ownership import (
-    Born,
-    Bury,
-    Cleanup,
-    Command,
-    EndProcess,
-    Event,
-    Exit,
-    Owns,
-    PlaceEnded,
-    ProcessGone,
-    StopActor,
-    StopMesh,
-    Supervise,
-    Supervised,
-    Supervision,
-    Tell,
-)
-from monarch.runtime.actors.ports import Ports, decoder
-from monarch.runtime.actors.protocol import (
+from monarch.runtime.actors.messages.address import host_of
+from monarch.runtime.actors.messages.message import EMPTY, Payload
+from monarch.runtime.actors.messages.network import Across
+from monarch.runtime.actors.messages.protocol import (
     CALL,
     ENDED,
     LEAVE,
@@ -65,13 +44,34 @@ from monarch.runtime.actors.protocol import (
     Owner,
     ReplyTo,
 )
-from monarch.runtime.actors.router import Router
+from monarch.runtime.actors.messages.router import Router
+from monarch.runtime.actors.processes import current
+from monarch.runtime.actors.processes.current import Context, running
+from monarch.runtime.actors.processes.instance import Instance, LocalActor
+from monarch.runtime.actors.processes.ownership import (
+    Born,
+    Bury,
+    Cleanup,
+    Command,
+    EndProcess,
+    Event,
+    Exit,
+    Owns,
+    PlaceEnded,
+    ProcessGone,
+    StopActor,
+    StopMesh,
+    Supervise,
+    Supervised,
+    Supervision,
+    Tell,
+)
+from monarch.runtime.actors.processes.ports import Ports, decoder
 from monarch.runtime.actors.shape import Shape
-from monarch.runtime.actors.stacks import SlowCalls, stacks_here
 
 if TYPE_CHECKING:
-    from monarch.runtime.actors.host import Host
     from monarch.runtime.actors.meshes import ActorMesh, ProcMesh
+    from monarch.runtime.actors.processes.host import Host
 
 Message = tuple[str, Head, Payload]
 
@@ -436,7 +436,7 @@ def _breakpoint(*args: Any, **kwargs: Any) -> Any:
     found = running.get(None)
     if found is None or not found.actor_instance.actor_id:
         return sys.__breakpointhook__(*args, **kwargs)
-    from monarch.runtime.actors.debugger import stop
+    from monarch.runtime.actors.debugging.debugger import stop
 
     return stop(sys._getframe(1))
 

@@ -11,12 +11,12 @@ import socket
 import threading
 from contextlib import suppress
 
-from monarch.runtime.actors.address import name_of, new_address, tag_of
 from monarch.runtime.actors.errors import MeshFailure
-from monarch.runtime.actors.host import Host
-from monarch.runtime.actors.network import Across, refuse, wanted
-from monarch.runtime.actors.process import Group, Process
-from monarch.runtime.actors.router import hand_over, listen
+from monarch.runtime.actors.messages.address import name_of, new_address, tag_of
+from monarch.runtime.actors.messages.network import Across, refuse, wanted
+from monarch.runtime.actors.messages.router import hand_over, listen
+from monarch.runtime.actors.processes.host import Host
+from monarch.runtime.actors.processes.process import Group, Process
 from monarch.runtime.actors.shape import Shape
 from monarch.runtime.transport import sockets
 

@@ -24,18 +24,18 @@ from typing import Any
 
 from monarch.compiler.plan import MonarchError
 from monarch.runtime import signals
-from monarch.runtime.actors import current
-from monarch.runtime.actors.address import name_of, new_address
-from monarch.runtime.actors.attached import OtherHosts
 from monarch.runtime.actors.errors import MeshFailure
 from monarch.runtime.actors.future import Future
-from monarch.runtime.actors.message import EMPTY, Payload
-from monarch.runtime.actors.network import Across
-from monarch.runtime.actors.output import LAST_LINES, Output, Source
-from monarch.runtime.actors.ownership import EndProcess
-from monarch.runtime.actors.process import Death, Group, Process
-from monarch.runtime.actors.protocol import CONTROLLER, ENDED, FORK, LEAVE, STOP_PROCS, Head, ReplyTo
-from monarch.runtime.actors.router import listen
+from monarch.runtime.actors.messages.address import name_of, new_address
+from monarch.runtime.actors.messages.message import EMPTY, Payload
+from monarch.runtime.actors.messages.network import Across
+from monarch.runtime.actors.messages.protocol import CONTROLLER, ENDED, FORK, LEAVE, STOP_PROCS, Head, ReplyTo
+from monarch.runtime.actors.messages.router import listen
+from monarch.runtime.actors.processes import current
+from monarch.runtime.actors.processes.attached import OtherHosts
+from monarch.runtime.actors.processes.output import LAST_LINES, Output, Source
+from monarch.runtime.actors.processes.ownership import EndProcess
+from monarch.runtime.actors.processes.process import Death, Group, Process
 from monarch.runtime.actors.shape import Shape
 from monarch.runtime.processes import WarmParent, how_ended, warm_parent
 

@@ -19,18 +19,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from monarch.compiler.plan import MonarchError
-from monarch.runtime.actors.current import Context, running
 from monarch.runtime.actors.endpoint import ActorInterface
 from monarch.runtime.actors.errors import ActorError, MeshFailure
-from monarch.runtime.actors.mailbox import Mailbox, Stop
-from monarch.runtime.actors.message import Payload
-from monarch.runtime.actors.ownership import Cleaned, Ends, Supervised
-from monarch.runtime.actors.protocol import Head, Owner, ReplyTo
+from monarch.runtime.actors.messages.message import Payload
+from monarch.runtime.actors.messages.protocol import Head, Owner, ReplyTo
+from monarch.runtime.actors.processes.current import Context, running
+from monarch.runtime.actors.processes.mailbox import Mailbox, Stop
+from monarch.runtime.actors.processes.ownership import Cleaned, Ends, Supervised
 from monarch.runtime.actors.shape import Extent, Point
 
 if TYPE_CHECKING:
     from monarch.runtime.actors.meshes import ActorMesh, ProcMesh
-    from monarch.runtime.actors.process import Process
+    from monarch.runtime.actors.processes.process import Process
 
 Call = tuple[str, Head, Payload]
 """Who sent it, and what."""

@@ -11,17 +11,17 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from monarch.compiler.plan import MonarchError
-from monarch.runtime.actors.address import host_of
 from monarch.runtime.actors.errors import SupervisionError
-from monarch.runtime.actors.message import EMPTY, Payload
-from monarch.runtime.actors.network import Across
-from monarch.runtime.actors.ports import One
-from monarch.runtime.actors.process import Death, Group
-from monarch.runtime.actors.protocol import OUTPUT, READY, SPAWNED, Head
+from monarch.runtime.actors.messages.address import host_of
+from monarch.runtime.actors.messages.message import EMPTY, Payload
+from monarch.runtime.actors.messages.network import Across
+from monarch.runtime.actors.messages.protocol import OUTPUT, READY, SPAWNED, Head
+from monarch.runtime.actors.processes.ports import One
+from monarch.runtime.actors.processes.process import Death, Group
 from monarch.runtime.control.message import Message
 
 if TYPE_CHECKING:
-    from monarch.runtime.actors.host import Root
+    from monarch.runtime.actors.processes.host import Root
     from monarch.runtime.hosts import AttachedHosts
 
 _TELL_SECONDS = 10.0  # unless the program is being shut down beside this

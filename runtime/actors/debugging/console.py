@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING
 
 from monarch.compiler.plan import MonarchError
 from monarch.runtime.actors.errors import ActorError, SupervisionError
-from monarch.runtime.actors.router import is_ours
+from monarch.runtime.actors.messages.router import is_ours
 
 if TYPE_CHECKING:
-    from monarch.runtime.actors.debugger import Desk, Stopped
+    from monarch.runtime.actors.debugging.debugger import Desk, Stopped
 
 HELP = """\
 list                              which actors wait at a breakpoint, and where
@@ -145,7 +145,7 @@ def debug() -> None:
 
 
 def _desk() -> Desk:
-    from monarch.runtime.actors.debugger import desk
+    from monarch.runtime.actors.debugging.debugger import desk
 
     return desk().get()
 

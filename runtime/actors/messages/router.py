@@ -26,11 +26,11 @@ from contextlib import suppress
 from functools import partial
 from time import monotonic
 
-from monarch.runtime.actors.address import LONGEST, host_of, name_of
-from monarch.runtime.actors.memory import Memory
-from monarch.runtime.actors.message import PACKET, Payload, packet, unpack
-from monarch.runtime.actors.network import Network, Way
-from monarch.runtime.actors.protocol import Head
+from monarch.runtime.actors.messages.address import LONGEST, host_of, name_of
+from monarch.runtime.actors.messages.memory import Memory
+from monarch.runtime.actors.messages.message import PACKET, Payload, packet, unpack
+from monarch.runtime.actors.messages.network import Network, Way
+from monarch.runtime.actors.messages.protocol import Head
 
 Deliver = Callable[[str, Head, Payload], None]
 """Called with the address of the sender, in the I/O thread, or in the sending one where a process sends to itself."""

@@ -19,8 +19,8 @@ from typing import Any
 import cloudpickle
 import torch
 
-from monarch.runtime.actors.memory import Memory, mapped
-from monarch.runtime.actors.protocol import Head
+from monarch.runtime.actors.messages.memory import Memory, mapped
+from monarch.runtime.actors.messages.protocol import Head
 
 INLINE = 60 << 10
 BUFFER = 64 << 10

@@ -16,9 +16,9 @@ from collections.abc import Callable
 from itertools import islice
 from typing import Protocol
 
-from monarch.runtime.actors.memory import room
-from monarch.runtime.actors.message import EMPTY, PACKET, Payload
-from monarch.runtime.actors.protocol import Head
+from monarch.runtime.actors.messages.memory import room
+from monarch.runtime.actors.messages.message import EMPTY, PACKET, Payload
+from monarch.runtime.actors.messages.protocol import Head
 from monarch.runtime.transport.streams import Stream
 
 _LENGTH = struct.Struct("!I")
