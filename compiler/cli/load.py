@@ -84,14 +84,14 @@ def is_program(spec: str) -> bool:
     return re.search(r"\.py(:[^/]*)?$", spec) is not None
 
 
-def read_plan(file: Path) -> Plan:
-    """A plan's file. Raises MonarchError where it is none, and where it is a program."""
+def read_plan(file: Path, *, report: bool = True) -> Plan:
+    """A plan's file, if need be without its report. Raises MonarchError where it is none, and where it is a program."""
     if is_program(str(file)):
         raise MonarchError(
             f"{file} is a program, and a plan is wanted",
             hint=f"compile it first: monarchc compile {file} -o step.mplan.",
         )
-    return load_plan(file)
+    return load_plan(file, report=report)
 
 
 def load_program(

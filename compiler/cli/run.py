@@ -48,7 +48,7 @@ def run(
     from monarch.compiler.cli.load import read_plan
     from monarch.compiler.plan import executor_for
 
-    loaded = read_plan(plan)
+    loaded = read_plan(plan, report=False)
     check_machine(loaded, mesh)
     if outputs is not None:
         feed.check_can_write(outputs)

@@ -72,8 +72,9 @@ def save_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
         ) from None
 
 
-def load_plan(path: str | os.PathLike[str]) -> Plan:
-    """Read a `.mplan` file. Raises PlanError where it is truncated, edited, of another version, or no plan."""
+def load_plan(path: str | os.PathLike[str], *, report: bool = True) -> Plan:
+    """Read a `.mplan` file, if need be without its report, which takes as long as all else and is for looking at. Raises
+    PlanError where it is truncated, edited, of another version, or no plan."""
     source = Path(path)
     try:
         with open(source, "rb", opener=_open_at_once) as file:
@@ -83,7 +84,7 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
     except (OSError, ValueError) as error:  # ValueError: a path with a null character
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise PlanError(f"cannot read {source}: {reason}", hint="give a file that plan.save() wrote.") from None
-    return plan_from_bytes(data, name=source.name)
+    return plan_from_bytes(data, name=source.name, report=report)
 
 
 def plan_bytes(plan: Plan) -> bytes:
@@ -103,8 +104,9 @@ def plan_bytes(plan: Plan) -> bytes:
         ) from None
 
 
-def plan_from_bytes(data: bytes, name: str = "the plan") -> Plan:
-    """The plan that `plan_bytes` wrote; `name` is what errors call it. Raises PlanError."""
+def plan_from_bytes(data: bytes, name: str = "the plan", *, report: bool = True) -> Plan:
+    """The plan that `plan_bytes` wrote, if need be without its report; `name` is what errors call it. Raises
+    PlanError."""
     manifest, members = unseal(data, name, MEMBERS)
     decoder = Decoder(name)
     decoder.mapping(manifest, "the manifest", ("plan", "hash", "costs"))
@@ -127,7 +129,7 @@ def plan_from_bytes(data: bytes, name: str = "the plan") -> Plan:
         decoder.fail("its constants are not those that it names slots for")
     sources = decoder.sources(head["sources"])
     instructions = tuple([decoder.instruction(entry) for entry in _load_program(members[PROGRAM], decoder)])
-    report = load_json(members[REPORT], f"{REPORT} of {name}")
+    seen = load_json(members[REPORT], f"{REPORT} of {name}") if report else None
     plan = Plan(
         name=decoder.string(head["name"], "its name"),
         mesh=mesh,
@@ -142,7 +144,7 @@ def plan_from_bytes(data: bytes, name: str = "the plan") -> Plan:
         target=decoder.target(head["target"]),
         graph=_load_text(GRAPH, members, decoder),
         traced=_load_text(TRACED, members, decoder),
-        report=None if report is None else decode_report(report, decoder, mesh, len(instructions), len(sources)),
+        report=None if seen is None else decode_report(seen, decoder, mesh, len(instructions), len(sources)),
         binaries=decode_binaries(members[BINARIES], members[CODE], decoder),
         costs=decoder.costs(manifest["costs"]),
         hash=manifest["hash"],

@@ -17,8 +17,8 @@ from pathlib import Path
 import torch
 
 from monarch.compiler.errors import PlanError
-from monarch.compiler.kernels.cpp.build import BuildError, build, find_compiler, load
-from monarch.compiler.kernels.cpp.emit import emit, symbol
+from monarch.compiler.kernels.cpp.build import BuildError, Unwritten, build, find_compiler, load
+from monarch.compiler.kernels.cpp.emit import emit, origin, symbol
 from monarch.compiler.kernels.interpret import interpret, laid_out
 from monarch.compiler.kernels.ir import Buffer, Kernel, Load, may_overwrite
 from monarch.compiler.kernels.text import parse_kernel
@@ -44,7 +44,8 @@ def build_kernels(texts: Sequence[str]) -> Path | None:
         )
         return None
     try:
-        return build(emit([parse_kernel(text) for text in dict.fromkeys(texts)]), compiler)
+        kernels = [parse_kernel(text) for text in dict.fromkeys(texts)]
+        return build(Unwritten(origin(kernels), lambda: emit(kernels)), compiler)
     except BuildError as error:
         _say(f"kernels cannot be built, so they run as separate torch ops.\n{error}")
         return None

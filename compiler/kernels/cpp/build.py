@@ -1,6 +1,7 @@
 """From C++ source to a shared object, once a host: built objects lie on disk under the hash of all that they depend on.
 
-The key is made of the source, the flags, the compiler's file and this host's processor, so that an object built for
+The key is made of the source (or of all that it is written from, so that it need not be written to find out that its
+object is there), the flags, the compiler's file and this host's processor, so that an object built for
 another processor (a home folder shared by unlike hosts) or by another compiler is never loaded. An object appears under
 its name all at once, by a rename; processes that build the same one at the same time each rename theirs, and all are
 the same. Objects are code: the folder belongs to the user and nobody else can enter it, or it is not used.
@@ -15,6 +16,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,7 +35,7 @@ FLAGS = (
 
 _SECONDS = 300
 
-__all__ = ["BuildError", "Compiler", "build", "find_compiler", "load"]
+__all__ = ["BuildError", "Compiler", "Unwritten", "build", "find_compiler", "load"]
 
 
 @dataclass(frozen=True)
@@ -55,19 +57,27 @@ def find_compiler() -> Compiler | None:
     return None
 
 
-def build(source: str, compiler: Compiler, folder: Path | None = None) -> Path:
+@dataclass(frozen=True)
+class Unwritten:
+    """A source that is written only if its object is not there; it depends on nothing but `origin`."""
+
+    origin: str
+    write: Callable[[], str]
+
+
+def build(source: str | Unwritten, compiler: Compiler, folder: Path | None = None) -> Path:
     """The shared object of a source, from the cache or freshly built.
 
     `folder` is the cache, by default that of `knobs.cache_folder()`. Raises BuildError, with the compiler's words.
     """
     folder = private_folder(folder)
-    target = folder / f"{_key(source, compiler)}.so"
+    target = folder / f"{_key(source if isinstance(source, str) else source.origin, compiler)}.so"
     if is_there(target):
         return target
     forget(folder)
     with tempfile.TemporaryDirectory(dir=folder, prefix=".building-") as work:
         text, made = Path(work, "kernels.cpp"), Path(work, "kernels.so")
-        text.write_text(source)
+        text.write_text(source if isinstance(source, str) else source.write())
         _run([compiler.path, *FLAGS, "-o", str(made), str(text)])
         os.chmod(made, 0o700)
         os.replace(made, target)

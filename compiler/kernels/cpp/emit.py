@@ -106,6 +106,21 @@ def emit(kernels: Sequence[Kernel], *, lines: bool = False) -> str:
     return "\n".join(parts)
 
 
+def origin(kernels: Sequence[Kernel]) -> str:
+    """All that `emit` of these kernels depends on, which is found sooner than what it gives: the kernels, and the files
+    of which this program that writes them consists."""
+    return "\n".join([_writer(), *dict.fromkeys(print_kernel(kernel, lines=False) for kernel in kernels)])
+
+
+@cache
+def _writer() -> str:
+    here = Path(__file__).parent
+    digest = hashlib.sha256()
+    for file in sorted([*here.parent.glob("*.py"), *here.glob("*.py"), *here.glob("*.h")]):
+        digest.update(hashlib.sha256(file.read_bytes()).digest())
+    return digest.hexdigest()
+
+
 class _Call:
     """A nest of a kernel, and the function that it calls."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -151,3 +152,15 @@ def test_any_report_loads_or_is_refused_and_what_loads_can_be_looked_at(data: st
         peak(loaded)
         for value in loaded.report.values:
             str(explain(loaded, value.name))
+
+
+def test_a_report_can_be_left_where_it_is() -> None:
+    """Who only runs a plan need not read it; that it is whole is checked all the same."""
+    bare = plan_from_bytes(plan_bytes(plan()), report=False)
+    assert bare.report is None and bare.hash == plan().hash
+    assert bare == replace(plan_from_bytes(plan_bytes(plan())), report=None)
+    data = bytearray(plan_bytes(plan()))
+    at = bytes(data).index(b'"values"')
+    data[at + 1] ^= 1
+    with pytest.raises(PlanError, match="was changed after it was written: its report.json"):
+        plan_from_bytes(bytes(data), report=False)

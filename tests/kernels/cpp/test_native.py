@@ -10,6 +10,7 @@ import torch
 
 from monarch.compiler.errors import PlanError
 from monarch.compiler.kernels.cpp.build import BuildError, find_compiler
+from monarch.compiler.kernels.cpp import emit as cpp_emit
 from monarch.compiler.plan import native
 from monarch.compiler.plan.native import bind, build_kernels
 
@@ -102,6 +103,25 @@ def test_without_a_compiler_it_is_said_once(
     assert build_kernels([AXPY]) is None and build_kernels([AXPY]) is None
     said = capsys.readouterr().err
     assert said.count("no C++ compiler") == 1 and "apt-get install g++" in said
+
+
+def test_source_is_written_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """An object that is there is found by its kernels and by the program that writes them."""
+    if find_compiler() is None:
+        pytest.skip("no C++ compiler: neither g++ nor clang++ is on the path")
+    monkeypatch.setenv("MONARCH_CACHE", str(tmp_path))
+    first = build_kernels([AXPY])
+
+    def emit(*_: object) -> str:
+        raise AssertionError("written again")
+
+    monkeypatch.setattr(native, "emit", emit)
+    assert build_kernels([AXPY, AXPY]) == first
+    with pytest.raises(AssertionError, match="written again"):
+        build_kernels([AXPY.replace("axpy", "other")])
+    monkeypatch.setattr(cpp_emit, "_writer", lambda: "another program")
+    with pytest.raises(AssertionError, match="written again"):
+        build_kernels([AXPY])
 
 
 def test_a_compiler_that_refuses_is_said_too(
