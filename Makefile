@@ -9,13 +9,14 @@ TORCH ?= torch==2.13.0
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+PEERS := .peers
 
 # The inspector's page: TypeScript, which npm bundles into one file.
 WEB := compiler/inspect/page/web
 MODULES := $(WEB)/node_modules/.package-lock.json
 PAGE := compiler/inspect/page/page.html
 
-.PHONY: help setup demo demo-hosts demo-ray test check lint format format-check types imports bench proto clean demo-rdma test-rdma
+.PHONY: help setup demo demo-hosts demo-ray test check lint format format-check types imports bench bench-peers proto clean demo-rdma test-rdma
 
 help:
 	@echo "make setup    a virtual environment in $(VENV), with torch and this package, editable, and the page"
@@ -28,11 +29,12 @@ help:
 	@echo "make check    lint, formatting, types and import rules; make format mends what can be mended"
 	@echo "make proto    write the Python of the control plane's messages (runtime/control/monarch.proto) anew"
 	@echo "make bench    measure, and write benchmarks/results/<date>.md"
+	@echo "make bench-peers  measure actors against torchmonarch and ray, each in a virtual environment in $(PEERS)"
 
 setup: $(READY) $(PAGE)
 
 # The stamp holds what the environment was made from; it is made anew when that has changed.
-$(READY): pyproject.toml .ci/setup
+$(READY): pyproject.toml .ci/setup .ci/venv
 	@bash .ci/setup "$(PYTHON)" "$(VENV)" "$(TORCH)"
 	@touch $@
 
@@ -57,8 +59,9 @@ demo-ray: setup
 demo-rdma: $(READY)
 	OMP_WAIT_POLICY=passive bash .ci/with-rdma $(BIN)/python -m tests.hosts.rdma_demo $(ARGS)
 
+# Files of tests side by side, in order: the last ones leave their process changed (tests/conftest.py).
 test: setup
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-rdma: $(READY)
 	bash .ci/with-rdma $(BIN)/python -m pytest -p no:cacheprovider tests/runtime/transport -k verbs $(ARGS)
@@ -85,9 +88,13 @@ imports: setup
 bench: setup
 	$(BIN)/python -m benchmarks $(ARGS)
 
+bench-peers: setup
+	@bash .ci/peers "$(PYTHON)" "$(PEERS)" "$(TORCH)"
+	$(BIN)/python -m benchmarks.peers $(PEERS) $(ARGS)
+
 # Kept current by tests/runtime/control/test_proto.py.
 proto: setup
 	.ci/proto $(BIN)/python
 
 clean:
-	rm -rf $(VENV) $(WEB)/node_modules $(PAGE) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist out
+	rm -rf $(VENV) $(PEERS) $(WEB)/node_modules $(PAGE) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist out

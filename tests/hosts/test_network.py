@@ -113,6 +113,7 @@ def test_what_is_lost_is_lost(two_hosts: Network) -> None:
     count = """
 import socket, sys
 with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as inbox:
+    inbox.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)  # for all of them, should this process be late
     inbox.bind((sys.argv[1], 0))
     print("port", inbox.getsockname()[1], flush=True)
     seen = 0
@@ -121,6 +122,8 @@ with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as inbox:
     print("seen", seen, flush=True)
 """
     host = two_hosts.hosts[0]
+    with socket.create_connection((host.address, echo(two_hosts)), timeout=60):
+        pass  # its hardware address is known now: nothing is lost in asking for it
     two_hosts.lengthen(host, loss=0.1)
     counter = host.start([sys.executable, "-I", "-c", count, host.address])
     port = int(counter.wait_for(r"port (\d+)")[1])
