@@ -161,6 +161,9 @@ class WarmParent:
                     break
             self._inboxes.pop(mesh, None)
 
+    def settle(self, mesh: int) -> None:
+        """`stop` has waited."""
+
     def close(self) -> None:
         """End the process, and with it all workers that it still has."""
         with self.lock:

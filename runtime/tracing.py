@@ -40,6 +40,8 @@ _KINDS = {
     wire.UNLOAD: "unload",
     wire.FREE: "free",
     wire.FETCH: "fetch",
+    wire.LEND: "lend",
+    wire.ADOPT: "adopt",
 }
 
 

@@ -240,6 +240,7 @@ def mark_dead(window: Window, rank: int) -> None:
     if not words[signals.DEAD]:
         words[signals.DEAD] = 1 + rank
     futex.fence()
+    futex.wake(window.address + 8 * signals.HEAD)
     for worker in range(window.geometry.workers):
         line = signals.line_of(worker)
         futex.wake(window.address + 8 * (line + signals.PROGRESS))

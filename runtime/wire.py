@@ -13,6 +13,8 @@ Down, from the controller to all workers at once (a record of the ring each; num
     COUNT   nothing: every worker sends how many values it holds
     TRACE   size, in words, of a buffer that every worker is to make, send, and measure into from then on (see
             `tracing`); 0 to measure no longer
+    LEND    a number, how many handles, the handles, for each worker how many messages in its process refer to them
+    ADOPT   a number, first handle, how many: what an actor of the worker's process has made becomes values
 
 Up, over a worker's own socket, a packet each: a kind, the command's number, and JSON or a tensor's bytes. Down the same
 way come files, and before the first command what a worker with peers on other hosts is told (STARTUP, JSON).
@@ -30,7 +32,7 @@ import torch
 
 from monarch.compiler.plan import DTYPES
 
-RUN, PUT, LOAD, UNLOAD, FREE, FETCH, COUNT, TRACE = range(1, 9)
+RUN, PUT, LOAD, UNLOAD, FREE, FETCH, COUNT, TRACE, LEND, ADOPT = range(1, 11)
 
 INLINE = -1
 INLINE_BYTES = 64 << 10

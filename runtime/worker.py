@@ -1,13 +1,15 @@
-"""A worker process: reads commands, carries them out, says how far it is."""
+"""A worker: reads commands, carries them out, says how far it is. In a process of its own, or in one of actors."""
 
 from __future__ import annotations
 
 import gc
 import os
+import select
 import socket
 import threading
 import traceback
 from array import array
+from collections.abc import Callable
 from mmap import mmap
 from typing import Any
 
@@ -15,13 +17,13 @@ import torch
 
 from monarch.compiler.plan import MeshSpec
 from monarch.runtime import signals, wire
-from monarch.runtime.collectives import Collectives
+from monarch.runtime.collectives import Collectives, Network
 from monarch.runtime.mirror import Mirror
 from monarch.runtime.ring import RingReader
 from monarch.runtime.tracing import Tracer, clock
 from monarch.runtime.window import RING_BYTES, Window
 from monarch.runtime.wire import Report
-from monarch.runtime.worker_state import Buffer, Count, Message, Value, WorkerState
+from monarch.runtime.worker_state import Actors, Buffer, Count, Message, Value, WorkerState
 
 
 def serve(
@@ -34,11 +36,13 @@ def serve(
     would wait for them for ever.
     """
     gc.freeze()  # what the parent made is never garbage, and looking at it would copy its pages
+    parent = os.getppid()
 
     def run() -> None:
         status = 1
         try:
-            _loop(mesh, rank, window, up, threads, across)
+            torch.set_num_threads(threads)
+            _loop(mesh, rank, window, up, across, lambda: os.getppid() != parent)
         except _ControllerGone:
             status = 0
         except BaseException:
@@ -50,17 +54,45 @@ def serve(
     threading.Event().wait()
 
 
+def serve_beside(
+    actors: Actors, mesh: MeshSpec, rank: int, window: Window, up: socket.socket, across: dict[str, Any] | None
+) -> None:
+    """Work in this thread, in a process that does other things too, until the mesh is closed or lost.
+
+    How many threads ops compute with is the process' own affair, and modes of torch's are a thread's. Raises what a
+    worker process would end of.
+    """
+    poll = select.poll()
+    poll.register(up, 0)  # is told only of a closed end
+
+    def over() -> bool:
+        return bool(window.words[signals.DEAD]) or bool(poll.poll(0))
+
+    try:
+        _loop(mesh, rank, window, up, across, over, actors)
+    except _ControllerGone:
+        pass
+    finally:
+        up.close()
+
+
 class _ControllerGone(Exception):
     pass
 
 
 def _loop(
-    mesh: MeshSpec, rank: int, window: Window, up: socket.socket, threads: int, across: dict[str, Any] | None
+    mesh: MeshSpec,
+    rank: int,
+    window: Window,
+    up: socket.socket,
+    across: dict[str, Any] | None,
+    over: Callable[[], bool],
+    actors: Actors | None = None,
 ) -> None:
-    torch.set_num_threads(threads)
     geometry = window.geometry
     mirror = None if across is None else _mirror(mesh, rank, window, up, across)
-    collectives = Collectives(mesh, rank, window, mirror)
+    network = None if across is None else Network(across["bind"], across["advertise"], across["tls"] is not None)
+    collectives = Collectives(mesh, rank, window, mirror, network)
     marks = collectives.signals
     ring = RingReader(window.bytes[geometry.ring : geometry.ring + RING_BYTES], marks)
     staging = window.view(geometry.staging, (geometry.windows - geometry.staging,), torch.uint8)
@@ -79,14 +111,19 @@ def _loop(
         return Tracer(memoryview(memory).cast("q"), clock, collectives.time_waits(clock), fd)
 
     state = WorkerState(
-        mesh, rank, collectives, lambda offset, size: staging[offset : offset + size], tracer, lambda: _receive_file(up)
+        mesh,
+        rank,
+        collectives,
+        lambda offset, size: staging[offset : offset + size],
+        tracer,
+        lambda: _receive_file(up),
+        actors,
     )
     line = signals.line_of(rank)
-    parent = os.getppid()
     reports = 0
 
     def idle(seen: int) -> None:
-        if os.getppid() != parent:
+        if over():
             raise _ControllerGone
 
     step = 0

@@ -6,7 +6,8 @@ from __future__ import annotations
 import pickle
 import struct
 import traceback
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -18,6 +19,7 @@ from monarch.compiler.plan import DTYPE_NAMES, MeshSpec, Plan
 from monarch.compiler.plan.local_ops import LOCAL_OPS
 from monarch.compiler.plan.native import bind
 from monarch.runtime import wire
+from monarch.runtime.exchange import Loan
 from monarch.runtime.frame import Frame
 from monarch.runtime.signals import Aborted
 from monarch.runtime.tracing import CountedValues, Tracer
@@ -33,6 +35,14 @@ class Steps(Protocol):
     def begin(self, step: int) -> None: ...
 
     def commit(self) -> Callable[[], None]: ...
+
+
+class Actors(Protocol):
+    """What of `exchange` a worker needs that runs in a process of actors."""
+
+    def lend(self, token: int, loans: Sequence[Loan | str], messages: int) -> None: ...
+
+    def adopt(self, token: int) -> list[torch.Tensor]: ...
 
 
 @dataclass(frozen=True)
@@ -98,9 +108,10 @@ class WorkerState:
         staging: Callable[[int, int], torch.Tensor],
         tracer: Callable[[int], Tracer | None],
         received: Callable[[], bytes],
+        actors: Actors | None = None,
     ) -> None:
         """`tracer(words)` gives what measures into a buffer of so many words; with 0 it ends that, and gives None.
-        `received()` gives the file that comes with a LOAD."""
+        `received()` gives the file that comes with a LOAD. Without `actors` there is no LEND and no ADOPT."""
         self.rank = rank
         self.values: dict[int, torch.Tensor | Missing] = {}
         self.plans: dict[int, LoadedPlan | Report] = {}
@@ -123,6 +134,8 @@ class WorkerState:
             wire.FETCH: self._fetch,
             wire.COUNT: self._count,
             wire.TRACE: self._trace,
+            wire.LEND: self._lend,
+            wire.ADOPT: self._adopt,
         }
         self._untraced = self._handlers
 
@@ -189,6 +202,8 @@ class WorkerState:
             if isinstance(value, Missing):
                 report = Report("dependent", self.rank, step, root=value.root)
                 return [self._miss(step, base, outputs, report)]
+        if self._seen:
+            self._part_from_actors(plan, arguments)
         self._collectives.begin(step)
         try:
             results = plan.frame.run(arguments)
@@ -235,6 +250,8 @@ class WorkerState:
             self._committed = True
             for handle in self._donated:  # so that the plan's frees do free
                 self.values.pop(handle, None)
+                if self._seen:
+                    self._seen.pop(handle, None)
 
         return commit
 
@@ -302,6 +319,8 @@ class WorkerState:
     def _free(self, step: int, body: bytearray) -> list[Message]:
         for handle in wire.unpack_numbers(body)[1:]:
             self.values.pop(handle, None)
+            if self._seen:
+                self._seen.pop(handle, None)
         return []
 
     def _fetch(self, step: int, body: bytearray) -> list[Message]:
@@ -317,6 +336,49 @@ class WorkerState:
 
     def _count(self, step: int, body: bytearray) -> list[Message]:
         return [Count(step, len(self.values))]
+
+    # -- actors of this process ------------------------------------------------------------------------------------
+
+    def _lend(self, step: int, body: bytearray) -> list[Message]:
+        _, token, count, *rest = wire.unpack_numbers(body)
+        messages = rest[count:][self.rank]
+        if messages:
+            assert self._actors is not None
+            self._actors.lend(token, [self._loan(handle) for handle in rest[:count]], messages)
+        return []
+
+    def _loan(self, handle: int) -> Loan | str:
+        value = self.values[handle]
+        if isinstance(value, Missing):
+            return f"command {value.root}, which was to make it, failed"
+        loan = Loan(value)
+        held = loan.held()
+        known = self._seen.get(handle, [])
+        if held is not None and known is not None:
+            self._seen[handle] = [*(ref for ref in known if ref() is not None), held]
+        return loan
+
+    def _adopt(self, step: int, body: bytearray) -> list[Message]:
+        _, token, base, count = wire.unpack_numbers(body)
+        assert self._actors is not None
+        try:
+            tensors = self._actors.adopt(token)
+        except KeyError:
+            for handle in range(base, base + count):
+                self.values[handle] = Missing(step)
+            return [Report("failed", self.rank, step, "what an actor has returned for a program is not there any more")]
+        for handle, tensor in enumerate(tensors, base):
+            self.values[handle] = tensor
+            self._seen[handle] = None
+        return []
+
+    def _part_from_actors(self, plan: LoadedPlan, arguments: list[Any]) -> None:
+        """What the step may write in place, and an actor may see, is copied for the step."""
+        for at, handle in zip(plan.donated, self._donated, strict=True):
+            if handle in self._seen:
+                seen = self._seen[handle]
+                if seen is None or any(ref() is not None for ref in seen):
+                    arguments[at] = arguments[at].clone()
 
 
 def _describe(error: BaseException) -> str:

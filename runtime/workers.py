@@ -11,13 +11,13 @@ import select
 import socket
 import weakref
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, Protocol
 
 from monarch.compiler.plan import MeshSpec, MonarchError
 from monarch.runtime import futex, memory, signals, wire
-from monarch.runtime.processes import WarmParent, how_ended, warm_parent
+from monarch.runtime.processes import how_ended, warm_parent
 from monarch.runtime.ring import RingWriter
 from monarch.runtime.warm import mark_dead
 from monarch.runtime.window import RING_BYTES, STAGING_BYTES, Geometry, Window
@@ -31,19 +31,59 @@ Packet = tuple[int, bytes, int]
 """From a worker: its rank, what it sent, and a file that came with it, which is the receiver's to close, or -1."""
 
 
+class Processes(Protocol):
+    """Where workers run: processes of their own (`processes.WarmParent`), or those of actors."""
+
+    @property
+    def alive(self) -> bool:
+        """False once all workers are gone because what they depend on is."""
+        ...
+
+    def start(
+        self,
+        mesh: MeshSpec,
+        ranks: Sequence[int],
+        memory: int,
+        sockets: list[socket.socket],
+        threads: int,
+        across: dict[str, Any] | None,
+    ) -> int:
+        """Start workers; gives a number for them. Raises OSError where a limit is reached."""
+        ...
+
+    def messages(self, mesh: int, seconds: float = 0.0) -> list[dict[str, Any]]:
+        """What has become of them since the last call, as the warm parent says it ("started", "exited"). Waits up to
+        `seconds` for the first of it."""
+        ...
+
+    def stop(self, mesh: int) -> None:
+        """End them, also from a finalizer."""
+        ...
+
+    def settle(self, mesh: int) -> None:
+        """Wait until they have ended."""
+        ...
+
+
 class Workers:
-    """Processes for `ranks` of a mesh. Not thread-safe but for waiting; `stop` is called at the latest when this is
+    """The workers for `ranks` of a mesh. Not thread-safe but for waiting; `stop` is called at the latest when this is
     collected.
 
     `across` is what workers need that have peers on other hosts (see `peers`): it is handed to them as JSON.
     """
 
-    def __init__(self, mesh: MeshSpec, ranks: range | None = None, across: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        mesh: MeshSpec,
+        ranks: range | None = None,
+        across: dict[str, Any] | None = None,
+        processes: Processes | None = None,
+    ) -> None:
         self.mesh = mesh
         self.ranks = range(mesh.workers) if ranks is None else ranks
         geometry = Geometry.of(mesh.workers)
         _check_size(mesh, len(self.ranks), geometry)
-        warm = warm_parent()
+        processes = processes or warm_parent()
         fd = Window.create(geometry)
         ends: dict[int, socket.socket] = {}
         theirs: list[socket.socket] = []
@@ -55,7 +95,7 @@ class Workers:
                 theirs.append(other)
             self.window = Window(geometry, fd)
             threads = max(1, signals.cores() // len(self.ranks))
-            number = warm.start(mesh, self.ranks, fd, theirs, threads, across)
+            number = processes.start(mesh, self.ranks, fd, theirs, threads, across)
         except OSError as error:
             for end in ends.values():
                 end.close()
@@ -74,9 +114,9 @@ class Workers:
         self.signals = self.window.signals()
         self.signals.spins = 0
         self.ring = RingWriter(self.window.bytes[geometry.ring : geometry.ring + RING_BYTES], self.signals)
-        self._warm = warm
+        self._processes = processes
         self._number = number
-        self._stop = weakref.finalize(self, _stop, warm, number, list(ends.values()), os.getpid())
+        self._stop = weakref.finalize(self, _stop, processes, number, list(ends.values()), os.getpid())
 
     # -- down ------------------------------------------------------------------------------------------------------
 
@@ -173,17 +213,17 @@ class Workers:
     def exits(self, seconds: float = 0.0) -> list[tuple[int, str]]:
         """The workers that have ended since the last call, and how. Waits up to `seconds` for news."""
         exits = []
-        for message in self._warm.messages(self._number, seconds):
+        for message in self._processes.messages(self._number, seconds):
             if message["is"] == "started":
                 self.pids[message["rank"]] = message["pid"]
             elif message["is"] == "exited":
-                exits.append((message["rank"], how_ended(message["status"])))
+                exits.append((message["rank"], message.get("how") or how_ended(message["status"])))
         return exits
 
     @property
     def lost_at_once(self) -> bool:
         """Whether the process that they were forked from has gone, and they with it."""
-        return not self._warm.alive
+        return not self._processes.alive
 
     def mark_dead(self, rank: int) -> None:
         """Let the workers here know that one has died, here or elsewhere: whoever waits gives up."""
@@ -192,16 +232,17 @@ class Workers:
     # -- the end ---------------------------------------------------------------------------------------------------
 
     def stop(self) -> None:
-        """Kill the workers, and wait until they are gone. Idempotent."""
+        """End the workers, and wait until they are gone. Idempotent."""
         if self._stop.alive:
             self._stop()
+            self._processes.settle(self._number)
             geometry = self.window.geometry
             self.window.give_back(geometry.ring, geometry.total - geometry.ring)
 
 
-def _stop(warm: WarmParent, number: int, ends: list[socket.socket], owner: int) -> None:
+def _stop(processes: Processes, number: int, ends: list[socket.socket], owner: int) -> None:
     if os.getpid() == owner:
-        warm.stop(number)
+        processes.stop(number)
     for end in ends:
         end.close()
 
