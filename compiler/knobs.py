@@ -5,6 +5,7 @@
 `MONARCH_CACHE=dir`                 where built kernels are kept; ~/.cache/monarch without it
 `MONARCH_HOSTS=node1:4242,...`      hosts to attach, or the path of a file that lists them
 `MONARCH_KERNELS=auto|all|off`      which ops become generated kernels (`compiler.pipeline.compile_graph`)
+`MONARCH_TEMPLATES=auto|all|off`    for GPUs, which ops become kernels of templates (`compiler.kernels.products`)
 `MONARCH_TLS=dir`                   the certificates with which hosts are attached
 `MONARCH_TOKEN=token`               or the token, or the path of the file that holds it
 `MONARCH_VERIFY=1`                  run the verifier between passes (on in tests)
@@ -36,6 +37,13 @@ def kernels() -> str:
     when = os.environ.get("MONARCH_KERNELS", "") or "auto"
     if when not in ("auto", "all", "off"):
         raise MonarchError(f"MONARCH_KERNELS={when!r}: it has to be auto, all or off")
+    return when
+
+
+def templates() -> str:
+    when = os.environ.get("MONARCH_TEMPLATES", "") or "auto"
+    if when not in ("auto", "all", "off"):
+        raise MonarchError(f"MONARCH_TEMPLATES={when!r}: it has to be auto, all or off")
     return when
 
 

@@ -24,6 +24,7 @@ from monarch.compiler.passes.emit import emit_plan
 from monarch.compiler.passes.rematerialize import Rematerialize
 from monarch.compiler.passes.simplify import SimplifyViews
 from monarch.compiler.plan import Plan
+from monarch.compiler.plan.collectives import check_backend
 from monarch.compiler.plan.target import check_target
 from monarch.compiler.sizes import parse_bytes
 from monarch.compiler.text import print_graph
@@ -49,7 +50,12 @@ def lowering(
 ) -> list[Pass]:
     """The passes behind those of `pipeline`, on what one worker runs. What is recomputed to save memory is chosen among
     kernels: the same kernels on the same values give the same bits, which other kernels of the same ops need not."""
-    steps: list[Pass] = [FuseKernels(kernels or knobs.kernels(), rounding)]
+    kernels = kernels or knobs.kernels()
+    steps: list[Pass] = [FuseKernels(kernels, rounding)]
+    if target != "cpu" and kernels != "off":
+        from monarch.compiler.kernels.products import FuseProducts
+
+        steps.append(FuseProducts(target, knobs.templates(), rounding))
     return steps if memory_limit is None else [*steps, Rematerialize(memory_limit, target)]
 
 
@@ -107,11 +113,11 @@ def partition_graph(graph: Graph) -> Graph:
     return _run(pipeline(graph), graph, {})
 
 
-def graph_after(graph: Graph, name: str, *, memory_limit: int | None = None) -> Graph:
+def graph_after(graph: Graph, name: str, *, memory_limit: int | None = None, target: str = "cpu") -> Graph:
     """The graph as the pipeline has it behind one of its passes. The argument is not changed.
 
     Raises MonarchError for a name that is none of them."""
-    steps = [*pipeline(graph), *lowering(memory_limit=memory_limit)]
+    steps = [*pipeline(graph), *lowering(memory_limit=memory_limit, target=target)]
     names = [step.name for step in steps]
     if name == "partition-by-mesh":
         name = next(entry for entry in reversed(names) if entry.startswith("partition-by-"))
@@ -128,6 +134,7 @@ def compile_graph(
     kernels: str | None = None,
     memory_limit: int | None = None,
     rounding: str = "eager",
+    collectives: str = "monarch",
     progress: Progress | None = None,
 ) -> Plan:
     """The plan of a traced graph. The argument is not changed.
@@ -137,6 +144,7 @@ def compile_graph(
 
     `rounding` is "eager" (every op's result in bf16 or f16 is rounded, as PyTorch does) or "chain" (only what a kernel
     stores is).
+    `collectives` says what moves tensors between workers: "monarch", "gloo" or "nccl" (see `plan.collectives`).
     `memory_limit` is the most bytes that a worker may hold at once, inputs and state included: values are computed
     again, rather than kept, until the plan stays within it. `Plan.costs` then has "peak_bytes", as with a report.
 
@@ -144,6 +152,7 @@ def compile_graph(
     worker. Raises LayoutError and RuleError, and MonarchError for an unknown target and a limit that cannot be kept.
     """
     check_target(target)
+    check_backend(collectives, target)
     seconds: dict[str, float] = {}
     partitioned = graph.copy()
     if report:
@@ -151,7 +160,7 @@ def compile_graph(
     steps = [*pipeline(partitioned, report=report), *lowering(kernels, memory_limit, target, rounding)]
     partitioned = _run(steps, partitioned, seconds, progress)
     start = time.perf_counter()
-    plan = emit_plan(partitioned, target=target)
+    plan = emit_plan(partitioned, target=target, collectives=collectives)
     seconds["emit-plan"] = time.perf_counter() - start
     if progress is not None:
         progress("emit-plan", seconds["emit-plan"], partitioned)

@@ -156,7 +156,7 @@ def graph_after(plan: Plan, name: str) -> str:
     traced = traced_graph(plan)
     if name == "trace":
         return plan.traced
-    return str(pipeline.graph_after(traced, name, memory_limit=limit_of(plan)))
+    return str(pipeline.graph_after(traced, name, memory_limit=limit_of(plan), target=plan.target))
 
 
 def limit_of(plan: Plan) -> int | None:

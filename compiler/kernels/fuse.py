@@ -85,7 +85,7 @@ class FuseKernels(Pass):
             for node in fusion.given.places.values():
                 graph.fx.erase_node(node)
             return graph
-        return _rewritten(graph, found, fusion.tensors)
+        return rewritten(graph, [_made(each, fusion.tensors) for each in found])
 
 
 def key_of(node: fx.Node) -> str:
@@ -382,14 +382,19 @@ def _shape_of(nest: Nest) -> tuple[object, ...]:
 
 
 @dataclass
-class _Made:
+class Made:
+    """A kernel that takes the place of some nodes: it reads `inputs`, and computes those of the nodes that are
+    `outputs`. `stands_for` are the ops that it computes, for people, and `why` is a reason to show them."""
+
     kernel: Kernel
     inputs: list[fx.Node]
     outputs: list[fx.Node]
     nodes: list[fx.Node]
+    stands_for: list[fx.Node]
+    why: str = ""
 
 
-def _made(found: _Found, tensors: dict[fx.Node, Buffer]) -> _Made:
+def _made(found: _Found, tensors: dict[fx.Node, Buffer]) -> Made:
     inputs = list(dict.fromkeys(node for group in found.groups for node in group.inputs))
     outputs = [node for group in found.groups for node in group.outputs]
     place = {node: at for at, node in enumerate(inputs)}
@@ -406,7 +411,16 @@ def _made(found: _Found, tensors: dict[fx.Node, Buffer]) -> _Made:
         tuple(nests),
     )
     check_kernel(kernel)
-    return _Made(kernel, inputs, outputs, found.nodes)
+    return Made(kernel, inputs, outputs, found.nodes, found.nodes)
+
+
+def alone(node: fx.Node, given: Given) -> Made | None:
+    """One op as a kernel; None where it can be none."""
+    try:
+        group = lower_group([node], [node], [space_of(node, given)], given)
+    except Unfusable:
+        return None
+    return _made(_Found([group], [node], 0), dict(given.tensors))
 
 
 def _rebound(statement: Statement, numbers: Sequence[int]) -> Statement:
@@ -420,15 +434,14 @@ def _name(nodes: Sequence[fx.Node], groups: int) -> str:
     return f"{name}_x{groups}" if groups > 1 else name
 
 
-def _rewritten(graph: Graph, found: Sequence[_Found], tensors: dict[fx.Node, Buffer]) -> Graph:
+def rewritten(graph: Graph, made: Sequence[Made]) -> Graph:
     """The graph with kernels instead of their ops, each where its last op stood, and without what nobody needs now."""
-    made = [_made(each, tensors) for each in found]
     kernel_of = {node: each for each in made for node in each.nodes}
     order = {node: at for at, node in enumerate(graph.fx.nodes)}
     output = graph.fx.output_node()
     reads: dict[int, list[fx.Node]] = {}
     """What each node or kernel reads, by its place in the order: that of its last op for a kernel."""
-    items: dict[int, fx.Node | _Made] = {}
+    items: dict[int, fx.Node | Made] = {}
     pending = [output, *graph.placeholders]
     while pending:
         node = pending.pop()
@@ -463,7 +476,7 @@ def _rewritten(graph: Graph, found: Sequence[_Found], tensors: dict[fx.Node, Buf
     return new
 
 
-def _call(graph: Graph, made: _Made, values: dict[fx.Node, fx.Node]) -> None:
+def _call(graph: Graph, made: Made, values: dict[fx.Node, fx.Node]) -> None:
     first = made.outputs[0]
     call = graph.call(
         ops.kernel,
@@ -477,7 +490,9 @@ def _call(graph: Graph, made: _Made, values: dict[fx.Node, fx.Node]) -> None:
     for name in ("module", "backward"):
         if name in first.meta:
             call.meta[name] = first.meta[name]
-    call.meta["fused"] = made.nodes
+    call.meta["fused"] = made.stands_for
+    if made.why:
+        call.meta["why"] = made.why
     for number, node in enumerate(made.outputs):
         result = graph.call(operator.getitem, call, number, type=node.meta["type"], name=node.name)
         result.meta.update(node.meta)

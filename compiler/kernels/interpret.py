@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import string
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
+from monarch.compiler.kernels.contraction import Contraction, contraction
 from monarch.compiler.kernels.ir import BOOL, Buffer, Constant, Index, Kernel, Load, Nest, Op, Position, Reduce, Store
 
 Tensors = Sequence[torch.Tensor]
@@ -37,7 +39,12 @@ def _run(nest: Nest, inputs: Tensors, outputs: Tensors) -> None:
     """Every value has all of the nest's dims: size 1 along those that it does not vary along."""
     values: list[Any] = []
     reduced = tuple(range(len(nest.dims) - nest.reduced, len(nest.dims)))
-    for statement in nest.body:
+    found = contraction(nest)
+    for number, statement in enumerate(nest.body):
+        if found is not None and number in (found.product, found.reduce):
+            # All products at once would not fit in memory.
+            values.append(_multiplied(values, found, len(nest.kept)) if number == found.reduce else None)
+            continue
         match statement:
             case Load(buffer, index, gather, stride, size):
                 at = _addresses(index, nest.dims)
@@ -67,6 +74,13 @@ def _run(nest: Nest, inputs: Tensors, outputs: Tensors) -> None:
                 flat = tensor.as_strided((tensor.numel(),), (1,), 0)
                 flat[at.reshape(-1)] = values[value].expand(at.shape).reshape(-1)
                 values.append(None)
+
+
+def _multiplied(values: Sequence[Any], found: Contraction, kept: int) -> torch.Tensor:
+    left, right = values[found.left], values[found.right]
+    letters = string.ascii_letters[: left.dim()]
+    product = torch.einsum(f"{letters},{letters}->{letters[:kept]}", left, right)
+    return product.reshape(*product.shape, *[1] * (left.dim() - kept))
 
 
 def _extent(tensor: torch.Tensor) -> int:

@@ -222,7 +222,7 @@ class Lowering:
     def store(self, number: int, node: fx.Node, at: tuple[Affine, ...]) -> None:
         """Compute a value and store it as output number `number`."""
         value, tensor, address = self.value(node, at), self.tensors[node], self.zero
-        self._line = _line_of(node)
+        self._line = line_of(node)
         for coordinate, stride in zip(at, tensor.strides, strict=True):
             address = address + coordinate * stride
         stored = self.cast(value, tensor.dtype)
@@ -238,7 +238,7 @@ class Lowering:
         )
         found = self._values.get((node, at))
         if found is None:
-            line, self._line = self._line, _line_of(node) or self._line
+            line, self._line = self._line, line_of(node) or self._line
             found = self._values[node, at] = self._make(node, at)
             self._line = line
         return found
@@ -342,7 +342,7 @@ def _dtype_of(value: bool | int | float) -> torch.dtype:
     return BOOL if isinstance(value, bool) else torch.int64 if isinstance(value, int) else torch.float32
 
 
-def _line_of(node: fx.Node) -> str:
+def line_of(node: fx.Node) -> str:
     source = node.meta.get("source")
     return "" if source is None else f"{source.file.rsplit('/', 1)[-1]}:{source.line}"
 

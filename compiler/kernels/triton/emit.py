@@ -2,7 +2,8 @@
 
 Each nest becomes a function, or several where a reduction is split: one for each reduction that waits for another,
 and one that stores. Nests that are equal but for their buffers, and for the size of their one dim, become one function,
-whose programs find their nest's pointers by their number: an optimizer's update of many tensors is one launch.
+whose programs find their nest's pointers by their number: an optimizer's update of many tensors is one launch. A nest
+that is a matrix product becomes a function with tiles (`product.py`).
 
 `triton` itself is imported by what compiles or runs the text, not here.
 """
@@ -20,8 +21,10 @@ from monarch.compiler.kernels.nests import live
 from monarch.compiler.kernels.triton.function import Function, comment
 from monarch.compiler.kernels.triton.loops import accesses, levels, simplified
 from monarch.compiler.kernels.triton.operations import COMBINERS, reduction_dtype
+from monarch.compiler.kernels.triton.product import Product, product_of, work_of, write_product
 from monarch.compiler.kernels.triton.schedule import LARGEST_GRID, Schedule, schedule
 from monarch.compiler.kernels.triton.source import ERROR, Launch, Scratch, TritonSource
+from monarch.compiler.kernels.triton.variants import LARGEST_TILE, Tiles, tiles_for
 
 MOST_POINTERS = 448
 """In one launch: CUDA takes 4,096 bytes of parameters."""
@@ -32,14 +35,30 @@ from triton.language.extra import libdevice
 """
 
 
-def emit(kernel: Kernel, *, lines: bool = False) -> TritonSource:
+def emit(kernel: Kernel, *, lines: bool = False, tiles: Tiles | None = None) -> TritonSource:
     """The kernel as Triton; the same text for the same kernel. `lines` puts the user's line behind each statement, for
-    people: what is compiled has none.
+    people: what is compiled has none. `tiles` are those of its matrix products (`variants_of`).
 
     Arithmetic is that of the IR, rounded where it says: compile without fusing multiplications and additions.
     Raises MonarchError for a kernel of more programs than a launch can have.
     """
-    return _Emitter(kernel, lines).run()
+    return _Emitter(kernel, lines, tiles).run()
+
+
+def variants_of(kernel: Kernel, target: str) -> list[tuple[Tiles | None, float]]:
+    """The ways to build a kernel, and the estimated seconds of each, the fastest first; [(None, 0.0)] for a kernel
+    without matrix products, of which there is one."""
+    works = [work_of(found, kernel, number) for number, found in _products(kernel)]
+    if not works:
+        return [(None, 0.0)]
+    most = max(works, key=lambda work: work.batch * work.rows * work.columns * work.summed)
+    return list(tiles_for(most, target))
+
+
+def _products(kernel: Kernel) -> Iterator[tuple[int, Product]]:
+    for number, nest in enumerate(kernel.nests):
+        if (found := product_of(nest)) is not None:
+            yield number, found
 
 
 @dataclass(frozen=True)
@@ -52,8 +71,9 @@ class _Member:
 
 
 class _Emitter:
-    def __init__(self, kernel: Kernel, lines: bool) -> None:
-        self.kernel, self.lines = kernel, lines
+    def __init__(self, kernel: Kernel, lines: bool, tiles: Tiles | None) -> None:
+        self.kernel, self.lines, self.tiles = kernel, lines, tiles
+        self.products = dict(_products(kernel))
         self.functions: list[str] = []
         self.launches: list[Launch] = []
         self.scratch: list[Scratch] = []
@@ -61,6 +81,8 @@ class _Emitter:
         self.combiners: dict[str, None] = {}
 
     def run(self) -> TritonSource:
+        for number, product in self.products.items():
+            self.emit_product(number, product)
         for group in self.groups():
             self.emit_group(group)
         helpers = [
@@ -77,6 +99,8 @@ class _Emitter:
     def groups(self) -> Iterator[list[_Member]]:
         found: dict[object, list[_Member]] = {}
         for number, nest in enumerate(self.kernel.nests):
+            if number in self.products:
+                continue
             simple = simplified(nest, self.itemsize)
             member = _Member(number, simple, _buffers(simple))
             found.setdefault(self.key(member), []).append(member)
@@ -106,6 +130,35 @@ class _Emitter:
         return (None if _any_size(nest) else nest.dims), nest.reduced, dtypes, repr(body)
 
     # Functions -------------------------------------------------------------------------------------------------------
+
+    def emit_product(self, number: int, product: Product) -> None:
+        kernel, nest = self.kernel, product.nest
+        lines = kernel.nests[number].lines if self.lines else ()
+        (usual, _), *_ = tiles_for(work_of(product, kernel, number))
+        written = write_product(
+            product,
+            kernel.dtypes[number],
+            self.tiles or usual,
+            {at: self.buffer_name(at) for at in _buffers(nest)},
+            wide=self.reaches_far(nest),
+            note=lambda at: comment(lines[at]) if lines else "",
+        )
+        self.function(
+            written.lines, _sorted(written.pointers), written.constants, written.grid, written.warps, written.stages
+        )
+
+    def reaches_far(self, nest: Nest) -> bool:
+        """Whether a product's addresses, those of its last tiles included, need 64 bits."""
+        most = max(
+            (s.index.last(nest.dims) + sum(s.index.strides) * LARGEST_TILE)
+            for s in nest.body
+            if isinstance(s, Load | Store)
+        )
+        return most > torch.iinfo(torch.int32).max
+
+    def buffer_name(self, buffer: int) -> str:
+        inputs = len(self.kernel.inputs)
+        return f"a{buffer}" if buffer < inputs else f"b{buffer - inputs}"
 
     def emit_group(self, members: Sequence[_Member]) -> None:
         longest = max(members, key=lambda member: member.nest.dims)
@@ -143,17 +196,27 @@ class _Emitter:
     def add(
         self, function: Function, body: Sequence[str], grid: int, start: Sequence[str], pointers: Sequence[str]
     ) -> None:
+        self.function((*start, *body), pointers, function.constants, grid, function.schedule.warps)
+        self.combiners |= function.combiners
+
+    def function(
+        self,
+        body: Sequence[str],
+        pointers: Sequence[str],
+        constants: Mapping[str, int],
+        grid: int,
+        warps: int,
+        stages: int = 1,
+    ) -> None:
         if grid > LARGEST_GRID:
             raise MonarchError(
                 f"kernel {self.kernel.name} would take {grid:,} programs, and a launch has at most {LARGEST_GRID:,}"
             )
         name = f"{self.kernel.name}_{len(self.launches)}"
-        constants = tuple(function.constants.items())
-        parameters = ", ".join([*pointers, *(f"{constant}: tl.constexpr" for constant, _ in constants)])
-        text = "\n".join(f"    {line}" for line in (*start, *body))
+        parameters = ", ".join([*pointers, *(f"{constant}: tl.constexpr" for constant in constants)])
+        text = "\n".join(f"    {line}" for line in body)
         self.functions.append(f"@triton.jit\ndef {name}({parameters}):\n{text}\n")
-        self.launches.append(Launch(name, grid, tuple(pointers), constants, function.schedule.warps))
-        self.combiners |= function.combiners
+        self.launches.append(Launch(name, grid, tuple(pointers), tuple(constants.items()), warps, stages))
 
 
 def _buffers(nest: Nest) -> tuple[int, ...]:
@@ -188,8 +251,7 @@ class _Work:
         ]
 
     def buffer_name(self, buffer: int) -> str:
-        inputs = len(self.emitter.kernel.inputs)
-        return f"a{buffer}" if buffer < inputs else f"b{buffer - inputs}"
+        return self.emitter.buffer_name(buffer)
 
     def function(self) -> Function:
         names = {

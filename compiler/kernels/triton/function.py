@@ -43,7 +43,8 @@ class _Scope:
 
 class Function:
     """Writes the body of one function. `names` are the pointers of the nest's buffers, `partials` those of the scratch
-    of reductions that are split; `note` gives a statement's comment, `gather_number` what the error word gets."""
+    of reductions that are split; `note` gives a statement's comment, `gather_number` what the error word gets, `other`
+    what a load gives where there is nothing, which is left open without it."""
 
     def __init__(
         self,
@@ -56,9 +57,11 @@ class Function:
         note: Callable[[int], str],
         gather_number: Mapping[int, int],
         partials: Mapping[int, str],
+        other: str = "",
     ) -> None:
         self.nest, self.dtypes, self.schedule, self.names = nest, dtypes, schedule, names
         self.wide, self.note, self.gather_number, self.partials = wide, note, gather_number, partials
+        self.other = f", other={other}" if other else ""
         self.alive, self.levels = live(nest.body), levels(nest)
         self.tile = tuple(axis for axis in schedule.axes if axis.block > 1)
         self.of_dim = {dim: axis for axis in schedule.axes for dim in axis.dims}
@@ -338,7 +341,7 @@ class Function:
                 address = f"{address} + {gathered}" if address else gathered
         where = at(pointer, address)
         mask = self.mask(moving, inside if load.stride else "")
-        text = f"tl.load({where}{f', mask={mask}' if mask else ''})"
+        text = f"tl.load({where}{f', mask={mask}{self.other}' if mask else ''})"
         self.define(number, f"v{number}", text, self.note(number), inner=inner)
         return shape
 

@@ -18,6 +18,7 @@ from monarch.compiler.kernels.text import print_kernel
 from monarch.compiler.kernels.triton.build import functions
 from monarch.compiler.kernels.triton.emit import emit
 from monarch.compiler.kernels.triton.source import ERROR, TritonSource
+from monarch.compiler.kernels.triton.variants import Tiles
 from tests.kernels.triton.interpreter import interpreting
 
 COMBINERS = {"larger": np.max, "smaller": np.min, "product": np.prod}
@@ -51,10 +52,10 @@ def built(text: str, source: TritonSource) -> dict[str, triton.JITFunction]:
 
 
 def launch_all(
-    kernel: Kernel, inputs: Sequence[torch.Tensor], over: Sequence[int] = ()
+    kernel: Kernel, inputs: Sequence[torch.Tensor], over: Sequence[int] = (), tiles: Tiles | None = None
 ) -> tuple[list[torch.Tensor], int]:
     """The outputs, and the error word. `over` names, for each output, the input whose memory it takes, or -1."""
-    source = emit(kernel)
+    source = emit(kernel, tiles=tiles)
     operands = [
         torch.empty_strided(b.shape, b.strides, dtype=b.dtype).copy_(tensor)
         for tensor, b in zip(inputs, kernel.inputs, strict=True)
@@ -87,10 +88,11 @@ def check(
     over: Sequence[int] = (),
     *,
     atol: float | None = None,
+    tiles: Tiles | None = None,
 ) -> None:
     """The kernel's outputs are those of `interpret`; `atol` allows for sums in another order."""
     expected = interpret(kernel, inputs)
-    outputs, error = launch_all(kernel, inputs, over)
+    outputs, error = launch_all(kernel, inputs, over, tiles)
     assert error == 0
     for at, (found, wanted) in enumerate(zip(outputs, expected, strict=True)):
         exact = not wanted.is_floating_point()
