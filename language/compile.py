@@ -22,6 +22,7 @@ def compile_graph(
     eager: bool = False,
     memory_limit: int | None = None,
     rounding: str = "eager",
+    collectives: str = "monarch",
 ) -> Plan:
     """The plan of a traced graph, with which a worker holds at most `memory_limit` bytes; `report` fills what the
     inspector shows of it. Ops that were recorded outside of any program (`eager`) get generated kernels only where all
@@ -37,6 +38,7 @@ def compile_graph(
         kernels="off" if eager and knobs.kernels() == "auto" else None,
         memory_limit=memory_limit,
         rounding=rounding,
+        collectives=collectives,
     )
 
 

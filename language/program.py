@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from monarch.compiler.errors import MonarchError, ProgramError, Source
 from monarch.compiler.graph import Graph
-from monarch.compiler.plan import Plan
+from monarch.compiler.plan import Plan, check_backend
 from monarch.compiler.sizes import parse_bytes
 from monarch.compiler.types import TensorType
 from monarch.language.compile import compile_graph, partition_graph
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from monarch.compiler.inspect.inspection import Inspection
 
 Rounding = Literal["eager", "chain"]
+Backend = Literal["monarch", "gloo", "nccl"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -44,6 +45,7 @@ class Traced:
     graph: Graph
     memory_limit: int | None = None
     rounding: str = "eager"
+    collectives: str = "monarch"
 
     def partition(self) -> Traced:
         """The graph with local types and explicit collectives. Raises LayoutError and RuleError."""
@@ -51,7 +53,13 @@ class Traced:
 
     def compile(self) -> Plan:
         """The plan that workers run."""
-        return compile_graph(self.graph, report=True, memory_limit=self.memory_limit, rounding=self.rounding)
+        return compile_graph(
+            self.graph,
+            report=True,
+            memory_limit=self.memory_limit,
+            rounding=self.rounding,
+            collectives=self.collectives,
+        )
 
     def __str__(self) -> str:
         return str(self.graph)
@@ -78,16 +86,19 @@ class Program(Generic[P, R]):
         mesh: Mesh | None = None,
         memory_limit: str | int | None = None,
         rounding: Rounding = "eager",
+        collectives: Backend = "monarch",
     ) -> None:
         if rounding not in get_args(Rounding):
             raise MonarchError(
                 f"rounding={rounding!r}", hint="it is 'eager' (after every op) or 'chain' (once a kernel)."
             )
+        check_backend(collectives)
         functools.update_wrapper(self, function)
         self.__wrapped__ = function
         self._mesh = mesh
         self.memory_limit = None if memory_limit is None else parse_bytes(memory_limit, "memory_limit")
         self.rounding: Rounding = rounding
+        self.collectives: Backend = collectives
         self._entries: dict[Any, _Entry] = {}
         self._varying: set[tuple[str, str]] = set()
         self._annotations = _tensor_annotations(function)
@@ -124,7 +135,9 @@ class Program(Generic[P, R]):
         if instance is None:
             return self
         name = self.__wrapped__.__name__
-        bound: Any = Program(self.__wrapped__.__get__(instance, owner), self._mesh, self.memory_limit, self.rounding)
+        bound: Any = Program(
+            self.__wrapped__.__get__(instance, owner), self._mesh, self.memory_limit, self.rounding, self.collectives
+        )
         instance.__dict__[name] = bound
         return bound
 
@@ -142,7 +155,7 @@ class Program(Generic[P, R]):
             found.undo()
             raise difference(held.trace, found)
         try:
-            variant = Variant(found, self.memory_limit, self.rounding)
+            variant = Variant(found, self.memory_limit, self.rounding, self.collectives)
         except BaseException:
             found.undo()
             raise
@@ -155,7 +168,7 @@ class Program(Generic[P, R]):
 
     def trace(self, *args: P.args, **kwargs: P.kwargs) -> Traced:
         """The graph for these arguments, with global types. Traces the function, and changes nothing."""
-        return Traced(self._look(args, kwargs), self.memory_limit, self.rounding)
+        return Traced(self._look(args, kwargs), self.memory_limit, self.rounding, self.collectives)
 
     def compile(self, *args: P.args, **kwargs: P.kwargs) -> Plan:
         """The plan for these arguments: `plan.save("step.mplan")`. Traces the function, and changes nothing."""
@@ -372,6 +385,7 @@ def program(
     mesh: Mesh | None = None,
     memory_limit: str | int | None = None,
     rounding: Rounding = "eager",
+    collectives: Backend = "monarch",
 ) -> Program[P, R]: ...
 @overload
 def program(
@@ -384,6 +398,7 @@ def program(
     mesh: Mesh | None = None,
     memory_limit: str | int | None = None,
     rounding: Rounding = "eager",
+    collectives: Backend = "monarch",
 ) -> Any:
     """Make a function a program: traced once for each signature, compiled, and run on the workers by one command a
     call.
@@ -409,10 +424,13 @@ def program(
     `rounding` says when values in bf16 and f16 are rounded in generated kernels: "eager", after every op, as PyTorch
     does, or "chain", only where a kernel stores them.
 
+    `collectives` says what moves tensors between workers: "monarch", which is Monarch's own, or process groups of
+    `torch.distributed`, "gloo" on CPUs (with the same bits) or "nccl" on GPUs.
+
     The function itself runs when it is traced: on the first call of a signature, and on calls 2, 3, 5, 9, 17, … to
     notice Python values that were built in and have changed (ProgramError). Printing and appending in it happen then,
     not at every call. Results carry no autograd history.
     """
     if function is None:
-        return lambda inner: Program(inner, mesh, memory_limit, rounding)
-    return Program(function, mesh, memory_limit, rounding)
+        return lambda inner: Program(inner, mesh, memory_limit, rounding, collectives)
+    return Program(function, mesh, memory_limit, rounding, collectives)

@@ -24,9 +24,11 @@ _INPUT, _STATE, _SCALAR, _SEED = range(4)
 class Variant:
     """One way in which a program was traced, compiled. `holds` asks whether it fits a call; `run` runs it."""
 
-    def __init__(self, trace: Trace, memory_limit: int | None = None, rounding: str = "eager") -> None:
+    def __init__(
+        self, trace: Trace, memory_limit: int | None = None, rounding: str = "eager", collectives: str = "monarch"
+    ) -> None:
         graph = trace.graph
-        self.plan: Plan = compile_graph(graph, memory_limit=memory_limit, rounding=rounding)
+        self.plan: Plan = compile_graph(graph, memory_limit=memory_limit, rounding=rounding, collectives=collectives)
         self.key = trace.key
         self.mesh = trace.mesh
         self._aliases: dict[str, list[str]] = {}

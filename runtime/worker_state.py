@@ -36,6 +36,8 @@ class Steps(Protocol):
 
     def commit(self) -> Callable[[], None]: ...
 
+    def by(self, backend: str) -> Any: ...
+
 
 class Actors(Protocol):
     """What of `exchange` a worker needs that runs in a process of actors."""
@@ -123,6 +125,7 @@ class WorkerState:
         self._received = received
         self._tracer: Tracer | None = None
         self._kernels: Path | None = None  # of the plan that is being loaded
+        self._moves: Any = collectives  # what has its collectives
         self._donated: list[int] = []
         self._committed = False
         self._handlers: dict[int, Callable[[int, bytearray], list[Message]]] = {
@@ -263,7 +266,7 @@ class WorkerState:
             return bind(self._kernels, text, over, torch.get_num_threads())
         if name in LOCAL_OPS:
             return partial(LOCAL_OPS[name], self._position, self._sizes)
-        bound: Callable[..., Any] = getattr(self._collectives, name)(*arguments)
+        bound: Callable[..., Any] = getattr(self._moves, name)(*arguments)
         return bound
 
     # -- plans -----------------------------------------------------------------------------------------------------
@@ -274,6 +277,7 @@ class WorkerState:
         try:
             plan: Plan
             plan, self._kernels = pickle.loads(blob)  # made by the process of which this one is a fork
+            self._moves = self._collectives.by(plan.collectives)
             frame = Frame(plan, self._bind)
             frame.measure(self._tracer)
             self.plans[number] = LoadedPlan(plan, frame)

@@ -50,6 +50,7 @@ class LoadedProgram:
     `path`   what stood after the colon: "train_step", "trainer.step"
     `graph`  the traced graph, with global types
     `memory_limit`  the bytes that a worker may hold at once, None for any
+    `collectives`   what moves tensors between workers (`monarch.program`)
     `rounding`      when values in bf16 and f16 are rounded in kernels (`monarch.program`)
     """
 
@@ -58,6 +59,7 @@ class LoadedProgram:
     graph: Graph
     memory_limit: int | None = None
     rounding: str = "eager"
+    collectives: str = "monarch"
 
     @property
     def name(self) -> str:
@@ -75,6 +77,7 @@ class LoadedProgram:
             target=target,
             memory_limit=self.memory_limit,
             rounding=self.rounding,
+            collectives=self.collectives,
             progress=progress,
         )
 
@@ -125,7 +128,7 @@ def load_program(
                 graph = program.trace(*args, **kwargs).graph
     if mesh is not None:
         _check_dims(mesh, graph.mesh, path)
-    return LoadedProgram(file, path, graph, limit, program.rounding)
+    return LoadedProgram(file, path, graph, limit, program.rounding, program.collectives)
 
 
 def _split(spec: str) -> tuple[Path, str]:
@@ -316,7 +319,7 @@ def _on_mesh(program: Program[Any, Any], mesh: MeshSpec | None, file: Path, path
         return program
     if own is None:
         sized = Mesh([size for _, size in mesh.dims], mesh.names)
-        return Program(program.__wrapped__, sized, program.memory_limit, program.rounding)
+        return Program(program.__wrapped__, sized, program.memory_limit, program.rounding, program.collectives)
     _check_dims(mesh, own.spec, path)
     return program
 

@@ -37,19 +37,20 @@ OVERLAPPING = {aten.expand, aten.as_strided, aten.unfold}
 MAY_ALIAS = {ops.shard, ops.first_only, aten.reshape.default, aten.contiguous.default}
 
 
-def emit_plan(graph: Graph, *, target: str = "cpu") -> Plan:
+def emit_plan(graph: Graph, *, target: str = "cpu", collectives: str = "monarch") -> Plan:
     """Lower a partitioned graph: slots, lifetimes, writes in place, and the commit point.
 
     The graph gets a copy of each result that would share another's buffer; the plan then has an instruction for each of
     its calls, in their order, and one "commit" where a step writes over state.
     """
-    return _Emitter(graph, target).run()
+    return _Emitter(graph, target, collectives).run()
 
 
 @dataclass
 class _Emitter:
     graph: Graph
     target: str = "cpu"
+    collectives: str = "monarch"
     slots: dict[fx.Node, int] = field(default_factory=dict)
     roots: dict[fx.Node, fx.Node] = field(default_factory=dict)
     """The node whose buffer a value shares: views share the buffer of what they view."""
@@ -93,6 +94,7 @@ class _Emitter:
             constant_slots={p.meta["label"]: self.slots[p] for p in graph.placeholders if p.meta["kind"] == "constant"},
             sources=tuple(self.sources),
             target=self.target,
+            collectives=self.collectives,
             graph=str(graph),
             costs=graph_costs(graph),
         )

@@ -7,6 +7,7 @@ from monarch.compiler.errors import DeviceMeshError, LayoutError, MonarchError, 
 from monarch.compiler.executors import attach_hosts, executor_for, executors_by, set_executor_factory
 from monarch.compiler.knobs import hosts_setting, log_topics, tls_setting, token_setting
 from monarch.compiler.ops import OPS
+from monarch.compiler.plan.collectives import BACKENDS, check_backend
 from monarch.compiler.plan.executor import Executor, Handle, Hosts
 from monarch.compiler.plan.plan import Instruction, Plan, Slot, ValueSpec
 from monarch.compiler.plan.report import Alternative, Decision, Report, Value
@@ -17,6 +18,7 @@ from monarch.compiler.types import DTYPE_NAMES, DTYPES, REDUCTIONS, Layout, Mesh
 
 __all__ = [
     "Alternative",
+    "BACKENDS",
     "Command",
     "DTYPES",
     "DTYPE_NAMES",
@@ -47,6 +49,7 @@ __all__ = [
     "Value",
     "ValueSpec",
     "attach_hosts",
+    "check_backend",
     "check_target",
     "executor_for",
     "executors_by",

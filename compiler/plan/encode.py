@@ -13,7 +13,8 @@ from typing import Any, NoReturn
 
 import torch
 
-from monarch.compiler.errors import LayoutError, PlanError, Source
+from monarch.compiler.errors import LayoutError, MonarchError, PlanError, Source
+from monarch.compiler.plan.collectives import BACKENDS, check_backend
 from monarch.compiler.plan.plan import Instruction, Plan, Slot, ValueSpec
 from monarch.compiler.plan.target import TARGETS
 from monarch.compiler.text.names import CONSTANT_NAMES, CONSTANTS
@@ -34,6 +35,7 @@ def encode_head(plan: Plan) -> dict[str, Any]:
         "name": plan.name,
         "mesh": [list(dim) for dim in plan.mesh.dims],
         "target": plan.target,
+        "collectives": plan.collectives,
         "inputs": [_encode_value(spec) for spec in plan.inputs],
         "outputs": [_encode_value(spec) for spec in plan.outputs],
         "slots": plan.slots,
@@ -133,6 +135,16 @@ class Decoder:
         if value not in TARGETS if isinstance(value, str) else True:
             self.fail(f"its target is {short(value)}, not one of {', '.join(TARGETS)}")
         return str(value)
+
+    def collectives(self, value: Any, target: str) -> str:
+        """What moves a plan's tensors."""
+        if not isinstance(value, str):
+            self.fail(f"its collectives are {short(value)}, not one of {', '.join(BACKENDS)}")
+        try:
+            check_backend(value, target)
+        except MonarchError as error:
+            self.fail(error.message)
+        return value
 
     def mesh(self, value: Any) -> MeshSpec:
         dims = []

@@ -113,7 +113,7 @@ def plan_from_bytes(data: bytes, name: str = "the plan", *, report: bool = True)
     head = decoder.mapping(
         manifest["plan"],
         "the plan",
-        ("name", "mesh", "target", "inputs", "outputs", "slots", "donated", "constant_slots", "sources"),
+        ("name", "mesh", "target", "collectives", "inputs", "outputs", "slots", "donated", "constant_slots", "sources"),
     )
     mesh = decoder.mesh(head["mesh"])
     slots = decoder.integer(head["slots"], "the number of slots", 0, 2**31)
@@ -129,6 +129,7 @@ def plan_from_bytes(data: bytes, name: str = "the plan", *, report: bool = True)
         decoder.fail("its constants are not those that it names slots for")
     sources = decoder.sources(head["sources"])
     instructions = tuple([decoder.instruction(entry) for entry in _load_program(members[PROGRAM], decoder)])
+    target = decoder.target(head["target"])
     seen = load_json(members[REPORT], f"{REPORT} of {name}") if report else None
     plan = Plan(
         name=decoder.string(head["name"], "its name"),
@@ -141,7 +142,8 @@ def plan_from_bytes(data: bytes, name: str = "the plan", *, report: bool = True)
         constants={label: constants[label] for label in constant_slots},
         constant_slots=constant_slots,
         sources=sources,
-        target=decoder.target(head["target"]),
+        target=target,
+        collectives=decoder.collectives(head["collectives"], target),
         graph=_load_text(GRAPH, members, decoder),
         traced=_load_text(TRACED, members, decoder),
         report=None if seen is None else decode_report(seen, decoder, mesh, len(instructions), len(sources)),

@@ -61,6 +61,7 @@ class Plan:
     `donated`  for each input, whether the step may overwrite or free its buffer (a state that it replaces). A worker
                overwrites donated buffers only after a "commit" instruction.
     `target`   what it was compiled for: "cpu", "cuda:90", "gfx942"
+    `collectives`  what moves tensors between workers: "monarch", "gloo", "nccl" (see `collectives`)
     `graph`    the partitioned graph's text, for people
     `traced`   the traced graph's text, with global types: the passes can be run on it again
     `report`   what the compiler knows of each value, for the inspector; None for plans compiled only to be run
@@ -80,6 +81,7 @@ class Plan:
     constant_slots: dict[str, int] = field(default_factory=dict)
     sources: tuple[Source, ...] = ()
     target: str = "cpu"
+    collectives: str = "monarch"
     graph: str = ""
     traced: str = ""
     report: Report | None = None

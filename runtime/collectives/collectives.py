@@ -4,22 +4,55 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from monarch.compiler.plan import MeshSpec
 from monarch.compiler.plan.blocks import REDUCE
 from monarch.runtime.blocks import Flat, Piece, rounds
 from monarch.runtime.collectives.chain import Results, reduce_in_chain
 from monarch.runtime.collectives.cost import chain_scatters_faster, direct_is_faster
+from monarch.runtime.collectives.listening import Network
 from monarch.runtime.collectives.meeting import Collective, Group, Meetings, Tensors
 from monarch.runtime.collectives.reduce import reduce_list, reduce_small
-from monarch.runtime.collectives.shares import add
-from monarch.runtime.window import ALIGN
+from monarch.runtime.collectives.shares import add, copies, split
+from monarch.runtime.mirror import Mirror
+from monarch.runtime.window import ALIGN, Window
+
+if TYPE_CHECKING:
+    from monarch.runtime.collectives.process_groups import ProcessGroups
 
 
 class Collectives(Meetings):
     """One worker's side of every collective of its mesh."""
+
+    def __init__(
+        self,
+        mesh: MeshSpec,
+        rank: int,
+        window: Window,
+        mirror: Mirror | None = None,
+        network: Network | None = None,
+    ) -> None:
+        super().__init__(mesh, rank, window, mirror)
+        self._network = network
+        self._process_groups: ProcessGroups | None = None
+
+    def by(self, backend: str) -> Collectives | ProcessGroups:
+        """What has the collectives of plans that choose `backend`."""
+        if backend == "monarch":
+            return self
+        if self._process_groups is None:
+            from monarch.runtime.collectives.process_groups import ProcessGroups
+
+            self._process_groups = ProcessGroups(self, self._network)
+        return self._process_groups
+
+    def fail(self, step: int) -> None:
+        if self._process_groups is not None:
+            self._process_groups.give_up(step)
+        super().fail(step)
 
     def commit(self) -> Callable[[], None]:
         stages: list[Group | None] = [self.group(self.mesh.names)]
@@ -43,7 +76,7 @@ class Collectives(Meetings):
 
         def run(tensors: Sequence[torch.Tensor]) -> Tensors:
             if group.size == 1:
-                return _copies(tensors)
+                return copies(tensors)
             if len(tensors) == 1 and direct_is_faster(group, tensors[0].nbytes, self.area):
                 return [reduce_small(self, group, op, tensors[0])]
             outs: list[Any] = [None] * len(tensors)
@@ -61,7 +94,7 @@ class Collectives(Meetings):
 
         def run(tensors: Sequence[torch.Tensor]) -> Tensors:
             if group.size == 1:
-                return _copies(tensors)
+                return copies(tensors)
             view = self.window.view
             outs: list[Any] = [None] * len(tensors)
             targets: list[Any] = [None] * len(tensors)
@@ -104,8 +137,8 @@ class Collectives(Meetings):
 
         def run(tensors: Sequence[torch.Tensor]) -> Tensors:
             if group.size == 1:
-                return _copies(tensors)
-            sources = _split(tensors, dims, group.size)
+                return copies(tensors)
+            sources = split(tensors, dims, group.size)
             outs = [torch.empty(blocks[0].shape, dtype=blocks[0].dtype) for blocks in sources]
             if chain_scatters_faster(group, sum(tensor.nbytes for tensor in tensors)):
                 for dtype in dict.fromkeys(out.dtype for out in outs):
@@ -135,8 +168,8 @@ class Collectives(Meetings):
 
         def run(tensors: Sequence[torch.Tensor]) -> Tensors:
             if group.size == 1:
-                return _copies(tensors)
-            sources = _split(tensors, target_dims, group.size)
+                return copies(tensors)
+            sources = split(tensors, target_dims, group.size)
             made = [_blocks(blocks[0], dim, group.size) for blocks, dim in zip(sources, source_dims, strict=True)]
             for pieces, area in self._send_blocks(group, plan, sources, slot):
                 for piece in pieces:
@@ -237,19 +270,6 @@ class _Rounds:
         """The bytes that a round takes of an area."""
         last = pieces[-1]
         return last.offset + math.prod(last.shape) * tensors[last.tensor].element_size()
-
-
-def _copies(tensors: Sequence[torch.Tensor]) -> Tensors:
-    """A group of one: the same values, in buffers of their own, for a plan may write a collective's result in place."""
-    return [tensor.clone(memory_format=torch.contiguous_format) for tensor in tensors]
-
-
-def _split(tensors: Sequence[torch.Tensor], dims: Sequence[int], count: int) -> list[Sequence[torch.Tensor]]:
-    """Each tensor's `count` equal blocks along its dim."""
-    for tensor, dim in zip(tensors, dims, strict=True):
-        if tensor.shape[dim] % count:
-            raise ValueError(f"dim {dim} of a tensor of shape {list(tensor.shape)} has no {count} equal blocks")
-    return [tensor.chunk(count, dim) for tensor, dim in zip(tensors, dims, strict=True)]
 
 
 def _blocks(block: torch.Tensor, dim: int, count: int) -> tuple[torch.Tensor, list[torch.Tensor]]:

@@ -1,7 +1,8 @@
-"""What the algorithms of a reduction have in common: whose elements are where, and adding them up in order."""
+"""What algorithms have in common: whose elements are where, and adding them up in order."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -59,3 +60,16 @@ def whole_lanes(most: int, length: int, workers: int) -> int:
     """A share of at most `most` elements, or of what there is: whole lanes where that can be."""
     most = most // LANE * LANE or most
     return min(most, -(-length // (workers * LANE)) * LANE)
+
+
+def copies(tensors: Sequence[torch.Tensor]) -> Tensors:
+    """A group of one: the same values, in buffers of their own, for a plan may write a collective's result in place."""
+    return [tensor.clone(memory_format=torch.contiguous_format) for tensor in tensors]
+
+
+def split(tensors: Sequence[torch.Tensor], dims: Sequence[int], count: int) -> list[Sequence[torch.Tensor]]:
+    """Each tensor's `count` equal blocks along its dim."""
+    for tensor, dim in zip(tensors, dims, strict=True):
+        if tensor.shape[dim] % count:
+            raise ValueError(f"dim {dim} of a tensor of shape {list(tensor.shape)} has no {count} equal blocks")
+    return [tensor.chunk(count, dim) for tensor, dim in zip(tensors, dims, strict=True)]

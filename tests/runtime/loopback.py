@@ -10,9 +10,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from monarch.compiler.plan import MeshSpec
+from monarch.compiler.plan import Handle, MeshSpec, Plan
+from monarch.runtime.connection import LocalConnection
 from monarch.runtime.control.message import Message
-from monarch.runtime.controller import MeshExecutor
+from monarch.runtime.controller import Argument, Connect, MeshExecutor
 from monarch.runtime.host import HostService
 from monarch.runtime.remote import RemoteConnection
 
@@ -87,16 +88,34 @@ class LoopbackTree:
             thread.join()
 
 
+class _Choosing(MeshExecutor):
+    """Runs every plan over process groups."""
+
+    def __init__(self, mesh: MeshSpec, connect: Connect = LocalConnection) -> None:
+        super().__init__(mesh, connect)
+        self._chosen: dict[int, tuple[Plan, Plan]] = {}
+
+    def run(self, plan: Plan, arguments: Sequence[Argument]) -> list[Handle]:
+        _, chosen = self._chosen.setdefault(id(plan), (plan, replace(plan, collectives="gloo")))
+        return super().run(chosen, arguments)
+
+
 @contextmanager
 def executor_on(where: str, mesh: MeshSpec) -> Iterator[MeshExecutor]:
-    """A mesh of this host's ("local"), or of several hosts in one process, whose workers speak TCP ("hosts")."""
+    """A mesh of this host's ("local"), or of several hosts in one process, whose workers speak TCP ("hosts"); with
+    "gloo" behind it, all its plans choose Gloo."""
+    where, _, backend = where.partition(" ")
+    kind = _Choosing if backend == "gloo" else MeshExecutor
     if where == "local":
-        with MeshExecutor(mesh) as executor:
+        with kind(mesh) as executor:
             yield executor
         return
     tree = LoopbackTree(next(count for count in (2, 3, 1) if mesh.workers % count == 0))
     try:
-        with MeshExecutor(mesh, partial(RemoteConnection, tree, ["tcp"], 30.0)) as executor:
+        with kind(mesh, partial(RemoteConnection, tree, ["tcp"], 30.0)) as executor:
             yield executor
     finally:
         tree.close()
+
+
+WAYS = ("local", "hosts", "local gloo", "hosts gloo")

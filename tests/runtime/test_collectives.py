@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from monarch.compiler.plan import DTYPE_NAMES, DTYPES, Executor, MeshSpec
 from monarch.compiler.plan.blocks import REDUCE
 from tests.runtime.building import op_on_each
-from tests.runtime.loopback import executor_on
+from tests.runtime.loopback import WAYS, executor_on
 
 MESHES = {
     "1": MeshSpec.of(w=1),
@@ -30,7 +30,7 @@ MESHES = {
 SMALL, LARGE = (5, 6), (700, 1031)  # below and above what goes through a window at once
 
 
-@pytest.fixture(scope="module", params=["local", "hosts"])
+@pytest.fixture(scope="module", params=WAYS)
 def start(request: pytest.FixtureRequest) -> Iterator[Any]:
     """Gives the executor of a mesh, one for all tests of this module."""
     started: dict[str, Executor] = {}

@@ -12,7 +12,7 @@ from monarch.compiler.plan import DeviceMeshError, MeshSpec, Plan, Slot, Source,
 from monarch.runtime.connection import LocalConnection
 from monarch.runtime.controller import MeshExecutor
 from tests.runtime.building import Building, each, whole
-from tests.runtime.loopback import executor_on
+from tests.runtime.loopback import WAYS, executor_on
 
 MESH = MeshSpec.of(a=2, b=3)
 COLLECTIVES: dict[str, tuple[Any, ...]] = {
@@ -25,7 +25,7 @@ COLLECTIVES: dict[str, tuple[Any, ...]] = {
 }
 
 
-@pytest.fixture(scope="module", params=["local", "hosts"])
+@pytest.fixture(scope="module", params=WAYS)
 def executor(request: pytest.FixtureRequest) -> Iterator[MeshExecutor]:
     with executor_on(request.param, MESH) as executor:
         yield executor

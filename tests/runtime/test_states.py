@@ -39,6 +39,9 @@ class Alone:
     def begin(self, step: int) -> None:
         self.steps.append(step)
 
+    def by(self, backend: str) -> Alone:
+        return self
+
     def commit(self) -> Callable[[], None]:
         def run() -> None:
             if self.abort:
