@@ -123,6 +123,9 @@ class WorkerState:
         self._staging = staging
         self._new_tracer = tracer
         self._received = received
+        self._actors = actors
+        self._seen: dict[int, list[weakref.ref[Any]] | None] = {}
+        """Values that actors may see: as long as one of these lives, or (None) for ever."""
         self._tracer: Tracer | None = None
         self._kernels: Path | None = None  # of the plan that is being loaded
         self._moves: Any = collectives  # what has its collectives
