@@ -8,10 +8,11 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from monarch.compiler.errors import DeviceMeshError, LayoutError, MonarchError
-from monarch.compiler.plan import Executor, Hosts, executor_for
+from monarch.compiler.plan import Executor, Hosts, Procs, Returned, executor_for
 from monarch.compiler.types import MeshSpec
 
 if TYPE_CHECKING:
+    from monarch.language.layouts import LayoutLike
     from monarch.language.recording import Recording
     from monarch.language.tensor import Cell
 
@@ -35,9 +36,9 @@ def mesh_sizes(sizes: Mapping[str, int]) -> Iterator[None]:
 class _Workers:
     """The workers behind a mesh and every view of it: started when they are first needed."""
 
-    def __init__(self, spec: MeshSpec, hosts: Hosts | None) -> None:
+    def __init__(self, spec: MeshSpec, where: Hosts | Procs | None) -> None:
         self.spec = spec
-        self.hosts = hosts
+        self.where = where
         self.abstract = False
         self.executor: Executor | None = None
         self.states: weakref.WeakSet[Cell] = weakref.WeakSet()
@@ -52,7 +53,7 @@ class _Workers:
         if self.closed:
             raise MonarchError(f"the mesh is closed: {self.spec}", hint="make a new Mesh.")
         if self.executor is None:
-            self.executor = executor_for(self.spec) if self.hosts is None else self.hosts.start(self.spec)
+            self.executor = executor_for(self.spec) if self.where is None else self.where.start(self.spec)
         return self.executor
 
     def close(self) -> None:
@@ -68,10 +69,12 @@ class Mesh:
         mesh = Mesh(data=4, model=2)
         mesh = Mesh(shape=(4, 2), mesh_dim_names=("data", "model"))
         mesh = Mesh(data=4, model=2, hosts=monarch.hosts(["node1:4242", "node2:4242"]))
+        mesh = Mesh(procs=procs)
 
     Workers are numbered row-major (the last dim varies fastest), and start when something first runs on the mesh;
     `close` (or leaving a `with mesh:` block) ends them. They run on this machine, or in equal blocks on each of
-    `hosts`, so that the first dims are those that cross from host to host. `rename`, `split` and `flatten` give views
+    `hosts`, so that the first dims are those that cross from host to host; or in the processes of actors that are
+    `procs`, in the same order, whose dims the mesh has if none are given. `rename`, `split` and `flatten` give views
     with other dims on the same workers; `slice` gives the sub-mesh of some of them.
     """
 
@@ -81,8 +84,18 @@ class Mesh:
         mesh_dim_names: Sequence[str] | None = None,
         *,
         hosts: Hosts | int | None = None,  # a number is refused: it would be a dim of that name
+        procs: Procs | int | None = None,
         **dims: int,
     ) -> None:
+        if isinstance(procs, int):
+            raise LayoutError(
+                f"procs={procs}: `procs` says in which processes the workers run",
+                hint="give it what spawn_procs() returns; a mesh dim of that name is made with mesh_dim_names.",
+            )
+        if hosts is not None and procs is not None:
+            raise LayoutError("give one of hosts and procs: processes are on a host each already")
+        if procs is not None and shape is None and not dims:
+            dims = dict(procs.sizes)
         if shape is not None:
             if dims:
                 raise LayoutError("give a mesh's dims by shape and mesh_dim_names or by keyword, not both")
@@ -104,7 +117,12 @@ class Mesh:
                 'Mesh(shape=(2, 8), mesh_dim_names=("hosts", "gpus")).',
             )
         spec = MeshSpec(_checked(pairs))
-        self._setup(spec.dims, _Workers(spec, hosts), tuple(range(spec.workers)))
+        if procs is not None and spec.workers != MeshSpec(tuple(procs.sizes.items())).workers:
+            raise LayoutError(
+                f"{spec} has {spec.workers} workers, and the processes are {dict(procs.sizes)}",
+                hint="give dims whose sizes multiply to the number of processes, or none to have theirs.",
+            )
+        self._setup(spec.dims, _Workers(spec, hosts if procs is None else procs), tuple(range(spec.workers)))
 
     def _setup(self, dims: tuple[tuple[str, int], ...], workers: _Workers, ranks: tuple[int, ...]) -> None:
         self.spec = MeshSpec(dims)
@@ -314,6 +332,22 @@ class Mesh:
     def keep(self, cells: Iterable[Cell]) -> None:
         """Note what steps replace: what `_recover` takes back after a failure."""
         self._workers.states.update(cells)
+
+    def from_shards(self, shards: Returned, layout: LayoutLike | tuple[LayoutLike, ...]) -> Any:
+        """Distributed tensors of what actors in this mesh's processes have returned, which stays where it is:
+
+            mesh = Mesh(procs=procs)
+            x = mesh.from_shards(loaders.next.shards(), "[@data, -]")
+            x, y = mesh.from_shards(loaders.pair.shards(), ("[@data, -]", "[@data]"))
+
+        Each actor's tensor is its worker's shard; where the layout replicates, all have to be equal, which is not
+        checked. Tensors come nested as they were returned. A tuple of layouts has one for each tensor, in the order of
+        torch's pytrees; one layout is for all. Waits for the actors. Raises what they raised, and LayoutError where
+        the tensors differ in shape or dtype, or do not fit the layout.
+        """
+        from monarch.language.shards import from_shards
+
+        return from_shards(self, shards, layout)
 
     def flush(self) -> None:
         """Run what was recorded eagerly on this mesh and not run yet."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from monarch.compiler.errors import MonarchError, ProgramError
-from monarch.compiler.plan import Handle
+from monarch.compiler.plan import Handle, outgoing
 from monarch.compiler.plan.blocks import whole_of
 from monarch.compiler.types import Layout, TensorType
 from monarch.language.errors import branch_error
@@ -322,7 +322,11 @@ class DistributedTensor(torch.Tensor):
         memo[id(self)] = copy
         return copy
 
-    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        message = outgoing.get()
+        if message is not None:
+            handle, mesh = self._value()
+            return message.refer(mesh.executor, handle, bool(getattr(self, "_is_param", False)), self.requires_grad)
         raise MonarchError(
             f"cannot pickle {self!r}: its data lies on the workers",
             hint="fetch it first: x.full_tensor(); "

@@ -24,7 +24,7 @@ from monarch.runtime.controller_state import ControllerState, Step, fresh
 from monarch.runtime.replies import Replies
 from monarch.runtime.ring import Full, Space
 from monarch.runtime.window import STAGING_BYTES
-from monarch.runtime.workers import EXIT_SECONDS, Workers
+from monarch.runtime.workers import EXIT_SECONDS, Processes, Workers
 
 SLEEP_MILLISECONDS = 50
 _STAGING_KEEP = 8 << 20
@@ -45,6 +45,9 @@ class Connection(ABC):
         self.written = 0
         self.lost = lost
         self.staging = Space(STAGING_BYTES, restart=True)
+        self.processes: tuple[str, ...] = ()
+        """Those of actors in which the workers are, by rank, and (`name`) what the mesh is called there."""
+        self.name = ""
         _connections.add(self)
 
     # -- commands --------------------------------------------------------------------------------------------------
@@ -171,9 +174,9 @@ class Connection(ABC):
 class LocalConnection(Connection):
     """To workers on this host, through memory that they share with the controller."""
 
-    def __init__(self, mesh: MeshSpec, lost: Callable[[], None]) -> None:
+    def __init__(self, mesh: MeshSpec, lost: Callable[[], None], processes: Processes | None = None) -> None:
         super().__init__(mesh, lost)
-        self.workers = Workers(mesh)
+        self.workers = Workers(mesh, processes=processes)
 
     def packed(self, plan: Plan) -> bytes:
         """A pickle, made and read by processes of one program: workers are forks of this one's."""

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from monarch.compiler.plan import (
     PlanError,
     TensorType,
     Trace,
+    check_backend,
     log_topics,
 )
 from monarch.compiler.plan.tracing import ended, started
@@ -68,6 +70,7 @@ class MeshExecutor:
         self._records: dict[str, PlanRecord] = {}
         self._unloaded: deque[tuple[str, int]] = deque()
         self._recorder: Recorder | None = None
+        self._numbers = count()
         started(self)
 
     @property
@@ -271,6 +274,7 @@ class MeshExecutor:
                 f"plan '{plan.name}' is compiled for {plan.target}, and the workers of this mesh run {TARGET}",
                 hint=f"compile it for {TARGET}, or run it where there are workers for {plan.target}.",
             )
+        check_backend(plan.collectives, plan.target)
         bare = replace(plan, graph="", traced="", report=None, costs={})
         key = plan.hash or f"unnamed {hash(pickle.dumps(bare))}"
         record = self._records.get(key)
@@ -299,6 +303,50 @@ class MeshExecutor:
 
         self._plans[identity] = (weakref.ref(plan, forget), record)
         return record
+
+    # -- actors in the workers' processes --------------------------------------------------------------------------
+
+    @property
+    def processes(self) -> tuple[str, ...]:
+        """Those in which the workers are, by rank, where they are processes of actors."""
+        return self._connection.processes
+
+    @property
+    def name(self) -> str:
+        """What the mesh is called in these processes."""
+        return self._connection.name
+
+    def number(self) -> int:
+        """For something that is lent to actors: a new one."""
+        return next(self._numbers)
+
+    def owned(self, handle: Handle, what: str) -> Remote:
+        """The handle, which is this mesh's, and whose value no step has taken. Raises MonarchError."""
+        remote = self._own(handle, what)
+        self._state.refuse_donated(remote, what)
+        return remote
+
+    def lend(self, number: int, values: Sequence[Remote], messages: Sequence[int]) -> None:
+        """Have the workers lend values, each to so many messages in its process (see `exchange`)."""
+        with self._lock:
+            self._connection.enter()
+            self._flush_freed()
+            step = self._state.step("lend")
+            ids = [value.id for value in values]
+            self._connection.write(wire.numbers(wire.LEND, number, len(ids), *ids, *messages), step.sequence)
+            self._connection.publish()
+
+    def adopt(self, number: int, types: Sequence[TensorType]) -> list[Handle]:
+        """Values of tensors that actors have made, one of each type."""
+        with self._lock:
+            self._connection.enter()
+            self._flush_freed()
+            base = self._state.handles(len(types))
+            step = self._state.step("adopt")
+            self._connection.write(wire.numbers(wire.ADOPT, number, base, len(types)), step.sequence)
+            self._connection.publish()
+            types = [self._types.setdefault(type_, type_) for type_ in types]
+            return [Remote(base + at, type_, step, self, self._freed) for at, type_ in enumerate(types)]
 
     # -- measuring -------------------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from monarch.compiler.executors import attach_hosts, executor_for, executors_by,
 from monarch.compiler.knobs import hosts_setting, log_topics, tls_setting, token_setting
 from monarch.compiler.ops import OPS
 from monarch.compiler.plan.collectives import BACKENDS, check_backend
-from monarch.compiler.plan.executor import Executor, Handle, Hosts
+from monarch.compiler.plan.executor import Executor, Handle, Hosts, Outgoing, Procs, Returned, outgoing
 from monarch.compiler.plan.plan import Instruction, Plan, Slot, ValueSpec
 from monarch.compiler.plan.report import Alternative, Decision, Report, Value
 from monarch.compiler.plan.target import TARGETS, check_target
@@ -36,9 +36,12 @@ __all__ = [
     "LayoutError",
     "MeshSpec",
     "MonarchError",
+    "Outgoing",
     "Plan",
     "PlanError",
+    "Procs",
     "Report",
+    "Returned",
     "Slot",
     "Source",
     "Span",
@@ -56,6 +59,7 @@ __all__ = [
     "format_bytes",
     "hosts_setting",
     "log_topics",
+    "outgoing",
     "set_executor_factory",
     "tls_setting",
     "token_setting",

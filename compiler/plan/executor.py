@@ -3,8 +3,9 @@ other."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
@@ -28,6 +29,17 @@ class Hosts(Protocol):
 
     def close(self) -> None:
         """Detach the hosts, which end what runs on them for this process. Idempotent."""
+        ...
+
+
+class Procs(Protocol):
+    """Processes of actors, on which workers of meshes run too."""
+
+    @property
+    def sizes(self) -> Mapping[str, int]: ...
+
+    def start(self, mesh: MeshSpec) -> Executor:
+        """Start a worker in each, in order. Raises MonarchError."""
         ...
 
 
@@ -80,4 +92,31 @@ class Executor(Protocol):
 
     def close(self) -> None:
         """Stop the workers and give back everything they held. Idempotent."""
+        ...
+
+
+class Outgoing(Protocol):
+    """A message to actors that is being pickled."""
+
+    def refer(self, executor: Executor, handle: Handle, parameter: bool, requires_grad: bool) -> tuple[Any, ...]:
+        """What a tensor on a mesh is pickled as, as `__reduce__` gives it. Raises MonarchError for a mesh whose workers
+        are not where the message goes."""
+        ...
+
+
+outgoing: ContextVar[Outgoing | None] = ContextVar("monarch message", default=None)
+"""What is being pickled now, if that is a message to actors."""
+
+
+class Returned(Protocol):
+    """What actors have returned for a program: tensors that stay where they were made."""
+
+    def found(self, executor: Executor) -> list[Any]:
+        """For each worker, once all have returned: what was returned in its process, with a type, of a replicated
+        tensor, in the place of each tensor. Raises what the actors raised, and MonarchError where they are not in the
+        workers' processes, or this was used before."""
+        ...
+
+    def adopt(self, executor: Executor, types: Sequence[TensorType]) -> list[Handle]:
+        """Make values of them, whose shards they are, in the order of torch's pytrees. Once."""
         ...

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec,
 from monarch.runtime.actors.endpoint import ActorInterface, EndpointMethod
 from monarch.runtime.actors.future import Future
 from monarch.runtime.actors.shape import Shape
+from monarch.runtime.actors.shards import Shards
 from monarch.runtime.actors.values import ValueMesh
 
 if TYPE_CHECKING:
@@ -45,6 +46,12 @@ class Recipients(Protocol):
         """Send to one: a future of its reply."""
         ...
 
+    def _ask_shards(
+        self, method: EndpointMethod[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Shards[Any]:
+        """Send to all: their replies, which stay where they are."""
+        ...
+
     def _ask_each(
         self, method: EndpointMethod[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Iterator[Future[Any]]:
@@ -71,6 +78,7 @@ class Endpoint(Generic[P, R]):
         trainers.step.choose(batch)              -> Future[float]              from one, at random
         trainers.step.stream(batch)              -> Iterator[Future[float]]    from all, as replies come
         trainers.step.broadcast(batch)           -> None                       and no reply
+        trainers.step.shards(batch)              -> Shards[float]              from all, for a program
 
     An exception of the method raises `ActorError` where the reply is looked at. After `broadcast` there is no such
     place: then an exception ends the actor, and its owner is told.
@@ -113,6 +121,18 @@ class Endpoint(Generic[P, R]):
         """Call it on all actors, and hear nothing of it; an exception ends the actor."""
         self._check(args, kwargs)
         self._recipients._tell(None, self._method, args, kwargs, None)
+
+    def shards(self, *args: P.args, **kwargs: P.kwargs) -> Shards[R]:
+        """Call it on all actors; the tensors that they return stay in their processes, as shards of distributed ones:
+
+        mesh = Mesh(procs=procs)
+        batch = mesh.from_shards(loaders.next.shards(), "[@data, -]")
+
+        What is returned, tensors in any nesting of tuples, lists and dicts, is the mesh's from then on: the actor does
+        not write to it any more.
+        """
+        self._check(args, kwargs)
+        return self._recipients._ask_shards(self._method, args, kwargs)
 
     def _check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._method.check(args, kwargs, f"{self._recipients._label}.{self._method.name}")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, ca
 
 import cloudpickle
 
+from monarch.compiler.plan import Executor, MeshSpec
 from monarch.runtime.actors.actor import Actor
 from monarch.runtime.actors.adverbs import attribute
 from monarch.runtime.actors.endpoint import MESH_NAMES, ActorInterface, EndpointMethod
@@ -39,6 +40,7 @@ from monarch.runtime.actors.processes import current
 from monarch.runtime.actors.processes.ports import All, Each, One, failing
 from monarch.runtime.actors.processes.process import Group
 from monarch.runtime.actors.shape import Shape
+from monarch.runtime.actors.shards import Shards
 from monarch.runtime.actors.values import ValueMesh
 
 if TYPE_CHECKING:
@@ -239,10 +241,10 @@ class ProcMesh(_Owned):
         members = self._members()
         actor_id = process.new_id()
         mesh: ActorMesh[A] = ActorMesh(actor_id, name, cls, tuple(members), Shape.of(self.extent))
-        payload = Payload.of((mesh, args, kwargs))
         for address in members:
             if address in process.dead:
                 raise process.lost(address, f"{name}.__init__")
+        payload = Payload.of((mesh, args, kwargs), members)
         process.owns(instance.actor_id, mesh, processes=False)
         for rank, address in enumerate(members):
             process.router.send(address, (SPAWN, actor_id, None, rank, name, instance.owner), payload)
@@ -253,6 +255,12 @@ class ProcMesh(_Owned):
         from monarch.runtime.actors.functions import active
 
         return active(self)
+
+    def start(self, mesh: MeshSpec) -> Executor:
+        """Have a program's workers run in these processes: what `monarch.distributed.Mesh(procs=procs)` does."""
+        from monarch.runtime.actors.processes.programs import executor_in
+
+        return executor_in(current.process(), mesh, self._members())
 
     def stop(self, reason: str = "it was stopped") -> Future[None]:
         """End the processes, their actors first. A future of the end; what does not end within 10 s is killed."""
@@ -374,20 +382,35 @@ class ActorMesh(_Owned, Generic[A]):
         return process.lost(address, f"{self._label}.{method.name}")
 
     def _ask(self, method: EndpointMethod[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Future[Any]:
-        payload = Payload.of((args, kwargs))
+        return self._ask_all(method, args, kwargs, None)
+
+    def _ask_all(
+        self, method: EndpointMethod[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], keep: int | None
+    ) -> Future[ValueMesh[Any]]:
+        """With a number in `keep`: the replies stay where they are, and are described."""
+        payload = Payload.of((args, kwargs), self._to)
         process = current.process()
         waiting: All[Any] = All(self._shape, self._to, f"{self._label}.{method.name}")
         port = process.ports.open(waiting)
         for place in range(len(self._to)):
-            error = self._send(process, place, (process.address, port, place), method, payload)
+            reply: ReplyTo = (process.address, port, place)
+            error = self._send(process, place, reply if keep is None else (*reply[:3], keep), method, payload)
             if error is not None:
                 process.ports.reply(port, place, False, failing(error))
         return waiting.future
 
+    def _ask_shards(
+        self, method: EndpointMethod[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Shards[Any]:
+        programs = current.process().programs
+        number = programs.number()
+        replies = self._ask_all(method, args, kwargs, number)
+        return Shards(programs, number, f"{self._label}.{method.name}", self._to, replies)
+
     def _ask_one(
         self, place: int, method: EndpointMethod[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Future[Any]:
-        payload = Payload.of((args, kwargs))
+        payload = Payload.of((args, kwargs), self._to[place : place + 1])
         process = current.process()
         waiting: One[Any] = One(self._to[place], f"{self._label}.{method.name}")
         port = process.ports.open(waiting)
@@ -399,7 +422,7 @@ class ActorMesh(_Owned, Generic[A]):
     def _ask_each(
         self, method: EndpointMethod[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Iterator[Future[Any]]:
-        payload = Payload.of((args, kwargs))
+        payload = Payload.of((args, kwargs), self._to)
         process = current.process()
         waiting: Each[Any] = Each(self._to, f"{self._label}.{method.name}")
         port = process.ports.open(waiting)
@@ -423,7 +446,7 @@ class ActorMesh(_Owned, Generic[A]):
             refused = process.refused.get((self._id, self._to[at]))
             if refused is not None:
                 raise refused.with_traceback(None)
-        payload = Payload.of((args, kwargs))
+        payload = Payload.of((args, kwargs), [self._to[at] for at in places])
         reply: ReplyTo | None = getattr(port, "_to", None)
         failed: SupervisionError | None = None
         for at in places:

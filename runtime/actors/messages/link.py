@@ -72,7 +72,7 @@ class Link:
 
     def send(self, head: Head, payload: Payload) -> bool:
         """Send, without waiting; False where the link has ended."""
-        packet = pickle.dumps((head, payload.data, payload.sizes), 5)
+        packet = pickle.dumps((head, payload.data, payload.sizes, payload.lent), 5)
         parts = payload.views()
         with self._lock:
             if not self.open:
@@ -215,12 +215,14 @@ class Link:
             if end < packet + size:
                 break
             begin = packet + size
-            head, data, sizes = pickle.loads(self._buffer[packet:begin])
+            head, data, sizes, lent = pickle.loads(self._buffer[packet:begin])
+            payload = Payload(data, sizes)
+            payload.lent = lent
             if not sizes:
-                self._deliver(self.peer, head, Payload(data))
+                self._deliver(self.peer, head, payload)
                 continue
-            parts = room(sizes)
-            self._coming = head, Payload(data, sizes, None, parts)
+            payload.parts = parts = room(sizes)
+            self._coming = head, payload
             self._parts.extend(parts)
             while self._parts and begin < end:
                 part = self._parts[0]

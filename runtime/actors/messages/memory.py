@@ -123,6 +123,10 @@ class Memory:
     def fd(self) -> int:
         return self._file.fd
 
+    @property
+    def fds(self) -> Sequence[int]:
+        return (self._file.fd,)
+
     def issue(self) -> int:
         """For another receiver: which byte it is to set."""
         slot = self._file.issued

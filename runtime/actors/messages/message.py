@@ -4,7 +4,7 @@ A packet is the pickle of `(head, data)`. The head is a small tuple that says wh
 by the thread that receives it; the data is the pickled value, which stays bytes until the thread that needs the value
 decodes it. Data above `INLINE` bytes and each buffer from `BUFFER` bytes on lie in a file that travels with the packet
 (`memory`), one for all receivers of a broadcast. The packet then says too how large they are, and which slot is the
-receiver's.
+receiver's. What the message refers to (`sending`), and how many other files come with it, is behind that.
 """
 
 from __future__ import annotations
@@ -19,18 +19,42 @@ from typing import Any
 import cloudpickle
 import torch
 
+from monarch.compiler.plan import outgoing
+from monarch.runtime import exchange
 from monarch.runtime.actors.messages.memory import Memory, mapped
 from monarch.runtime.actors.messages.protocol import Head
+from monarch.runtime.actors.messages.sending import Sending
 
 INLINE = 60 << 10
 BUFFER = 64 << 10
 PACKET = 160 << 10  # above any packet's size: a packet has INLINE bytes of data and a head at most
 
 
+class Files:
+    """Files that travel with a message, closed here when nothing refers to this any more."""
+
+    def __init__(self, fds: Sequence[int]) -> None:
+        self.fds = fds
+
+    @staticmethod
+    def copies(fds: Sequence[int]) -> Files:
+        """Of one's own. Raises OSError."""
+        return Files([os.dup(fd) for fd in fds])
+
+    def take(self) -> Sequence[int]:
+        """They are the caller's now."""
+        fds, self.fds = self.fds, ()
+        return fds
+
+    def __del__(self) -> None:
+        for fd in self.fds:
+            os.close(fd)
+
+
 class Payload:
     """A pickled value: as it is sent, and as it arrives. Cheap to hand on; decoded as often as it is asked for."""
 
-    __slots__ = ("data", "memory", "parts", "sizes")
+    __slots__ = ("data", "files", "lent", "memory", "parts", "sizes")
 
     def __init__(
         self,
@@ -43,10 +67,29 @@ class Payload:
         self.sizes = sizes
         self.memory = memory
         self.parts = parts
+        self.lent: Sequence[exchange.Reference] = ()
+        """What workers have lent to it."""
+        self.files: Files | None = None
 
     @staticmethod
-    def of(value: object) -> Payload:
-        """Raises what pickling raises: PicklingError, TypeError, and whatever a user's `__reduce__` does."""
+    def of(value: object, to: Sequence[str] = ()) -> Payload:
+        """`to` are the processes of the actors that it goes to; distributed tensors can only go to actors.
+
+        Raises what pickling raises: PicklingError, TypeError, and whatever a user's `__reduce__` does.
+        """
+        if not to:
+            return Payload._of(value)
+        sending = Sending(to)
+        before = outgoing.set(sending)
+        try:
+            payload = Payload._of(value)
+            payload.lent = sending.lend()
+            return payload
+        finally:
+            outgoing.reset(before)
+
+    @staticmethod
+    def _of(value: object) -> Payload:
         buffers: list[pickle.PickleBuffer] = []
 
         def in_band(buffer: pickle.PickleBuffer) -> bool:
@@ -70,7 +113,9 @@ class Payload:
         """The same as its receiver has it, in the process that sent it."""
         if self.memory is None:
             return self
-        return Payload(self.data, self.sizes, None, mapped(self.memory.fd, self.memory.issue(), self.sizes))
+        received = Payload(self.data, self.sizes, None, mapped(self.memory.fd, self.memory.issue(), self.sizes))
+        received.lent = self.lent
+        return received
 
     def views(self) -> list[memoryview]:
         """The large parts, to be read while this payload is referred to."""
@@ -79,11 +124,27 @@ class Payload:
         return [] if self.memory is None else self.memory.views(self.sizes)
 
     def decode(self) -> Any:
-        """The value. Raises what unpickling raises. Tensors share memory with those of an earlier decoding."""
+        """The value. Raises what unpickling raises. Tensors share memory with those of an earlier decoding.
+
+        One that workers have lent something to is decoded once, and waits for them; or else it is dropped.
+        """
         parts = self.parts or []
-        if self.data is None:
-            return pickle.loads(parts[0], buffers=parts[1:])
-        return pickle.loads(self.data, buffers=parts)
+        try:
+            if self.data is None:
+                return pickle.loads(parts[0], buffers=parts[1:])
+            return pickle.loads(self.data, buffers=parts)
+        finally:
+            self.drop()
+
+    def wait(self) -> None:
+        """Until `decode` need not wait for anything."""
+        for reference in self.lent:
+            exchange.wait(reference)
+
+    def drop(self) -> None:
+        """It is not decoded, or no more."""
+        for reference in self.lent:
+            exchange.read(reference)
 
 
 EMPTY = Payload(pickle.dumps(None, 5))
@@ -94,27 +155,35 @@ def packet(head: Head, payload: Payload) -> bytes:
     """A packet for one receiver."""
     if payload.parts is not None and payload.memory is None:  # it was received, and is passed on
         payload.memory = Memory.of(payload.parts)
-    if payload.memory is None:
+    more: tuple[Any, ...] = ()
+    if payload.lent or payload.files is not None:
+        more = payload.lent, 0 if payload.files is None else len(payload.files.fds)
+    elif payload.memory is None:
         return pickle.dumps((head, payload.data), 5)
-    return pickle.dumps((head, payload.data, payload.sizes, payload.memory.issue()), 5)
+    slot = 0 if payload.memory is None else payload.memory.issue()
+    return pickle.dumps((head, payload.data, payload.sizes, slot, *more), 5)
 
 
 def unpack(data: bytes, files: Sequence[int]) -> tuple[Head, Payload]:
     """A packet's head and payload; takes over the files that came with it."""
+    rest = Files(files) if files else None
+    head, inline, *large = pickle.loads(data)
+    if not large:
+        return head, Payload(inline)
+    sizes, slot, *more = large
+    lent, own = more or ((), 0)
+    payload = Payload(inline, sizes)
     try:
-        head, inline, *large = pickle.loads(data)
-        if not large:
-            return head, Payload(inline)
-        sizes, slot = large
-        if not files:  # the kernel drops files that the receiver has no room for
-            return head, Lost(OSError(errno.EMFILE, "a large message came when too many files were open (ulimit -n)"))
-        try:
-            return head, Payload(inline, sizes, None, mapped(files[0], slot, sizes))
-        except OSError as error:
-            return head, Lost(error)
-    finally:
-        for fd in files:
-            os.close(fd)
+        if len(files) < (own or bool(sizes)):  # the kernel drops files that the receiver has no room for
+            raise OSError(errno.EMFILE, "a large message came when too many files were open (ulimit -n)")
+        if sizes:
+            payload.parts = mapped(files[0], slot, sizes)
+    except OSError as error:
+        payload = Lost(error)
+    payload.lent = lent
+    if own:
+        payload.files = rest
+    return head, payload
 
 
 class Lost(Payload):
@@ -127,6 +196,7 @@ class Lost(Payload):
         self.error = error
 
     def decode(self) -> Any:
+        self.drop()
         raise self.error
 
 

@@ -1,7 +1,8 @@
 """The heads of messages: plain tuples, for they are pickled with every message. A head starts with its kind.
 
 `place` is where in the mesh that was messaged the receiver is: None in a mesh of one without dims, else (rank there,
-names of the dims, their sizes). `reply` is where the answer goes: None, or (address, port, place). An `owner` is who
+names of the dims, their sizes). `reply` is where the answer goes: None, or (address, port, place), or with a number
+behind it where the value is to stay here, and only its description is sent (`programs`). An `owner` is who
 spawned something, and ends with it: (address, actor), the actor "" standing for the process itself.
 """
 
@@ -11,7 +12,7 @@ from typing import Any, TypeAlias
 
 Head: TypeAlias = tuple[Any, ...]
 Place: TypeAlias = tuple[int, tuple[str, ...], tuple[int, ...]]
-ReplyTo: TypeAlias = tuple[str, int, int]
+ReplyTo: TypeAlias = tuple[str, int, int] | tuple[str, int, int, int]
 Owner: TypeAlias = tuple[str, str]
 
 CALL = 0
@@ -48,3 +49,9 @@ SPAWNED = 15
 """() and a Group with processes on attached hosts, to the root, before they are started"""
 OUTPUT = 16
 """(whether it is standard error, line), to the root: what a process on another host has printed"""
+WORK = 17
+"""(mesh, reply, rank, dims, across) and two files, the mesh's memory and a socket: run a worker of a program"""
+WORKED = 18
+"""(mesh, rank, how): such a worker has ended; how, unless it was told to"""
+DROP = 19
+"""(number): what was returned for a program is not wanted"""

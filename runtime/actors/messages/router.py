@@ -28,7 +28,7 @@ from time import monotonic
 
 from monarch.runtime.actors.messages.address import LONGEST, host_of, name_of
 from monarch.runtime.actors.messages.memory import Memory
-from monarch.runtime.actors.messages.message import PACKET, Payload, packet, unpack
+from monarch.runtime.actors.messages.message import PACKET, Files, Payload, packet, unpack
 from monarch.runtime.actors.messages.network import Network, Way
 from monarch.runtime.actors.messages.protocol import Head
 
@@ -82,21 +82,21 @@ class _Way:
         self._router = router
         self.socket = connected
         self.lock = threading.Lock()
-        self.outbox: deque[tuple[bytes, Memory | None]] = deque()
+        self.outbox: deque[tuple[bytes, Memory | Files | None]] = deque()
         self.open = True
 
     def send(self, head: Head, payload: Payload) -> bool:
-        data, memory = packet(head, payload), payload.memory
+        data, files = packet(head, payload), payload.memory or payload.files
         with self.lock:
             if not self.open:
                 return False
             try:
-                if not self.outbox and self._put(data, memory):
+                if not self.outbox and self._put(data, files):
                     return True
             except OSError:
                 self.open = False
                 return False
-            self.outbox.append((data, memory))
+            self.outbox.append((data, files))
             if len(self.outbox) == 1:
                 self._router.watch(self.socket.fileno(), self._flush, select.EPOLLOUT)
         return True
@@ -129,13 +129,13 @@ class _Way:
                 self._router.forget(self.socket.fileno())
             self.socket.close()
 
-    def _put(self, data: bytes, memory: Memory | None) -> bool:
+    def _put(self, data: bytes, files: Memory | Files | None) -> bool:
         """Whether the socket took it. Raises OSError where the other end is gone. With the lock held."""
         try:
-            if memory is None:
+            if files is None:
                 self.socket.send(data)
             else:
-                self.socket.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [memory.fd]))])
+                self.socket.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", files.fds))])
         except BlockingIOError:
             return False
         except OSError as error:

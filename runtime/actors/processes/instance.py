@@ -143,6 +143,7 @@ class LocalActor:
             return item
 
     def _refuse(self, call: Call) -> None:
+        call[2].drop()
         reason = self.ended or "it was told to stop"
         self._process.refuse(call[0], call[1], self.instance.name, self.rank, reason)
 
@@ -328,6 +329,8 @@ class LocalActor:
                 if ending:
                     raise ending[0]
                 item = self._take()
+                if isinstance(item, tuple) and item[2].lent:
+                    await loop.run_in_executor(None, item[2].wait)
                 if item is None:
                     await awake.wait()
                     awake.clear()

@@ -67,6 +67,7 @@ from monarch.runtime.actors.processes.ownership import (
     Tell,
 )
 from monarch.runtime.actors.processes.ports import Ports, decoder
+from monarch.runtime.actors.processes.programs import Programs
 from monarch.runtime.actors.shape import Shape
 
 if TYPE_CHECKING:
@@ -159,6 +160,7 @@ class Process:
             RELAY: self._on_relay,
             UNREACHED: self._on_unreached,
         }
+        self.programs = Programs(self)
         self._spawned: dict[str, ActorMesh[Any] | ProcMesh] = {}
         self._supervision = Supervision(None if group.owner[0] == self.address else group.owner[0])
         self._events: deque[Event] = deque()
@@ -186,12 +188,12 @@ class Process:
     # -- answering -----------------------------------------------------------------------------------------------------
 
     def reply(self, to: ReplyTo, well: bool, value: object) -> None:
-        address, port, place = to
-        if value is None:
+        address, port, place = to[:3]
+        if value is None and len(to) == 3:
             payload = EMPTY
         else:
             try:
-                payload = Payload.of(value)
+                payload = Payload.of(self.programs.give(address, to[3], value) if len(to) == 4 and well else value)
             except Exception as error:
                 well, payload = False, Payload.of(ActorError.of(error, "sending the value"))
         self.router.send(address, (REPLY, port, place, well), payload)
@@ -240,6 +242,7 @@ class Process:
                         self._early.setdefault(head[1], []).append((sender, head, payload))
                         return
         if actor is None:
+            payload.drop()
             self._never(sender, head)
         elif head[0] == CALL:
             actor.put((sender, head, payload))
@@ -289,11 +292,13 @@ class Process:
                 del self._spawned[mesh]
         where = f"its process {death.name}[{death.rank}] {death.reason}"
         self.ports.lost(death.address, SupervisionError(f"no answer: {where}"))
+        self.programs.died(death)
         with self._lock:
             early = [
                 message for id in list(self._early) if id.startswith(death.address) for message in self._early.pop(id)
             ]
-        for lost, head, _ in early:
+        for lost, head, payload in early:
+            payload.drop()
             self._never(lost, head)
 
     def connection_lost(self, address: str, why: str) -> None:

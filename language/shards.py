@@ -1,0 +1,81 @@
+"""Distributed tensors of what actors return."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.utils import _pytree as pytree
+
+from monarch.compiler.errors import LayoutError, ProgramError, Source
+from monarch.compiler.plan import Returned
+from monarch.compiler.types import MeshSpec, TensorType
+from monarch.language.layouts import LayoutLike, as_layout
+from monarch.language.mesh import Mesh
+from monarch.language.recording import current_program
+from monarch.language.shapes import make_fake
+from monarch.language.source import user_source
+from monarch.language.tensor import Cell, DistributedTensor, Ref
+
+
+def from_shards(mesh: Mesh, shards: Returned, layout: LayoutLike | tuple[LayoutLike, ...]) -> Any:
+    """See `Mesh.from_shards`."""
+    source = user_source()
+    if current_program() is not None:
+        raise ProgramError(
+            "from_shards() inside a program: its data would be built into the program",
+            hint="make the tensor before the program runs, and pass it as an argument.",
+            source=source,
+        )
+    executor = mesh.executor
+    found = shards.found(executor)
+    _check_alike(mesh.spec, found, source)
+    local, tree = pytree.tree_flatten(found[0])
+    layouts = layout if isinstance(layout, tuple) else (layout,) * len(local)
+    if len(layouts) != len(local):
+        raise LayoutError(
+            f"{len(layouts)} layouts for {len(local)} tensors",
+            hint=f"the actors returned {', '.join(map(str, local))}: give one layout for each, or one for all.",
+            source=source,
+        )
+    types = [
+        _global(type_, chosen, mesh.spec, f"tensor {at} that the actors returned", source)
+        for at, (type_, chosen) in enumerate(zip(local, layouts, strict=True))
+    ]
+    made = []
+    for type_, handle in zip(types, shards.adopt(executor, types), strict=True):
+        fake = make_fake(type_.shape, type_.dtype)
+        made.append(DistributedTensor(fake, Ref(Cell(mesh, type_, handle), fake)))
+    return pytree.tree_unflatten(made, tree)
+
+
+def _check_alike(mesh: MeshSpec, found: list[Any], source: Source | None) -> None:
+    """All workers have to have the same."""
+    places = [", ".join(f"{name}={at}" for name, at in point.items()) for point in mesh.coordinates()]
+    for place, value in zip(places, found, strict=True):
+        if value != found[0]:
+            raise LayoutError(
+                f"the shards differ: {_text(found[0])} was returned at {places[0]}, and {_text(value)} at {place}",
+                hint="shards are equal blocks: have every actor return tensors of the same shapes and dtypes, nested "
+                "alike.",
+                source=source,
+            )
+
+
+def _text(value: Any) -> str:
+    leaves, tree = pytree.tree_flatten(value)
+    return str(leaves[0]) if tree.is_leaf() else f"{type(value).__name__} of {', '.join(map(str, leaves))}"
+
+
+def _global(local: TensorType, layout: LayoutLike, mesh: MeshSpec, name: str, source: Source | None) -> TensorType:
+    """The type of the whole whose shards are these."""
+    # How a layout reads depends on the number of dims alone; what fits, on the global shape.
+    any_size = TensorType(local.dtype, tuple(length * mesh.workers for length in local.shape))
+    shape = list(local.shape)
+    placed = as_layout(layout, any_size, mesh, name, source)
+    for dim, names in enumerate(placed.shards):
+        for mesh_dim in names:
+            shape[dim] *= mesh.sizes[mesh_dim]
+    return TensorType(local.dtype, tuple(shape), placed)
+
+
+__all__ = ["from_shards"]

@@ -1,0 +1,52 @@
+"""Distributed tensors in messages: each process that the message goes to has a shard, and gets that, by reference.
+
+Pickling a message notes them. Only when all of it could be pickled are the workers told to lend them (`exchange`), and
+then the message goes out: so they are what they were where the message stands in the program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from monarch.compiler.plan import Executor, Handle, MonarchError
+from monarch.runtime.exchange import Reference, take
+
+if TYPE_CHECKING:
+    from monarch.runtime.controller import MeshExecutor
+    from monarch.runtime.controller_state import Remote
+
+
+class Sending:
+    """A message that is being pickled, for actors in these processes: `monarch.compiler.plan.Outgoing`."""
+
+    def __init__(self, to: Sequence[str]) -> None:
+        self._to = to
+        self._tensors: dict[MeshExecutor, tuple[int, list[Remote]]] = {}
+
+    def refer(self, executor: Executor, handle: Handle, parameter: bool, requires_grad: bool) -> tuple[Any, ...]:
+        from monarch.runtime.controller import MeshExecutor
+
+        if not isinstance(executor, MeshExecutor) or not executor.processes:
+            raise MonarchError(
+                f"{handle.type} is on {executor.mesh}, whose workers are not in the processes of actors",
+                hint="make the mesh on these processes, Mesh(procs=procs), and actors there get their shard;\n"
+                "or fetch the tensor first: x.full_tensor().",
+            )
+        strangers = set(self._to).difference(executor.processes)
+        if strangers:
+            raise MonarchError(
+                f"{handle.type} is sent to {len(self._to)} actors, and {len(strangers)} of them are in processes that "
+                f"{executor.mesh} does not run on",
+                hint="an actor gets the shard of the worker in its process: slice the actors, or fetch the tensor "
+                "first:\nx.full_tensor().",
+            )
+        token, remotes = self._tensors.setdefault(executor, (executor.number(), []))
+        remotes.append(executor.owned(handle, "the tensor that is sent"))
+        return take, (executor.name, token, len(remotes) - 1, parameter, requires_grad)
+
+    def lend(self) -> tuple[Reference, ...]:
+        """Have the workers lend what the message refers to. Raises what commands raise."""
+        for executor, (token, remotes) in self._tensors.items():
+            executor.lend(token, remotes, [self._to.count(process) for process in executor.processes])
+        return tuple((executor.name, token) for executor, (token, _) in self._tensors.items())

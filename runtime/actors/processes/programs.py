@@ -1,0 +1,264 @@
+"""Programs on processes of actors: workers that run in them, and who drives those.
+
+The controller of a mesh sends each process the mesh's memory and a socket (WORK); a thread there is the worker from
+then on (`runtime.worker`). It ends when the mesh is closed or lost, and says so (WORKED); the process and its actors
+live on. When the process ends, the controller hears of it as everybody does, and the mesh is lost.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from monarch.compiler.plan import Executor, MeshSpec, MonarchError, TensorType
+from monarch.runtime.actors.errors import SupervisionError
+from monarch.runtime.actors.messages.message import EMPTY, Files, Payload
+from monarch.runtime.actors.messages.protocol import DROP, WORK, WORKED, Head
+from monarch.runtime.actors.processes import current
+from monarch.runtime.actors.processes.ports import All, failing
+from monarch.runtime.actors.shape import Shape
+from monarch.runtime.exchange import Gifts, Loan, Loans
+from monarch.runtime.warm import mark_dead
+from monarch.runtime.window import Geometry, Window
+
+if TYPE_CHECKING:
+    from monarch.runtime.actors.processes.process import Death, Process
+    from monarch.runtime.connection import Connection
+
+_END_SECONDS = 10.0
+"""How long a worker may take for what it is doing when its mesh is closed."""
+
+
+class Programs:
+    """What a process has of programs."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+        self.driven: dict[str, WorkersInProcesses] = {}
+        """The meshes that are driven from here, by name."""
+        self._gifts = Gifts()
+        self._numbers = count()
+        self._dropped: list[tuple[int, Sequence[str]]] = []
+        process.handle(WORK, self._on_work)
+        process.handle(WORKED, self._on_worked)
+        process.handle(DROP, self._on_drop)
+
+    def died(self, death: Death) -> None:
+        """A process has ended."""
+        self._gifts.gone(death.address)
+        for mesh in list(self.driven.values()):
+            mesh.died(death)
+
+    # -- workers that run here -----------------------------------------------------------------------------------------
+
+    def _on_work(self, sender: str, head: Head, payload: Payload) -> None:
+        name = f"worker {head[3]}"
+        threading.Thread(target=self._work, args=(sender, head, payload.files), name=name, daemon=True).start()
+
+    def _work(self, controller: str, head: Head, files: Files | None) -> None:
+        _, mesh, reply, rank, dims, across = head
+        try:
+            if files is None:
+                raise OSError("its files were lost: too many are open (ulimit -n)")
+            memory, end = files.take()
+            up = socket.socket(fileno=end)
+            spec = MeshSpec(dims)
+            window = Window(Geometry.of(spec.workers), memory)
+            os.close(memory)
+        except OSError as error:
+            self._process.raise_at(reply, error, "starting a worker")
+            return
+        torch.set_num_threads(self._process.threads)  # this thread's
+        self._process.reply(reply, True, os.getpid())
+        how = self._serve(_Actors(Loans(mesh), self._gifts, controller), spec, rank, window, up, across)
+        del window
+        gc.collect()  # what a worker holds refers to itself
+        self._process.router.send(controller, (WORKED, mesh, rank, how), EMPTY)
+
+    def _serve(
+        self,
+        actors: _Actors,
+        spec: MeshSpec,
+        rank: int,
+        window: Window,
+        up: socket.socket,
+        across: dict[str, Any] | None,
+    ) -> str | None:
+        from monarch.runtime.worker import serve_beside
+
+        try:
+            serve_beside(actors, spec, rank, window, up, across)
+        except BaseException as error:
+            traceback.print_exc()
+            sys.stderr.flush()
+            mark_dead(window, rank)
+            return f"ended of {type(error).__name__}: {error}"
+        finally:
+            actors.loans.end()
+        return None
+
+    def _on_worked(self, sender: str, head: Head, payload: Payload) -> None:
+        _, mesh, rank, how = head
+        if mesh in self.driven:
+            self.driven[mesh].ended(rank, how)
+
+    # -- what actors return for programs -------------------------------------------------------------------------------
+
+    def give(self, caller: str, number: int, value: object) -> Any:
+        """Keep what an actor returned until its caller's mesh adopts it: the same, with a type for each tensor. Raises
+        TypeError, and LayoutError for a dtype that meshes do not have."""
+        leaves, tree = pytree.tree_flatten(value)
+        for leaf in leaves or [None]:
+            if not isinstance(leaf, torch.Tensor):
+                raise TypeError(f"a program takes tensors, and this endpoint returned a {type(leaf).__name__}")
+            if leaf.device.type != "cpu" or leaf.layout is not torch.strided or leaf.is_quantized:
+                raise TypeError(f"a program's workers take dense CPU tensors, and this endpoint returned {leaf.device}")
+        tensors = [leaf.detach().resolve_conj().resolve_neg().contiguous() for leaf in leaves]
+        described = pytree.tree_unflatten([TensorType(tensor.dtype, tuple(tensor.shape)) for tensor in tensors], tree)
+        self._gifts.give(caller, number, tensors)
+        return described
+
+    def number(self) -> int:
+        """For a call whose replies stay where they are. What was not wanted of earlier ones is dropped now."""
+        while self._dropped:
+            number, addresses = self._dropped.pop()
+            for address in addresses:
+                self._process.router.send(address, (DROP, number), EMPTY)
+        return next(self._numbers)
+
+    def drop(self, number: int, addresses: Sequence[str]) -> None:
+        """Nobody wants what was returned. From a finalizer, in any thread: so it is not sent now."""
+        self._dropped.append((number, addresses))
+
+    def _on_drop(self, sender: str, head: Head, payload: Payload) -> None:
+        self._gifts.drop(sender, head[1])
+
+
+class _Actors:
+    """`worker_state.Actors`: those of this process, for one worker."""
+
+    def __init__(self, loans: Loans, gifts: Gifts, controller: str) -> None:
+        self.loans = loans
+        self._gifts = gifts
+        self._controller = controller
+
+    def lend(self, token: int, loans: Sequence[Loan | str], messages: int) -> None:
+        self.loans.lend(token, loans, messages)
+
+    def adopt(self, token: int) -> list[torch.Tensor]:
+        return self._gifts.adopt(self._controller, token)
+
+
+class WorkersInProcesses:
+    """`runtime.workers.Processes`: the workers of one mesh, in processes of actors, by rank."""
+
+    alive = True  # each process' end is told
+
+    def __init__(self, process: Process, addresses: Sequence[str]) -> None:
+        self.name = process.new_id()
+        self._process = process
+        self._addresses = addresses
+        self._changed = threading.Condition()
+        self._told: list[dict[str, Any]] = []
+        self._ranks: Sequence[int] = ()
+        self._working: set[int] = set()
+        self._window: Window | None = None
+
+    def start(
+        self,
+        mesh: MeshSpec,
+        ranks: Sequence[int],
+        memory: int,
+        sockets: list[socket.socket],
+        threads: int,
+        across: dict[str, Any] | None,
+    ) -> int:
+        process = self._process
+        self._window = Window(Geometry.of(mesh.workers), memory)
+        self._ranks, self._working = ranks, set(ranks)
+        process.programs.driven[self.name] = self
+        members = [self._addresses[rank] for rank in ranks]
+        waiting: All[int] = All(Shape.of({"workers": len(ranks)}), members)
+        port = process.ports.open(waiting)
+        for place, (rank, end) in enumerate(zip(ranks, sockets, strict=True)):
+            payload = Payload(EMPTY.data)
+            payload.files = Files.copies([memory, end.fileno()])
+            head = WORK, self.name, (process.address, port, place), rank, mesh.dims, across
+            if not process.router.send(members[place], head, payload):
+                self.ended(rank, None)
+                process.ports.reply(port, place, False, failing(process.lost(members[place], "worker")))
+        try:
+            pids = waiting.future.get().values()
+        except Exception as error:
+            self.stop(0)
+            if isinstance(error, SupervisionError):
+                raise MonarchError(f"cannot start the workers of {mesh}: {error}") from None
+            raise
+        with self._changed:
+            self._told += [{"is": "started", "rank": rank, "pid": pid} for rank, pid in zip(ranks, pids, strict=True)]
+        return 0
+
+    def messages(self, mesh: int, seconds: float = 0.0) -> list[dict[str, Any]]:
+        with self._changed:
+            if seconds:
+                self._changed.wait_for(lambda: self._told, seconds)
+            told, self._told = self._told, []
+            return told
+
+    def stop(self, mesh: int) -> None:
+        if self._window is not None:
+            mark_dead(self._window, self._ranks[0])
+
+    def settle(self, mesh: int) -> None:
+        with self._changed:
+            if current.started() is self._process:  # or else the processes have been stopped with it
+                self._changed.wait_for(lambda: not self._working, _END_SECONDS)
+
+    def died(self, death: Death) -> None:
+        """A process has ended. In the I/O thread."""
+        for rank, address in enumerate(self._addresses):
+            if address == death.address:
+                self.ended(rank, f"is gone: its process {death.name}[{death.rank}] {death.reason}")
+
+    def ended(self, rank: int, how: str | None) -> None:
+        """A worker has ended, and how, if it was not told to."""
+        with self._changed:
+            if rank not in self._working:
+                return
+            self._working.discard(rank)
+            if how is not None:
+                self._told.append({"is": "exited", "rank": rank, "how": how})
+                if self._window is not None:
+                    mark_dead(self._window, rank)
+            if not self._working:
+                self._process.programs.driven.pop(self.name, None)
+            self._changed.notify_all()
+
+
+def executor_in(process: Process, mesh: MeshSpec, addresses: Sequence[str]) -> Executor:
+    """Start a worker for each place of a mesh in a process of actors, in order. Raises MonarchError."""
+    from monarch.runtime.controller import MeshExecutor
+
+    if len(addresses) != mesh.workers:
+        raise MonarchError(f"{mesh} has {mesh.workers} workers, and there are {len(addresses)} processes for them")
+    return MeshExecutor(mesh, partial(_connect, process, tuple(addresses)))
+
+
+def _connect(process: Process, addresses: tuple[str, ...], mesh: MeshSpec, lost: Callable[[], None]) -> Connection:
+    from monarch.runtime.connection import LocalConnection
+
+    workers = WorkersInProcesses(process, addresses)
+    connection = LocalConnection(mesh, lost, workers)
+    connection.processes, connection.name = addresses, workers.name
+    return connection

@@ -1,0 +1,86 @@
+"""Shards: what an endpoint returned in each process, and what stays there to become a distributed tensor."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from monarch.compiler.plan import Executor, Handle, MonarchError, TensorType
+from monarch.runtime.actors.future import Future
+from monarch.runtime.actors.values import ValueMesh
+
+if TYPE_CHECKING:
+    from monarch.runtime.actors.processes.programs import Programs
+    from monarch.runtime.controller import MeshExecutor
+
+T = TypeVar("T", covariant=True)
+
+
+class Shards(Generic[T]):
+    """The replies to a call, which stay in the processes of the actors: `mesh.from_shards(shards, "[@data, -]")`.
+
+    They are kept until then, or until this object goes.
+    """
+
+    def __init__(
+        self,
+        programs: Programs,
+        number: int,
+        label: str,
+        addresses: Sequence[str],
+        replies: Future[ValueMesh[Any]],
+    ) -> None:
+        """`replies` are what was returned, with a TensorType for each tensor."""
+        self._number = number
+        self._label = label
+        self._addresses = addresses
+        self._replies = replies
+        self._drop = weakref.finalize(self, programs.drop, number, addresses)
+        self._drop.atexit = False
+
+    def done(self) -> bool:
+        """Whether all have returned, or one has failed."""
+        return self._replies.done()
+
+    def wait(self, timeout: float | None = None) -> Shards[T]:
+        """Wait until all have returned. Raises what `Future.get` of a call raises."""
+        self._replies.get(timeout)
+        return self
+
+    def found(self, executor: Executor) -> list[Any]:
+        """`monarch.compiler.plan.Returned`."""
+        if not self._drop.alive:
+            raise MonarchError(
+                f"what '{self._label}' returned is on a mesh already", hint="use the tensors that were made of it."
+            )
+        replies = dict(zip(self._addresses, self._replies.get().values(), strict=True))
+        processes = _on_processes(executor).processes
+        if set(replies) != set(processes):
+            missing = [rank for rank, process in enumerate(processes) if process not in replies]
+            raise MonarchError(
+                f"'{self._label}' was called on {len(replies)} actors, and {executor.mesh} runs on "
+                f"{len(processes)} processes, of which {len(missing)} have returned nothing",
+                hint="call actors that are in the mesh's processes, one in each: Mesh(procs=procs) and "
+                "procs.spawn(...).",
+            )
+        return [replies[process] for process in processes]
+
+    def adopt(self, executor: Executor, types: Sequence[TensorType]) -> list[Handle]:
+        """`monarch.compiler.plan.Returned`."""
+        self._drop.detach()
+        return _on_processes(executor).adopt(self._number, types)
+
+    def __repr__(self) -> str:
+        return f"<shards of {self._label} in {len(self._addresses)} processes>"
+
+
+def _on_processes(executor: Executor) -> MeshExecutor:
+    from monarch.runtime.controller import MeshExecutor
+
+    if not isinstance(executor, MeshExecutor) or not executor.processes:
+        raise MonarchError(
+            f"the workers of {executor.mesh} are not in the processes of actors",
+            hint="make the mesh on them: Mesh(procs=procs).",
+        )
+    return executor
