@@ -34,6 +34,7 @@ from __future__ import annotations
 import json
 import mmap
 import os
+import pickle
 import struct
 import threading
 from collections.abc import Callable
@@ -41,7 +42,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from monarch.compiler.plan import MeshSpec, MonarchError
+from monarch.compiler.plan import MeshSpec, MonarchError, PlanError
 from monarch.compiler.plan.file import plan_from_bytes
 from monarch.runtime import signals, wire
 from monarch.runtime.connection import pack_plan
@@ -177,7 +178,10 @@ class _Part:
 
     def _load(self, head: dict[str, Any], data: Any) -> None:
         number = int(head["number"])
-        blob = pack_plan(plan_from_bytes(bytes(data)))
+        try:
+            blob = pack_plan(plan_from_bytes(bytes(data)))
+        except PlanError as error:  # for the workers to tell, at each step that would run it
+            blob = pickle.dumps((error, None))
         self._write(partial(self._workers.load, number, blob, number))
         self._workers.ring.publish()
 

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import torch
 
-from monarch.compiler.plan import DTYPE_NAMES, MeshSpec, Plan
+from monarch.compiler.plan import DTYPE_NAMES, MeshSpec, Plan, PlanError
 from monarch.compiler.plan.local_ops import LOCAL_OPS
 from monarch.compiler.plan.native import bind
 from monarch.runtime import wire
@@ -278,8 +278,10 @@ class WorkerState:
         _, number = wire.unpack_numbers(body)
         blob = self._received()
         try:
-            plan: Plan
+            plan: Plan | PlanError
             plan, self._kernels = pickle.loads(blob)  # made by the process of which this one is a fork
+            if isinstance(plan, PlanError):  # its host has refused it
+                raise plan
             self._moves = self._collectives.by(plan.collectives)
             frame = Frame(plan, self._bind)
             frame.measure(self._tracer)

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     )
     from monarch.compiler.inspect.profile import profile
     from monarch.compiler.plan import Plan
+    from monarch.compiler.rules import sharding_rule
     from monarch.compiler.types import Layout, MeshSpec, TensorType
     from monarch.language import (
         DistributedTensor,
@@ -62,6 +63,7 @@ _HOMES = {
     ),
     "monarch.compiler.inspect.profile": ("profile",),
     "monarch.compiler.plan": ("Plan",),
+    "monarch.compiler.rules": ("sharding_rule",),
     "monarch.compiler.types": ("Layout", "MeshSpec", "TensorType"),
     "monarch.language": (
         "DistributedTensor",
@@ -110,6 +112,7 @@ __all__ = [
     "program",
     "rdma",
     "remote",
+    "sharding_rule",
     "spmd",
     "this_host",
 ]

@@ -20,6 +20,7 @@ def ray(
     gpus_per_node: float = 0,
     resources_per_node: Mapping[str, float] | None = None,
     actor_options: Mapping[str, Any] | None = None,
+    imports: Sequence[str] = (),
     trusted_network: bool = False,
     transports: Sequence[str] | None = None,
     fan_out: int = 8,
@@ -35,6 +36,7 @@ def ray(
 
     `cpus_per_node`, `gpus_per_node`, `resources_per_node`   what Ray keeps for each host, in a placement group
     `actor_options`      of the actors that keep the hosts, as Ray's `.options(...)` takes them
+    `imports`            modules that the hosts import first, such as those that register ops of your own
     `trusted_network`    nobody else listens between the nodes: a token and no encryption, rather than certificates
                          that are made for these hosts alone. Either goes to the nodes through Ray.
     `transports`, `fan_out`    as those of `monarch.hosts`
@@ -42,14 +44,20 @@ def ray(
 
     Raises MonarchError where there is no cluster, or not enough nodes, or a host does not start.
     """
-    launcher = RayLauncher(nodes, cpus_per_node, gpus_per_node, resources_per_node, actor_options, timeout)
+    launcher = RayLauncher(nodes, cpus_per_node, gpus_per_node, resources_per_node, actor_options, imports, timeout)
     return HostMesh(launch(launcher, trusted_network=trusted_network, transports=transports, fan_out=fan_out))
 
 
 def local(
-    hosts: int, *, trusted_network: bool = False, transports: Sequence[str] | None = None, fan_out: int = 8
+    hosts: int,
+    *,
+    imports: Sequence[str] = (),
+    trusted_network: bool = False,
+    transports: Sequence[str] | None = None,
+    fan_out: int = 8,
 ) -> HostMesh:
-    """Hosts on this machine, over its loopback: to try out what is to run over several. See `monarch.hosts`."""
+    """Hosts on this machine, over its loopback: to try out what is to run over several. They import these modules
+    first. See `monarch.hosts`."""
     return HostMesh(
-        launch(LocalLauncher(hosts), trusted_network=trusted_network, transports=transports, fan_out=fan_out)
+        launch(LocalLauncher(hosts, imports), trusted_network=trusted_network, transports=transports, fan_out=fan_out)
     )

@@ -17,6 +17,7 @@ from monarch.compiler.cli import entry
 from monarch.compiler.cli.check import check
 from monarch.compiler.cli.compile import compile_
 from monarch.compiler.cli.diff import diff
+from monarch.compiler.cli.imports import Imports
 from monarch.compiler.cli.inspect import inspect
 from monarch.compiler.cli.opt import opt
 from monarch.compiler.cli.profile import profile
@@ -42,6 +43,7 @@ def monarchc(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error. Of every command.")] = False,
+    imports: Imports = None,
 ) -> None:
     """See what a distributed program became: compile it, look into the plan, run it.
 

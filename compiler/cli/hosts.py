@@ -15,6 +15,7 @@ from monarch.compiler.cli.ca import ca
 from monarch.compiler.cli.debug import debug as debug_actors
 from monarch.compiler.cli.doctor import doctor
 from monarch.compiler.cli.host import host
+from monarch.compiler.cli.imports import Imports
 
 app = typer.Typer(name="monarch", no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
 
@@ -36,6 +37,7 @@ def monarch(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error. Of every command.")] = False,
+    imports: Imports = None,
 ) -> None:
     """Make this machine a host, see what it offers, and attach to actors that stopped.
 

@@ -45,9 +45,17 @@ class RefusedOp(Exception):
     """A plan may not call an op, and why."""
 
 
+class UnknownOp(Exception):
+    """An op of the user's own, which may be called once it is registered."""
+
+    def __init__(self, namespace: str) -> None:
+        super().__init__(namespace)
+        self.namespace = namespace
+
+
 @lru_cache(maxsize=4096)
 def allow(op: str) -> None:
-    """Raise RefusedOp unless a plan may call `op`, such as "aten.mm.default"."""
+    """Raise RefusedOp unless a plan may call `op`, such as "aten.mm.default", or UnknownOp if it could."""
     if op == "getitem" or op in PARAMETERS:
         return
     if not _OP.fullmatch(op):
@@ -65,4 +73,4 @@ def allow(op: str) -> None:
     except RuntimeError:
         if namespace in ("aten", "prims"):
             raise RefusedOp(f"unknown op in torch {torch.__version__}") from None
-        raise RefusedOp(f"unknown op: import what registers the ops of '{namespace}' before loading the plan") from None
+        raise UnknownOp(namespace) from None

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
+from monarch.compiler.errors import PlanError
 from monarch.compiler.kernels.ir import KernelError, may_overwrite
 from monarch.compiler.kernels.text import parse_kernel
-from monarch.compiler.plan.allowed import PARAMETERS, RefusedOp, allow
+from monarch.compiler.plan.allowed import PARAMETERS, RefusedOp, UnknownOp, allow
 from monarch.compiler.plan.binaries import check_binaries
 from monarch.compiler.plan.plan import Instruction, Plan, Slot
 
 
 def check_plan(plan: Plan, fail: Callable[[str], NoReturn]) -> None:
-    """Call `fail` with what is wrong, if anything is."""
+    """Call `fail` with what is wrong, if anything is. Raises PlanError where an op of the user's is not registered."""
     frame = len(plan.inputs) + len(plan.constant_slots) + len(plan.instructions)
     if plan.slots > frame:
         fail(f"it has {plan.slots} slots for {frame} values")
@@ -31,6 +32,11 @@ def check_plan(plan: Plan, fail: Callable[[str], NoReturn]) -> None:
             _check_instruction(instruction, plan, held)
         except _Wrong as wrong:
             fail(f"instruction {position}, {instruction.op[:100]!a}: {wrong}")
+        except UnknownOp as unknown:
+            raise PlanError(
+                f"plan {plan.name!a} calls {instruction.op!a}, which is not known here",
+                hint=f"Import what registers the ops of {unknown.namespace!a} first (for a command: --import MODULE).",
+            ) from None
     for spec in plan.outputs:
         if not held[spec.slot]:
             fail(f"output {spec.label!a} lies in slot {spec.slot}, which is empty at the end")

@@ -120,7 +120,7 @@ def _no_rule(node: fx.Node) -> RuleError:
         f"{name} has no sharding rule, so it cannot be partitioned",
         hint=(
             "Say in one line how it partitions: the factors of operands and results, and those that stay whole:\n"
-            "    from monarch.compiler.rules import sharding_rule\n"
+            "    from monarch import sharding_rule\n"
             f'    sharding_rule("{packet}", "{example}", whole="d")     # batch dims shard, the last dim does not'
         ),
         source=node.meta.get("source"),

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
 from monarch.runtime.launch.folder import private_folder
@@ -35,12 +35,19 @@ class AgentEnded(Exception):
 
 
 class AgentProcess:
-    """An agent that listens on `machine`, an address of this one, on a free port. `show` gets its lines.
+    """An agent that listens on `machine`, an address of this one, on a free port, with these modules imported. `show`
+    gets its lines.
 
     Raises nothing: `serving` tells what came of it.
     """
 
-    def __init__(self, machine: str, credentials: Credentials, show: Callable[[str], None] | None = None) -> None:
+    def __init__(
+        self,
+        machine: str,
+        credentials: Credentials,
+        imports: Sequence[str] = (),
+        show: Callable[[str], None] | None = None,
+    ) -> None:
         self._lines: deque[str] = deque(maxlen=LINES)
         self._show = show
         self._changed = threading.Condition()
@@ -50,8 +57,9 @@ class AgentProcess:
         self._undo = ExitStack()
         self._folder = self._undo.enter_context(private_folder())
         host = f"[{machine}]" if ":" in machine else machine
-        command = [sys.executable, "-P", "-c", PROGRAM.format(parent=os.getpid()), "host", "--listen", f"{host}:0"]
-        command += self._written(credentials)
+        command = [sys.executable, "-P", "-c", PROGRAM.format(parent=os.getpid())]
+        command += [f"--import={name}" for name in imports]
+        command += ["host", "--listen", f"{host}:0", *self._written(credentials)]
         # "With its parent" means the thread that started it, to the kernel: this one lasts as long as the agent.
         self._thread = threading.Thread(target=self._run, args=(command,), name="monarch-agent", daemon=True)
         self._thread.start()

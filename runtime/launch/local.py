@@ -15,17 +15,18 @@ PATIENCE = 60.0
 class LocalLauncher:
     """`launcher.Launcher` on loopback."""
 
-    def __init__(self, hosts: int) -> None:
+    def __init__(self, hosts: int, imports: Sequence[str] = ()) -> None:
         if hosts < 1:
             raise MonarchError(f"{hosts} hosts: it has to be one at least")
         self._hosts = hosts
+        self._imports = imports
         self._agents: list[AgentProcess] = []
 
     def place(self) -> Sequence[str]:
         return ["127.0.0.1"] * self._hosts
 
     def start(self, credentials: Sequence[Credentials]) -> Sequence[str]:
-        self._agents = [AgentProcess("127.0.0.1", each) for each in credentials]
+        self._agents = [AgentProcess("127.0.0.1", each, self._imports) for each in credentials]
         addresses = []
         for number, agent in enumerate(self._agents):
             try:

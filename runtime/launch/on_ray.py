@@ -31,9 +31,11 @@ class HostActor:
 
         return str(ray.util.get_node_ip_address())
 
-    async def serve(self, machine: str, credentials: Credentials, timeout: float) -> tuple[str, str]:
+    async def serve(
+        self, machine: str, credentials: Credentials, imports: Sequence[str], timeout: float
+    ) -> tuple[str, str]:
         """Start the agent. Gives where it listens and "", or "" and how it ended."""
-        self._agent = AgentProcess(machine, credentials, show=lambda line: print(line, end="", flush=True))
+        self._agent = AgentProcess(machine, credentials, imports, show=lambda line: print(line, end="", flush=True))
         try:
             return await asyncio.to_thread(self._agent.serving, timeout), ""
         except AgentEnded as error:
@@ -55,6 +57,7 @@ class RayLauncher:
     `nodes`        how many, each with `cpus` and `gpus` free
     `resources`    what else each has to have free, as Ray calls it: {"accelerator_type:H100": 1}
     `options`      of the actors, as Ray's `.options(...)` takes them: a runtime environment, a name, restarts
+    `imports`      modules that the agents import first
     `timeout`      seconds to wait for nodes, and for agents to start
     """
 
@@ -65,6 +68,7 @@ class RayLauncher:
         gpus: float,
         resources: Mapping[str, float] | None,
         options: Mapping[str, Any] | None,
+        imports: Sequence[str],
         timeout: float,
     ) -> None:
         if nodes < 1:
@@ -78,6 +82,7 @@ class RayLauncher:
         self._bundle = {"CPU": float(cpus), "GPU": float(gpus), **(resources or {})}
         self._bundle = {name: amount for name, amount in self._bundle.items() if amount}
         self._options = dict(options or {})
+        self._imports = tuple(imports)
         self._timeout = timeout
         self._group: Any = None
         self._actors: list[Any] = []
@@ -115,7 +120,7 @@ class RayLauncher:
 
     def start(self, credentials: Sequence[Credentials]) -> Sequence[str]:
         pairs = zip(self._actors, self._machines, credentials, strict=True)
-        calls = [actor.serve.remote(machine, each, self._timeout) for actor, machine, each in pairs]
+        calls = [actor.serve.remote(machine, each, self._imports, self._timeout) for actor, machine, each in pairs]
         served = self._all("start its agent", calls)
         for number, (address, how) in enumerate(served):
             if not address:

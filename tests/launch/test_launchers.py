@@ -13,6 +13,7 @@ import torch
 
 import monarch
 from monarch import DeviceMeshError, MonarchError
+from monarch.compiler.cli.load import import_file
 from monarch.distributed import Mesh
 from monarch.language import HostMesh
 from monarch.runtime.launch.agent import AgentProcess
@@ -56,6 +57,43 @@ def test_programs_run_on_launched_hosts_and_these_end_with_their_block(launch: L
             mesh.close()
             hosts.close()
             assert all(map(has_ended, agents))
+
+
+OWN_OPS = """\
+import torch
+
+import monarch
+
+library = torch.library.Library("launchtest", "DEF")
+library.define("twice(Tensor x) -> Tensor")
+library.impl("twice", lambda x: x * 2, "CPU")
+library.impl("twice", torch.empty_like, "Meta")
+monarch.sharding_rule("launchtest.twice", "... -> ...")
+"""
+
+
+@pytest.fixture(scope="module")
+def own_ops(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A file that registers an op of the user's own, which this process has imported."""
+    path = tmp_path_factory.mktemp("own") / "launch_test_ops.py"
+    path.write_text(OWN_OPS)
+    import_file(path)
+    return str(path)
+
+
+def test_hosts_know_the_ops_of_what_they_import(launch: Launch, own_ops: str) -> None:
+    with launch(2, imports=[own_ops]) as hosts, Mesh(data=2, hosts=hosts) as mesh:
+        there = monarch.distribute(torch.ones(4), mesh, "[@data]")
+        assert torch.ops.launchtest.twice(there).full_tensor().tolist() == [2] * 4
+
+
+def test_hosts_that_do_not_know_an_op_say_so_and_work_on(launch: Launch, own_ops: str) -> None:
+    with launch(2) as hosts, Mesh(data=2, hosts=hosts) as mesh:
+        there = monarch.distribute(torch.ones(4), mesh, "[@data]")
+        with pytest.raises(DeviceMeshError, match="'launchtest.twice.default', which is not known here") as error:
+            torch.ops.launchtest.twice(there).full_tensor()
+        assert "--import" in str(error.value)
+        assert there.sum().item() == 4
 
 
 def test_an_agent_that_ends_is_noticed(launch: Launch) -> None:

@@ -106,7 +106,7 @@ def test_no_rule_names_op_line_and_remedy(mylib: Any) -> None:
     assert str(error.value) == (
         "train.py:12: error: rulestest.unknown.default has no sharding rule, so it cannot be partitioned\n"
         "  Say in one line how it partitions: the factors of operands and results, and those that stay whole:\n"
-        "      from monarch.compiler.rules import sharding_rule\n"
+        "      from monarch import sharding_rule\n"
         '      sharding_rule("rulestest.unknown", "... d, ... d -> ... d", whole="d")'
         "     # batch dims shard, the last dim does not"
     )

@@ -1,0 +1,41 @@
+"""`--import MODULE`, of both command lines: what registers ops of the user's own, before anything needs them."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def _import(names: list[str] | None) -> None:
+    if not names:
+        return
+    from monarch.compiler.cli.load import import_file, users_errors
+    from monarch.compiler.errors import MonarchError
+
+    sys.path.insert(0, "")  # the working folder, as `python -m` has it
+    for name in names:
+        if name.endswith(".py"):
+            if not Path(name).is_file():
+                raise MonarchError(f"there is no file {name}")
+            import_file(Path(name))
+            continue
+        with users_errors(f"importing {name}"):
+            if importlib.util.find_spec(name) is None:
+                raise MonarchError(f"there is no module {name}")
+            importlib.import_module(name)
+
+
+Imports = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--import",
+        metavar="MODULE",
+        callback=_import,
+        is_eager=True,
+        help="Import a module, by its name or file, such as one that registers ops of your own. Can be repeated.",
+    ),
+]
