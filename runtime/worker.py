@@ -10,6 +10,7 @@ import threading
 import traceback
 from array import array
 from collections.abc import Callable
+from contextlib import closing
 from mmap import mmap
 from typing import Any
 
@@ -127,7 +128,7 @@ def _loop(
             raise _ControllerGone
 
     step = 0
-    with torch.inference_mode():
+    with torch.inference_mode(), closing(collectives):
         while True:
             body = ring.read(idle)
             for message in state.handle(step, body):

@@ -112,6 +112,7 @@ def summary(plan: Plan, path: Path) -> dict[str, Any]:
         "mesh": dict(plan.mesh.dims),
         "workers": plan.mesh.workers,
         "target": plan.target,
+        "backend": plan.collectives,
         "ops": len(ops_of(plan)),
         "instructions": len(plan.instructions),
         "collectives": plan.costs["collectives"],
@@ -131,7 +132,7 @@ def _machine_code(plan: Plan) -> Iterator[tuple[str, str]]:
 
 def _show(out: Console, plan: Plan, path: Path) -> None:
     made = summary(plan, path)
-    line(out, plain(plan.name, "bold"), f"on {plan.mesh}: {count(plan.mesh.workers, 'worker')}, for {plan.target}")
+    line(out, plain(plan.name, "bold"), f"on {plan.mesh}: {count(plan.mesh.workers, 'worker')}, for {plan.made_for}")
     together = sum(c["count"] for by_op in made["collectives"].values() for c in by_op.values())
     collectives = [
         (dims, op, f"{c['count']:,}", f"{c['tensors']:,}", size(c["bytes"]))

@@ -52,7 +52,7 @@ def _show(out: Console, a: Plan, b: Plan, found: Differences) -> None:
         out,
         ["", ">before", ">after", ">change"],
         [
-            *((name, was, now, "") for name, (was, now) in found.settings.items() if name == "target"),
+            *((name, was, now, "") for name, (was, now) in found.settings.items() if name in ("target", "backend")),
             *((name, *_both(name, was, now), _change(was, now)) for name, (was, now) in found.totals.items()),
         ],
     )

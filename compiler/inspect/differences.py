@@ -228,4 +228,5 @@ _SETTINGS: dict[str, Callable[[Plan], str]] = {
     "name": lambda plan: plan.name,
     "mesh": lambda plan: str(plan.mesh),
     "target": lambda plan: plan.target,
+    "backend": lambda plan: plan.collectives,
 }

@@ -54,7 +54,7 @@ class Inspection:
         over = Counter(" and ".join(value.mesh_dims) for value in collectives)
         counted = ", ".join(f"{count:,} over {dims}" for dims, count in over.most_common())
         lines = [
-            f"{plan.name} on {plan.mesh}: {workers}, for {plan.target}",
+            f"{plan.name} on {plan.mesh}: {workers}, for {plan.made_for}",
             f"  {len(ops_of(plan)):,} ops, {len(collectives):,} collective{'s' * (len(collectives) != 1)}"
             + (f" ({counted})" if counted else ""),
             f"  a worker sends {size_text(sum(value.sent for value in collectives))} a step, "

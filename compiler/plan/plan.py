@@ -89,6 +89,11 @@ class Plan:
     costs: dict[str, Any] = field(default_factory=dict)
     hash: str = ""
 
+    @property
+    def made_for(self) -> str:
+        """Its target and, where that is not Monarch's own, what moves its tensors: "cpu", "cpu, over gloo"."""
+        return self.target if self.collectives == "monarch" else f"{self.target}, over {self.collectives}"
+
     def save(self, path: str) -> None:
         """Write this plan as one `.mplan` file."""
         from monarch.compiler.plan.file import save_plan

@@ -49,6 +49,10 @@ class Collectives(Meetings):
             self._process_groups = ProcessGroups(self, self._network)
         return self._process_groups
 
+    def close(self) -> None:
+        if self._process_groups is not None:
+            self._process_groups.leave()
+
     def fail(self, step: int) -> None:
         if self._process_groups is not None:
             self._process_groups.give_up(step)

@@ -26,8 +26,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._C._distributed_c10d import AllgatherOptions, AllToAllOptions, BroadcastOptions
-from torch.distributed import ProcessGroupGloo, Store
+from torch._C._distributed_c10d import AllgatherOptions, AllToAllOptions, BroadcastOptions, ProcessGroupGloo, Store
 
 from monarch.compiler.plan import MonarchError
 from monarch.compiler.plan.blocks import REDUCE
@@ -72,6 +71,10 @@ class ProcessGroups:
         for member in self._members.values():
             if member.step == step:
                 member.leave()
+
+    def leave(self) -> None:
+        for member in self._members.values():
+            member.leave()
 
     # -- what plans call -------------------------------------------------------------------------------------------
 
@@ -259,7 +262,7 @@ class Membership:
         try:
             own = listener.getsockname()[:2]
             store = _Rendezvous(self._tell_all, own)
-            options = ProcessGroupGloo._Options()
+            options: Any = ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # the stubs have other names
             options._devices, options._threads, options._timeout = [device], 1, _CONNECT
             try:
                 self._backend = ProcessGroupGloo(store, self.me, self.size, options)
@@ -329,7 +332,7 @@ class _Rendezvous(Store):
     def get(self, key: str) -> bytes:
         return bytes.fromhex(self._met()[key])
 
-    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:  # type: ignore[override]
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
         self._met()
 
     def _met(self) -> dict[str, str]:

@@ -25,6 +25,7 @@ def data(plan: Plan) -> dict[str, Any]:
         "mesh": dict(plan.mesh.dims),
         "workers": plan.mesh.workers,
         "target": plan.target,
+        "backend": plan.collectives,
         "inputs": [
             {"kind": spec.kind, "name": name, **_type(plan, spec.type), "donated": donated}
             for name, spec, donated in tensors
@@ -60,7 +61,7 @@ def _phases(plan: Plan) -> dict[str, dict[str, float]]:
 def show(out: Console, plan: Plan) -> None:
     found = data(plan)
     workers = count(plan.mesh.workers, "worker")
-    line(out, plain(plan.name, "bold"), f"on {plan.mesh}: {workers}, for {plan.target}")
+    line(out, plain(plan.name, "bold"), f"on {plan.mesh}: {workers}, for {plan.made_for}")
     line(out, plain(f"hash {plan.hash}", "dim"))
     _interface(out, found)
     if "phases" in found:

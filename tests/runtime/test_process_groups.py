@@ -1,0 +1,243 @@
+"""Process groups beside the mesh's own collectives: who is connected, and what happens when somebody is not there any
+more. What they compute is in `test_collectives` and `test_failures`, over every way there is."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed import ProcessGroupGloo
+
+from monarch.compiler.plan import DeviceMeshError, MeshSpec, MonarchError, TensorType
+from monarch.runtime.collectives import Network, listening, process_groups
+from monarch.runtime.collectives.process_groups import Membership
+from monarch.runtime.controller import MeshExecutor
+from tests.runtime.building import Building, each, whole
+from tests.runtime.loopback import executor_on
+from tests.runtime.test_failures import MESH, fail_where, healthy
+
+SYN_SENT, ESTABLISHED = 2, 1
+
+
+@pytest.fixture(scope="module", params=["local gloo", "hosts gloo"])
+def executor(request: pytest.FixtureRequest) -> Iterator[MeshExecutor]:
+    with executor_on(request.param, MESH) as executor:
+        yield executor
+
+
+# -- failing ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("failing", [[4], [0], [1, 2]], ids=str)
+def test_who_waits_in_gloo_is_told(executor: MeshExecutor, failing: list[int]) -> None:
+    """The process group has been used in the step before somebody fails: the others wait in it, and not in memory."""
+    build = Building(MESH, "bad")
+    x = build.input(whole((6, 6)))
+    first = build.call("getitem", build.call("all_reduce", [x], ["a", "b"], "sum"), 0)
+    y = build.call("aten.add.Tensor", first, fail_where(build, x, failing))
+    build.output(build.call("getitem", build.call("all_reduce", [y], ["a", "b"], "sum"), 0), whole((6, 6)))
+    for _ in range(2):
+        (handle,) = executor.run(build.plan(), [torch.randn(6, 6)])
+        with pytest.raises(DeviceMeshError) as info:
+            executor.wait(handle)
+        a, b = MESH.point(failing[0])
+        assert str(info.value).startswith(f"train.py:12: error: worker a={a}, b={b} failed in aten.index_select")
+        healthy(executor)
+
+
+def test_state_is_that_of_the_last_step_that_committed(executor: MeshExecutor) -> None:
+    """Where somebody fails between two sums, nobody overwrites anything, and the next step goes on from there."""
+    build, kind = Building(MESH, "update"), whole((6, 6))
+    state = build.input(kind, "state", "w", donate=True)
+    table = build.input(whole((2, 6)))
+    total = build.call("getitem", build.call("all_reduce", [state], ["a", "b"], "sum"), 0)
+    index = build.call("aten.unsqueeze.default", build.call("axis_index", "a"), 0)
+    row = build.call("aten.index_select.default", table, 0, index)  # where the table has one row, half of them fail
+    grown = build.call("aten.add.Tensor", total, row)
+    more = build.call("getitem", build.call("all_reduce", [grown], ["b"], "sum"), 0)
+    build.call("commit")
+    build.output(build.call("aten.copy_.default", state, more), kind, "state", "w")
+    good = build.plan()
+    bad = replace(good, inputs=(good.inputs[0], replace(good.inputs[1], type=whole((1, 6)))), name="short")
+    value = torch.randn(6, 6).round(decimals=2)
+    rows = torch.randn(2, 6).round(decimals=2)
+    handle = executor.put(value, kind)
+    (handle,) = executor.run(good, [handle, rows])
+    before = executor.shards(handle)
+    (lost,) = executor.run(bad, [handle, rows[:1]])
+    with pytest.raises(DeviceMeshError, match="worker a=1, b=0 failed in aten.index_select"):
+        executor.wait(lost)
+    kept = executor.recover(lost)
+    for got, want in zip(executor.shards(kept), before, strict=True):
+        assert torch.equal(got, want)
+    (after,) = executor.run(good, [kept, rows])
+    assert len(executor.shards(after)) == 6
+
+
+@pytest.mark.parametrize("where", ["local gloo", "hosts gloo"])
+def test_a_worker_that_is_killed_ends_every_wait(where: str) -> None:
+    with executor_on(where, MESH) as executor:
+        build = Building(MESH, "long")
+        x = build.input(whole((1 << 20,)))
+        for _ in range(200):
+            x = build.call("getitem", build.call("all_reduce", [x], ["a", "b"], "max"), 0)
+        build.output(x, whole((1 << 20,)))
+        pids = executor.worker_pids()
+        healthy(executor)
+        (handle,) = executor.run(build.plan(), [torch.zeros(1 << 20)])
+        os.kill(pids[4], signal.SIGKILL)
+        with pytest.raises(DeviceMeshError, match=r"worker a=1, b=1 .*SIGKILL"):
+            executor.wait(handle)
+
+
+# -- who is connected ------------------------------------------------------------------------------------------------
+
+
+def test_a_connection_is_known_by_its_two_ends() -> None:
+    first, second, third, stranger = (("127.0.0.1", port) for port in (1, 2, 3, 66))
+    good = [[(first, second), (first, third)], [(second, first), (second, third)], [(third, first), (third, second)]]
+    assert listening.stranger_among(good) is None
+    instead = [[(first, stranger), (first, third)], good[1], good[2]]
+    assert listening.stranger_among(instead) == (
+        "a connection between 127.0.0.1:1 and 127.0.0.1:66 has no other end among the workers"
+    )
+    more = [[*good[0], (first, stranger)], good[1], good[2]]
+    assert listening.stranger_among(more) is not None
+    less = [[(first, third)], [(second, third)], good[2]]
+    assert listening.stranger_among(less) == "two workers that are to have one connection have 0"
+    itself = [[(first, first), *good[0]], good[1], good[2]]
+    assert listening.stranger_among(itself) is not None
+
+
+class Between:
+    """What a membership needs of a mesh of two workers, over a pipe between two processes."""
+
+    def __init__(self, pipe: Any, rank: int) -> None:
+        self.step = 1
+        self.signals = SimpleNamespace(words=[0] * 64)
+        self._pipe = pipe
+        self._rank = rank
+
+    def group(self, mesh_dims: Any) -> Any:
+        return SimpleNamespace(size=2, me=self._rank, peers=(1 - self._rank,))
+
+    def settle(self) -> None: ...
+
+    def skip_rounds(self, count: int) -> None: ...
+
+    def all_gather(self, mesh_dims: Any, dims: Any) -> Callable[[list[torch.Tensor]], list[torch.Tensor]]:
+        def run(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+            self._pipe.send(tensors[0].tolist())
+            other = tensors[0].new_tensor(self._pipe.recv())
+            return [torch.cat((tensors[0], other) if self._rank == 0 else (other, tensors[0]))]
+
+        return run
+
+
+def join(rank: int, pipe: Any, up: Any) -> None:
+    """Be one of two workers: say where Gloo listens, wait to go on, and tell how it went."""
+    listen = process_groups._listen
+
+    def told(address: str) -> Any:
+        device, listener = listen(address)
+        up.send(listener.getsockname())
+        up.recv()
+        return device, listener
+
+    process_groups._listen = told
+    member = Membership(Between(pipe, rank), ["w"], "127.0.0.1")  # type: ignore[arg-type]
+    try:
+        up.send(member.gathered(torch.tensor([float(rank)])).tolist())
+    except MonarchError as error:
+        up.send(str(error))
+    up.recv()
+    os._exit(0)
+
+
+@pytest.mark.parametrize("stranger", [False, True], ids=["alone", "a stranger comes first"])
+def test_nothing_is_sent_where_a_stranger_has_connected(stranger: bool) -> None:
+    forked = multiprocessing.get_context("fork")
+    between = forked.Pipe()
+    ups = [forked.Pipe() for _ in range(2)]
+    workers = [forked.Process(target=join, args=(rank, between[rank], ups[rank][1])) for rank in range(2)]
+    with ExitStack() as stack:
+        for worker in workers:
+            worker.start()
+            stack.callback(worker.join)
+            stack.callback(worker.kill)
+        addresses = [ours.recv() for ours, _ in ups]
+        if stranger:
+            for address in addresses:
+                connection = stack.enter_context(closing(socket.create_connection(address)))
+                connection.sendall(bytes(8))
+        for ours, _ in ups:
+            ours.send("go on")
+        results = [ours.recv() for ours, _ in ups]
+        if not stranger:
+            assert results == [[[0.0], [1.0]]] * 2
+            for address in addresses:  # nobody is heard any more
+                assert state_of_a_connection_to(address) == SYN_SENT
+            return
+        for result in results:
+            assert "the process group over w was not used: a connection between 127.0.0.1:" in result
+            assert "has no other end among the workers" in result
+
+
+def state_of_a_connection_to(address: tuple[str, int]) -> int:
+    """As TCP has it, once another connection over loopback, made later, stands."""
+    with socket.socket() as tried, socket.create_server(("127.0.0.1", 0)) as other:
+        tried.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            tried.connect(address)
+        with socket.create_connection(other.getsockname()) as made:
+            assert made.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == ESTABLISHED
+        return tried.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
+
+
+def test_a_listener_hears_until_it_is_told_not_to() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        assert state_of_a_connection_to(listener.getsockname()) == ESTABLISHED
+        listening.hear_nobody(listener)
+        assert state_of_a_connection_to(listener.getsockname()) == SYN_SENT
+
+
+def test_gloo_has_one_listener_where_it_is_told_to() -> None:
+    device, listener = process_groups._listen("127.0.0.1")
+    with listener:
+        assert listener.getsockname()[0] == "127.0.0.1"
+        assert isinstance(device, ProcessGroupGloo.Device)
+
+
+def test_gloo_listens_for_other_hosts_only_where_the_network_is_trusted() -> None:
+    assert Network("10.0.0.1", None, tls=False).address() == "10.0.0.1"  # such a host starts on trusted networks only
+    assert Network("127.0.0.1", None, tls=True).address() == "127.0.0.1"
+    with pytest.raises(MonarchError, match="Gloo does not encrypt, and the hosts have TLS") as info:
+        Network("10.0.0.1", None, tls=True).address()
+    assert info.value.hint is not None and "trusted_network=True" in info.value.hint
+    with pytest.raises(MonarchError, match="other hosts reach this one as node1"):
+        Network("10.0.0.1", "node1", tls=False).address()
+
+
+# -- what a plan says ------------------------------------------------------------------------------------------------
+
+
+def test_a_plan_for_nccl_says_what_it_needs() -> None:
+    mesh = MeshSpec.of(w=2)
+    build = Building(mesh, "sum")
+    x = build.input(each(mesh, (2,)))
+    build.output(build.call("getitem", build.call("all_reduce", [x], ["w"], "sum"), 0), TensorType(torch.float32, (1,)))
+    plan = replace(build.plan(), collectives="nccl")
+    with MeshExecutor(mesh) as executor:
+        with pytest.raises(MonarchError, match="'nccl' does not move tensors of CPUs"):
+            executor.run(plan, [torch.ones(2)])
+        with pytest.raises(MonarchError, match="is compiled for cuda:90, and the workers of this mesh run cpu"):
+            executor.run(replace(plan, target="cuda:90"), [torch.ones(2)])
