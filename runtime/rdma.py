@@ -26,6 +26,7 @@ from typing import Any, TypeVar
 from monarch.compiler.plan import MonarchError
 from monarch.runtime.actors.future import Future
 from monarch.runtime.transport import buffers
+from monarch.runtime.transport.cuda import staging
 from monarch.runtime.transport.endpoint import PREFERENCE, Endpoint, Registration
 from monarch.runtime.transport.interface import AccessRefused, Address, LinkLost, Memory, Region, Work
 from monarch.runtime.transport.stream import StreamLink
@@ -315,7 +316,7 @@ class RDMABuffer:
     def _reading(self, dst: Memory, offset: int | None) -> Callable[[], Work]:
         room = buffers.size_of(dst)
         if offset is None and room > self.size():
-            dst = buffers.view_of(dst, writable=True)[: self.size()]
+            dst = _beginning(dst, self.size())
         elif offset is None and room < self.size():
             raise MonarchError(
                 f"the buffer has {self.size():,} bytes, and there is room for {room:,}",
@@ -325,10 +326,10 @@ class RDMABuffer:
         if not self._is_here():
             _checked(dst, writable=True)
             return lambda: self._link().get(dst, self._region, offset or 0)
-        target = buffers.view_of(dst, writable=True)
+        target = buffers.place_of(dst, writable=True)
 
         def read() -> Work:
-            buffers.copy(target, _here().endpoint.memory(self._region, offset or 0, target.nbytes, write=False))
+            staging.move(target, _here().endpoint.memory(self._region, offset or 0, target.size, write=False))
             return _Done()
 
         return read
@@ -338,10 +339,10 @@ class RDMABuffer:
         if not self._is_here():
             _checked(src, writable=False)
             return lambda: self._link().put(src, self._region, offset or 0)
-        source = buffers.view_of(src)
+        source = buffers.place_of(src)
 
         def write() -> Work:
-            buffers.copy(_here().endpoint.memory(self._region, offset or 0, source.nbytes, write=True), source)
+            staging.move(_here().endpoint.memory(self._region, offset or 0, source.size, write=True), source)
             return _Done()
 
         return write
@@ -369,6 +370,16 @@ def _checked(memory: Memory, writable: bool) -> None:
     """Raise MonarchError for what no transport can move. Memory of devices is the transports' to look at."""
     if buffers.device_of(memory) == "cpu":
         buffers.view_of(memory, writable)
+
+
+def _beginning(memory: Memory, size: int) -> Memory:
+    """So many bytes of memory that has more."""
+    if buffers.device_of(memory) == "cpu":
+        return buffers.view_of(memory, writable=True)[:size]
+    import torch
+
+    buffers.device_range(memory)
+    return memory.detach().view(-1).view(torch.uint8)[:size]
 
 
 def _collected(process: _Process, registration: Registration) -> None:

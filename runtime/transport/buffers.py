@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,38 @@ from monarch.compiler.plan import MonarchError
 from monarch.runtime.transport.interface import Memory
 
 _SMALL = 32 << 10  # below, a slice assignment is faster than a call that gives up the interpreter's lock
+
+
+@dataclass(frozen=True)
+class Place:
+    """Bytes of host memory, or of a GPU ("cuda:1" is `gpu` 1), which stay where they are for as long as `keep` is held:
+    the view, or the tensor."""
+
+    address: int
+    size: int
+    gpu: int | None
+    keep: Any
+
+    def part(self, offset: int, size: int) -> Place:
+        return Place(self.address + offset, size, self.gpu, self.keep)
+
+
+def place_of(memory: Memory, writable: bool = False) -> Place:
+    """Where memory of the host or of a GPU is. Raises MonarchError as `view_of` and `device_range` do."""
+    device = device_of(memory)
+    if device == "cpu":
+        view = view_of(memory, writable)
+        return Place(address_of(view), view.nbytes, None, view)
+    address, size = device_range(memory)
+    return Place(address, size, gpu_of(device), memory)
+
+
+def gpu_of(device: str) -> int:
+    """The number of an NVIDIA GPU, by its name. Raises MonarchError for other devices."""
+    kind, _, number = device.partition(":")
+    if kind != "cuda":
+        raise MonarchError(f"no transport reaches memory on {device}", hint="Copy it to host memory first.")
+    return int(number or 0)
 
 
 def view_of(memory: Memory, writable: bool = False) -> memoryview:

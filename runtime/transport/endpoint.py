@@ -17,6 +17,8 @@ from typing import Any
 
 from monarch.compiler.plan import MonarchError
 from monarch.runtime.transport import buffers, greeting, handshake, plug, sockets
+from monarch.runtime.transport.buffers import Place
+from monarch.runtime.transport.cuda import staging
 from monarch.runtime.transport.handshake import HandshakeFailed, Steps
 from monarch.runtime.transport.interface import Address, Check, LinkLost, Memory, Region
 from monarch.runtime.transport.loop import Loop
@@ -168,7 +170,7 @@ class Endpoint:
                 found = transport.register(owned)
                 if found is not None:
                     owned.details[name] = found
-            if owned.view is None and not owned.details:
+            if owned.view is None and not owned.details and not staging.reaches(owned.device):
                 raise MonarchError(
                     f"no transport here reaches memory on {owned.device}; in use are {', '.join(self._transports)}",
                     hint="Copy it to host memory first.",
@@ -209,10 +211,10 @@ class Endpoint:
             )
         )
 
-    def memory(self, region: Region, offset: int, size: int, write: bool) -> memoryview:
-        """A range of a region of this endpoint itself, in host memory. Raises AccessRefused."""
+    def memory(self, region: Region, offset: int, size: int, write: bool) -> Place:
+        """A range of a region of this endpoint itself. Raises AccessRefused."""
         owned = self._regions.checked(region.number, bytes.fromhex(region.key), offset, size, write)
-        return self._regions.host(owned)[offset : offset + size]
+        return buffers.place_of(owned.memory).part(offset, size)
 
     # -- links -----------------------------------------------------------------------------------------------------
 

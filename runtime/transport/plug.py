@@ -152,6 +152,7 @@ class Transport(Protocol):
 
 
 TRANSPORTS = {
+    "cuda": "monarch.runtime.transport.cuda.transport:CudaTransport",
     "shm": "monarch.runtime.transport.shm:ShmTransport",
     "verbs": "monarch.runtime.transport.verbs.transport:VerbsTransport",
     "tcp": "monarch.runtime.transport.tcp:TcpTransport",

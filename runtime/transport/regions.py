@@ -92,12 +92,6 @@ class Regions:
             raise AccessRefused(f"region {number} cannot be written: its memory is read-only")
         return owned
 
-    def host(self, owned: Owned) -> memoryview:
-        """Its bytes. Raises AccessRefused for memory of a device."""
-        if owned.view is None:
-            raise AccessRefused(f"region {owned.number} is on {owned.device}, which only its own transports reach")
-        return owned.view
-
     # -- words -----------------------------------------------------------------------------------------------------
 
     def has_words(self, number: int) -> bool:

@@ -34,6 +34,7 @@ from monarch.compiler.plan import MonarchError
 from monarch.runtime import futex
 from monarch.runtime.transport import buffers, process_vm
 from monarch.runtime.transport.buffers import view_of
+from monarch.runtime.transport.cuda import staging
 from monarch.runtime.transport.interface import AccessRefused, Address, LinkLost, Memory, Region, Signal, Work
 from monarch.runtime.transport.plug import Accepted, Offer, Owned, Surroundings, Unsuitable
 from monarch.runtime.transport.regions import WORD
@@ -80,7 +81,10 @@ class ShmTransport:
         if not 0 < address < 1 << 63 or len(nonce) != _NONCE:
             raise Unsuitable("it did not say where its memory is")
         pid = stream.credentials()[0]
-        return ShmLink(stream, self, pid, process_vm.probe(pid, address, nonce))
+        return self._join(stream, pid, process_vm.probe(pid, address, nonce))
+
+    def _join(self, stream: Stream, pid: int, obstacle: str | None) -> ShmLink:
+        return ShmLink(stream, self, pid, obstacle)
 
     def offer(self, peer: Address) -> Offer:
         return Offer(self._proof())
@@ -134,7 +138,7 @@ class ShmTransport:
                     pass  # gone, and so is what it was doing
 
 
-class _Reach:
+class Reach:
     """How one region of the peer is reached."""
 
     kind = "stream"
@@ -203,7 +207,7 @@ class _Reach:
             raise AccessRefused(f"region {self.number} was dropped by its owner while it was copied")
 
 
-class _FileReach(_Reach):
+class _FileReach(Reach):
     """A region in a file, mapped."""
 
     kind = "file"
@@ -258,7 +262,7 @@ class _FileReach(_Reach):
         self._view = memoryview(b"")
 
 
-class _MemoryReach(_Reach):
+class _MemoryReach(Reach):
     """A region anywhere in the peer's memory."""
 
     kind = "memory"
@@ -292,8 +296,8 @@ class ShmLink(StreamLink):
         self._transport = transport
         self._pid = pid
         self._obstacle = obstacle
-        self._reaches: dict[str, _Reach] = {}
-        self._found: dict[int, _Reach] = {}
+        self._reaches: dict[str, Reach] = {}
+        self._found: dict[int, Reach] = {}
         self._asking = threading.Lock()
         # Whether frames that store something may still be under way: what is done directly must not overtake them.
         self._behind: Region | None = None
@@ -307,7 +311,7 @@ class ShmLink(StreamLink):
     # -- what users of links call ----------------------------------------------------------------------------------
 
     def put(self, source: Memory, region: Region, offset: int = 0, signal: Signal | None = None) -> Work:
-        view = view_of(source)
+        view = staging.outgoing(source)
         self.check(region, offset, view.nbytes, signal)
         try:
             told = self._write(view, region, offset, signal)
@@ -320,7 +324,7 @@ class ShmLink(StreamLink):
         return super().put(view, region, offset, signal)
 
     def post(self, source: Memory, region: Region, offset: int = 0, signal: Signal | None = None) -> None:
-        view = view_of(source)
+        view = staging.outgoing(source)
         self.check(region, offset, view.nbytes, signal)
         try:
             told = self._write(view, region, offset, signal)
@@ -334,6 +338,8 @@ class ShmLink(StreamLink):
             super().post(view, region, offset, signal)
 
     def get(self, target: Memory, region: Region, offset: int = 0) -> Work:
+        if buffers.device_of(target) != "cpu":
+            return staging.incoming(target, lambda staged: ShmLink.get(self, staged, region, offset))
         view = view_of(target, writable=True)
         self.check(region, offset, view.nbytes)
         try:
@@ -379,7 +385,7 @@ class ShmLink(StreamLink):
             word.leave()
         return None
 
-    def _copy(self, reach: _Reach, move: Callable[[int, memoryview], None], offset: int, view: memoryview) -> None:
+    def _copy(self, reach: Reach, move: Callable[[int, memoryview], None], offset: int, view: memoryview) -> None:
         reach.enter(offset, view.nbytes)
         try:
             move(offset, view)
@@ -416,7 +422,7 @@ class ShmLink(StreamLink):
 
     # -- reaching regions ------------------------------------------------------------------------------------------
 
-    def _reach(self, region: Region) -> _Reach:
+    def _reach(self, region: Region) -> Reach:
         reach = self._reaches.get(region.key)
         if reach is None or reach.number != region.number or reach.dropped:
             if self.loop.here():
@@ -428,7 +434,7 @@ class ShmLink(StreamLink):
                     reach = self._ask_for(region)
         return reach
 
-    def _ask_for(self, region: Region) -> _Reach:
+    def _ask_for(self, region: Region) -> Reach:
         work = self.work()
         self.tell({"open": region.number, "key": region.key, "work": work.number})
         work.wait()
@@ -474,10 +480,11 @@ class ShmLink(StreamLink):
         files: list[int] = []
         try:
             owned = self.regions.checked(number, key, 0, 0, write=False)
-            self.regions.host(owned)
             self._transport.hold(owned, self)
             answer |= {"writable": owned.writable, "size": owned.size, "words": self.regions.has_words(number)}
-            if owned.file is not None and owned.size:
+            if owned.view is None:
+                answer |= self._lend(owned)
+            elif owned.file is not None and owned.size:
                 answer |= {"offset": owned.offset}
                 access = os.O_RDWR if owned.writable else os.O_RDONLY
                 files.append(os.open(f"/proc/self/fd/{owned.file}", access | os.O_CLOEXEC))
@@ -493,12 +500,20 @@ class ShmLink(StreamLink):
             for file in files:
                 os.close(file)
 
+    def _lend(self, owned: Owned) -> dict[str, Any]:
+        """At the owner: what the peer needs to reach memory of a device. Without anything it goes over the stream."""
+        return {}
+
+    def _borrow(self, number: int, size: int, message: Mapping[str, Any]) -> Reach:
+        """What the owner's `_lend` is good for."""
+        return Reach(number, size)
+
     def _opened(self, message: Mapping[str, Any], files: Sequence[int]) -> None:
         work = self._works.get(int(message["work"]))
         if work is None:
             return
         number, size, writable = int(message["opened"]), int(message["size"]), bool(message["writable"])
-        reach: _Reach
+        reach: Reach
         if files:
             try:
                 reach = _FileReach(number, files[0], int(message["offset"]), size, writable)
@@ -506,10 +521,12 @@ class ShmLink(StreamLink):
                 work.fail(AccessRefused(f"the file of region {number} cannot be mapped: {error}"))
                 self.tell({"dropped": number, "work": 0})
                 return
+        elif "address" not in message:
+            reach = self._borrow(number, size, message)
         elif self._obstacle is None:
             reach = _MemoryReach(number, size, self._pid, int(message["address"]), writable)
         else:
-            reach = _Reach(number, size)
+            reach = Reach(number, size)
         reach.words = message["words"] is True
         self._found[work.number] = reach
         self._reaches[str(message["key"])] = reach
@@ -524,7 +541,7 @@ class ShmLink(StreamLink):
                 return
         self.tell({"dropped": number, "work": work})
 
-    def _gone_from(self, reach: _Reach, work: int) -> None:
+    def _gone_from(self, reach: Reach, work: int) -> None:
         reach.free()
         self.tell({"dropped": reach.number, "work": work})
 

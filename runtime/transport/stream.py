@@ -21,7 +21,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from monarch.compiler.plan import MonarchError
+from monarch.runtime.transport import buffers
 from monarch.runtime.transport.buffers import view_of
+from monarch.runtime.transport.cuda import staging
 from monarch.runtime.transport.frames import (
     ADD,
     BROKEN,
@@ -141,12 +143,14 @@ class StreamLink:
     # -- what users of links call ----------------------------------------------------------------------------------
 
     def put(self, source: Memory, region: Region, offset: int = 0, signal: Signal | None = None) -> Work:
-        view = view_of(source)
+        view = staging.outgoing(source)
         self.check(region, offset, view.nbytes, signal)
         work = self.work(view)
         return self._ask(work, self._header(PUT, work.number, view.nbytes, region, offset, signal), view)
 
     def get(self, target: Memory, region: Region, offset: int = 0) -> Work:
+        if buffers.device_of(target) != "cpu":
+            return staging.incoming(target, lambda staged: StreamLink.get(self, staged, region, offset))
         view = view_of(target, writable=True)
         self.check(region, offset, view.nbytes)
         work = self.work(view)
@@ -157,7 +161,7 @@ class StreamLink:
         return self._ask(work, header, EMPTY)
 
     def post(self, source: Memory, region: Region, offset: int = 0, signal: Signal | None = None) -> None:
-        view = view_of(source)
+        view = staging.outgoing(source)
         size = view.nbytes
         self.check(region, offset, size, signal)
         self._send(self._header(POST, 0, size, region, offset, signal), view)
@@ -485,17 +489,25 @@ class StreamLink:
         signalled: Owned | None = None
         try:
             owned = regions.checked(region, key, offset, size, write=True)
-            view = regions.host(owned)
             if word:
                 signalled = regions.word(word, word_key, word_offset)
         except AccessRefused as error:
             self._after = functools.partial(self._refuse, kind, number, error)
             return None
 
+        host = owned.view
+        sink = memoryview(bytearray(size)) if host is None else host[offset : offset + size]
+
         def after() -> None:
             if owned.dropped:
                 self._refuse(kind, number, AccessRefused(f"region {region} was dropped while it was written"))
                 return
+            if host is None:
+                try:
+                    staging.store(owned, offset, sink)
+                except AccessRefused as error:
+                    self._refuse(kind, number, error)
+                    return
             if signalled is not None:
                 regions.store(signalled, word_offset, value)
             if kind == PUT:
@@ -503,7 +515,7 @@ class StreamLink:
 
         self._after = after
         self._sink_owned = owned
-        return view[offset : offset + size]
+        return sink
 
     def _begin_ask(self, kind: int, number: int, region: int, key: bytes, offset: int, second: int, value: int) -> None:
         self._after = _nothing
@@ -511,8 +523,7 @@ class StreamLink:
         try:
             if kind == GET:
                 owned = regions.checked(region, key, offset, second, write=False)
-                view = regions.host(owned)[offset : offset + second]
-                self._queue(Answer(owned, view, number))
+                self._queue(Answer(owned, staging.load(owned, offset, second), number))
                 return
             owned = regions.word(region, key, offset)
             if kind == ADD:

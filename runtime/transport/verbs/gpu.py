@@ -12,76 +12,12 @@ Tested with stand-ins for the CUDA driver and for the device; **not run on a GPU
 
 from __future__ import annotations
 
-import ctypes
 import mmap
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
+from monarch.runtime.transport.cuda.driver import CudaFailed, Driver
 from monarch.runtime.transport.verbs.adapter import Device, MemoryRegion, VerbsFailed
-
-_DMA_BUF_FD = 1
-_CURRENT_CONTEXT, _OWNER = 0, 100
-
-
-class CudaFailed(Exception):
-    """A call of the CUDA driver failed, or there is no driver."""
-
-
-class Driver:
-    """The few calls of libcuda that are needed; GPUs by their numbers. `library` is it, or a stand-in with functions of
-    the same names. PyTorch has initialised it: nobody else makes memory on a GPU here."""
-
-    def __init__(self, library: Any = None) -> None:
-        if library is None:
-            try:
-                library = ctypes.CDLL("libcuda.so.1")
-            except OSError as error:
-                raise CudaFailed(f"the CUDA driver cannot be opened: {error}") from error
-        self._library = library
-        self._contexts: dict[int, ctypes.c_void_p] = {}
-
-    def dmabuf(self, gpu: int, address: int, size: int) -> int:
-        """A file descriptor for memory of whole pages; the caller's to close."""
-        file = (ctypes.c_int * 1)(-1)
-        with self._on(gpu):
-            self._call(
-                "cuMemGetHandleForAddressRange",
-                file,
-                ctypes.c_uint64(address),
-                ctypes.c_size_t(size),
-                ctypes.c_int(_DMA_BUF_FD),
-                ctypes.c_uint64(0),
-            )
-        return file[0]
-
-    def flush(self) -> None:
-        """Make what devices have written visible on the GPUs: those whose memory `dmabuf` was asked for."""
-        for gpu in self._contexts:
-            with self._on(gpu):
-                self._call("cuFlushGPUDirectRDMAWrites", ctypes.c_int(_CURRENT_CONTEXT), ctypes.c_int(_OWNER))
-
-    @contextmanager
-    def _on(self, gpu: int) -> Iterator[None]:
-        """With this thread's calls on a GPU, in the context that PyTorch uses: the I/O thread has none of its own."""
-        if gpu not in self._contexts:
-            found = (ctypes.c_void_p * 1)()
-            self._call("cuDevicePrimaryCtxRetain", found, ctypes.c_int(gpu))
-            self._contexts[gpu] = ctypes.c_void_p(found[0])
-        self._call("cuCtxPushCurrent_v2", self._contexts[gpu])
-        try:
-            yield
-        finally:
-            self._call("cuCtxPopCurrent_v2", (ctypes.c_void_p * 1)())
-
-    def _call(self, name: str, *arguments: Any) -> None:
-        try:
-            function = getattr(self._library, name)
-        except AttributeError:
-            raise CudaFailed(f"the CUDA driver is too old: it has no {name}") from None
-        if status := function(*arguments):
-            raise CudaFailed(f"{name} failed with CUresult {status}")
 
 
 def register(driver: Driver, device: Device, where: str, address: int, size: int, access: int) -> MemoryRegion:

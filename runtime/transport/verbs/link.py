@@ -33,13 +33,13 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from monarch.compiler.plan import MonarchError
+from monarch.runtime.transport.cuda.driver import CudaFailed
 from monarch.runtime.transport.interface import AccessRefused, LinkLost, Memory, Region, Signal
 from monarch.runtime.transport.regions import WORD
 from monarch.runtime.transport.stream import StreamLink
 from monarch.runtime.transport.streams import Stream
 from monarch.runtime.transport.verbs import adapter
 from monarch.runtime.transport.verbs.adapter import Completion, Device, Path, VerbsFailed
-from monarch.runtime.transport.verbs.gpu import CudaFailed
 from monarch.runtime.transport.verbs.memory import SMALL
 from monarch.runtime.transport.verbs.ports import Way
 from monarch.runtime.transport.verbs.schedule import Job, Reach, Request, Schedule

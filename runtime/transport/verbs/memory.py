@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from monarch.runtime.transport import buffers
+from monarch.runtime.transport.cuda.driver import CudaFailed, Driver, here
 from monarch.runtime.transport.interface import Memory
 from monarch.runtime.transport.plug import Owned
 from monarch.runtime.transport.verbs import adapter, gpu
@@ -85,10 +86,10 @@ class Local:
 class Memories:
     """All of a process's, on one device. `driver` is that of its GPUs, asked for when it is first needed."""
 
-    def __init__(self, device: Device, driver: Callable[[], gpu.Driver] = gpu.Driver) -> None:
+    def __init__(self, device: Device, driver: Callable[[], Driver] = here) -> None:
         self._device = device
         self._make_driver = driver
-        self._driver: gpu.Driver | None = None
+        self._driver: Driver | None = None
         self._owned: dict[int, Registered] = {}
         self._lock = threading.Lock()
 
@@ -176,7 +177,7 @@ class Memories:
         if self._driver is None:
             try:
                 self._driver = self._make_driver()
-            except gpu.CudaFailed as error:
+            except CudaFailed as error:
                 raise VerbsFailed(str(error)) from error
         return gpu.register(self._driver, self._device, device, address, size, access)
 

@@ -68,10 +68,11 @@ class VerbsTransport:
         return self._memories
 
     def register(self, owned: Owned) -> dict[str, Any] | None:
-        """Peers learn address and key when they open the region (`link`), so the region itself carries nothing."""
+        """Peers learn address and key when they open the region (`link`), so the region itself carries nothing, but
+        for what is on a GPU and can be reached: that it is."""
         if owned.size:
             self.memories.add(owned)
-        return None
+        return {} if owned.view is None and self.memories.find(owned.number) is not None else None
 
     def drop(self, owned: Owned) -> None:
         registered = self.memories.remove(owned.number)

@@ -11,6 +11,7 @@ from monarch.runtime.transport import process_vm
 from monarch.runtime.transport.endpoint import Endpoint
 from monarch.runtime.transport.stream import StreamLink
 from monarch.runtime.transport.verbs import adapter
+from tests.runtime.transport.libcuda import standin
 from tests.runtime.transport.peers import PATIENCE, WAYS, Peer, Way, peers, write_certificates
 
 
@@ -21,8 +22,16 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def libcuda(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder with the stand-in of the CUDA driver."""
+    folder = tmp_path_factory.mktemp("libcuda")
+    standin.build(folder)
+    return folder
+
+
 @pytest.fixture(params=WAYS, ids=str)
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Way:
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Way]:
     """Each way to be joined, in turn."""
     way: Way = request.param
     why = way.missing()
@@ -32,7 +41,13 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Way:
         monkeypatch.setattr(process_vm, "probe", lambda pid, address, expected: "not permitted in this test")
     if way.library:
         monkeypatch.setattr(adapter, "LIBRARIES", (way.library,))
-    return way.within(request.getfixturevalue("certificates")) if way.tls else way
+    if way.tls:
+        way = way.within(request.getfixturevalue("certificates"))
+    if way.gpu == "stand-in":
+        way = way.within(request.getfixturevalue("libcuda"))
+    end = way.begin()
+    yield way
+    end()
 
 
 @pytest.fixture

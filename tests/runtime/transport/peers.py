@@ -27,16 +27,22 @@ from monarch.runtime.transport.endpoint import Endpoint, Registration
 from monarch.runtime.transport.interface import Address, Region, Signal
 from monarch.runtime.transport.stream import StreamLink
 from monarch.runtime.transport.verbs import adapter
+from tests.runtime.transport.libcuda import standin
 
 SECRET = b"the secret of these tests, 32 B."
 PATIENCE = 60.0
+
+
+def nothing() -> None:
+    """Nothing is missing."""
 
 
 @dataclass(frozen=True)
 class Way:
     """`transport` is what both sides use; with `tls` under certificates; with `file` memory is registered with the
     memfd that holds it; with `staged` processes cannot reach each other's memory; `library` is the one that verbs are
-    called through. `missing` says why it cannot be tried here."""
+    called through. With `gpu` peers register memory of GPUs, but for words: of a stand-in ("stand-in"), which is in
+    `folder`, or real ones ("real"). `missing` says why it cannot be tried here."""
 
     name: str
     transport: str
@@ -44,7 +50,8 @@ class Way:
     file: bool = False
     staged: bool = False
     library: str = ""
-    missing: Callable[[], str | None] = lambda: None
+    gpu: str = ""
+    missing: Callable[[], str | None] = nothing
     folder: Path | None = None
 
     def __str__(self) -> str:
@@ -56,6 +63,15 @@ class Way:
 
     def within(self, folder: Path) -> Way:
         return replace(self, folder=folder)
+
+    def begin(self) -> Callable[[], None]:
+        """Let this process have the GPUs that the way wants; gives what ends that."""
+        if self.gpu == "stand-in":
+            assert self.folder is not None
+            return standin.install(self.folder / "libcuda.so")
+        if self.gpu:
+            standin.GPUS = standin.Real()
+        return nothing
 
 
 def without_verbs(library: str) -> str | None:
@@ -73,6 +89,9 @@ WAYS = [
     Way("shm-file", "shm", file=True),
     Way("shm-memory", "shm"),
     Way("shm-staged", "shm", staged=True),
+    Way("cuda", "cuda", gpu="stand-in", missing=standin.missing),
+    Way("cuda-real", "cuda", gpu="real", missing=standin.real_missing),
+    Way("tcp-gpu", "tcp", gpu="stand-in", missing=standin.missing),
     Way("verbs-pyverbs", "verbs", library="pyverbs", missing=lambda: without_verbs("pyverbs")),
     Way("verbs-ibverbs", "verbs", library="ibverbs", missing=lambda: without_verbs("ibverbs")),
 ]
@@ -139,6 +158,12 @@ class Block:
     def address(self) -> int:
         return ctypes.addressof(ctypes.c_char.from_buffer(self.view))
 
+    def read(self) -> bytes:
+        return bytes(self.view)
+
+    def fill(self, fill: int) -> None:
+        self.view[:] = bytes([fill]) * self.view.nbytes
+
     def wait_word(self, offset: int, value: int) -> None:
         """Sleep until the word is `value`."""
         words = self.view[: self.view.nbytes // 8 * 8].cast("q")
@@ -147,6 +172,23 @@ class Block:
             futex.wait(address, seen, PATIENCE)
         if not futex.ORDERED:
             futex.fence()
+
+
+class GpuBlock:
+    """Memory of a GPU, registered."""
+
+    def __init__(self, endpoint: Endpoint, size: int) -> None:
+        self.memory = standin.GPUS.make(size)
+        self.size = size
+        self.registration: Registration = endpoint.register(self.memory)
+        self.region: Region = self.registration.region
+
+    def read(self) -> bytes:
+        data: bytes = standin.GPUS.read(self.memory)
+        return data
+
+    def fill(self, fill: int) -> None:
+        standin.GPUS.write(self.memory, bytes([fill]) * self.size)
 
 
 # -- the process -------------------------------------------------------------------------------------------------------
@@ -158,32 +200,40 @@ class Server:
     def __init__(self, way: Way) -> None:
         if way.staged:
             process_vm.probe = lambda pid, address, expected: "not permitted in this test"
+        way.begin()
         self.way = way
         self.lost: list[str] = []
         self.joined = threading.Semaphore(0)
         self.endpoint = way.endpoint(
             lost=lambda link, error: self.lost.append(str(error)), joined=lambda link: self.joined.release()
         )
-        self.blocks: dict[int, Block] = {}
+        self.blocks: dict[int, Block | GpuBlock] = {}
         self.made: dict[str, StreamLink] = {}
 
     def address(self) -> Address:
         return self.endpoint.address
 
     def register(self, size: int, fill: int = 0, file: bool | None = None) -> Region:
-        block = Block(self.endpoint, size, self.way.file if file is None else file)
+        if self.way.gpu:
+            return self._added(GpuBlock(self.endpoint, size), fill)
+        return self._added(Block(self.endpoint, size, self.way.file if file is None else file), fill)
+
+    def words(self, size: int, fill: int = 0) -> Region:
+        """Memory of the host."""
+        return self._added(Block(self.endpoint, size, self.way.file), fill)
+
+    def _added(self, block: Block | GpuBlock, fill: int) -> Region:
         if fill:
-            block.view[:] = bytes([fill]) * size
+            block.fill(fill)
         self.blocks[block.region.number] = block
         return block.region
 
     def read(self, number: int, offset: int = 0, size: int | None = None) -> bytes:
-        view = self.blocks[number].view[offset:]
-        return bytes(view if size is None else view[:size])
+        data = self.blocks[number].read()[offset:]
+        return data if size is None else data[:size]
 
     def fill(self, number: int, fill: int) -> None:
-        view = self.blocks[number].view
-        view[:] = bytes([fill]) * view.nbytes
+        self.blocks[number].fill(fill)
 
     def drop(self, number: int) -> None:
         self.blocks[number].registration.drop()
@@ -192,18 +242,20 @@ class Server:
         self.drop(number)
         self.fill(number, fill)
 
-    def wait_word(self, number: int, offset: int, value: int, size: int = 0) -> bytes:
-        """The first `size` bytes of the region, as they are when the word has its value."""
-        self.blocks[number].wait_word(offset, value)
-        return self.read(number, 0, size)
+    def wait_word(self, number: int, offset: int, value: int) -> None:
+        self._words(number).wait_word(offset, value)
 
-    def echo(self, number: int, back: Region, rounds: int) -> None:
-        """Answer each signal, in order, with one of the same value; check that the payload has come before it."""
+    def _words(self, number: int) -> Block:
         block = self.blocks[number]
+        assert isinstance(block, Block)
+        return block
+
+    def echo(self, number: int, words: int, back: Region, rounds: int) -> None:
+        """Answer each signal, in order, with one of the same value; check that the payload has come before it."""
         link = self.link()
         for value in range(1, rounds + 1):
-            block.wait_word(0, value)
-            assert bytes(block.view[8:64]) == bytes([value % 251]) * 56, value
+            self._words(words).wait_word(0, value)
+            assert self.read(number, 8, 56) == bytes([value % 251]) * 56, value
             link.post(b"", back, 0, Signal(back, 0, value))
 
     def connect(self, address: Address) -> None:
@@ -274,9 +326,10 @@ class Peer:
     """Another process, as this one sees it: `peer.register(16)` runs `Server.register(16)` there."""
 
     def __init__(self, way: Way) -> None:
-        fork = multiprocessing.get_context("fork")
-        self._pipe, there = fork.Pipe()
-        self._process = fork.Process(target=_serve, args=(there, way), daemon=True)
+        # CUDA does not survive a fork of a process that has used it: a third one, which has not, forks the peers.
+        context: Any = multiprocessing.get_context("forkserver" if way.gpu else "fork")
+        self._pipe, there = context.Pipe()
+        self._process = context.Process(target=_serve, args=(there, replace(way, missing=nothing)), daemon=True)
         self._process.start()
         there.close()
         self._pipe.recv()
@@ -308,7 +361,9 @@ class Peer:
         pid = self._process.pid
         assert pid is not None
         os.kill(pid, signal.SIGSTOP)
-        os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOWAIT)
+        # Not by waitid: it may be the child of another process.
+        while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
+            os.sched_yield()
 
     def go_on(self) -> None:
         assert self._process.pid is not None
@@ -319,6 +374,9 @@ class Peer:
             self._pipe.send(("end", ()))
         self._process.join(PATIENCE)
         self._pipe.close()
+
+
+multiprocessing.set_forkserver_preload([__name__])
 
 
 @contextmanager

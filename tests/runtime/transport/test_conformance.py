@@ -89,7 +89,7 @@ def test_both_directions_are_full_at_once(way: Way, endpoint: Endpoint, link: St
 
 def test_more_in_flight_than_are_kept_at_once(link: StreamLink, peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream, "_MOST_UNDER_WAY", 10)
-    region = peer.register(8)
+    region = peer.words(8)
     works = [link.fetch_add(region, 0, 1) for _ in range(200)]
     assert [work.wait(PATIENCE) for work in works] == list(range(200))
 
@@ -141,7 +141,7 @@ def test_the_peer_uses_the_same_link_back(way: Way, endpoint: Endpoint, link: St
 
 @pytest.mark.parametrize("size", [0, 1, 1000, 100_000, BEYOND_A_CHUNK])
 def test_the_payload_is_there_when_the_word_is(link: StreamLink, peer: Peer, size: int) -> None:
-    words = peer.register(64)
+    words = peer.words(64)
     region = peer.register(size)
     data = os.urandom(size)
     for at in range(0, size, 50_000):
@@ -152,30 +152,34 @@ def test_the_payload_is_there_when_the_word_is(link: StreamLink, peer: Peer, siz
 
 
 def test_signals_go_back_and_forth(way: Way, endpoint: Endpoint, link: StreamLink, peer: Peer) -> None:
-    """Payload and word of each message are in one region; the peer looks at the payload once it sees the word."""
+    """The peer looks at the payload of each message once it sees its word: in the same region, where that can be."""
     rounds = 200
     ours = Block(endpoint, 64, way.file)
     theirs = peer.register(64)
-    peer.begin("echo", theirs.number, ours.region, rounds)
+    words = peer.words(64) if way.gpu else theirs
+    peer.begin("echo", theirs.number, words.number, ours.region, rounds)
     for value in range(1, rounds + 1):
-        link.post(memoryview(bytes([value % 251]) * 56), theirs, 8, Signal(theirs, 0, value))
+        link.post(memoryview(bytes([value % 251]) * 56), theirs, 8, Signal(words, 0, value))
         ours.wait_word(0, value)
     peer.result()
 
 
-def test_a_put_with_a_signal_is_finished_after_it(link: StreamLink, peer: Peer) -> None:
+def test_a_put_with_a_signal_is_finished_after_it(way: Way, link: StreamLink, peer: Peer) -> None:
     region = peer.register(4096)
-    link.put(b"x" * 100, region, 8, Signal(region, 0, 1 << 62)).wait(PATIENCE)
-    assert peer.read(region.number, 0, 108) == (1 << 62).to_bytes(8, "little") + b"x" * 100
+    words = peer.words(8) if way.gpu else region
+    link.put(b"x" * 100, region, 8, Signal(words, 0, 1 << 62)).wait(PATIENCE)
+    assert peer.read(words.number, 0, 8) == (1 << 62).to_bytes(8, "little")
+    assert peer.read(region.number, 8, 101) == b"x" * 100 + bytes(1)
 
 
-def test_steady_state_needs_no_control_messages(link: StreamLink, peer: Peer) -> None:
+def test_steady_state_needs_no_control_messages(way: Way, link: StreamLink, peer: Peer) -> None:
     region = peer.register(4096)
-    link.put(b"first", region, 8, Signal(region, 0, 1)).wait(PATIENCE)
+    words = peer.words(8) if way.gpu else region
+    link.put(b"first", region, 8, Signal(words, 0, 1)).wait(PATIENCE)
     before = link.messages
     assert before > 0
     for value in range(50):
-        link.post(b"data", region, 8, Signal(region, 0, value))
+        link.post(b"data", region, 8, Signal(words, 0, value))
         link.put(b"data", region, 16).wait(PATIENCE)
         link.get(bytearray(4), region, 16).wait(PATIENCE)
     assert link.messages == before
@@ -185,7 +189,7 @@ def test_steady_state_needs_no_control_messages(link: StreamLink, peer: Peer) ->
 
 
 def test_atomics_give_the_old_word(link: StreamLink, peer: Peer) -> None:
-    region = peer.register(32)
+    region = peer.words(32)
     assert link.fetch_add(region, 8, 5).wait(PATIENCE) == 0
     assert link.fetch_add(region, 8, -7).wait(PATIENCE) == 5
     assert link.compare_swap(region, 8, 0, 9).wait(PATIENCE) == -2
@@ -195,7 +199,7 @@ def test_atomics_give_the_old_word(link: StreamLink, peer: Peer) -> None:
 
 
 def test_words_wrap_around(link: StreamLink, peer: Peer) -> None:
-    region = peer.register(8)
+    region = peer.words(8)
     largest = (1 << 63) - 1
     assert link.compare_swap(region, 0, 0, largest).wait(PATIENCE) == 0
     assert link.fetch_add(region, 0, 1).wait(PATIENCE) == largest
@@ -244,7 +248,7 @@ def test_a_wrong_key_is_refused_and_the_link_goes_on(link: StreamLink, peer: Pee
 
 @pytest.mark.parametrize("size", [0, 7, 100_000])
 def test_a_put_whose_signal_is_refused_writes_nothing(link: StreamLink, peer: Peer, size: int) -> None:
-    region, words = peer.register(100_000, 0xEE), peer.register(64, 0xEE)
+    region, words = peer.register(100_000, 0xEE), peer.words(64, 0xEE)
     with pytest.raises(AccessRefused, match="the key is not"):
         link.put(bytes(size), region, 0, Signal(wrong(words), 8, 1)).wait(PATIENCE)
     with pytest.raises(AccessRefused, match="bounds|no word"):
@@ -420,24 +424,24 @@ def test_a_peer_that_is_killed_ends_every_work(way: Way, peer: Peer) -> None:
 
 
 def test_what_was_posted_before_closing_arrives(way: Way, peer: Peer) -> None:
-    region = peer.register(6 << 20)
+    region, words = peer.register(6 << 20), peer.words(8)
     data = os.urandom(6 << 20)
     with way.endpoint() as endpoint:
         link = endpoint.connect(peer.address(), timeout=PATIENCE)
         link.post(data, region)
-        link.post(b"", region, 0, Signal(region, 0, 77))
+        link.post(b"", region, 0, Signal(words, 0, 77))
         link.close()
         with pytest.raises(LinkLost, match="closed here"):
             link.put(b"x", region)
-    peer.wait_word(region.number, 0, 77)
-    assert peer.read(region.number, 8) == data[8:]
+    peer.wait_word(words.number, 0, 77)
+    assert peer.read(region.number) == data
     assert peer.errors() and "the peer closed it" in peer.errors()[0]
 
 
 def test_a_closed_endpoint_ends_what_is_under_way(way: Way, peer: Peer) -> None:
     endpoint = way.endpoint()
     address = peer.address()
-    region = peer.register(8)
+    region = peer.words(8)
     link = endpoint.connect(address, timeout=PATIENCE)
     peer.stop()
     work = link.fetch_add(region, 0, 1)
@@ -462,7 +466,7 @@ def test_nothing_is_left_behind(way: Way) -> None:
         return descriptors, threading.active_count(), shared
 
     with peers(way) as (peer,):
-        region = peer.register(1 << 20)
+        region, words = peer.register(1 << 20), peer.words(8)
         peer_descriptors = peer_files(peer)
         before = held()
         for _ in range(3):
@@ -470,7 +474,7 @@ def test_nothing_is_left_behind(way: Way) -> None:
                 ours = [endpoint.register(bytearray(100)) for _ in range(3)]
                 for _ in range(2):
                     link = endpoint.connect(peer.address(), timeout=PATIENCE)
-                    link.put(b"x" * 4096, region, 8, Signal(region, 0, 1)).wait(PATIENCE)
+                    link.put(b"x" * 4096, region, 8, Signal(words, 0, 1)).wait(PATIENCE)
                     link.get(bytearray(100_000), region).wait(PATIENCE)
                 ours[0].drop()
         assert held() == before

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from monarch.runtime.transport import buffers
+from monarch.runtime.transport.cuda.driver import CudaFailed, Driver
 from monarch.runtime.transport.plug import Owned
 from monarch.runtime.transport.verbs import adapter, gpu
 from monarch.runtime.transport.verbs.adapter import VerbsFailed
@@ -69,6 +70,20 @@ class Cuda:
         self.flushed = 0
         self.current: list[int] = []
 
+    def cuInit(self, flags: Any) -> int:
+        return 0
+
+    def cuDeviceGetCount(self, count: Any) -> int:
+        count[0] = 2
+        return 0
+
+    def cuDeviceGetUuid_v2(self, uuid: Any, device: Any) -> int:
+        return 0
+
+    def cuDeviceGet(self, device: Any, ordinal: Any) -> int:
+        device[0] = ordinal.value
+        return 0
+
     def cuDevicePrimaryCtxRetain(self, context: Any, device: Any) -> int:
         context[0] = 1000 + device.value
         return 0
@@ -97,7 +112,7 @@ class Cuda:
 
 
 def registered(cuda: Cuda, device: Device, address: int, size: int) -> Region:
-    found = gpu.register(gpu.Driver(cuda), device, "cuda:1", address, size, adapter.REMOTE_READ)
+    found = gpu.register(Driver(cuda), device, "cuda:1", address, size, adapter.REMOTE_READ)
     assert isinstance(found, Region)
     return found
 
@@ -253,7 +268,7 @@ def waited(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 def test_a_gpu_is_waited_for_before_sending_and_flushed_after_receiving(waited: list[Any]) -> None:
     cuda, device = Cuda(), Device()
-    memories = Memories(device, lambda: gpu.Driver(cuda))
+    memories = Memories(device, lambda: Driver(cuda))
     tensor = OnGpu(100)  # small, and not copied all the same
     memories.local(tensor, write=True).release(whole=True)
     assert waited == [tensor] and not cuda.flushed and device.regions[0].what[0] == "dma-buf"
@@ -265,7 +280,7 @@ def test_a_gpu_is_waited_for_before_sending_and_flushed_after_receiving(waited: 
 
 def test_gpu_memory_out_of_reach_goes_through_host_memory(waited: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     device = Device(("dma-buf", "peer memory"))
-    memories = Memories(device, lambda: gpu.Driver(Cuda()))
+    memories = Memories(device, lambda: Driver(Cuda()))
     staged, filled = torch.arange(64, dtype=torch.uint8), []
     monkeypatch.setattr(gpu, "pinned", lambda tensor, fill: staged)
     monkeypatch.setattr(gpu, "fill", lambda tensor, staged: filled.append((tensor, staged)))
@@ -292,8 +307,8 @@ def test_a_real_gpus_memory_is_exported_where_it_can_be() -> None:
     tensor = torch.zeros(1 << 21, dtype=torch.uint8, device="cuda:0")
     address = -(-tensor.data_ptr() // PAGE) * PAGE
     try:
-        file = gpu.Driver().dmabuf(0, address, PAGE)
-    except gpu.CudaFailed as error:
+        file = Driver().dmabuf(0, address, PAGE)
+    except CudaFailed as error:
         pytest.skip(str(error))
     os.close(file)
-    gpu.Driver().flush()
+    Driver().flush()

@@ -1,0 +1,118 @@
+"""The thread that carries out what a link has to do with GPUs, in the order in which it was asked for."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+_AHEAD = 16
+_MOST = 1024
+
+
+class Job(Protocol):
+    alone: bool
+    """Whether all before it have ended when it begins."""
+
+    def begin(self) -> None:
+        """Launch what is to be done; may block."""
+        ...
+
+    def end(self) -> None:
+        """Wait for it, and tell who waits."""
+        ...
+
+
+class Lane:
+    """Jobs begin in order, and end in order; some are launched ahead, so that a GPU need not wait for this thread,
+    which starts with the first of them. `broken` is called with what a job raises, which none should."""
+
+    def __init__(self, name: str, broken: Callable[[BaseException], None]) -> None:
+        self._name = name
+        self._broken = broken
+        self._jobs: deque[Job] = deque()
+        self._begun: deque[Job] = deque()
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+        self._at_end: list[Callable[[], None]] = []
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._jobs or self._begun)
+
+    def add(self, job: Job, wait: bool = True) -> bool:
+        """Gives whether it was taken: not once the lane is closed. Waits while there are very many, unless told not
+        to."""
+        with self._changed:
+            while wait and len(self._jobs) >= _MOST and not self._closed:
+                self._changed.wait()
+            if self._closed:
+                return False
+            self._jobs.append(job)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._serve, name=self._name, daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+            return True
+
+    def drain(self, seconds: float) -> None:
+        """Wait until all jobs have ended; not on the lane's own thread, which they end on."""
+        if self._thread is threading.current_thread():
+            return
+        with self._changed:
+            self._changed.wait_for(lambda: not self.busy, seconds)
+
+    def close(self, at_end: Callable[[], None]) -> None:
+        """Take no more jobs; the thread ends when those that there are have ended, with a call of the function."""
+        with self._changed:
+            self._closed = True
+            self._at_end.append(at_end)
+            idle = self._thread is None
+            self._changed.notify_all()
+        if idle:
+            at_end()
+
+    def join(self, seconds: float) -> None:
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(seconds)
+
+    def _serve(self) -> None:
+        while True:
+            with self._changed:
+                while not self._jobs and not self._begun:
+                    if self._closed:
+                        break
+                    self._changed.wait()
+                else:
+                    job = self._next()
+                    if job is not None:
+                        self._begun.append(self._jobs.popleft())
+            if not self._begun:
+                break
+            if job is not None:
+                self._guarded(job.begin)
+                continue
+            # It counts as under way until it has told: what is asked for meanwhile comes after that.
+            self._guarded(self._begun[0].end)
+            with self._changed:
+                self._begun.popleft()
+                self._changed.notify_all()
+        for call in self._at_end:
+            self._guarded(call)
+
+    def _next(self) -> Job | None:
+        """What can begin now, if anything."""
+        if not self._jobs or len(self._begun) >= _AHEAD:
+            return None
+        first = self._jobs[0]
+        if self._begun and (first.alone or self._begun[-1].alone):
+            return None
+        return first
+
+    def _guarded(self, call: Callable[[], None]) -> None:
+        try:
+            call()
+        except BaseException as error:
+            self._broken(error)

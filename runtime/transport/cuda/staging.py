@@ -1,0 +1,109 @@
+"""Memory of GPUs by way of host memory, for links that reach no more than that: over sockets, or into shared memory.
+
+Copies wait for what PyTorch has launched before them, and block the thread that asks for them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+
+from monarch.compiler.plan import MonarchError
+from monarch.runtime.transport import buffers
+from monarch.runtime.transport.buffers import Place
+from monarch.runtime.transport.cuda import driver
+from monarch.runtime.transport.cuda.driver import CudaFailed, Event
+from monarch.runtime.transport.interface import AccessRefused, Memory, Work
+from monarch.runtime.transport.plug import Owned
+from monarch.runtime.transport.works import Pending
+
+
+def outgoing(source: Memory, after: Event | None = None) -> memoryview:
+    """The bytes of memory that is sent: its own, or a copy of what is on a GPU after what PyTorch has launched, which
+    ends with `after`, if not here. Raises MonarchError."""
+    if buffers.device_of(source) == "cpu":
+        return buffers.view_of(source)
+    return _read(buffers.place_of(source), after)
+
+
+def incoming(target: Memory, get: Callable[[memoryview], Work], after: Event | None = None) -> Work:
+    """Fill memory of a GPU with what `get` fills host memory with. Raises MonarchError."""
+    place = buffers.place_of(target)
+    staged = memoryview(bytearray(place.size))
+    pending = Pending(place)
+    after = after or launched(target)
+    work = get(staged)
+
+    def finish() -> None:
+        try:
+            work.wait(0)
+            move(place, buffers.place_of(staged), after)
+        except MonarchError as error:
+            pending.fail(error)
+        else:
+            pending.finish()
+
+    work.then(finish)
+    return pending
+
+
+def move(target: Place, source: Place, after: Event | None = None) -> None:
+    """Copy within this process: all of `source` to the beginning of `target`, after what PyTorch has launched.
+    `after` is where that ends, if not here. Raises MonarchError."""
+    if not source.size:
+        return
+    if target.gpu is None and source.gpu is None:
+        ctypes.memmove(target.address, source.address, source.size)
+        return
+    try:
+        driver.here().copy(target, source, after)
+    except CudaFailed as error:
+        raise MonarchError(f"memory of a GPU cannot be copied: {error}") from error
+
+
+def launched(memory: Memory) -> Event | None:
+    """What PyTorch has launched so far on this thread's stream of the GPU that has the memory; None for host memory.
+    Raises MonarchError."""
+    gpu = buffers.place_of(memory).gpu
+    if gpu is None:
+        return None
+    try:
+        return driver.here().now(gpu)
+    except CudaFailed as error:
+        raise MonarchError(f"memory of a GPU cannot be copied: {error}") from error
+
+
+# -- at the owner ------------------------------------------------------------------------------------------------------
+
+
+def reaches(device: str) -> bool:
+    """Whether the memory of a device can be copied to and from host memory here."""
+    return device.partition(":")[0] == "cuda" and driver.missing() is None
+
+
+def load(owned: Owned, offset: int, size: int) -> memoryview:
+    """Bytes of a region: its own, or a copy of what is on a GPU. Raises AccessRefused."""
+    if owned.view is not None:
+        return owned.view[offset : offset + size]
+    try:
+        return _read(_place(owned, offset, size))
+    except MonarchError as error:
+        raise AccessRefused(f"region {owned.number} cannot be read: {error.message}") from error
+
+
+def store(owned: Owned, offset: int, staged: memoryview) -> None:
+    """Write to a region on a GPU. Raises AccessRefused."""
+    try:
+        move(_place(owned, offset, staged.nbytes), buffers.place_of(staged))
+    except MonarchError as error:
+        raise AccessRefused(f"region {owned.number} cannot be written: {error.message}") from error
+
+
+def _place(owned: Owned, offset: int, size: int) -> Place:
+    return Place(owned.address + offset, size, buffers.gpu_of(owned.device), owned.memory)
+
+
+def _read(place: Place, after: Event | None = None) -> memoryview:
+    staged = memoryview(bytearray(place.size))
+    move(buffers.place_of(staged), place, after)
+    return staged
