@@ -11,6 +11,8 @@ from torch import fx
 from monarch.compiler import ops
 from monarch.compiler.graph import Graph, args_of
 from monarch.compiler.inspect.estimate import collective_seconds, op_seconds
+from monarch.compiler.kernels.contraction import contraction
+from monarch.compiler.kernels.text import parse_kernel
 from monarch.compiler.partition.cost import VIEWS, matrix_flops
 from monarch.compiler.rules import tensor_operands
 from monarch.compiler.text import op_name
@@ -72,6 +74,9 @@ def node_work(graph: Graph, node: fx.Node, target: str, takes: int) -> tuple[flo
     read = [graph.local_shape(each) for each in operands]
     results = [() if each is None else graph.local_shape(each) for each in types]
     flops = matrix_flops(packet, read, results) if read and results else 0.0
+    if node.target is ops.kernel:
+        nests = parse_kernel(args_of(node)[1]).nests
+        flops = 2.0 * sum(math.prod(nest.dims) for nest in nests if contraction(nest) is not None)
     if not flops and packet not in VIEWS and dtype.is_floating_point:
         flops = float(max([math.prod(shape) for shape in (*read, *results)], default=0))  # one an element
     moved = sum(local_bytes(graph, each) for each in (*operands, *made))

@@ -11,6 +11,7 @@ from monarch.compiler.errors import MonarchError
 if TYPE_CHECKING:
     from monarch.compiler.kernels.ir import Kernel
     from monarch.compiler.kernels.triton.source import Launch
+    from monarch.compiler.kernels.triton.variants import Tiles
     from monarch.compiler.plan import Plan
 
 LANGUAGES = ("cpp", "triton", "ptx")
@@ -36,10 +37,10 @@ def text(plan: Plan, language: str, name: str | None) -> str:
         from monarch.compiler.kernels.triton.emit import emit
 
         parts = []
-        for kernel in kernels.values():
-            source = emit(kernel, lines=True)
+        for key, kernel in kernels.items():
+            source = emit(kernel, lines=True, tiles=_tiles(plan, key, kernel))
             launches = "".join(f"# {_launch(launch)}\n" for launch in source.launches)
-            parts.append(f"# {_heading(kernel)}\n{launches}\n{source.text}")
+            parts.append(f"# {_heading(kernel)}\n{_variants(plan, key)}{launches}\n{source.text}")
         return "\n\n".join(parts)
     return _assembly(plan, kernels)
 
@@ -74,6 +75,29 @@ def _heading(kernel: Kernel) -> str:
     return f"kernel {kernel.name}: {count(ops, 'operation')}, from {', '.join(lines) or 'no line that is known'}"
 
 
+def _tiles(plan: Plan, key: str, kernel: Kernel) -> Tiles | None:
+    """The tiles of the variant of a kernel that the plan runs, or would."""
+    from monarch.compiler.kernels.triton.emit import variants_of
+
+    if plan.target == "cpu":
+        return None
+    chosen = next((each.variant for each in plan.binaries if each.kernel == key), "")
+    known = [tiles for tiles, _ in variants_of(kernel, plan.target)]
+    return next((tiles for tiles in known if str(tiles or "") == chosen), known[0])
+
+
+def _variants(plan: Plan, key: str) -> str:
+    """A comment on each variant of a kernel of which there are several, the one that runs first."""
+    from monarch.compiler.cli.screen import duration
+
+    found = [each for each in plan.binaries if each.kernel == key and each.variant]
+    told = [
+        f"# variant {each.variant}: {duration(each.seconds)} {'measured' if each.measured else 'estimated'}"
+        for each in found
+    ]
+    return "".join(f"{line}{', which runs' if not at else ''}\n" for at, line in enumerate(told))
+
+
 def _launch(launch: Launch) -> str:
     constants = [f"{name}={value}" for name, value in launch.constants]
     arguments = ", ".join([*launch.arguments, *constants, f"num_warps={launch.warps}"])
@@ -85,7 +109,7 @@ def _assembly(plan: Plan, kernels: Mapping[str, Kernel]) -> str:
         raise MonarchError(
             f"{plan.name} is compiled for CPUs, and has no PTX", hint="compile the program for a GPU: --target cuda:90."
         )
-    there = {binary.kernel: binary for binary in plan.binaries}
+    there = {binary.kernel: binary for binary in reversed(plan.binaries)}  # the first variant of each
     parts = []
     for key, kernel in kernels.items():
         if key in there:

@@ -92,6 +92,10 @@ class _Products:
         self.order = {node: at for at, node in enumerate(graph.fx.nodes)}
         self.given = Given(self.tensors, key_of, rounding, {}, graph.mesh.sizes)
         self.taken: set[fx.Node] = set()
+        fused = (each for node in graph.calls for each in node.meta.get("fused", ()))
+        unfused = next((each.graph for each in fused), graph.fx)
+        self.before = {node.name: node for node in unfused.nodes}
+        """The nodes of the graph before fusion, by name: what kernels stand for is of one graph."""
 
     def run(self) -> list[Made]:
         found = []
@@ -161,6 +165,7 @@ class _Products:
         alone, apart = self.library(product), self.pointwise(after.kernel)
         if self.when == "auto" and seconds >= alone + apart:
             return None
+        joined.stands_for = [self.before[each.name] for each in joined.stands_for]
         joined.why = (
             f"one kernel of {key_of(product.node)} and {after.kernel.name}, in tiles of {tiles}: "
             f"{seconds * 1e6:.1f} us estimated, apart {alone * 1e6:.1f} + {apart * 1e6:.1f} us"

@@ -1,13 +1,16 @@
 """Machine code of a plan's kernels for a GPU, and how it is launched.
 
 A plan for a GPU may carry, for each of its generated kernels, what was compiled for it ahead of time, so that loading
-the plan compiles nothing. In a file it is two members: `binaries.json`, one list of kernels, and `binaries.bin`, the
+the plan compiles nothing; and for calls of ATen's ops kernels of a template that run in their place. A kernel can be
+there in several variants, of which the first is the one that runs: the one estimated to be fastest, until it has been
+measured (`monarchc tune`). In a file this is two members: `binaries.json`, one list of variants, and `binaries.bin`, the
 bytes of each launch's machine code and assembly, one after the other in the same order.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 import struct
 from collections.abc import Callable, Sequence
@@ -16,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
-from monarch.compiler.kernels.ir import Kernel
+from monarch.compiler.kernels.ir import Buffer, Kernel
 from monarch.compiler.kernels.text import parse_kernel, print_kernel
 from monarch.compiler.plan.container import dump_json, load_json
 from monarch.compiler.types import DTYPE_NAMES, DTYPES
@@ -28,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LaunchBinary:
-    """One launch: `grid` programs of `warps` warps run the entry point `function` of `binary`, a cubin or an hsaco.
+    """One launch: a grid of programs of `warps` warps runs the entry point `function` of `binary`, a cubin or an hsaco.
 
     `arguments` are the pointers that it takes: "a0", "b1" (the kernel's inputs and outputs), "s0" (scratch) and "error"
     (the error word); `constants` are the values that its constants were compiled with. `assembly` is the PTX or AMDGCN
@@ -36,7 +39,7 @@ class LaunchBinary:
     """
 
     function: str
-    grid: int
+    grid: tuple[int, int, int]
     arguments: tuple[str, ...]
     constants: tuple[tuple[str, int], ...]
     warps: int
@@ -47,17 +50,35 @@ class LaunchBinary:
 
 
 @dataclass(frozen=True)
+class TemplateCall:
+    """Instructions that kernels of the template `name` run in place of ATen's op, all on tensors that lie alike: their
+    tensor arguments in order, and their results. `why` says why these were chosen."""
+
+    name: str
+    instructions: tuple[int, ...]
+    inputs: tuple[Buffer, ...]
+    outputs: tuple[Buffer, ...]
+    why: str = ""
+
+
+@dataclass(frozen=True)
 class KernelBinary:
-    """The launches, in order, that run the kernel with the SHA-256 `kernel` (see `kernel_hash`).
+    """One variant of a kernel: the launches, in order, that run the kernel with the SHA-256 `kernel` (`kernel_hash`), or
+    the calls of a template, of which `kernel` is then any hash of their own.
 
     `scratch` is the device memory that they share: dtype and number of elements. `gathers` has a text for each number
-    that a launch may leave in the error word.
+    that a launch may leave in the error word. `variant` tells variants apart, and `seconds` is what a call takes:
+    estimated, or `measured`.
     """
 
     kernel: str
     launches: tuple[LaunchBinary, ...]
     scratch: tuple[tuple[torch.dtype, int], ...] = ()
     gathers: tuple[str, ...] = ()
+    variant: str = ""
+    seconds: float = 0.0
+    measured: bool = False
+    call: TemplateCall | None = None
 
 
 def kernel_hash(kernel: Kernel) -> str:
@@ -91,13 +112,18 @@ def check_binaries(plan: Plan, fail: Callable[[str], NoReturn]) -> None:
     if plan.target == "cpu":
         fail("it carries machine code for a GPU, and its target is cpu")
     kernels = kernels_of(plan)
-    seen: set[str] = set()
+    seen: set[tuple[str, str]] = set()
+    taken: dict[int, str] = {}
     for binary in plan.binaries:
-        if binary.kernel not in kernels or binary.kernel in seen:
+        kernel: Kernel | TemplateCall | None = binary.call or kernels.get(binary.kernel)
+        if kernel is None or (binary.kernel, binary.variant) in seen:
             fail(f"it carries machine code for kernel {binary.kernel[:80]!a}, which it does not call, or has already")
-        seen.add(binary.kernel)
-        kernel = kernels[binary.kernel]
+        seen.add((binary.kernel, binary.variant))
         try:
+            if isinstance(kernel, TemplateCall):
+                _check_call(kernel, plan)
+                if any(taken.setdefault(at, binary.kernel) != binary.kernel for at in kernel.instructions):
+                    raise _Wrong("another template runs one of its instructions")
             _check(binary, kernel, plan.target)
         except _Wrong as wrong:
             fail(f"the machine code of kernel {kernel.name} cannot be used: {wrong}")
@@ -107,9 +133,30 @@ class _Wrong(Exception):
     pass
 
 
-def _check(binary: KernelBinary, kernel: Kernel, target: str) -> None:
+def _check_call(call: TemplateCall, plan: Plan) -> None:
+    from monarch.compiler.plan.plan import Slot
+
+    if not _NAME.fullmatch(call.name) or len(call.why) > _MOST_TEXT:
+        raise _Wrong("the name or reason of a template is none")
+    if not call.instructions:
+        raise _Wrong("it runs no instruction")
+    for at in call.instructions:
+        if not _whole(at, 0, len(plan.instructions) - 1) or not plan.instructions[at].op.startswith("aten."):
+            raise _Wrong(f"instruction {at!a:.40} is no call of ATen's")
+        instruction = plan.instructions[at]
+        given = [each for each in (*instruction.args, *instruction.kwargs.values()) if isinstance(each, Slot)]
+        if len(given) != len(call.inputs):
+            raise _Wrong(f"instruction {at} takes {len(given)} tensors")
+    for buffer in (*call.inputs, *call.outputs):
+        if len(buffer.shape) != len(buffer.strides) or buffer.extent > _MOST_SCRATCH or buffer.numel > _MOST_SCRATCH:
+            raise _Wrong("a tensor of it is none, or too large")
+
+
+def _check(binary: KernelBinary, kernel: Kernel | TemplateCall, target: str) -> None:
     if not binary.launches:
         raise _Wrong("it has no launches")
+    if len(binary.variant) > _MOST_TEXT or not 0 <= binary.seconds < math.inf:
+        raise _Wrong("its variant or its time is none")
     for dtype, numel in binary.scratch:
         if dtype not in DTYPE_NAMES or not _whole(numel, 1, _MOST_SCRATCH):
             raise _Wrong(f"it wants scratch for {numel!a:.40} elements")
@@ -122,8 +169,9 @@ def _check(binary: KernelBinary, kernel: Kernel, target: str) -> None:
             raise _Wrong("a name is no identifier")
         if any(type(value) is not int for _, value in launch.constants):
             raise _Wrong("a constant is no whole number")
-        if not _whole(launch.grid, 1, 2**31 - 1):
-            raise _Wrong(f"it launches {launch.grid!a:.40} programs")
+        for programs, most in zip(launch.grid, (2**31 - 1, 65535, 65535), strict=True):
+            if not _whole(programs, 1, most):
+                raise _Wrong(f"it launches {programs!a:.40} programs")
         if launch.warps not in (1, 2, 4, 8, 16, 32) or not _whole(launch.shared_bytes, 0, _MOST_SHARED):
             raise _Wrong(f"it wants {launch.warps!a:.40} warps and {launch.shared_bytes!a:.40} bytes of shared memory")
         for argument in launch.arguments:
@@ -162,7 +210,7 @@ def encode_binaries(binaries: Sequence[KernelBinary]) -> tuple[bytes, bytes]:
             launches.append(
                 [
                     launch.function,
-                    launch.grid,
+                    list(launch.grid),
                     list(launch.arguments),
                     [list(pair) for pair in launch.constants],
                     launch.warps,
@@ -172,8 +220,17 @@ def encode_binaries(binaries: Sequence[KernelBinary]) -> tuple[bytes, bytes]:
                 ]
             )
         scratch = [[DTYPE_NAMES[dtype], numel] for dtype, numel in each.scratch]
-        listed.append([each.kernel, launches, scratch, list(each.gathers)])
+        call = None if each.call is None else _encoded(each.call)
+        how = [each.variant, each.seconds, each.measured]
+        listed.append([each.kernel, launches, scratch, list(each.gathers), how, call])
     return dump_json(listed).encode("ascii"), b"".join(contents)
+
+
+def _encoded(call: TemplateCall) -> list[Any]:
+    def buffers(of: Sequence[Buffer]) -> list[Any]:
+        return [[DTYPE_NAMES[each.dtype], list(each.shape), list(each.strides)] for each in of]
+
+    return [call.name, list(call.instructions), buffers(call.inputs), buffers(call.outputs), call.why]
 
 
 def decode_binaries(listed: bytes, contents: bytes, decoder: Decoder) -> tuple[KernelBinary, ...]:
@@ -182,13 +239,20 @@ def decode_binaries(listed: bytes, contents: bytes, decoder: Decoder) -> tuple[K
     reader = _Reader(contents, decoder)
     found = []
     for entry in entries:
-        kernel, launches, scratch, gathers = decoder.items(entry, "a kernel's machine code", 4)
+        kernel, launches, scratch, gathers, how, call = decoder.items(entry, "a kernel's machine code", 6)
+        variant, seconds, measured = decoder.items(how, "a kernel's variant", 3)
+        if type(seconds) is not float or type(measured) is not bool:
+            decoder.fail("the time of a kernel is no time")
         found.append(
             KernelBinary(
                 decoder.string(kernel, "a kernel's hash"),
                 tuple([reader.launch(each) for each in decoder.items(launches, "a kernel's launches")]),
                 tuple([reader.scratch(each) for each in decoder.items(scratch, "a kernel's scratch")]),
                 decoder.strings(gathers, "a kernel's gathers"),
+                decoder.string(variant, "a kernel's variant"),
+                seconds,
+                measured,
+                None if call is None else reader.call(call),
             )
         )
     reader.finish()
@@ -216,9 +280,31 @@ class _Reader:
             self.decoder.fail("a kernel's scratch has no dtype")
         return DTYPES[dtype], self.decoder.integer(numel, "the size of a kernel's scratch")
 
+    def call(self, value: Any) -> TemplateCall:
+        decoder = self.decoder
+        name, instructions, inputs, outputs, why = decoder.items(value, "the call of a template", 5)
+        return TemplateCall(
+            decoder.string(name, "a template's name"),
+            tuple([decoder.integer(at, "an instruction") for at in decoder.items(instructions, "its instructions")]),
+            tuple([self.buffer(each) for each in decoder.items(inputs, "a template's inputs")]),
+            tuple([self.buffer(each) for each in decoder.items(outputs, "a template's outputs")]),
+            decoder.string(why, "why a template was chosen"),
+        )
+
+    def buffer(self, value: Any) -> Buffer:
+        dtype, *sizes = self.decoder.items(value, "a template's tensor", 3)
+        if not isinstance(dtype, str) or dtype not in DTYPES:
+            self.decoder.fail("a template's tensor has no dtype")
+        shape, strides = (
+            tuple([self.decoder.integer(n, "a size of a tensor") for n in self.decoder.items(each, "a tensor's sizes")])
+            for each in sizes
+        )
+        return Buffer(DTYPES[dtype], shape, strides)
+
     def launch(self, value: Any) -> LaunchBinary:
         decoder = self.decoder
         function, grid, arguments, constants, warps, shared, metadata, lengths = decoder.items(value, "a launch", 8)
+        x, y, z = decoder.items(grid, "a launch's grid", 3)
         code, text = decoder.items(lengths, "the lengths of machine code", 2)
         pairs = [decoder.items(pair, "a constant", 2) for pair in decoder.items(constants, "a launch's constants")]
         decoder.costs(metadata)
@@ -226,7 +312,7 @@ class _Reader:
         try:
             return LaunchBinary(
                 decoder.string(function, "a launch's function"),
-                decoder.integer(grid, "a launch's grid"),
+                (decoder.integer(x, "a grid"), decoder.integer(y, "a grid"), decoder.integer(z, "a grid")),
                 decoder.strings(arguments, "a launch's arguments"),
                 tuple((decoder.string(name, "a constant"), value) for name, value in pairs),
                 decoder.integer(warps, "a launch's warps"),

@@ -23,8 +23,9 @@ from monarch.compiler.kernels.cache import BuildError, forget, is_there, private
 from monarch.compiler.kernels.ir import Kernel
 from monarch.compiler.kernels.triton.build import compile_launches
 from monarch.compiler.kernels.triton.crosscompile import Compiled
-from monarch.compiler.kernels.triton.emit import emit
+from monarch.compiler.kernels.triton.emit import emit, variants_of
 from monarch.compiler.kernels.triton.source import TritonSource
+from monarch.compiler.kernels.triton.variants import GPUS, Tiles
 from monarch.compiler.plan.binaries import (
     KernelBinary,
     LaunchBinary,
@@ -37,7 +38,7 @@ from monarch.compiler.plan.encode import Decoder
 from monarch.compiler.plan.file import hash_of
 from monarch.compiler.plan.plan import Plan
 
-_FORMAT = "1"
+_FORMAT = "2"
 """Of a file of the cache."""
 
 Told = Callable[[str, float], None]
@@ -62,7 +63,7 @@ def with_binaries(plan: Plan, told: Told | None = None) -> Plan:
     made = []
     for kernel in kernels.values():
         start = time.perf_counter()
-        made.append(kernel_binary(kernel, plan.target, version, folder))
+        made += variants(kernel, plan.target, version, folder)
         if told is not None:
             told(kernel.name, time.perf_counter() - start)
     plan = replace(plan, binaries=tuple(made))
@@ -86,9 +87,26 @@ def _say_missing() -> None:
     )
 
 
-def kernel_binary(kernel: Kernel, target: str, version: str, folder: Path) -> KernelBinary:
+def variants(kernel: Kernel, target: str, version: str, folder: Path) -> list[KernelBinary]:
+    """The machine code of a kernel in each variant that fits the target, the one estimated to be fastest first."""
+    found = [
+        replace(kernel_binary(kernel, target, version, folder, tiles), variant=str(tiles or ""), seconds=seconds)
+        for tiles, seconds in variants_of(kernel, target)
+    ]
+    room = GPUS[target].shared
+    fitting = [each for each in found if all(launch.shared_bytes <= room for launch in each.launches)]
+    if not fitting:
+        least = min((max(launch.shared_bytes for launch in each.launches) for each in found), default=0)
+        raise BuildError(
+            f"kernel {kernel.name} takes {least:,} bytes of shared memory, and a program on {target} has {room:,}",
+            hint="MONARCH_TEMPLATES=off compiles the program without such kernels.",
+        )
+    return fitting
+
+
+def kernel_binary(kernel: Kernel, target: str, version: str, folder: Path, tiles: Tiles | None = None) -> KernelBinary:
     """The machine code of a kernel, from the cache in `folder` or freshly compiled."""
-    source = emit(kernel)
+    source = emit(kernel, tiles=tiles)
     path = folder / f"{_key(source, kernel, target, version)}.gpu"
     found = _read(path)
     if found is None or found.kernel != kernel_hash(kernel):
@@ -102,7 +120,7 @@ def _compiled(kernel: Kernel, source: TritonSource, target: str) -> KernelBinary
     launches = [
         LaunchBinary(
             function=launch.function,
-            grid=launch.grid,
+            grid=(launch.grid, 1, 1),
             arguments=launch.arguments,
             constants=launch.constants,
             warps=compiled.num_warps,

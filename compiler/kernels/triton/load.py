@@ -103,7 +103,7 @@ def _launcher(kernel: Kernel, binary: KernelBinary, launch: LaunchBinary) -> Cal
         metadata.write_text(json.dumps(launch.metadata))
         code.write_bytes(launch.binary)
         loaded: Any = CompiledKernel(source, {name: str(path) for name, path in files.items()}, binary.kernel)
-    run: Callable[..., None] = loaded[(launch.grid, 1, 1)]
+    run: Callable[..., None] = loaded[launch.grid]
     return run
 
 

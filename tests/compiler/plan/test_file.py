@@ -120,6 +120,7 @@ def test_the_hash_is_of_what_is_run() -> None:
     assert {hash_of(each) for each in same} == {hash_of(plan)}
     other = [
         replace(plan, name="stop"),
+        replace(plan, collectives="gloo"),
         replace(plan, mesh=MeshSpec.of(data=4, model=4)),
         replace(plan, donated=(False, False, False)),
         replace(plan, instructions=plan.instructions[:-1]),

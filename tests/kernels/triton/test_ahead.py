@@ -123,7 +123,7 @@ def test_machine_code_is_the_same_wherever_it_is_compiled(monkeypatch: pytest.Mo
 def test_tritons_words_are_in_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
     source = ahead.emit(next(iter(kernels_of(plan()).values())))
     broken = replace(source, text=source.text.replace("tl.load(a0", "tl.lode(a0"))
-    monkeypatch.setattr(ahead, "emit", lambda kernel: broken)
+    monkeypatch.setattr(ahead, "emit", lambda kernel, tiles: broken)
     with pytest.raises(BuildError, match=r"(?s)does not compile kernel scale for cuda:90: .*lode"):
         with_binaries(plan())
 
@@ -163,9 +163,9 @@ ODD: dict[str, tuple[Callable[[Any], object], str]] = {
     "another kernel": (lambda kernel: kernel.__setitem__(0, "0" * 64), "which it does not call"),
     "no launches": (lambda kernel: kernel.__setitem__(1, []), "longer than it says"),
     "a name with a path": (lambda kernel: kernel[1][0].__setitem__(0, "../x"), "a name is no identifier"),
-    "no programs": (lambda kernel: kernel[1][0].__setitem__(1, 0), "launches 0 programs"),
-    "too many programs": (lambda kernel: kernel[1][0].__setitem__(1, 2**31), "launches 2147483648 programs"),
-    "true programs": (lambda kernel: kernel[1][0].__setitem__(1, True), "not a whole number"),
+    "no programs": (lambda kernel: kernel[1][0].__setitem__(1, [0, 1, 1]), "launches 0 programs"),
+    "too many programs": (lambda kernel: kernel[1][0].__setitem__(1, [2**31, 1, 1]), "launches 2147483648 programs"),
+    "true programs": (lambda kernel: kernel[1][0].__setitem__(1, [True, 1, 1]), "not a whole number"),
     "an input that there is not": (lambda kernel: kernel[1][0].__setitem__(2, ["a2", "b0"]), "the argument 'a2'"),
     "an output that there is not": (lambda kernel: kernel[1][0].__setitem__(2, ["a0", "b2"]), "the argument 'b2'"),
     "scratch that there is not": (lambda kernel: kernel[1][0].__setitem__(2, ["s0"]), "the argument 's0'"),
@@ -183,7 +183,14 @@ ODD: dict[str, tuple[Callable[[Any], object], str]] = {
     "scratch of no dtype": (lambda kernel: kernel.__setitem__(2, [["f31", 4]]), "no dtype"),
     "a long text": (lambda kernel: kernel.__setitem__(3, ["x" * 2000]), "too long"),
     "a gather that is no text": (lambda kernel: kernel.__setitem__(3, [5]), "not a string"),
-    "a short list": (lambda kernel: kernel.pop(), "not a list of 4"),
+    "programs of many dims": (lambda kernel: kernel[1][0].__setitem__(1, [1, 2**16, 1]), "launches 65536 programs"),
+    "a time that is none": (lambda kernel: kernel[4].__setitem__(1, -1.0), "its time is none"),
+    "a time of another kind": (lambda kernel: kernel[4].__setitem__(1, 1), "no time"),
+    "a template of no instruction": (lambda kernel: kernel.__setitem__(5, ["t", [], [], [], ""]), "no instruction"),
+    "a template of a kernel": (lambda kernel: kernel.__setitem__(5, ["t", [0], [], [], ""]), "no call of ATen's"),
+    "a template of what is not there": (lambda kernel: kernel.__setitem__(5, ["t", [9], [], [], ""]), "no call of"),
+    "a template without a name": (lambda kernel: kernel.__setitem__(5, ["", [0], [], [], ""]), "template is none"),
+    "a short list": (lambda kernel: kernel.pop(), "not a list of 6"),
 }
 
 
@@ -226,7 +233,9 @@ def test_machine_code_of_another_gpu_or_none_is_refused(whole: Plan) -> None:
     assert "it is not for cuda:90" in refused(whole, code=b"x" + code[1:])
     assert "longer than it says" in refused(whole, code=code + b"x")
     assert "shorter than it says" in refused(whole, code=code[:-1])
-    assert "already" in refused(whole, lambda listed: listed.append([*listed[0][:1], [], [], []]))
+    assert "already" in refused(
+        whole, lambda listed: listed.append([*listed[0][:1], [], [], [], ["", 0.0, False], None])
+    )
 
 
 def test_a_plan_for_cpus_with_machine_code_is_refused(whole: Plan) -> None:
