@@ -26,6 +26,24 @@ def as_layout(layout: LayoutLike, type: TensorType, mesh: MeshSpec, name: str, s
     return found
 
 
+def type_of_shards(
+    layout: LayoutLike, shard: TensorType, mesh: MeshSpec, name: str, source: Source | None = None
+) -> TensorType:
+    """The type of the tensor whose shards, in the layout that a user means, are all like `shard`. Raises
+    LayoutError."""
+    try:
+        found = _read(layout, shard.ndim, mesh, name)
+        shape = list(shard.shape)
+        for dim, mesh_dims in enumerate(found.shards[: shard.ndim]):
+            for mesh_dim in mesh_dims:
+                shape[dim] *= mesh.sizes.get(mesh_dim, 1)
+        type_ = TensorType(shard.dtype, tuple(shape), found)
+        type_.check(mesh, name)
+    except LayoutError as error:
+        raise LayoutError(error.message, hint=error.hint, source=error.source or source) from None
+    return type_
+
+
 def _read(layout: LayoutLike, ndim: int, mesh: MeshSpec, name: str) -> Layout:
     if isinstance(layout, Layout):
         return layout

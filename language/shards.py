@@ -8,8 +8,8 @@ from torch.utils import _pytree as pytree
 
 from monarch.compiler.errors import LayoutError, ProgramError, Source
 from monarch.compiler.plan import Returned
-from monarch.compiler.types import MeshSpec, TensorType
-from monarch.language.layouts import LayoutLike, as_layout
+from monarch.compiler.types import MeshSpec
+from monarch.language.layouts import LayoutLike, type_of_shards
 from monarch.language.mesh import Mesh
 from monarch.language.recording import current_program
 from monarch.language.shapes import make_fake
@@ -38,7 +38,7 @@ def from_shards(mesh: Mesh, shards: Returned, layout: LayoutLike | tuple[LayoutL
             source=source,
         )
     types = [
-        _global(type_, chosen, mesh.spec, f"tensor {at} that the actors returned", source)
+        type_of_shards(chosen, type_, mesh.spec, f"tensor {at} that the actors returned", source)
         for at, (type_, chosen) in enumerate(zip(local, layouts, strict=True))
     ]
     made = []
@@ -64,18 +64,6 @@ def _check_alike(mesh: MeshSpec, found: list[Any], source: Source | None) -> Non
 def _text(value: Any) -> str:
     leaves, tree = pytree.tree_flatten(value)
     return str(leaves[0]) if tree.is_leaf() else f"{type(value).__name__} of {', '.join(map(str, leaves))}"
-
-
-def _global(local: TensorType, layout: LayoutLike, mesh: MeshSpec, name: str, source: Source | None) -> TensorType:
-    """The type of the whole whose shards are these."""
-    # How a layout reads depends on the number of dims alone; what fits, on the global shape.
-    any_size = TensorType(local.dtype, tuple(length * mesh.workers for length in local.shape))
-    shape = list(local.shape)
-    placed = as_layout(layout, any_size, mesh, name, source)
-    for dim, names in enumerate(placed.shards):
-        for mesh_dim in names:
-            shape[dim] *= mesh.sizes[mesh_dim]
-    return TensorType(local.dtype, tuple(shape), placed)
 
 
 __all__ = ["from_shards"]

@@ -80,8 +80,9 @@ class Programs:
             self._process.raise_at(reply, error, "starting a worker")
             return
         torch.set_num_threads(self._process.threads)  # this thread's
+        actors = _Actors(Loans(mesh), self._gifts, controller)  # there before any message that refers to it
         self._process.reply(reply, True, os.getpid())
-        how = self._serve(_Actors(Loans(mesh), self._gifts, controller), spec, rank, window, up, across)
+        how = self._serve(actors, spec, rank, window, up, across)
         del window
         gc.collect()  # what a worker holds refers to itself
         self._process.router.send(controller, (WORKED, mesh, rank, how), EMPTY)
