@@ -166,6 +166,8 @@ class Endpoint:
             file, offset = buffers.file_of(memory) or (None, 0)
         owned = self._regions.add(memory, file, offset)
         try:
+            if owned.size and staging.reaches(owned.device):
+                staging.settle(owned)
             for name, transport in self._transports.items():
                 found = transport.register(owned)
                 if found is not None:

@@ -81,6 +81,18 @@ def reaches(device: str) -> bool:
     return device.partition(":")[0] == "cuda" and driver.missing() is None
 
 
+def settle(owned: Owned) -> None:
+    """Wait for what PyTorch has launched, on this thread's stream of the GPU that has the memory: what is there then is
+    there for peers, too, which cannot wait for streams of this process. Raises MonarchError."""
+    after = launched(owned.memory)
+    if after is not None:
+        try:
+            after.wait()
+            after.close()
+        except CudaFailed as error:
+            raise MonarchError(f"memory on {owned.device} cannot be registered: {error}") from error
+
+
 def load(owned: Owned, offset: int, size: int) -> memoryview:
     """Bytes of a region: its own, or a copy of what is on a GPU. Raises AccessRefused."""
     if owned.view is not None:

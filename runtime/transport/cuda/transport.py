@@ -34,18 +34,13 @@ class CudaTransport(ShmTransport):
         return super().available() or driver.missing()
 
     def register(self, owned: Owned) -> dict[str, Any] | None:
-        """Peers learn the handle when they open the region with its key, so the region itself only says where it is.
-        What PyTorch has launched so far is waited for: what was written to the memory before is there for peers."""
+        """Peers learn the handle when they open the region with its key, so the region itself only says where it is."""
         if owned.view is not None:
             return None
         gpu = buffers.gpu_of(owned.device)
         try:
             libcuda = driver.here()
             uuid = libcuda.uuids()[gpu]
-            if owned.size:
-                launched = libcuda.now(gpu)
-                launched.wait()
-                launched.close()
         except CudaFailed as error:
             raise MonarchError(f"memory on {owned.device} cannot be registered: {error}") from error
         if owned.size:

@@ -11,6 +11,7 @@ import ipaddress
 import mmap
 import multiprocessing
 import os
+import pickle
 import signal
 import ssl
 import threading
@@ -24,7 +25,7 @@ from typing import Any
 from monarch.runtime import futex
 from monarch.runtime.transport import process_vm
 from monarch.runtime.transport.endpoint import Endpoint, Registration
-from monarch.runtime.transport.interface import Address, Region, Signal
+from monarch.runtime.transport.interface import AccessRefused, Address, Region, Signal
 from monarch.runtime.transport.stream import StreamLink
 from monarch.runtime.transport.verbs import adapter
 from tests.runtime.transport.libcuda import standin
@@ -175,10 +176,10 @@ class Block:
 
 
 class GpuBlock:
-    """Memory of a GPU, registered."""
+    """Memory of a GPU, registered: new, or a part of some."""
 
-    def __init__(self, endpoint: Endpoint, size: int) -> None:
-        self.memory = standin.GPUS.make(size)
+    def __init__(self, endpoint: Endpoint, size: int, memory: Any = None) -> None:
+        self.memory = standin.GPUS.make(size) if memory is None else memory
         self.size = size
         self.registration: Registration = endpoint.register(self.memory)
         self.region: Region = self.registration.region
@@ -217,6 +218,21 @@ class Server:
         if self.way.gpu:
             return self._added(GpuBlock(self.endpoint, size), fill)
         return self._added(Block(self.endpoint, size, self.way.file if file is None else file), fill)
+
+    def register_parts(self, size: int, count: int) -> list[Region]:
+        """Of one allocation on a GPU."""
+        whole = standin.GPUS.make(size * count)
+        parts = [whole[at * size : (at + 1) * size] for at in range(count)]
+        return [self._added(GpuBlock(self.endpoint, size, part), 0) for part in parts]
+
+    def buffer(self, size: int, fill: int) -> bytes:
+        """A pickled RDMABuffer of memory on a GPU."""
+        from monarch.runtime import rdma
+
+        rdma.configure(transports=(self.way.transport,))
+        memory = standin.GPUS.make(size)
+        standin.GPUS.write(memory, bytes([fill]) * size)
+        return pickle.dumps(rdma.RDMABuffer(memory))
 
     def words(self, size: int, fill: int = 0) -> Region:
         """Memory of the host."""
@@ -273,6 +289,19 @@ class Server:
         works = [link.put(bytes([1 + at % 255]) * size, region, at * size) for at in range(count)]
         for work in works:
             work.wait(PATIENCE)
+
+    def put_until_refused(self, region: Region, size: int) -> str:
+        """Over the link that was made to this process; gives what is said in the end."""
+        while True:
+            try:
+                self.link().put(bytes(size), region).wait(PATIENCE)
+            except AccessRefused as error:
+                return error.message
+
+    def get(self, process: str, region: Region, size: int) -> bytes:
+        data = bytearray(size)
+        self.made[process].get(data, region).wait(PATIENCE)
+        return bytes(data)
 
     def add_many(self, process: str, region: Region, offset: int, count: int) -> list[int]:
         link = self.made[process]
