@@ -179,6 +179,15 @@ class WarmParent:
     def idle(self) -> bool:
         return not self._inboxes
 
+    @property
+    def runs(self) -> bool:
+        """Whether it is there; what it has said may still be waiting to be read."""
+        if not self.alive:
+            return False
+        poll = select.poll()
+        poll.register(self._socket, 0)  # to hear of its end alone
+        return not poll.poll(0)
+
 
 def how_ended(status: int) -> str:
     """What an exit status (negative: a signal) says of a process, as the rest of a sentence."""
@@ -224,7 +233,7 @@ def warm_parent() -> WarmParent:
             _owner = os.getpid()
             _all.clear()
             atexit.register(_end)
-        if _all and _all[-1].alive and _all[-1].ops == registered_ops():
+        if _all and _all[-1].runs and _all[-1].ops == registered_ops():
             return _all[-1]
         for old in [old for old in _all if old.idle]:
             old.close()

@@ -99,11 +99,15 @@ class Workers:
         except OSError as error:
             for end in ends.values():
                 end.close()
-            raise MonarchError(
-                f"cannot start {len(self.ranks)} workers: {error}",
-                hint="A limit is reached: on open files (ulimit -n), of which each worker takes one, or processes\n"
-                "(ulimit -u).",
-            ) from error
+            if isinstance(error, ConnectionError):
+                what, hint = "the process that forks them has ended meanwhile", "Try again: a new one is started."
+            else:
+                what = str(error)
+                hint = (
+                    "A limit is reached: on open files (ulimit -n), of which each worker takes one, or processes\n"
+                    "(ulimit -u)."
+                )
+            raise MonarchError(f"cannot start {len(self.ranks)} workers: {what}", hint=hint) from error
         finally:
             os.close(fd)
             for end in theirs:

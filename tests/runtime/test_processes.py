@@ -115,6 +115,25 @@ def test_the_warm_parent_is_killed_and_the_next_mesh_has_a_new_one() -> None:
         again.wait(all_reduces(again, 1))
 
 
+def test_a_warm_parent_that_was_killed_while_no_mesh_was_there_is_replaced() -> None:
+    MeshExecutor(MeshSpec.of(data=2)).close()
+    warm = processes.warm_parent()
+    os.kill(warm.pid, signal.SIGKILL)
+    os.waitid(os.P_PID, warm.pid, os.WEXITED | os.WNOWAIT)
+    with MeshExecutor(MeshSpec.of(data=2)) as again:
+        again.wait(all_reduces(again, 1))
+
+
+def test_a_warm_parent_that_ends_while_it_is_asked_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    warm = processes.WarmParent()
+    os.kill(warm.pid, signal.SIGKILL)
+    os.waitid(os.P_PID, warm.pid, os.WEXITED | os.WNOWAIT)
+    monkeypatch.setattr(workers, "warm_parent", lambda: warm)
+    with pytest.raises(MonarchError, match="cannot start 2 workers: the process that forks them has ended meanwhile"):
+        MeshExecutor(MeshSpec.of(data=2))
+    warm.close()
+
+
 def test_close_ends_the_workers_also_in_the_middle_of_a_step() -> None:
     executor = MeshExecutor(MeshSpec.of(data=3))
     pids = executor.worker_pids()

@@ -114,7 +114,7 @@ class Host:
                     os.set_blocking(ours, False)
                     read.append(ours)
                     write.append(theirs)
-            warm = _warm()
+            warm = warm_parent()
             running = _Running(group, warm, set(ranks), {rank: deque(maxlen=LAST_LINES) for rank in ranks})
             with self._lock:
                 self._groups[group.id] = running
@@ -308,14 +308,6 @@ class Host:
                 self._process.reply(head[2], True, mesh)
 
         threading.Thread(target=make, name="monarch controller", daemon=True).start()
-
-
-def _warm() -> WarmParent:
-    """A warm parent that has not just died."""
-    warm = warm_parent()
-    while warm.read():
-        pass
-    return warm if warm.alive else warm_parent()
 
 
 class _Inbox:
