@@ -1,7 +1,8 @@
-"""`monarch host` on each host of a network, with TLS."""
+"""`monarch host` on each host of a network, with TLS or with a token."""
 
 from __future__ import annotations
 
+import secrets
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -19,8 +20,10 @@ class Cluster:
     network: Network
     agents: list[Process]
     addresses: list[str]
-    tls: Path
+    tls: Path | None
     """The controller's certificates."""
+    token: Path | None
+    """That of hosts without TLS, on a network that they trust."""
 
     @property
     def hosts(self) -> list[Host]:
@@ -28,20 +31,28 @@ class Cluster:
 
 
 @contextmanager
-def cluster(network: Network, folder: Path, options: Sequence[str] = ()) -> Iterator[Cluster]:
+def cluster(network: Network, folder: Path, options: Sequence[str] = (), *, trusted: bool = False) -> Iterator[Cluster]:
     """A host agent in each namespace. They end with the block, or with their namespaces."""
-    made = make_certificates(folder, [host.address for host in network.hosts])
-    folders = {path.name: path for path in made}
+    tls = token = None
+    if trusted:
+        token = folder / "token"
+        token.touch(mode=0o600)
+        token.write_text(secrets.token_hex(32))
+        security = {host.address: ["--token-file", str(token), "--trusted-network"] for host in network.hosts}
+    else:
+        folders = {path.name: path for path in make_certificates(folder, [host.address for host in network.hosts])}
+        tls = folders["controller"]
+        security = {host.address: ["--tls", str(folders[host.address])] for host in network.hosts}
     agents = [
         host.start(
-            [*MONARCH, "host", "--listen", f"{host.address}:0", "--tls", folders[host.address], *options],
+            [*MONARCH, "host", "--listen", f"{host.address}:0", *security[host.address], *options],
             {"OMP_WAIT_POLICY": "passive"},  # each of them takes the machine's cores for its own
         )
         for host in network.hosts
     ]
     try:
         addresses = [agent.wait_for(r"serving on (\S+)").group(1) for agent in agents]
-        yield Cluster(network, agents, addresses, folders["controller"])
+        yield Cluster(network, agents, addresses, tls, token)
     finally:
         for agent in agents:
             agent.end()

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -37,7 +38,8 @@ def fragile(two_hosts: Network, tmp_path: Path) -> Iterator[Cluster]:
 
 def train(made: Cluster, *arguments: str) -> dict[str, list[object]]:
     hosts = ",".join(made.addresses)
-    command = [sys.executable, "-m", "tests.hosts.train", hosts, "--tls", str(made.tls), *arguments]
+    security = ["--tls", str(made.tls)] if made.token is None else ["--token", str(made.token), "--trusted-network"]
+    command = [sys.executable, "-m", "tests.hosts.train", hosts, *security, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=150)
     assert done.returncode == 0, done.stderr
     found: dict[str, list[object]] = json.loads(done.stdout)
@@ -64,23 +66,30 @@ def test_four_hosts(four_hosts: Network, tmp_path: Path) -> None:
     assert found["there"] == found["here"]
 
 
-def sums(mesh: MeshSpec) -> Building:
+def sums(mesh: MeshSpec, dims: list[str] | None = None) -> Building:
     build = Building(mesh, "sums")
     x = build.input(each(mesh, (mesh.workers, 8)))
-    total = build.call("getitem", build.call("all_reduce", [x], list(mesh.names), "sum"), 0)
+    total = build.call("getitem", build.call("all_reduce", [x], dims or list(mesh.names), "sum"), 0)
     build.output(total, whole((1, 8)))
     return build
 
 
 def attached(made: Cluster, timeout: float = 3.0) -> HostMesh:
-    return monarch.hosts(made.addresses, tls=made.tls, transports=["tcp"], timeout=timeout)
+    return monarch.hosts(
+        made.addresses,
+        tls=made.tls,
+        token=made.token,
+        trusted_network=made.token is not None,
+        transports=["tcp"],
+        timeout=timeout,
+    )
 
 
-def fails(hosts: HostMesh, act: object) -> str:
+def fails(hosts: HostMesh, act: object, collectives: str = "monarch") -> str:
     """What is raised where `act` strikes while a step is under way, by everything that waits."""
     mesh = MeshSpec.of(w=4)
     executor = hosts.start(mesh)
-    plan = sums(mesh).plan()
+    plan = replace(sums(mesh).plan(), collectives=collectives)
     (out,) = executor.run(plan, [torch.ones(4, 8)])
     assert executor.shards(out)[0].tolist() == [[4.0] * 8]
     act(executor)  # type: ignore[operator]

@@ -14,13 +14,16 @@ import torch.nn.functional as F
 import monarch
 from monarch.distributed import Mesh
 from monarch.language import HostMesh
+from monarch.language.program import Backend
 from monarch.stdlib.models.gpt import GPT
 from monarch.stdlib.parallel import tensor_parallel
 
 SEQUENCE = 32
 
 
-def train(data: int, model: int, hosts: HostMesh | None, steps: int) -> tuple[list[float], list[str]]:
+def train(
+    data: int, model: int, hosts: HostMesh | None, steps: int, collectives: Backend = "monarch"
+) -> tuple[list[float], list[str]]:
     """The loss of each step, and the transports between hosts."""
     torch.manual_seed(0)
     with Mesh(data=data, model=model, hosts=hosts) as mesh:
@@ -28,7 +31,7 @@ def train(data: int, model: int, hosts: HostMesh | None, steps: int) -> tuple[li
         gpt = monarch.module_to_mesh(plain, mesh, layouts=tensor_parallel(plain, mesh, "model"))
         optimizer = torch.optim.AdamW(gpt.parameters(), lr=1e-2)
 
-        @monarch.program
+        @monarch.program(collectives=collectives)
         def step(tokens: "i64[8@data, 32]", targets: "i64[8@data, 32]"):
             optimizer.zero_grad()
             loss = F.cross_entropy(gpt(tokens).flatten(0, 1), targets.flatten())
@@ -48,6 +51,8 @@ def main() -> None:
     parser.add_argument("hosts")
     parser.add_argument("--tls")
     parser.add_argument("--token")
+    parser.add_argument("--trusted-network", action="store_true")
+    parser.add_argument("--collectives", default="monarch", help="of the hosts: here it is always Monarch's own")
     parser.add_argument("--transports", default="tcp")
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--meshes", default="2x2")
@@ -55,8 +60,14 @@ def main() -> None:
     meshes = [tuple(map(int, text.split("x"))) for text in options.meshes.split(",")]
     here = [train(*mesh, None, options.steps)[0] for mesh in meshes]
     transports = options.transports.split(",")
-    with monarch.hosts(options.hosts, tls=options.tls, token=options.token, transports=transports) as hosts:
-        there = [train(*mesh, hosts, options.steps) for mesh in meshes]
+    with monarch.hosts(
+        options.hosts,
+        tls=options.tls,
+        token=options.token,
+        trusted_network=options.trusted_network,
+        transports=transports,
+    ) as hosts:
+        there = [train(*mesh, hosts, options.steps, options.collectives) for mesh in meshes]
     used = sorted({transport for _, transports in there for transport in transports})
     print(json.dumps({"here": here, "there": [losses for losses, _ in there], "transports": used}))
 
