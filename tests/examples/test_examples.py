@@ -140,6 +140,14 @@ def test_the_replay_buffer_has_moves_of_all_players(tmp_path: Path) -> None:
     assert output.endswith("learnt in 400 batches: >>>>>>>>>\n")
 
 
+def test_actors_feed_and_judge_a_model_in_its_workers_processes(tmp_path: Path) -> None:
+    output = run("actors_and_programs.py", cwd=tmp_path)
+    losses = [float(loss) for loss in re.findall(r"loss (\S+),", output)]
+    right = [int(part) for part in re.findall(r"(\d+)%", output)]
+    assert len(losses) == 3 and losses[-1] < losses[0]
+    assert len(right) == 6 and min(right[-2:]) > 90
+
+
 def test_the_service_survives_the_death_of_its_workers(tmp_path: Path) -> None:
     lines = run("supervised_service.py", cwd=tmp_path).splitlines()
     assert lines[0].startswith("counted: [('the', 500), ") and lines[2].startswith("counted: [('the', 500), ")
