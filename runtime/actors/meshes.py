@@ -33,12 +33,14 @@ from monarch.runtime.actors.messages.protocol import (
     STACKS,
     STOP,
     STOP_PROCS,
+    Head,
     Place,
     ReplyTo,
 )
 from monarch.runtime.actors.processes import current
 from monarch.runtime.actors.processes.ports import All, Each, One, failing
 from monarch.runtime.actors.processes.process import Group
+from monarch.runtime.actors.processes.spreading import Audience
 from monarch.runtime.actors.shape import Shape
 from monarch.runtime.actors.shards import Shards
 from monarch.runtime.actors.values import ValueMesh
@@ -240,14 +242,14 @@ class ProcMesh(_Owned):
         process = instance._process
         members = self._members()
         actor_id = process.new_id()
-        mesh: ActorMesh[A] = ActorMesh(actor_id, name, cls, tuple(members), Shape.of(self.extent))
+        agents = tuple(dict.fromkeys(map(self._group.host_of, self._shape.ndslice)))
+        mesh: ActorMesh[A] = ActorMesh(actor_id, name, cls, tuple(members), Shape.of(self.extent), agents)
         for address in members:
             if address in process.dead:
                 raise process.lost(address, f"{name}.__init__")
         payload = Payload.of((mesh, args, kwargs), members)
         process.owns(instance.actor_id, mesh, processes=False)
-        for rank, address in enumerate(members):
-            process.router.send(address, (SPAWN, actor_id, None, rank, name, instance.owner), payload)
+        mesh._audience.send(process, lambda rank: (SPAWN, actor_id, None, rank, name, instance.owner), payload)
         return cast(A, mesh)
 
     def activate(self) -> AbstractContextManager[None]:
@@ -322,13 +324,24 @@ class ProcMesh(_Owned):
 class ActorMesh(_Owned, Generic[A]):
     """Actors of one class, one in each of some processes. Each endpoint of the class is an attribute."""
 
-    def __init__(self, actor_id: str, name: str, cls: type[A], addresses: tuple[str, ...], shape: Shape) -> None:
+    def __init__(
+        self,
+        actor_id: str,
+        name: str,
+        cls: type[A],
+        addresses: tuple[str, ...],
+        shape: Shape,
+        agents: tuple[str, ...] = (),
+    ) -> None:
+        """`agents` are those of the hosts that they are on."""
         self._id = actor_id
         self._name = name
         self._cls = cls
         self._addresses = addresses
         self._shape = shape
+        self._agents = agents
         self._to = [addresses[base] for base in shape.ndslice]
+        self._audience = Audience(self._to, agents)
         extent = shape.extent
         labels, sizes = tuple(extent.labels), tuple(extent.sizes)
         self._places: list[Place | None] = [(rank, labels, sizes) if labels else None for rank in range(len(shape))]
@@ -358,9 +371,10 @@ class ActorMesh(_Owned, Generic[A]):
         process = current.process()
         waiting: All[None] = All(self._shape, self._to)
         port = process.ports.open(waiting)
-        for place, address in enumerate(self._to):
-            if not process.router.send(address, head((process.address, port, place)), payload):
-                process.ports.reply(port, place, False, failing(process.lost(address, self._name)))
+        for place in self._audience.send(
+            process, lambda place: head((process.address, port, place)), payload, gather=True
+        ):
+            process.ports.reply(port, place, False, failing(process.lost(self._to[place], self._name)))
         return _done(waiting.future)
 
     # -- what `Endpoint` stands on -------------------------------------------------------------------------------------
@@ -372,14 +386,11 @@ class ActorMesh(_Owned, Generic[A]):
         self.__dict__[name] = found
         return found
 
-    def _send(
-        self, process: Process, place: int, reply: ReplyTo | None, method: EndpointMethod[..., Any], payload: Payload
-    ) -> SupervisionError | None:
-        head = CALL, self._id, reply, method.name, method.explicit_port, self._places[place]
-        address = self._to[place]
-        if process.router.send(address, head, payload):
-            return None
-        return process.lost(address, f"{self._label}.{method.name}")
+    def _head(self, place: int, reply: ReplyTo | None, method: EndpointMethod[..., Any]) -> Head:
+        return CALL, self._id, reply, method.name, method.explicit_port, self._places[place]
+
+    def _lost(self, process: Process, place: int, method: EndpointMethod[..., Any]) -> SupervisionError:
+        return process.lost(self._to[place], f"{self._label}.{method.name}")
 
     def _ask(self, method: EndpointMethod[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Future[Any]:
         return self._ask_all(method, args, kwargs, None)
@@ -392,11 +403,14 @@ class ActorMesh(_Owned, Generic[A]):
         process = current.process()
         waiting: All[Any] = All(self._shape, self._to, f"{self._label}.{method.name}")
         port = process.ports.open(waiting)
-        for place in range(len(self._to)):
-            reply: ReplyTo = (process.address, port, place)
-            error = self._send(process, place, reply if keep is None else (*reply[:3], keep), method, payload)
-            if error is not None:
-                process.ports.reply(port, place, False, failing(error))
+        address = process.address
+
+        def head(place: int) -> Head:
+            return self._head(place, (address, port, place) if keep is None else (address, port, place, keep), method)
+
+        gather = keep is None and not method.explicit_port
+        for place in self._audience.send(process, head, payload, gather):
+            process.ports.reply(port, place, False, failing(self._lost(process, place, method)))
         return waiting.future
 
     def _ask_shards(
@@ -414,9 +428,8 @@ class ActorMesh(_Owned, Generic[A]):
         process = current.process()
         waiting: One[Any] = One(self._to[place], f"{self._label}.{method.name}")
         port = process.ports.open(waiting)
-        error = self._send(process, place, (process.address, port, place), method, payload)
-        if error is not None:
-            process.ports.reply(port, place, False, failing(error))
+        if not process.router.send(self._to[place], self._head(place, (process.address, port, place), method), payload):
+            process.ports.reply(port, place, False, failing(self._lost(process, place, method)))
         return waiting.future
 
     def _ask_each(
@@ -426,10 +439,10 @@ class ActorMesh(_Owned, Generic[A]):
         process = current.process()
         waiting: Each[Any] = Each(self._to, f"{self._label}.{method.name}")
         port = process.ports.open(waiting)
-        for place in range(len(self._to)):
-            error = self._send(process, place, (process.address, port, place), method, payload)
-            if error is not None:
-                process.ports.reply(port, place, False, failing(error))
+        for place in self._audience.send(
+            process, lambda place: self._head(place, (process.address, port, place), method), payload
+        ):
+            process.ports.reply(port, place, False, failing(self._lost(process, place, method)))
         return waiting.futures()
 
     def _tell(
@@ -448,16 +461,21 @@ class ActorMesh(_Owned, Generic[A]):
                 raise refused.with_traceback(None)
         payload = Payload.of((args, kwargs), [self._to[at] for at in places])
         reply: ReplyTo | None = getattr(port, "_to", None)
-        failed: SupervisionError | None = None
-        for at in places:
-            failed = self._send(process, at, None if reply is None else (*reply[:2], at), method, payload) or failed
-        if failed is not None:
-            raise failed
+
+        def head(at: int) -> Head:
+            return self._head(at, None if reply is None else (*reply[:2], at), method)
+
+        if place is None:
+            failed = self._audience.send(process, head, payload)
+        else:
+            failed = [] if process.router.send(self._to[place], head(place), payload) else [place]
+        if failed:
+            raise self._lost(process, failed[-1], method)
 
     # -- mesh ----------------------------------------------------------------------------------------------------------
 
     def _over(self, shape: Shape) -> ActorMesh[A]:
-        return ActorMesh(self._id, self._label, self._cls, self._addresses, shape)
+        return ActorMesh(self._id, self._label, self._cls, self._addresses, shape, self._agents)
 
     def _describe(self, base: int) -> str:
         return f"{self._label}[{base}]"
@@ -469,7 +487,7 @@ class ActorMesh(_Owned, Generic[A]):
         return hash((self._id, self._shape))
 
     def __reduce__(self) -> tuple[object, ...]:
-        return ActorMesh, (self._id, self._label, self._cls, self._addresses, self._shape)
+        return ActorMesh, (self._id, self._label, self._cls, self._addresses, self._shape, self._agents)
 
     def __repr__(self) -> str:
         return f"ActorMesh('{self._label}', {self._cls.__name__}, {self.extent})"

@@ -3,5 +3,5 @@
 message     values as bytes; protocol: the heads of messages; memory: what is large travels in shared memory
 address     who a process is, and on which host
 router      sockets between the processes of a host
-network     the ways to processes on other hosts; link: one such connection
+network     the ways to processes on other hosts; link: one such connection; order: of what comes over several
 """

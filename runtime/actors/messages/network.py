@@ -77,8 +77,6 @@ def _contexts(folder: str) -> tuple[ssl.SSLContext, ssl.SSLContext] | None:
 class Way(Protocol):
     """On which this process sends to one other."""
 
-    open: bool
-
     def send(self, head: Head, payload: Payload) -> bool: ...
 
     def flush(self) -> None: ...

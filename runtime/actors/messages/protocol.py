@@ -55,3 +55,10 @@ WORKED = 18
 """(mesh, rank, how): such a worker has ended; how, unless it was told to"""
 DROP = 19
 """(number): what was returned for a program is not wanted"""
+NUMBERED = 20
+"""(number, head) and that message's payload, from a process of another host: it waits for those before it (`order`)"""
+SPREAD = 21
+"""(to, whether replies are gathered) and the payload that they all get, to the agent of another host: `to` are the
+address, the number and the head for each of several processes there"""
+REPLIES = 22
+"""(port, replies) and nothing, from the agent of another host: the place and the data for each that went well"""

@@ -30,7 +30,8 @@ from monarch.runtime.actors.messages.address import LONGEST, host_of, name_of
 from monarch.runtime.actors.messages.memory import Memory
 from monarch.runtime.actors.messages.message import PACKET, Files, Payload, packet, unpack
 from monarch.runtime.actors.messages.network import Network, Way
-from monarch.runtime.actors.messages.protocol import Head
+from monarch.runtime.actors.messages.order import Numbers
+from monarch.runtime.actors.messages.protocol import NUMBERED, Head
 
 Deliver = Callable[[str, Head, Payload], None]
 """Called with the address of the sender, in the I/O thread, or in the sending one where a process sends to itself."""
@@ -145,6 +146,23 @@ class _Way:
         return True
 
 
+class _Numbered:
+    """The way to a process of another host, which need not be the only one that is taken."""
+
+    def __init__(self, way: Way, number: Callable[[], int]) -> None:
+        self._way = way
+        self._number = number
+
+    def send(self, head: Head, payload: Payload) -> bool:
+        return self._way.send((NUMBERED, self._number(), head), payload)
+
+    def flush(self) -> None:
+        self._way.flush()
+
+    def close(self) -> None:
+        self._way.close()
+
+
 class Router:
     """All of a process' connections, and the thread that serves them."""
 
@@ -159,6 +177,8 @@ class Router:
         """`relay` and `lost`: see `Network`."""
         self.address = address
         self._host = host_of(address)
+        self.numbers = Numbers()
+        """Of what goes to processes of other hosts."""
         self.network = Network(address, relay, self, self.send, deliver, lost)
         self._deliver = deliver
         self._listener = listener
@@ -193,9 +213,10 @@ class Router:
                 return self._ways[to]
             if host_of(to) != self._host:
                 found = self.network.way(to)
-                if found is not None:  # or else there may be one later
-                    self._ways[to] = found
-                return found
+                if found is None:  # there may be one later
+                    return None
+                self._ways[to] = numbered = _Numbered(found, self.numbers.to(to))
+                return numbered
             connected = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
             way: _Way | None = None
             try:
@@ -210,6 +231,10 @@ class Router:
                 connected.close()
             self._ways[to] = way
             return way
+
+    def reaches(self, to: str) -> bool:
+        """Whether it is not known that nothing can be sent there."""
+        return to not in self._ways or self._ways[to] is not None
 
     def gone(self, address: str) -> None:
         """A process has ended: nothing can be sent to it any more."""

@@ -36,6 +36,7 @@ from monarch.runtime.actors.processes.attached import OtherHosts
 from monarch.runtime.actors.processes.output import LAST_LINES, Output, Source
 from monarch.runtime.actors.processes.ownership import EndProcess
 from monarch.runtime.actors.processes.process import Death, Group, Process
+from monarch.runtime.actors.processes.spreading import Spreading
 from monarch.runtime.actors.shape import Shape
 from monarch.runtime.processes import WarmParent, how_ended, warm_parent
 
@@ -76,6 +77,7 @@ class Host:
         self._output = Output()
         self._controllers: dict[str, Any] = {}
         self._making = threading.Lock()
+        self._spreading = Spreading(process)
         process.handle(FORK, self._on_fork)
         process.handle(STOP_PROCS, self._on_stop)
         process.handle(ENDED, self._on_ended)

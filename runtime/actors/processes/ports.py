@@ -21,15 +21,20 @@ T = TypeVar("T")
 Decode = Callable[[], Any]
 
 
-def decoder(payload: Payload, well: bool) -> Decode:
-    """What gives a reply's value, or raises its exception."""
-    if well:
-        return payload.decode
+class Answer:
+    """A reply as it came: gives its value, or raises its exception."""
 
-    def fail() -> Any:
-        raise payload.decode()
+    __slots__ = ("payload", "well")
 
-    return fail
+    def __init__(self, payload: Payload, well: bool) -> None:
+        self.payload = payload
+        self.well = well
+
+    def __call__(self) -> Any:
+        value = self.payload.decode()
+        if self.well:
+            return value
+        raise value
 
 
 def failing(error: Exception) -> Decode:
@@ -233,4 +238,4 @@ class Queue(Generic[T]):
                     future.settle(self._arrived.popleft())
 
 
-__all__ = ["All", "Decode", "Each", "One", "Pending", "Ports", "Queue", "Waiting", "decoder", "failing"]
+__all__ = ["All", "Answer", "Decode", "Each", "One", "Pending", "Ports", "Queue", "Waiting", "failing"]

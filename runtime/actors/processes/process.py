@@ -26,15 +26,18 @@ from monarch.runtime.actors.errors import ActorError, MeshFailure, SupervisionEr
 from monarch.runtime.actors.messages.address import host_of
 from monarch.runtime.actors.messages.message import EMPTY, Payload
 from monarch.runtime.actors.messages.network import Across
+from monarch.runtime.actors.messages.order import Order
 from monarch.runtime.actors.messages.protocol import (
     CALL,
     ENDED,
     LEAVE,
+    NUMBERED,
     OUTPUT,
     PLACE_ENDED,
     READY,
     REFUSED,
     RELAY,
+    REPLIES,
     REPLY,
     SPAWN,
     STACKS,
@@ -66,8 +69,9 @@ from monarch.runtime.actors.processes.ownership import (
     Supervision,
     Tell,
 )
-from monarch.runtime.actors.processes.ports import Ports, decoder
+from monarch.runtime.actors.processes.ports import Answer, Ports
 from monarch.runtime.actors.processes.programs import Programs
+from monarch.runtime.actors.processes.spreading import Spreads
 from monarch.runtime.actors.shape import Shape
 
 if TYPE_CHECKING:
@@ -159,7 +163,11 @@ class Process:
             STACKS: self._on_stacks,
             RELAY: self._on_relay,
             UNREACHED: self._on_unreached,
+            NUMBERED: self._on_numbered,
+            REPLIES: self._on_replies,
         }
+        self._order: Order[tuple[Head, Payload]] = Order()
+        self.spreads = Spreads(self)
         self.programs = Programs(self)
         self._spawned: dict[str, ActorMesh[Any] | ProcMesh] = {}
         self._supervision = Supervision(None if group.owner[0] == self.address else group.owner[0])
@@ -228,7 +236,21 @@ class Process:
 
     def _on_reply(self, sender: str, head: Head, payload: Payload) -> None:
         _, port, place, well = head
-        self.ports.reply(port, place, well, decoder(payload, well))
+        self.ports.reply(port, place, well, Answer(payload, well))
+
+    def _on_replies(self, sender: str, head: Head, payload: Payload) -> None:
+        _, port, replies = head
+        for place, data in replies:
+            self.ports.reply(port, place, True, Answer(Payload(data), True))
+
+    def _on_numbered(self, sender: str, head: Head, payload: Payload) -> None:
+        for ready, its in self._order.take(sender, head[1], (head[2], payload)):
+            self._deliver(sender, ready, its)
+
+    def _wait_no_more(self, sender: str) -> None:
+        """What a process of another host sent does not wait for what may never come."""
+        for ready, its in self._order.gone(sender):
+            self._deliver(sender, ready, its)
 
     def _on_actor(self, sender: str, head: Head, payload: Payload) -> None:
         actor = self.actors.get(head[1])
@@ -283,6 +305,7 @@ class Process:
         self.router.after_last(death.address, lambda: self._has_ended(death), 0.0 if head[2] else _LAST_SECONDS)
 
     def _has_ended(self, death: Death) -> None:
+        self._wait_no_more(death.address)
         self.dead[death.address] = death
         self.router.gone(death.address)
         # Owners first: who sees the error in a call, and then asks the owner, finds that it knows.
@@ -325,9 +348,11 @@ class Process:
 
     def unreached(self, address: str, why: str) -> None:
         """There is no way to a process, and that it has ended is not known. In the I/O thread."""
-        if address not in self.dead:
-            self.router.gone(address)
-            self.ports.lost(address, SupervisionError(f"no answer: the connection is lost: {why}"))
+        for lost in (address, *self.spreads.through(address)):
+            if lost not in self.dead:
+                self.router.gone(lost)
+                self._wait_no_more(lost)
+                self.ports.lost(lost, SupervisionError(f"no answer: the connection is lost: {why}"))
 
     def _on_unreached(self, sender: str, head: Head, payload: Payload) -> None:
         self.connection_lost(head[1], "it cannot be reached")

@@ -1,0 +1,63 @@
+"""The order of what one process sends to another on a different host. It may take two ways there: straight, or by the
+other host's agent, which spreads what is for several processes. Pure: no socket, no lock.
+
+The sender numbers its messages to each process, whichever way they go; the receiver has a message wait until those
+before it are there. Within a host there is one way, and no number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import count
+from typing import Generic, TypeVar
+
+M = TypeVar("M")
+
+
+class Numbers:
+    """Of what this process sends, by receiver."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, Callable[[], int]] = {}
+
+    def to(self, receiver: str) -> Callable[[], int]:
+        """What gives the next one, from 0; for any thread."""
+        return self._of.setdefault(receiver, count().__next__)
+
+
+class Order(Generic[M]):
+    """What comes, by sender, in the order of the numbers."""
+
+    def __init__(self) -> None:
+        self._next: dict[str, int] = {}
+        self._waiting: dict[str, dict[int, M]] = {}
+        self._gone: set[str] = set()
+
+    def take(self, sender: str, number: int, message: M) -> list[M]:
+        """What can be handled now that this is there."""
+        due = self._next.get(sender, 0)
+        if sender in self._gone:
+            return [message]
+        waiting = self._waiting.get(sender)
+        if number != due:
+            if waiting is None:
+                waiting = self._waiting[sender] = {}
+            waiting[number] = message
+            return []
+        ready, due = [message], due + 1
+        if waiting is not None:
+            while due in waiting:
+                ready.append(waiting.pop(due))
+                due += 1
+            if not waiting:
+                del self._waiting[sender]
+        self._next[sender] = due
+        return ready
+
+    def gone(self, sender: str) -> list[M]:
+        """A sender has ended, or there is no way to it: what is missing may never come. What waited for it; what comes
+        after this waits for nothing."""
+        self._gone.add(sender)
+        self._next.pop(sender, None)
+        waiting = self._waiting.pop(sender, {})
+        return [waiting[number] for number in sorted(waiting)]

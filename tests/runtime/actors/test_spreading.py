@@ -1,0 +1,249 @@
+"""What goes to several processes of another host crosses to it once, and is spread there; answers come together."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import threading
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+import monarch
+from monarch.actor import (
+    Accumulator,
+    Actor,
+    ActorError,
+    HostMesh,
+    MeshFailure,
+    SupervisionError,
+    current_rank,
+    endpoint,
+    this_host,
+)
+from monarch.runtime.actors.messages.link import Link
+from monarch.runtime.actors.messages.message import Payload
+from monarch.runtime.actors.messages.protocol import REPLIES, REPLY, Head
+from monarch.runtime.actors.processes import current
+from tests.runtime.actors.agents import TOKEN, Hosts, hosts_here
+from tests.runtime.actors.conftest import WAIT
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
+    with hosts_here(2, tmp_path_factory.mktemp("two")) as two:
+        yield two
+
+
+@pytest.fixture
+def hosts(two: Hosts) -> Iterator[HostMesh]:
+    with monarch.hosts(two.addresses, token=TOKEN) as attached:
+        yield HostMesh.of(attached)
+
+
+class Peer(Actor):
+    def __init__(self, tensor: torch.Tensor | None = None) -> None:
+        self.told: list[int] = []
+        self.tensor = tensor
+        self.go = threading.Event()
+
+    @endpoint
+    def tell(self, number: int) -> None:
+        self.told.append(number)
+
+    @endpoint
+    def heard(self) -> list[int]:
+        return self.told
+
+    @endpoint
+    def pid(self) -> int:
+        return os.getpid()
+
+    @endpoint
+    def total(self) -> float:
+        assert self.tensor is not None
+        return float(self.tensor.sum())
+
+    @endpoint
+    def add(self, x: torch.Tensor) -> float:
+        x += current_rank().rank  # it is this actor's own
+        return float(x[-1])
+
+    @endpoint
+    def double(self, x: torch.Tensor) -> torch.Tensor:
+        return 2 * x
+
+    @endpoint
+    def only(self, rank: int) -> int:
+        """Raises but there."""
+        if current_rank().rank != rank:
+            raise ValueError(f"not rank {rank}")
+        return rank
+
+    @endpoint
+    def hang(self, rank: int) -> int:
+        """Never answers there."""
+        while current_rank().rank == rank:
+            signal.pause()
+        return current_rank().rank
+
+    @endpoint
+    def tell_all(self, others: Peer, count: int) -> None:
+        tell_in_turns(others, count)
+
+    @endpoint
+    def lose_agents_of(self, others: Peer) -> str:
+        """Break the connections to the agents of another host by which these were reached, and call them."""
+        process = current.process()
+        others.heard.call().get(WAIT)
+        before = dict(process.spreads._through)
+        waiting = others.hang.call(1)
+        for agent in before:
+            for link in process.router.network._links[agent]:
+                link.close()
+        try:
+            waiting.get(WAIT)
+        except SupervisionError as error:
+            return str(error)
+        return "answered"
+
+
+def tell_in_turns(peers: Peer, count: int) -> None:
+    """Numbers to all of a mesh (hosts=2, gpus=2), some of it, and one, by broadcasts and calls."""
+    meshes = [peers, peers.slice(hosts=1), peers.slice(hosts=1, gpus=1), peers]  # type: ignore[attr-defined]
+    for number in range(count):
+        mesh = meshes[number % 4]
+        if number % 3:
+            mesh.tell.broadcast(number)
+        else:
+            mesh.tell.call(number)
+
+
+def spawn(hosts: HostMesh, tensor: torch.Tensor | None = None) -> Peer:
+    return hosts.spawn_procs(per_host={"gpus": 2}).spawn("peer", Peer, tensor)
+
+
+def heard(peers: Peer, hosts: int, gpus: int) -> list[int]:
+    return peers.slice(hosts=hosts, gpus=gpus).heard.call_one().get(WAIT)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("sender", ["root", "this host", "attached host"])
+def test_messages_come_in_the_order_sent_whichever_way_they_take(hosts: HostMesh, sender: str) -> None:
+    peers = spawn(hosts)
+    if sender == "root":
+        tell_in_turns(peers, 1000)
+        assert heard(peers, 1, 1) == list(range(1000))
+    else:
+        on = hosts.slice(hosts=0) if sender == "attached host" else this_host()
+        on.spawn_procs().spawn("sender", Peer).tell_all.call_one(peers, 1000).get(WAIT)
+        while len(found := heard(peers, 1, 1)) < 1000:  # another sender's messages may come first
+            pass
+        assert found == list(range(1000))
+    while len(found := heard(peers, 0, 0)) < 500:
+        pass
+    assert found == [number for number in range(1000) if number % 4 in (0, 3)]
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The bytes of values in each message that this process sends to other hosts."""
+    sizes: list[int] = []
+    send = Link.send
+
+    def counted(self: Link, head: Head, payload: Payload) -> bool:
+        sizes.append(len(payload.data or b"") + sum(payload.sizes))
+        return send(self, head, payload)
+
+    monkeypatch.setattr(Link, "send", counted)
+    return sizes
+
+
+def test_a_large_payload_crosses_to_each_host_once(hosts: HostMesh, sent: list[int]) -> None:
+    size = 8 << 20
+    x = torch.zeros(size // 4)
+    peers = spawn(hosts, x)
+    assert peers.total.call().get(WAIT).values() == [0.0] * 4
+    assert 2 * size <= sum(sent) < 2 * size + size // 8  # with the actors' constructors
+    for _ in range(3):
+        sent.clear()
+        assert peers.add.call(x).get(WAIT).values() == [0.0, 1.0, 2.0, 3.0]
+        assert 2 * size <= sum(sent) < 2 * size + size // 8
+    sent.clear()
+    for future in peers.add.stream(x):
+        future.get(WAIT)
+    assert Accumulator(peers.add, 0.0, float.__add__).accumulate(x).get(WAIT) == 6
+    assert 4 * size <= sum(sent) < 4 * size + size // 8
+    assert torch.equal(x, torch.zeros(size // 4))
+
+
+@pytest.fixture
+def came(hosts: HostMesh, monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
+    """How many messages with replies come to this process from others, by kind."""
+    process, kinds = current.process(), Counter[int]()
+    for kind in (REPLY, REPLIES):
+
+        def counted(sender: str, head: Head, payload: Payload, handle=process._handlers[kind]) -> None:  # type: ignore[no-untyped-def]
+            kinds[head[0]] += 1
+            handle(sender, head, payload)
+
+        monkeypatch.setitem(process._handlers, kind, counted)
+    return kinds
+
+
+def test_the_answers_of_a_host_come_in_one_message(hosts: HostMesh, came: Counter[int]) -> None:
+    peers = spawn(hosts)
+    peers.initialized.get(WAIT)
+    came.clear()
+    for _ in range(5):
+        assert peers.heard.call().get(WAIT).values() == [[]] * 4
+    assert came == {REPLIES: 10}
+    peers.stop().get(WAIT)
+
+
+def test_large_answers_and_errors_come_as_they_are(hosts: HostMesh) -> None:
+    peers = spawn(hosts)
+    x = torch.arange(1 << 18, dtype=torch.float32)
+    assert all(torch.equal(back, 2 * x) for back in peers.double.call(x).get(WAIT).values())
+    with pytest.raises(ActorError, match="not rank 2"):
+        peers.only.call(2).get(WAIT)
+    assert peers.slice(gpus=0).only.call(1).get is not None  # type: ignore[attr-defined]
+    with pytest.raises(ActorError, match="not rank 7"):
+        peers.only.call(7).get(WAIT)
+
+
+def test_one_that_does_not_answer_keeps_no_other_answers_back(hosts: HostMesh) -> None:
+    peers = spawn(hosts)
+    process = current.process()
+    waiting = peers.hang.call(3)
+    (call,) = [call for call in process.ports.calls().values() if call.what == "peer.hang"]
+    while set(call.pending()) != {3}:  # which comes within the test's time
+        pass
+    assert not waiting.done()
+
+
+def test_the_death_of_one_is_told_and_the_others_go_on(hosts: HostMesh, faults: queue.SimpleQueue[MeshFailure]) -> None:
+    peers = spawn(hosts)
+    last = peers.slice(hosts=1, gpus=1)  # type: ignore[attr-defined]
+    pid = last.pid.call_one().get(WAIT)
+    waiting = peers.hang.call(3)
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(SupervisionError, match="SIGKILL"):
+        waiting.get(WAIT)
+    assert "SIGKILL" in faults.get(timeout=WAIT).reason
+    with pytest.raises(SupervisionError, match="SIGKILL"):
+        peers.tell.broadcast(1)
+    with pytest.raises(SupervisionError, match="SIGKILL"):
+        peers.heard.call().get(WAIT)
+    assert peers.slice(hosts=0).heard.call().get(WAIT).values() == [[1], [1]]  # type: ignore[attr-defined]
+    assert peers.slice(hosts=1, gpus=0).heard.call_one().get(WAIT) == [1]  # type: ignore[attr-defined]
+
+
+def test_where_a_connection_to_an_agent_breaks_the_calls_by_way_of_it_fail(hosts: HostMesh) -> None:
+    peers = spawn(hosts)
+    sender = hosts.slice(hosts=0).spawn_procs().spawn("sender", Peer)
+    others = peers.slice(hosts=1)  # type: ignore[attr-defined]
+    assert "the connection is lost" in sender.lose_agents_of.call_one(others).get(WAIT)
+    assert others.slice(gpus=0).heard.call_one().get(WAIT) == []
