@@ -70,6 +70,8 @@ def host(
             hint="say by which they reach it: --data-bind 10.0.0.1, or --advertise node1",
         )
     security.check(listen)
+    if data_bind is not None:  # without TLS, what workers send each other is not encrypted either
+        security.check(f"[{data_bind}]:0" if ":" in data_bind else f"{data_bind}:0")
     _serve(listen, security, bind, advertise, tls)
 
 

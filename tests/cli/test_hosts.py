@@ -140,6 +140,8 @@ def test_what_is_refused_is_printed(token: Path) -> None:
         (("--listen", "127.0.0.1", "--token-file", "TOKEN"), "no address of a host"),
         (("--listen", "192.0.2.1:0", "--token-file", "TOKEN"), "no loopback address"),
         (("--listen", "0.0.0.0:0", "--token-file", "TOKEN", "--trusted-network"), "--data-bind"),
+        (("--listen", "127.0.0.1:0", "--data-bind", "10.0.0.1", "--token-file", "TOKEN"), "10.0.0.1:0 is no loopback"),
+        (("--listen", "127.0.0.1:0", "--data-bind", "fd00::1", "--token-file", "TOKEN"), "is no loopback address"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
