@@ -168,7 +168,8 @@ def compile_graph(
         if isinstance(step, Rematerialize):
             plan.costs.update(step.costs)
     if target != "cpu":
-        plan = _with_binaries(plan, partitioned, seconds, progress)
+        when = "off" if (kernels or knobs.kernels()) == "off" else knobs.templates()
+        plan = _with_binaries(plan, partitioned, when, seconds, progress)
     if report:
         start = time.perf_counter()
         made = build_report(partitioned, plan)
@@ -180,13 +181,15 @@ def compile_graph(
     return replace(plan, costs={**plan.costs, "seconds": seconds})
 
 
-def _with_binaries(plan: Plan, graph: Graph, seconds: dict[str, float], progress: Progress | None) -> Plan:
-    """The plan with machine code for its kernels, for a target that is a GPU."""
-    from monarch.compiler.kernels.triton.ahead import with_binaries
+def _with_binaries(plan: Plan, graph: Graph, when: str, seconds: dict[str, float], progress: Progress | None) -> Plan:
+    """The plan with machine code for its kernels and templates, for a target that is a GPU."""
+    from monarch.compiler.kernels.triton.ahead import triton_version, with_binaries
+    from monarch.compiler.kernels.triton.calls import calls_of
 
     start = time.perf_counter()
+    calls = calls_of(plan, graph, when) if triton_version() else []
     plan = with_binaries(
-        plan, lambda name, took: progress(f"kernel {name}", took, graph) if progress is not None else None
+        plan, lambda name, took: progress(f"kernel {name}", took, graph) if progress is not None else None, calls
     )
     if plan.binaries:
         seconds["kernels"] = time.perf_counter() - start

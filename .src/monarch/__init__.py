@@ -16,6 +16,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from monarch.compiler.executors import set_executor_factory, set_hosts_factory
+from monarch.compiler.kernels.templates import set_templates
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import Partial, Replicate, Shard
@@ -141,5 +142,11 @@ def _attach(**options: Any) -> Any:
     return importlib.import_module("monarch.runtime.hosts").attach(**options)
 
 
+def _templates() -> Any:
+    """The library's kernels for whole ops, by op."""
+    return importlib.import_module("monarch.stdlib.kernels.calls").TEMPLATES
+
+
 set_executor_factory(_start_local)
 set_hosts_factory(_attach)
+set_templates(_templates)

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from monarch.compiler.kernels.triton.source import Launch
     from monarch.compiler.kernels.triton.variants import Tiles
     from monarch.compiler.plan import Plan
+    from monarch.compiler.plan.binaries import KernelBinary, TemplateCall
 
 LANGUAGES = ("cpp", "triton", "ptx")
 
@@ -41,15 +42,17 @@ def text(plan: Plan, language: str, name: str | None) -> str:
             source = emit(kernel, lines=True, tiles=_tiles(plan, key, kernel))
             launches = "".join(f"# {_launch(launch)}\n" for launch in source.launches)
             parts.append(f"# {_heading(kernel)}\n{_variants(plan, key)}{launches}\n{source.text}")
+        parts += [_template(plan, binary, call) for binary, call in _templates(plan, name)]
         return "\n\n".join(parts)
-    return _assembly(plan, kernels)
+    return _assembly(plan, kernels, name)
 
 
 def _chosen(plan: Plan, name: str | None) -> Mapping[str, Kernel]:
     from monarch.compiler.plan.binaries import kernels_of
 
     kernels = kernels_of(plan)
-    if not kernels:
+    templates = {call.name for _, call in _templates(plan, None)}
+    if not kernels and not templates:
         raise MonarchError(
             f"{plan.name} has no generated kernels",
             hint="they are made where they spare enough time; MONARCH_KERNELS=all makes all that can be.",
@@ -57,8 +60,8 @@ def _chosen(plan: Plan, name: str | None) -> Mapping[str, Kernel]:
     if name is None:
         return kernels
     chosen = {key: kernel for key, kernel in kernels.items() if kernel.name == name}
-    if not chosen:
-        names = sorted({kernel.name for kernel in kernels.values()})
+    if not chosen and name not in templates:
+        names = sorted({*templates, *(kernel.name for kernel in kernels.values())})
         close = difflib.get_close_matches(name, names, n=1)
         hint = f"did you mean {close[0]}?" if close else f"it has {', '.join(names)}."
         raise MonarchError(f"{plan.name} has no kernel {name!r}", hint=hint)
@@ -92,7 +95,8 @@ def _variants(plan: Plan, key: str) -> str:
 
     found = [each for each in plan.binaries if each.kernel == key and each.variant]
     told = [
-        f"# variant {each.variant}: {duration(each.seconds)} {'measured' if each.measured else 'estimated'}"
+        f"# variant {each.variant}"
+        + (f": {duration(each.seconds)} {'measured' if each.measured else 'estimated'}" if each.seconds else "")
         for each in found
     ]
     return "".join(f"{line}{', which runs' if not at else ''}\n" for at, line in enumerate(told))
@@ -104,7 +108,55 @@ def _launch(launch: Launch) -> str:
     return f"{launch.function}[{launch.grid:,}]({arguments})"
 
 
-def _assembly(plan: Plan, kernels: Mapping[str, Kernel]) -> str:
+def _templates(plan: Plan, name: str | None) -> list[tuple[KernelBinary, TemplateCall]]:
+    """The calls of a plan that templates run, each with the variant that does; those of one template by its name."""
+    found = {each.kernel: (each, each.call) for each in reversed(plan.binaries) if each.call is not None}
+    return [pair for pair in reversed(found.values()) if name is None or pair[1].name == name]
+
+
+def _told(plan: Plan, call: TemplateCall) -> list[str]:
+    """What a template runs, from which of the user's lines, and why."""
+    from monarch.compiler.cli.screen import count
+
+    first = plan.instructions[call.instructions[0]]
+    where = (plan.instructions[at].source for at in call.instructions)
+    sources = [plan.sources[at] for at in where if at >= 0]
+    files = dict.fromkeys(f"{each.file.rsplit('/', 1)[-1]}:{each.line}" for each in sources)
+    return [
+        f"template {call.name}: {count(len(call.instructions), 'call')} of {first.op}, from "
+        f"{', '.join(files) or 'no line that is known'}",
+        call.why,
+    ]
+
+
+def _template(plan: Plan, binary: KernelBinary, call: TemplateCall) -> str:
+    """The text of a template's kernels, as the plan launches them."""
+    import torch
+
+    from monarch.compiler.kernels.templates import templates
+    from monarch.compiler.kernels.triton.calls import arguments
+
+    instruction = plan.instructions[call.instructions[0]]
+    tensors = [torch.empty_strided(b.shape, b.strides, dtype=b.dtype, device="meta") for b in call.inputs]
+    args, kwargs = arguments(instruction, tensors)
+    template = templates()[instruction.op]
+    variants = template.variants(*args, **kwargs)
+    _, launches = template.launches(variants[0], args, kwargs)
+    told = [f"# {line}" for line in _told(plan, call)]
+    for launch in binary.launches:
+        constants = [f"{name}={value}" for name, value in launch.constants]
+        given = ", ".join([*launch.arguments, *constants, f"num_warps={launch.warps}"])
+        told.append(f"# {launch.function}[{', '.join(map(str, launch.grid))}]({given})")
+    return (
+        "\n".join(told)
+        + "\n"
+        + _variants(plan, binary.kernel)
+        + "\n"
+        + "\n\n".join(dict.fromkeys(launch.source() for launch in launches))
+    )
+
+
+def _assembly(plan: Plan, kernels: Mapping[str, Kernel], name: str | None) -> str:
     if plan.target == "cpu":
         raise MonarchError(
             f"{plan.name} is compiled for CPUs, and has no PTX", hint="compile the program for a GPU: --target cuda:90."
@@ -120,4 +172,7 @@ def _assembly(plan: Plan, kernels: Mapping[str, Kernel]) -> str:
 
             texts = [compiled.assembly for compiled in compile_launches(kernel, emit(kernel), plan.target)]
         parts.append(f"// {_heading(kernel)}\n" + "\n".join(texts).expandtabs(4))
+    for binary, call in _templates(plan, name):
+        told = "".join(f"// {line}\n" for line in _told(plan, call))
+        parts.append(told + "\n".join(launch.assembly for launch in binary.launches).expandtabs(4))
     return "\n\n".join(parts)

@@ -7,7 +7,8 @@ kernels = [launch.compile("cuda:90") for launch in launches]         # no GPU ne
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import inspect
+from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -69,11 +70,42 @@ class Launch:
             num_stages=self.variant.num_stages,
         )
 
+    @property
+    def tiles(self) -> Mapping[str, int]:
+        return self.variant.tiles
+
+    @property
+    def programs(self) -> tuple[int, int, int]:
+        """The grid, of three dims."""
+        x, y, z = (*self.grid, 1, 1)[:3]
+        return x, y, z
+
+    @property
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """The tensors among the arguments, in the order in which the kernel takes them."""
+        names = [name for name in self.kernel.arg_names if isinstance(self.arguments.get(name), torch.Tensor)]
+        return {name: self.arguments[name] for name in names}
+
+    def source(self) -> str:
+        return inspect.getsource(self.kernel.fn)
+
+    @property
+    def fingerprint(self) -> str:
+        return str(self.kernel.cache_key)
+
+    def compile_fixed(self, target: str, **options: Any) -> Compiled:
+        """The kernel for these arguments and no others, but for where tensors lie: it takes their addresses alone."""
+        tensors = self.tensors
+        constexprs = {name: value for name, value in self.arguments.items() if name not in tensors}
+        return self._compile(
+            target, {name: "*" + TYPES[tensor.dtype] for name, tensor in tensors.items()}, constexprs, tensors, options
+        )
+
     def compile(self, target: str, **options: Any) -> Compiled:
         """The kernel for arguments like these: an integer that is 1, or that 16 divides, is so in every launch."""
         constant = {parameter.name for parameter in self.kernel.params if parameter.is_constexpr}
         signature: dict[str, str] = {}
-        constexprs: dict[str, Any] = dict(self.variant.tiles)
+        constexprs: dict[str, Any] = {}
         aligned = []
         for name, value in self.arguments.items():
             if name in constant or value is None or isinstance(value, bool) or (isinstance(value, int) and value == 1):
@@ -88,10 +120,20 @@ class Launch:
                     aligned.append(name)
             else:
                 signature[name] = "fp32"
+        return self._compile(target, signature, constexprs, aligned, options)
+
+    def _compile(
+        self,
+        target: str,
+        signature: Mapping[str, str],
+        constexprs: Mapping[str, Any],
+        aligned: Iterable[str],
+        options: Mapping[str, Any],
+    ) -> Compiled:
         return cross_compile(
             self.kernel,
             signature,
-            constexprs,
+            {**constexprs, **self.variant.tiles},
             target,
             aligned=aligned,
             num_warps=self.variant.num_warps,

@@ -22,6 +22,7 @@ def data(plan: Plan) -> list[dict[str, Any]]:
     """
     found: dict[str, dict[str, Any]] = {}
     values = report_of(plan).values
+    templates = {at: each.call.name for each in plan.binaries if each.call for at in each.call.instructions}
     inside: dict[int, list[float]] = {}
     for value in values:
         if value.kernel >= 0:
@@ -36,6 +37,8 @@ def data(plan: Plan) -> list[dict[str, Any]]:
         by = (
             "generated"
             if text
+            else "template"
+            if value.instruction in templates
             else "ATen"
             if name.startswith("aten.")
             else "collective"

@@ -13,10 +13,12 @@ import struct
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from monarch.compiler.errors import PlanError
 from monarch.compiler.kernels.cache import BuildError, forget, is_there, private_folder
@@ -38,6 +40,9 @@ from monarch.compiler.plan.encode import Decoder
 from monarch.compiler.plan.file import hash_of
 from monarch.compiler.plan.plan import Plan
 
+if TYPE_CHECKING:
+    from monarch.compiler.kernels.triton.calls import Call
+
 _FORMAT = "2"
 """Of a file of the cache."""
 
@@ -45,15 +50,15 @@ Told = Callable[[str, float], None]
 """Called after each kernel: its name, and how many seconds it took."""
 
 
-def with_binaries(plan: Plan, told: Told | None = None) -> Plan:
-    """The plan with machine code for each of its kernels.
+def with_binaries(plan: Plan, told: Told | None = None, calls: Sequence[Call] = ()) -> Plan:
+    """The plan with machine code for each of its kernels, and for the calls that templates run.
 
     Where triton is not installed, the plan as it is, which is said once on standard error: the kernels are then
     compiled where the plan is loaded. Raises BuildError for a cache folder that cannot be trusted, and what Triton
     raises.
     """
     kernels = kernels_of(plan)
-    if plan.target == "cpu" or not kernels:
+    if plan.target == "cpu" or not (kernels or calls):
         return plan
     version = triton_version()
     if not version:
@@ -66,6 +71,11 @@ def with_binaries(plan: Plan, told: Told | None = None) -> Plan:
         made += variants(kernel, plan.target, version, folder)
         if told is not None:
             told(kernel.name, time.perf_counter() - start)
+    for call in calls:
+        start = time.perf_counter()
+        made += call.binaries(plan.target, version, folder)
+        if told is not None:
+            told(call.template.name, time.perf_counter() - start)
     plan = replace(plan, binaries=tuple(made))
     return replace(plan, hash=hash_of(plan))
 
@@ -107,53 +117,70 @@ def variants(kernel: Kernel, target: str, version: str, folder: Path) -> list[Ke
 def kernel_binary(kernel: Kernel, target: str, version: str, folder: Path, tiles: Tiles | None = None) -> KernelBinary:
     """The machine code of a kernel, from the cache in `folder` or freshly compiled."""
     source = emit(kernel, tiles=tiles)
-    path = folder / f"{_key(source, kernel, target, version)}.gpu"
+    key = kernel_hash(kernel)
+    parts = version, target, key, source.text, repr(source.launches), repr(source.gathers)
+    return cached(folder, parts, key, lambda: _compiled(kernel, source, target))
+
+
+def cached(folder: Path, parts: Sequence[str], kernel: str, compiled: Callable[[], KernelBinary]) -> KernelBinary:
+    """The machine code of the kernel with the hash `kernel`, which depends on `parts` alone: what lies in `folder`, or
+    what `compiled` gives."""
+    digest = hashlib.sha256()
+    for part in (_FORMAT, *parts):
+        digest.update(hashlib.sha256(part.encode()).digest())
+    path = folder / f"{digest.hexdigest()}.gpu"
     found = _read(path)
-    if found is None or found.kernel != kernel_hash(kernel):
+    if found is None or found.kernel != kernel:
         forget(folder)
-        found = _compiled(kernel, source, target)
+        found = compiled()
         _write(path, found)
     return found
 
 
 def _compiled(kernel: Kernel, source: TritonSource, target: str) -> KernelBinary:
+    with compiling(kernel.name, target):
+        made = compile_launches(kernel, source, target)
     launches = [
-        LaunchBinary(
-            function=launch.function,
-            grid=(launch.grid, 1, 1),
-            arguments=launch.arguments,
-            constants=launch.constants,
-            warps=compiled.num_warps,
-            shared_bytes=compiled.shared_bytes,
-            metadata=dict(compiled.metadata),
-            binary=compiled.binary,
-            assembly=compiled.assembly,
-        )
-        for launch, compiled in zip(source.launches, _launches(kernel, source, target), strict=True)
+        launch_binary(compiled, (launch.grid, 1, 1), launch.arguments, launch.constants, launch.function)
+        for launch, compiled in zip(source.launches, made, strict=True)
     ]
     scratch = tuple((each.dtype, each.numel) for each in source.scratch)
     return KernelBinary(kernel_hash(kernel), tuple(launches), scratch, source.gathers)
 
 
-def _launches(kernel: Kernel, source: TritonSource, target: str) -> list[Compiled]:
+def launch_binary(
+    compiled: Compiled,
+    grid: tuple[int, int, int],
+    arguments: tuple[str, ...],
+    constants: tuple[tuple[str, int], ...],
+    function: str = "",
+) -> LaunchBinary:
+    return LaunchBinary(
+        function=function or compiled.name,
+        grid=grid,
+        arguments=arguments,
+        constants=constants,
+        warps=compiled.num_warps,
+        shared_bytes=compiled.shared_bytes,
+        metadata=dict(compiled.metadata),
+        binary=compiled.binary,
+        assembly=compiled.assembly,
+    )
+
+
+@contextmanager
+def compiling(name: str, target: str) -> Iterator[None]:
+    """Triton's own errors as BuildError."""
     from triton.compiler.errors import CompilationError
     from triton.runtime.errors import TritonError
 
     try:
-        return compile_launches(kernel, source, target)
+        yield
     except (CompilationError, TritonError) as error:
         raise BuildError(
-            f"Triton does not compile kernel {kernel.name} for {target}: {str(error).strip()[:2000]}",
+            f"Triton does not compile kernel {name} for {target}: {str(error).strip()[:2000]}",
             hint="MONARCH_KERNELS=off compiles the program without generated kernels.",
         ) from error
-
-
-def _key(source: TritonSource, kernel: Kernel, target: str, version: str) -> str:
-    digest = hashlib.sha256()
-    parts = _FORMAT, version, target, kernel_hash(kernel), source.text, repr(source.launches), repr(source.gathers)
-    for part in parts:
-        digest.update(hashlib.sha256(part.encode()).digest())
-    return digest.hexdigest()
 
 
 def _write(path: Path, binary: KernelBinary) -> None:

@@ -1,0 +1,86 @@
+"""Kernels written by hand that run whole ops of ATen's in plans for GPUs: who has them.
+
+The library does (`monarch.stdlib.kernels.calls`), which the compiler does not know: `monarch` says so on import, before
+torch is loaded, so this module loads nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    import torch
+
+    from monarch.compiler.kernels.triton.crosscompile import Compiled
+
+
+class TemplateLaunch(Protocol):
+    """One launch of a template's kernel: on a grid, of tensors by the kernel's names for them."""
+
+    @property
+    def tiles(self) -> Mapping[str, int]: ...
+
+    @property
+    def programs(self) -> tuple[int, int, int]: ...
+
+    @property
+    def tensors(self) -> Mapping[str, torch.Tensor]: ...
+
+    def compile_fixed(self, target: str) -> Compiled:
+        """The kernel for just these sizes: it takes the tensors' addresses and nothing else."""
+
+    def source(self) -> str:
+        """The kernel's text."""
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash over that text and all that it calls."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a call takes: floating-point operations, the bytes that its tensors hold, launches, and what part of the
+    peak the template is assumed to reach; and the operations and bytes of the same op in `parts` of ATen's."""
+
+    flops: float
+    moved: int
+    launches: int
+    reached: float
+    parts_flops: float
+    parts_moved: int
+    parts: int
+
+
+@dataclass(frozen=True)
+class Template:
+    """A template for an op. All functions take the op's own arguments, with tensors on the meta device.
+
+    `refuses`   why it does not take such a call; "" where it does
+    `variants`  the ways to build it, the best first
+    `launches`  the op's results, and the launches that compute them, from a variant and the op's arguments
+    `work`      for the estimate
+    """
+
+    name: str
+    refuses: Callable[..., str]
+    variants: Callable[..., Sequence[Any]]
+    launches: Callable[[Any, Sequence[Any], Mapping[str, Any]], tuple[Sequence[torch.Tensor], Sequence[TemplateLaunch]]]
+    work: Callable[..., Work]
+
+
+Load = Callable[[], Mapping[str, Template]]
+
+_load: Load | None = None
+
+
+def set_templates(load: Load) -> None:
+    """Say who has templates, by the names of ATen's ops; `monarch` itself does so on import."""
+    global _load
+    _load = load
+
+
+def templates() -> Mapping[str, Template]:
+    """The templates by op, such as "aten.mm.default"; none where nobody has said so."""
+    return {} if _load is None else _load()
