@@ -11,5 +11,6 @@ And the others:
 
     process     what one process has of actors; instance: a running actor; current: `context()`
     host        starting, watching and ending processes; the program's own process
+    spreading   what goes to several processes of another host, once, and their answers
     agent       the same on an attached host; attached: what the program's process has to do with those
 """
