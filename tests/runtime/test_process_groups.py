@@ -21,6 +21,7 @@ from monarch.compiler.plan import DeviceMeshError, MeshSpec, MonarchError, Tenso
 from monarch.runtime.collectives import Network, listening, process_groups
 from monarch.runtime.collectives.process_groups import Membership
 from monarch.runtime.controller import MeshExecutor
+from monarch.runtime.signals import Aborted
 from tests.runtime.building import Building, each, whole
 from tests.runtime.loopback import executor_on
 from tests.runtime.test_failures import MESH, fail_where, healthy
@@ -97,6 +98,47 @@ def test_a_worker_that_is_killed_ends_every_wait(where: str) -> None:
         os.kill(pids[4], signal.SIGKILL)
         with pytest.raises(DeviceMeshError, match=r"worker a=1, b=1 .*SIGKILL"):
             executor.wait(handle)
+
+
+def test_what_a_failed_step_used_is_put_away() -> None:
+    """Sockets and Gloo's threads are as many after many failures as after the first."""
+    with executor_on("local gloo", MESH) as executor:
+        build = Building(MESH, "bad")
+        x = build.input(whole((6, 6)))
+        first = build.call("getitem", build.call("all_reduce", [x], ["a", "b"], "sum"), 0)
+        y = build.call("aten.add.Tensor", first, fail_where(build, x, [4]))
+        build.output(build.call("getitem", build.call("all_reduce", [y], ["a", "b"], "sum"), 0), whole((6, 6)))
+        plan, pids = build.plan(), executor.worker_pids()
+
+        def fail() -> list[tuple[int, int]]:
+            (handle,) = executor.run(plan, [torch.randn(6, 6)])
+            with pytest.raises(DeviceMeshError):
+                executor.wait(handle)
+            healthy(executor)
+            return [tuple(len(os.listdir(f"/proc/{pid}/{what}")) for what in ("fd", "task")) for pid in pids]
+
+        once = fail()
+        assert [fail() for _ in range(4)] == [once] * 4
+
+
+def test_a_failure_while_workers_find_each_other_is_told_as_it_is() -> None:
+    """And not as what Gloo makes of it."""
+
+    class Failing(Between):
+        said = 0
+
+        def all_gather(self, mesh_dims: Any, dims: Any) -> Callable[[list[torch.Tensor]], list[torch.Tensor]]:
+            def run(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+                self.said += 1
+                if self.said > 1:  # the first tells who has which process group
+                    raise Aborted(1, died=False)
+                return [torch.cat((tensors[0], tensors[0]))]
+
+            return run
+
+    member = Membership(Failing(None, 0), ["w"], "127.0.0.1")  # type: ignore[arg-type]
+    with pytest.raises(Aborted, match="worker 1 failed"):
+        member.gathered(torch.ones(1))
 
 
 # -- who is connected ------------------------------------------------------------------------------------------------
