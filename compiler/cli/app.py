@@ -22,6 +22,7 @@ from monarch.compiler.cli.inspect import inspect
 from monarch.compiler.cli.opt import opt
 from monarch.compiler.cli.profile import profile
 from monarch.compiler.cli.run import run
+from monarch.compiler.cli.tune import tune
 
 app = typer.Typer(name="monarchc", no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
 
@@ -58,3 +59,4 @@ app.command()(inspect)
 app.command()(opt)
 app.command()(diff)
 app.command()(check)
+app.command()(tune)

@@ -23,24 +23,27 @@ from monarch.compiler.errors import MonarchError
 from monarch.compiler.kernels.interpret import laid_out
 from monarch.compiler.kernels.ir import Kernel, may_overwrite
 from monarch.compiler.kernels.triton.source import ERROR, TRITON_TYPES
-from monarch.compiler.plan.binaries import KernelBinary, LaunchBinary
+from monarch.compiler.plan.binaries import KernelBinary, LaunchBinary, TemplateCall
 
 _ALIGNED = 16
 """Bytes: all loads and stores are compiled for buffers that start at a multiple of these."""
 
 
 class GpuKernel:
-    """A kernel with its machine code on one device: call it with the operands, and it gives the outputs.
+    """A kernel, or the call of a template, with its machine code on one device: call it with the operands, and it gives
+    the outputs.
 
     `over[i]` is the operand whose memory output i takes, or -1 (as in `monarch.compiler.ops.kernel`). A call returns
     before the kernel has run. An index out of range is told by `check`, which waits for it.
     """
 
-    def __init__(self, kernel: Kernel, binary: KernelBinary, device: torch.device, over: Sequence[int] = ()) -> None:
+    def __init__(
+        self, kernel: Kernel | TemplateCall, binary: KernelBinary, device: torch.device, over: Sequence[int] = ()
+    ) -> None:
         self.kernel, self.binary, self.device = kernel, binary, device
         self.over = tuple(over) or (-1,) * len(kernel.outputs)
         for output, operand in enumerate(self.over):
-            if operand >= 0 and not may_overwrite(kernel, output, operand):
+            if operand >= 0 and not (isinstance(kernel, Kernel) and may_overwrite(kernel, output, operand)):
                 raise MonarchError(f"output {output} of kernel {kernel.name} cannot overwrite operand {operand}")
         with _current(device):
             self.launches = [(launch, _launcher(kernel, binary, launch)) for launch in binary.launches]
@@ -80,7 +83,7 @@ def _aligned(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device).copy_(tensor)
 
 
-def _launcher(kernel: Kernel, binary: KernelBinary, launch: LaunchBinary) -> Callable[..., None]:
+def _launcher(kernel: Kernel | TemplateCall, binary: KernelBinary, launch: LaunchBinary) -> Callable[..., None]:
     """What takes the pointers and constants of a launch, on the current device and stream."""
     from triton.compiler import CompiledKernel
 
@@ -107,7 +110,7 @@ def _launcher(kernel: Kernel, binary: KernelBinary, launch: LaunchBinary) -> Cal
     return run
 
 
-def _pointer_type(name: str, kernel: Kernel, binary: KernelBinary) -> str:
+def _pointer_type(name: str, kernel: Kernel | TemplateCall, binary: KernelBinary) -> str:
     if name == ERROR:
         return "*i32"
     number = int(name[1:])

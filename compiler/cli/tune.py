@@ -1,0 +1,70 @@
+"""`monarchc tune`: the variants of a plan's kernels measured on a GPU, and the plan's file written with the fastest."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from monarch.compiler.cli.options import Json
+from monarch.compiler.cli.screen import console, count, duration, line, print_json, table
+from monarch.compiler.errors import MonarchError
+
+if TYPE_CHECKING:
+    from monarch.compiler.plan.binaries import KernelBinary
+
+
+def tune(
+    plan: Annotated[Path, typer.Argument(metavar="PLAN", help="A plan's file, compiled for the GPU of this machine.")],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="PLAN", help="Where to write the plan. [the same file]")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Measure the variants of a plan's kernels, and have the plan run the fastest. This needs a GPU."""
+    from monarch.compiler.kernels.triton.tune import gpu_for, on_gpu, tuned
+    from monarch.compiler.plan.binaries import kernels_of
+    from monarch.compiler.plan.file import load_plan, save_plan
+    from monarch.stdlib.kernels.tuning import fastest
+
+    loaded = load_plan(plan)
+    if loaded.target == "cpu":
+        raise MonarchError(
+            f"{loaded.name} is compiled for CPUs, whose kernels have no variants",
+            hint="compile the program for a GPU: --target cuda:90.",
+        )
+    device = gpu_for(loaded.target)
+    best: list[KernelBinary] = []
+    made = tuned(loaded, on_gpu(device), fastest, best.append)
+    path = output or plan
+    save_plan(made, path)
+    kernels = kernels_of(made)
+    names = {each.kernel: each.call.name if each.call else kernels[each.kernel].name for each in best}
+    before = {each.kernel: each.variant for each in reversed(loaded.binaries)}
+    if as_json:
+        print_json(
+            {
+                "file": str(path),
+                "hash": made.hash,
+                "kernels": [
+                    {
+                        "kernel": names[each.kernel],
+                        "variant": each.variant,
+                        "before": before[each.kernel],
+                        "seconds": each.seconds,
+                    }
+                    for each in best
+                ],
+            }
+        )
+        return
+    out = console()
+    changed = sum(each.variant != before[each.kernel] for each in best)
+    line(out, f"measured {count(len(best), 'kernel')} that have variants; {changed} run another one now")
+    table(
+        out,
+        ["~kernel", "variant", ">measured"],
+        [(names[each.kernel], each.variant, duration(each.seconds)) for each in best],
+    )
+    line(out, f"wrote {path}")
