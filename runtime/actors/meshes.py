@@ -371,9 +371,7 @@ class ActorMesh(_Owned, Generic[A]):
         process = current.process()
         waiting: All[None] = All(self._shape, self._to)
         port = process.ports.open(waiting)
-        for place in self._audience.send(
-            process, lambda place: head((process.address, port, place)), payload, gather=True
-        ):
+        for place in self._audience.send(process, lambda place: head((process.address, port, place)), payload):
             process.ports.reply(port, place, False, failing(process.lost(self._to[place], self._name)))
         return _done(waiting.future)
 

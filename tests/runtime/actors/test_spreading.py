@@ -95,6 +95,15 @@ class Peer(Actor):
         tell_in_turns(others, count)
 
     @endpoint
+    def ask_all(self, others: Peer, x: torch.Tensor) -> list[float]:
+        """To several on another host: small messages between a large one and its answers."""
+        answers = others.add.call(x)
+        others.tell.broadcast(1)
+        for rank in range(2):
+            others.slice(gpus=rank).tell.call_one(2 + rank).get(WAIT)  # type: ignore[attr-defined]
+        return answers.get(WAIT).values()
+
+    @endpoint
     def lose_agents_of(self, others: Peer) -> str:
         """Break the connections to the agents of another host by which these were reached, and call them."""
         process = current.process()
@@ -177,6 +186,14 @@ def test_a_large_payload_crosses_to_each_host_once(hosts: HostMesh, sent: list[i
     assert Accumulator(peers.add, 0.0, float.__add__).accumulate(x).get(WAIT) == 6
     assert 4 * size <= sum(sent) < 4 * size + size // 8
     assert torch.equal(x, torch.zeros(size // 4))
+
+
+def test_it_goes_from_attached_hosts_to_the_programs_too(hosts: HostMesh) -> None:
+    here = this_host().spawn_procs(per_host={"gpus": 2}).spawn("here", Peer)
+    sender = hosts.slice(hosts=0).spawn_procs().spawn("sender", Peer)
+    assert sender.ask_all.call_one(here, torch.ones(1 << 20)).get(WAIT) == [1.0, 2.0]
+    assert here.heard.call().get(WAIT).values() == [[1, 2], [1, 3]]
+    assert here._agents == (current.process().address,)  # by way of the root
 
 
 @pytest.fixture
