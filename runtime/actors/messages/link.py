@@ -1,8 +1,9 @@
 """A connection between processes of two hosts, both ways: messages as frames over TCP, with TLS or without.
 
 A frame is the length of a packet (4 bytes), the packet, and the large parts of the message, whose sizes the packet has.
-The receiver reads those into memory of its own. Nothing is unpickled before the other end has proved to know the job's
-secret: a link is joined to its socket only then (`network`), and what is sent before waits.
+The receiver reads those into memory of its own, or, where it hands them on, into a file. Nothing is unpickled before the
+other end has proved to know the job's secret: a link is joined to its socket only then (`network`), and what is sent
+before waits.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from collections.abc import Callable
 from itertools import islice
 from typing import Protocol
 
-from monarch.runtime.actors.messages.memory import room
+from monarch.runtime.actors.messages.memory import Memory, room
 from monarch.runtime.actors.messages.message import EMPTY, PACKET, Payload
-from monarch.runtime.actors.messages.protocol import Head
+from monarch.runtime.actors.messages.protocol import Head, passed_on
 from monarch.runtime.transport.streams import Stream
 
 _LENGTH = struct.Struct("!I")
@@ -221,7 +222,11 @@ class Link:
             if not sizes:
                 self._deliver(self.peer, head, payload)
                 continue
-            payload.parts = parts = room(sizes)
+            if passed_on(head):
+                payload.memory, parts = Memory.room(sizes)
+            else:
+                parts = room(sizes)
+            payload.parts = parts
             self._coming = head, payload
             self._parts.extend(parts)
             while self._parts and begin < end:

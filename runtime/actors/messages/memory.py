@@ -102,7 +102,24 @@ class Memory:
     def of(parts: Sequence[Any]) -> Memory:
         """A file that holds these, each from the next multiple of 64 bytes."""
         views = [memoryview(part).cast("B") for part in parts]
-        size = SLOTS + sum(map(_rounded, map(len, views)))
+        memory, at = Memory._sized(SLOTS + sum(map(_rounded, map(len, views)))), SLOTS
+        for view in views:
+            rest, begin = view, at
+            while rest:
+                written = os.pwrite(memory.fd, rest, begin)
+                rest, begin = rest[written:], begin + written
+            at += _rounded(len(view))
+        return memory
+
+    @staticmethod
+    def room(sizes: Sequence[int]) -> tuple[Memory, list[memoryview]]:
+        """A file for parts of these sizes, with anything in it, and the parts, to be written before it is sent."""
+        size = SLOTS + sum(map(_rounded, sizes))
+        memory = Memory._sized(size)
+        return memory, _split(memoryview(mmap.mmap(memory.fd, size, mmap.MAP_SHARED | mmap.MAP_POPULATE)), sizes, SLOTS)
+
+    @staticmethod
+    def _sized(size: int) -> Memory:
         file = _kept.take(size)
         if file is None:
             file = _File(os.memfd_create("monarch-message", os.MFD_CLOEXEC), size)
@@ -110,14 +127,7 @@ class Memory:
         else:
             os.pwrite(file.fd, bytes(file.issued), 0)
             file.issued = 0
-        memory, at = Memory(file), SLOTS
-        for view in views:
-            rest, begin = view, at
-            while rest:
-                written = os.pwrite(file.fd, rest, begin)
-                rest, begin = rest[written:], begin + written
-            at += _rounded(len(view))
-        return memory
+        return Memory(file)
 
     @property
     def fd(self) -> int:

@@ -62,3 +62,9 @@ SPREAD = 21
 address, the number and the head for each of several processes there"""
 REPLIES = 22
 """(port, replies) and nothing, from the agent of another host: the place and the data for each that went well"""
+
+
+def passed_on(head: Head) -> bool:
+    """Whether who gets a message from another host only hands it on."""
+    inner = head[2] if head[0] == NUMBERED else head
+    return inner[0] in (SPREAD, RELAY)
