@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 from monarch.compiler.plan import MonarchError
 from monarch.runtime.actors.future import Future
 from monarch.runtime.transport import buffers
-from monarch.runtime.transport.cuda import staging
+from monarch.runtime.transport.cuda import driver, staging
 from monarch.runtime.transport.endpoint import PREFERENCE, Endpoint, Registration
 from monarch.runtime.transport.interface import AccessRefused, Address, LinkLost, Memory, Region, Work
 from monarch.runtime.transport.stream import StreamLink
@@ -189,7 +189,7 @@ def _begin(start: Callable[[], Work], timeout: float | None) -> Transfer[int | N
     except RuntimeError:
         begin()
     else:
-        _here().helper().submit(begin)
+        _here().helper().submit(driver.as_if_here(begin))
     return transfer
 
 

@@ -106,6 +106,10 @@ LACKS = {
         replace(FACTS, transports=(Measured("verbs", missing="no RDMA device"),)), "transports", "verbs", State.ABSENT,
         "no RDMA device", "",
     ),
+    "cuda transport": (
+        replace(FACTS, transports=(Measured("cuda", missing="no driver"),)), "transports", "cuda", State.ABSENT,
+        "no driver", "",
+    ),
     "no certificates": (
         certificates(folder="", found=False), "listening", "TLS", State.ABSENT, "loopback", "monarch ca",
     ),

@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import ctypes
 import os
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -156,7 +157,8 @@ class Driver:
     def now(self, gpu: int) -> Event:
         """What PyTorch has launched so far on the stream of its that is current for this thread."""
         event = Event(self, gpu)
-        event.record(current_stream(gpu))
+        lent: dict[int, int] = getattr(_lent, "streams", {})
+        event.record(lent[gpu] if gpu in lent else current_stream(gpu))
         return event
 
     def copy(self, target: Place, source: Place, after: Event | None = None) -> None:
@@ -391,6 +393,29 @@ def current_stream(gpu: int) -> int:
     import torch
 
     return int(torch.cuda.current_stream(gpu).cuda_stream)
+
+
+_lent = threading.local()
+
+
+def as_if_here(call: Callable[[], None]) -> Callable[[], None]:
+    """The call, for another thread: it waits for what PyTorch launches on the streams that are current for this one."""
+    torch = sys.modules.get("torch")
+    if not (_driver is not None and _driver.used) and not (torch is not None and torch.cuda.is_initialized()):
+        return call
+    try:
+        streams = {gpu: current_stream(gpu) for gpu in range(len(here().uuids()))}
+    except CudaFailed:
+        return call  # another maker's GPUs, which nothing here copies from
+
+    def run() -> None:
+        _lent.streams = streams
+        try:
+            call()
+        finally:
+            _lent.streams = {}
+
+    return run
 
 
 def _after_fork() -> None:

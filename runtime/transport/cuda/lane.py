@@ -115,4 +115,5 @@ class Lane:
         try:
             call()
         except BaseException as error:
+            # Whatever it is: this thread has to go on, for somebody waits for each of its jobs.
             self._broken(error)

@@ -408,6 +408,7 @@ class _Other:
         self._link = link
         self._start = start
         self._posted = posted
+        self._begun = False
 
     def begin(self) -> None:
         if self._link.error is not None:
@@ -418,6 +419,7 @@ class _Other:
         except MonarchError as error:
             self._fail(error)
         else:
+            self._begun = True
             work.then(lambda: self._settle(work))
 
     def _settle(self, work: Work) -> None:
@@ -432,7 +434,9 @@ class _Other:
         self.pending.fail(error)
 
     def end(self) -> None:
-        pass
+        if not self._begun:
+            # For a reason that nobody foresaw, which has lost the link: who waits hears of it.
+            self.pending.fail(self._link.error or self._link.lost("it was not begun"))
 
 
 def _follow(pending: Pending, work: Work) -> None:

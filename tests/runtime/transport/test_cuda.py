@@ -3,6 +3,7 @@ promise is tried by `test_conformance.py`, over `cuda` too; this is what only GP
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import os
 import pickle
@@ -240,14 +241,15 @@ def test_memory_that_is_freed_while_it_is_registered_loses_the_link(way: Way, gp
 
 def test_closing_waits_for_copies_and_leaves_no_thread(way: Way, gpus: StandIn) -> None:
     with peers(way) as (peer,):
-        region = peer.register(SIZE)
+        region, words = peer.register(SIZE), peer.words(8)
         source, data = some(gpus)
         with way.endpoint() as endpoint:
             link = endpoint.connect(peer.address(), timeout=PATIENCE)
             link.put(source, region).wait(PATIENCE)
             opens, closes = gpus.count("opens"), gpus.count("closes")
-            for _ in range(20):
-                link.post(source, region)
+            for at in range(20):
+                link.post(source, region, 0, Signal(words, 0, at + 1))
+        peer.wait_word(words.number, 0, 20)
         assert peer.read(region.number) == data
         assert gpus.count("opens") == opens and gpus.count("closes") == closes + 1
 
@@ -403,6 +405,31 @@ def test_buffers_of_another_process(way: Way, gpus: StandIn, fresh: None, transp
         back = bytearray(SIZE)
         buffer.read_into(back).get()
         assert back == data
+
+
+def test_buffers_in_asyncio_wait_for_the_stream_of_who_asks(way: Way, gpus: StandIn, fresh: None) -> None:
+    """Transfers begin on another thread there, which has another current stream."""
+    rdma.configure(transports=("cuda",))
+
+    async def write(buffer: rdma.RDMABuffer, source: Any, held: bool) -> None:
+        if held:
+            gpus.hold(0)
+        gpus.launch_fill(source, 0x77)
+        transfer = buffer.write_from(source)
+        if held:
+            await asyncio.sleep(0)
+            assert not transfer.done()
+            gpus.release(0)
+        await transfer
+
+    with peers(way) as (peer,):
+        buffer = pickle.loads(peer.buffer(SIZE, 0x66))
+        asyncio.run(write(buffer, gpus.make(SIZE), held=False))
+        source, _ = some(gpus)
+        asyncio.run(write(buffer, source, held=True))
+        back = bytearray(SIZE)
+        buffer.read_into(back).get()
+        assert back == b"\x77" * SIZE
 
 
 def test_buffers_of_this_process(way: Way, gpus: StandIn, fresh: None) -> None:

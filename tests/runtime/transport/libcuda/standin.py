@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import shutil
 import subprocess
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,7 +83,7 @@ class StandIn:
         self.library.standin_fill.argtypes = [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_int, ctypes.c_size_t]
         self.library.standin_peek.argtypes = [ctypes.c_uint64, ctypes.c_char_p, ctypes.c_size_t]
         self.library.standin_poke.argtypes = [ctypes.c_uint64, ctypes.c_char_p, ctypes.c_size_t]
-        self._streams: dict[int, int] = {}
+        self._streams: dict[tuple[int, bool], int] = {}
 
     def on(self, gpu: int, name: str, *arguments: Any) -> int:
         """Call a function of the driver with a GPU's context; gives its status."""
@@ -91,11 +92,14 @@ class StandIn:
         return status
 
     def current_stream(self, gpu: int) -> int:
-        if gpu not in self._streams:
+        """Tests launch on the main thread, where the current stream is another than for all other threads: who asks on
+        the wrong thread does not wait."""
+        which = gpu, threading.current_thread() is threading.main_thread()
+        if which not in self._streams:
             made = (ctypes.c_void_p * 1)()
             assert self.on(gpu, "cuStreamCreate", made, ctypes.c_uint(0)) == 0
-            self._streams[gpu] = int(made[0] or 0)
-        return self._streams[gpu]
+            self._streams[which] = int(made[0] or 0)
+        return self._streams[which]
 
     def make(self, size: int, gpu: int = 0, kind: str = "cuMemAlloc_v2") -> Tensor:
         if not size:
