@@ -1,4 +1,4 @@
-"""Choosing among a plan's variants by times that a table gives; what a GPU would do is in `on_gpu`, and is not tested."""
+"""Choosing among a plan's variants by times that a table gives; `on_gpu`, which measures, is not tested."""
 
 from __future__ import annotations
 
