@@ -13,6 +13,7 @@ import threading
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -30,6 +31,18 @@ SLEEP_MILLISECONDS = 50
 _STAGING_KEEP = 8 << 20
 
 
+@dataclass(frozen=True)
+class Beside:
+    """Processes of actors in which the workers of a mesh are."""
+
+    name: str
+    """What the mesh is called there."""
+    processes: tuple[str, ...]
+    """By rank."""
+    owner: str
+    """The process that drives the mesh."""
+
+
 class Connection(ABC):
     """The started workers of a mesh. Safe to use from several threads; what says so is called with `lock` held.
 
@@ -45,9 +58,7 @@ class Connection(ABC):
         self.written = 0
         self.lost = lost
         self.staging = Space(STAGING_BYTES, restart=True)
-        self.processes: tuple[str, ...] = ()
-        """Those of actors in which the workers are, by rank, and (`name`) what the mesh is called there."""
-        self.name = ""
+        self.beside: Beside | None = None
         _connections.add(self)
 
     # -- commands --------------------------------------------------------------------------------------------------
@@ -174,8 +185,16 @@ class Connection(ABC):
 class LocalConnection(Connection):
     """To workers on this host, through memory that they share with the controller."""
 
-    def __init__(self, mesh: MeshSpec, lost: Callable[[], None], processes: Processes | None = None) -> None:
+    def __init__(
+        self,
+        mesh: MeshSpec,
+        lost: Callable[[], None],
+        beside: Beside | None = None,
+        processes: Processes | None = None,
+    ) -> None:
+        """In processes of their own, or in those that `beside` names and `processes` reaches."""
         super().__init__(mesh, lost)
+        self.beside = beside
         self.workers = Workers(mesh, processes=processes)
 
     def packed(self, plan: Plan) -> bytes:

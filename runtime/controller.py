@@ -32,7 +32,7 @@ from monarch.compiler.plan import (
 )
 from monarch.compiler.plan.tracing import ended, started
 from monarch.runtime import frame, memory, wire
-from monarch.runtime.connection import Connection, LocalConnection
+from monarch.runtime.connection import Beside, Connection, LocalConnection
 from monarch.runtime.controller_state import PlanRecord, Remote, Step
 from monarch.runtime.placing import Blocks, pieces
 from monarch.runtime.tracing import Recorder, buffer_words, clock
@@ -307,14 +307,9 @@ class MeshExecutor:
     # -- actors in the workers' processes --------------------------------------------------------------------------
 
     @property
-    def processes(self) -> tuple[str, ...]:
-        """Those in which the workers are, by rank, where they are processes of actors."""
-        return self._connection.processes
-
-    @property
-    def name(self) -> str:
-        """What the mesh is called in these processes."""
-        return self._connection.name
+    def beside(self) -> Beside | None:
+        """The processes in which the workers are, where these are processes of actors."""
+        return self._connection.beside
 
     def number(self) -> int:
         """For something that is lent to actors: a new one."""

@@ -1,7 +1,8 @@
 """What a host does for a controller: it starts its part of a mesh's workers, hands them their commands, and tells how
 far they are.
 
-    down   start     dims, host (this one's number in the mesh), hosts, secret, transports, timeout
+    down   start     dims, host (this one's number in the mesh), hosts, secret, transports, timeout, beside: nothing,
+                     or the processes of actors that the workers are to be in, its name there, and its owner
            peers     data: for every worker of the mesh its endpoint and memory, as JSON
            load      number; data: the plan's bytes
            stage     offset; data: for the staging area
@@ -51,7 +52,7 @@ from monarch.runtime.peers import pack, unpack
 from monarch.runtime.ring import Full
 from monarch.runtime.tracing import clock, measured_part
 from monarch.runtime.window import STAGING_BYTES
-from monarch.runtime.workers import Workers
+from monarch.runtime.workers import Processes, Workers
 
 if TYPE_CHECKING:
     from monarch.runtime.actors.processes.agent import Agent
@@ -74,7 +75,7 @@ class HostService:
     def receive(self, message: Message) -> None:
         if message.kind == "start":
             try:
-                self._parts[message.mesh] = _Part(message.mesh, message.head, self._reply, self._across)
+                self._parts[message.mesh] = _Part(message.mesh, message.head, self._reply, self._across, self._actors)
             except MonarchError as error:
                 self._reply(Message("refused", message.mesh, head={"message": error.message, "hint": error.hint}))
         elif message.kind == "stop":
@@ -115,6 +116,18 @@ class HostService:
             self._parts.popitem()[1].stop()
 
 
+def _processes(beside: dict[str, Any] | None, ranks: range, actors: Agent | None) -> Processes | None:
+    """Where workers are to run, if not in processes of their own."""
+    if beside is None:
+        return None
+    if actors is None:
+        raise MonarchError("the processes that the mesh is to run in have ended")
+    from monarch.runtime.actors.processes.programs import WorkersInProcesses
+
+    where = dict(zip(ranks, map(str, beside["processes"]), strict=True))
+    return WorkersInProcesses(actors, str(beside["name"]), where, str(beside["owner"]))
+
+
 class _Stopping(Exception):
     pass
 
@@ -122,7 +135,9 @@ class _Stopping(Exception):
 class _Part:
     """One mesh's workers here. Commands come in the service's thread; a thread of its own listens to the workers."""
 
-    def __init__(self, number: int, head: dict[str, Any], reply: Reply, own: dict[str, Any]) -> None:
+    def __init__(
+        self, number: int, head: dict[str, Any], reply: Reply, own: dict[str, Any], actors: Agent | None
+    ) -> None:
         spec = MeshSpec(tuple((str(name), int(size)) for name, size in head["dims"]))
         self._number = number
         self._reply = reply
@@ -137,7 +152,7 @@ class _Part:
             "hosts": hosts,
             **own,
         }
-        self._workers = Workers(spec, ranks, across)
+        self._workers = Workers(spec, ranks, across, _processes(head["beside"], ranks, actors))
         self._buffers: dict[int, mmap.mmap] = {}  # what workers measure into, by rank
         self._joined: dict[int, dict[str, Any]] = {}
         self._links: dict[int, dict[str, Any]] = {}

@@ -8,6 +8,7 @@ from os import PathLike, fspath
 from pathlib import Path
 
 from monarch.compiler.plan import Executor, MeshSpec, MonarchError, tls_setting, token_setting
+from monarch.runtime.connection import Beside
 from monarch.runtime.control.hosts_file import parse_hosts
 from monarch.runtime.control.security import Security
 from monarch.runtime.control.tree import HostTree
@@ -30,8 +31,9 @@ class AttachedHosts:
     def addresses(self) -> tuple[str, ...]:
         return tuple(host.address for host in self.tree.hosts)
 
-    def start(self, mesh: MeshSpec) -> Executor:
-        return MeshExecutor(mesh, self._connect)
+    def start(self, mesh: MeshSpec, beside: Beside | None = None) -> Executor:
+        """With `beside`, the workers are in processes of actors there."""
+        return MeshExecutor(mesh, partial(self._connect, beside=beside))
 
     def close(self) -> None:
         while self.before_close:

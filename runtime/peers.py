@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import os
 import socket
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,8 +39,8 @@ class Peer:
     region: Region
 
 
-def connect_peers(window: Window, up: socket.socket, across: dict[str, Any]) -> dict[int, Peer]:
-    """This worker's counterparts by host. `across` is what the host says to all its workers:
+def connect_peers(window: Window, up: socket.socket, across: dict[str, Any], end: ExitStack) -> dict[int, Peer]:
+    """This worker's counterparts by host, from whom `end` parts. `across` is what the host says to all its workers:
 
     `secret`      32 bytes, hex: of this mesh, known to its workers only
     `transports`  which to try, in order
@@ -68,6 +68,7 @@ def connect_peers(window: Window, up: socket.socket, across: dict[str, Any]) -> 
 
     reached = {"bind": across["bind"], "advertise": across["advertise"]}
     endpoint = Endpoint(secret, **reached, transports=across["transports"], tls=tls, lost=lost)
+    end.callback(endpoint.close)
     region = endpoint.register(window.memory, file=window.file).region
     up.send(pack({"pid": os.getpid(), "address": endpoint.address.to_json(), "region": region.to_json()}))
     told = unpack(up.recv(wire.PACKET_BYTES))

@@ -22,7 +22,7 @@ import torch
 
 from monarch.compiler.plan import MeshSpec, MonarchError, Plan, log_topics
 from monarch.compiler.plan.file import plan_bytes
-from monarch.runtime.connection import SLEEP_MILLISECONDS, Connection
+from monarch.runtime.connection import SLEEP_MILLISECONDS, Beside, Connection
 from monarch.runtime.control.message import Message
 from monarch.runtime.host import RECORD
 from monarch.runtime.ring import Space, record_size
@@ -114,6 +114,7 @@ class RemoteConnection(Connection):
         timeout: float,
         mesh: MeshSpec,
         lost: Callable[[], None],
+        beside: Beside | None = None,
     ) -> None:
         hosts = len(tree.hosts)
         if mesh.workers % hosts:
@@ -122,6 +123,7 @@ class RemoteConnection(Connection):
                 hint="give the mesh a dim that the number of hosts divides, or attach another number of hosts.",
             )
         super().__init__(mesh, lost)
+        self.beside = beside
         self._tree = tree
         self._number = next(_meshes)
         self._each = mesh.workers // hosts
@@ -154,7 +156,8 @@ class RemoteConnection(Connection):
             "timeout": timeout,
         }
         for host in range(hosts):
-            self._tree.send(Message("start", self._number, head={**head, "host": host}), hosts=[host])
+            here = {"host": host, "beside": self._beside(host)}
+            self._tree.send(Message("start", self._number, head={**head, **here}), hosts=[host])
         deadline = time.monotonic() + timeout
         everyone: dict[int, Any] = {}
         for part in self._told_by_all("workers", deadline):
@@ -167,6 +170,12 @@ class RemoteConnection(Connection):
                 self.links[int(rank)] = links
         if "commands" in log_topics():
             self._say_links()
+
+    def _beside(self, host: int) -> dict[str, Any] | None:
+        if self.beside is None:
+            return None
+        processes = self.beside.processes[host * self._each : (host + 1) * self._each]
+        return {"name": self.beside.name, "processes": processes, "owner": self.beside.owner}
 
     def _say_links(self) -> None:
         """Which transports join the hosts' workers, and why; once for all pairs of workers that are alike."""

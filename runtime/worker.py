@@ -7,10 +7,11 @@ import os
 import select
 import socket
 import threading
+import time
 import traceback
 from array import array
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import ExitStack, closing, suppress
 from mmap import mmap
 from typing import Any
 
@@ -25,6 +26,8 @@ from monarch.runtime.tracing import Tracer, clock
 from monarch.runtime.window import RING_BYTES, Window
 from monarch.runtime.wire import Report
 from monarch.runtime.worker_state import Actors, Buffer, Count, Message, Value, WorkerState
+
+_OVER_SECONDS = 0.05
 
 
 def serve(
@@ -43,7 +46,7 @@ def serve(
         status = 1
         try:
             torch.set_num_threads(threads)
-            _loop(mesh, rank, window, up, across, lambda: os.getppid() != parent)
+            _loop(mesh, rank, window, up, across, lambda: os.getppid() != parent, ExitStack())
         except _ControllerGone:
             status = 0
         except BaseException:
@@ -69,12 +72,8 @@ def serve_beside(
     def over() -> bool:
         return bool(window.words[signals.DEAD]) or bool(poll.poll(0))
 
-    try:
-        _loop(mesh, rank, window, up, across, over, actors)
-    except _ControllerGone:
-        pass
-    finally:
-        up.close()
+    with closing(up), ExitStack() as end, suppress(_ControllerGone):
+        _loop(mesh, rank, window, up, across, over, end, actors)
 
 
 class _ControllerGone(Exception):
@@ -88,10 +87,11 @@ def _loop(
     up: socket.socket,
     across: dict[str, Any] | None,
     over: Callable[[], bool],
+    end: ExitStack,
     actors: Actors | None = None,
 ) -> None:
     geometry = window.geometry
-    mirror = None if across is None else _mirror(mesh, rank, window, up, across)
+    mirror = None if across is None else _mirror(mesh, rank, window, up, across, over, end)
     network = None if across is None else Network(across["bind"], across["advertise"], across["tls"] is not None)
     collectives = Collectives(mesh, rank, window, mirror, network)
     marks = collectives.signals
@@ -183,14 +183,23 @@ def _send_value(up: socket.socket, value: Value) -> None:
     _send_file(up, wire.value_head(wire.VALUE_FILE, value.step, value.tensor), fd)
 
 
-def _mirror(mesh: MeshSpec, rank: int, window: Window, up: socket.socket, across: dict[str, Any]) -> Mirror:
+def _mirror(
+    mesh: MeshSpec,
+    rank: int,
+    window: Window,
+    up: socket.socket,
+    across: dict[str, Any],
+    over: Callable[[], bool],
+    end: ExitStack,
+) -> Mirror:
     from monarch.runtime.peers import NotConnected, connect_peers
 
     try:
-        return Mirror(mesh, rank, window, connect_peers(window, up, across))
+        return Mirror(mesh, rank, window, connect_peers(window, up, across, end))
     except NotConnected:
-        threading.Event().wait()  # to be ended, with the others
-        raise
+        while not over():  # it is ended, with the others
+            time.sleep(_OVER_SECONDS)
+        raise _ControllerGone from None
 
 
 def _receive_file(up: socket.socket) -> bytes:

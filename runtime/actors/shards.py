@@ -12,6 +12,7 @@ from monarch.runtime.actors.values import ValueMesh
 
 if TYPE_CHECKING:
     from monarch.runtime.actors.processes.programs import Programs
+    from monarch.runtime.connection import Beside
     from monarch.runtime.controller import MeshExecutor
 
 T = TypeVar("T", covariant=True)
@@ -55,7 +56,7 @@ class Shards(Generic[T]):
                 f"what '{self._label}' returned is on a mesh already", hint="use the tensors that were made of it."
             )
         replies = dict(zip(self._addresses, self._replies.get().values(), strict=True))
-        processes = _on_processes(executor).processes
+        processes = _beside(executor)[1].processes
         if set(replies) != set(processes):
             missing = [rank for rank, process in enumerate(processes) if process not in replies]
             raise MonarchError(
@@ -69,18 +70,18 @@ class Shards(Generic[T]):
     def adopt(self, executor: Executor, types: Sequence[TensorType]) -> list[Handle]:
         """`monarch.compiler.plan.Returned`."""
         self._drop.detach()
-        return _on_processes(executor).adopt(self._number, types)
+        return _beside(executor)[0].adopt(self._number, types)
 
     def __repr__(self) -> str:
         return f"<shards of {self._label} in {len(self._addresses)} processes>"
 
 
-def _on_processes(executor: Executor) -> MeshExecutor:
+def _beside(executor: Executor) -> tuple[MeshExecutor, Beside]:
     from monarch.runtime.controller import MeshExecutor
 
-    if not isinstance(executor, MeshExecutor) or not executor.processes:
+    if not isinstance(executor, MeshExecutor) or executor.beside is None:
         raise MonarchError(
             f"the workers of {executor.mesh} are not in the processes of actors",
             hint="make the mesh on them: Mesh(procs=procs).",
         )
-    return executor
+    return executor, executor.beside

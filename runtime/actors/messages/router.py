@@ -275,6 +275,10 @@ class Router:
             self._receive(sender, self._senders[sender], sys.maxsize)
         self.network.after_last(sender, task, seconds)
 
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
     def flush(self) -> None:
         """Wait until all that was sent has gone out, to those who still read."""
         for way in list(self._ways.values()):

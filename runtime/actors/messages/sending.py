@@ -27,13 +27,13 @@ class Sending:
     def refer(self, executor: Executor, handle: Handle, parameter: bool, requires_grad: bool) -> tuple[Any, ...]:
         from monarch.runtime.controller import MeshExecutor
 
-        if not isinstance(executor, MeshExecutor) or not executor.processes:
+        if not isinstance(executor, MeshExecutor) or executor.beside is None:
             raise MonarchError(
                 f"{handle.type} is on {executor.mesh}, whose workers are not in the processes of actors",
                 hint="make the mesh on these processes, Mesh(procs=procs), and actors there get their shard;\n"
                 "or fetch the tensor first: x.full_tensor().",
             )
-        strangers = set(self._to).difference(executor.processes)
+        strangers = set(self._to).difference(executor.beside.processes)
         if strangers:
             raise MonarchError(
                 f"{handle.type} is sent to {len(self._to)} actors, and {len(strangers)} of them are in processes that "
@@ -43,10 +43,13 @@ class Sending:
             )
         token, remotes = self._tensors.setdefault(executor, (executor.number(), []))
         remotes.append(executor.owned(handle, "the tensor that is sent"))
-        return take, (executor.name, token, len(remotes) - 1, parameter, requires_grad)
+        return take, (executor.beside.name, token, len(remotes) - 1, parameter, requires_grad)
 
     def lend(self) -> tuple[Reference, ...]:
         """Have the workers lend what the message refers to. Raises what commands raise."""
+        lent = []
         for executor, (token, remotes) in self._tensors.items():
-            executor.lend(token, remotes, [self._to.count(process) for process in executor.processes])
-        return tuple((executor.name, token) for executor, (token, _) in self._tensors.items())
+            assert executor.beside is not None
+            executor.lend(token, remotes, [self._to.count(process) for process in executor.beside.processes])
+            lent.append((executor.beside.name, token))
+        return tuple(lent)

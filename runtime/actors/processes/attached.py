@@ -51,6 +51,11 @@ class OtherHosts:
                 hosts.before_close.append(lambda: self._detach(hosts))
             return self._attached[hosts]
 
+    def attached_with(self, agents: tuple[str, ...]) -> AttachedHosts | None:
+        """The hosts that have these agents, in order."""
+        with self._lock:
+            return next((hosts for hosts, there in self._attached.items() if there == agents), None)
+
     def _attach(self, hosts: AttachedHosts) -> tuple[str, ...]:
         from monarch.runtime.rdma import use_tls
 

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from time import monotonic
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from monarch.compiler.plan import MonarchError
 from monarch.runtime import signals
@@ -39,6 +39,9 @@ from monarch.runtime.actors.processes.process import Death, Group, Process
 from monarch.runtime.actors.processes.spreading import Spreading
 from monarch.runtime.actors.shape import Shape
 from monarch.runtime.processes import WarmParent, how_ended, warm_parent
+
+if TYPE_CHECKING:
+    from monarch.runtime.hosts import AttachedHosts
 
 STOP_SECONDS = 10.0
 """How long a process that is told to end may take for it before it is killed."""
@@ -351,6 +354,9 @@ class Root(Process):
             self.other_hosts.lost(address, f"is out of reach: the connection to its host is lost: {why}")
         else:
             super().unreached(address, why)
+
+    def attached_with(self, agents: tuple[str, ...]) -> AttachedHosts | None:
+        return self.other_hosts.attached_with(agents)
 
     def write(self, error: bool, line: str) -> None:
         file = sys.stderr if error else sys.stdout

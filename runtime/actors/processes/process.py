@@ -77,6 +77,7 @@ from monarch.runtime.actors.shape import Shape
 if TYPE_CHECKING:
     from monarch.runtime.actors.meshes import ActorMesh, ProcMesh
     from monarch.runtime.actors.processes.host import Host
+    from monarch.runtime.hosts import AttachedHosts
 
 Message = tuple[str, Head, Payload]
 
@@ -438,6 +439,10 @@ class Process:
     def write(self, error: bool, line: str) -> None:
         """Have the root print a line of a process that it has not started itself."""
         self.router.send(self.group.root, (OUTPUT, error, line), EMPTY)
+
+    def attached_with(self, agents: tuple[str, ...]) -> AttachedHosts | None:
+        """The hosts that this process has attached together, and that have these agents, in order."""
+        return None
 
     def unhandled(self, failure: MeshFailure) -> None:
         """No actor is left that could deal with it. In a spawned process that is the end of the process."""

@@ -13,7 +13,7 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any
@@ -23,18 +23,18 @@ from torch.utils import _pytree as pytree
 
 from monarch.compiler.plan import Executor, MeshSpec, MonarchError, TensorType
 from monarch.runtime.actors.errors import SupervisionError
+from monarch.runtime.actors.messages.address import host_of
 from monarch.runtime.actors.messages.message import EMPTY, Files, Payload
 from monarch.runtime.actors.messages.protocol import DROP, WORK, WORKED, Head
-from monarch.runtime.actors.processes import current
 from monarch.runtime.actors.processes.ports import All, failing
 from monarch.runtime.actors.shape import Shape
+from monarch.runtime.connection import Beside, LocalConnection
 from monarch.runtime.exchange import Gifts, Loan, Loans
 from monarch.runtime.warm import mark_dead
 from monarch.runtime.window import Geometry, Window
 
 if TYPE_CHECKING:
-    from monarch.runtime.actors.processes.process import Death, Process
-    from monarch.runtime.connection import Connection
+    from monarch.runtime.actors.processes.process import Death, Group, Process
 
 _END_SECONDS = 10.0
 """How long a worker may take for what it is doing when its mesh is closed."""
@@ -67,22 +67,22 @@ class Programs:
         threading.Thread(target=self._work, args=(sender, head, payload.files), name=name, daemon=True).start()
 
     def _work(self, controller: str, head: Head, files: Files | None) -> None:
-        _, mesh, reply, rank, dims, across = head
+        _, mesh, reply, rank, dims, across, owner = head
         try:
             if files is None:
                 raise OSError("its files were lost: too many are open (ulimit -n)")
             memory, end = files.take()
             up = socket.socket(fileno=end)
             spec = MeshSpec(dims)
-            window = Window(Geometry.of(spec.workers), memory)
-            os.close(memory)
+            window = Window(Geometry.of(spec.workers), memory, memory)
         except OSError as error:
             self._process.raise_at(reply, error, "starting a worker")
             return
         torch.set_num_threads(self._process.threads)  # this thread's
-        actors = _Actors(Loans(mesh), self._gifts, controller)  # there before any message that refers to it
+        actors = _Actors(Loans(mesh), self._gifts, owner)  # there before any message that refers to it
         self._process.reply(reply, True, os.getpid())
         how = self._serve(actors, spec, rank, window, up, across)
+        os.close(memory)
         del window
         gc.collect()  # what a worker holds refers to itself
         self._process.router.send(controller, (WORKED, mesh, rank, how), EMPTY)
@@ -149,27 +149,29 @@ class Programs:
 class _Actors:
     """`worker_state.Actors`: those of this process, for one worker."""
 
-    def __init__(self, loans: Loans, gifts: Gifts, controller: str) -> None:
+    def __init__(self, loans: Loans, gifts: Gifts, owner: str) -> None:
         self.loans = loans
         self._gifts = gifts
-        self._controller = controller
+        self._owner = owner
 
     def lend(self, token: int, loans: Sequence[Loan | str], messages: int) -> None:
         self.loans.lend(token, loans, messages)
 
     def adopt(self, token: int) -> list[torch.Tensor]:
-        return self._gifts.adopt(self._controller, token)
+        return self._gifts.adopt(self._owner, token)
 
 
 class WorkersInProcesses:
-    """`runtime.workers.Processes`: the workers of one mesh, in processes of actors, by rank."""
+    """`runtime.workers.Processes`: workers of one mesh, in processes of actors on this host, which `where` has by rank.
+    `owner` is the process that drives the mesh."""
 
     alive = True  # each process' end is told
 
-    def __init__(self, process: Process, addresses: Sequence[str]) -> None:
-        self.name = process.new_id()
+    def __init__(self, process: Process, name: str, where: Mapping[int, str], owner: str) -> None:
         self._process = process
-        self._addresses = addresses
+        self._name = name
+        self._where = where
+        self._owner = owner
         self._changed = threading.Condition()
         self._told: list[dict[str, Any]] = []
         self._ranks: Sequence[int] = ()
@@ -188,14 +190,14 @@ class WorkersInProcesses:
         process = self._process
         self._window = Window(Geometry.of(mesh.workers), memory)
         self._ranks, self._working = ranks, set(ranks)
-        process.programs.driven[self.name] = self
-        members = [self._addresses[rank] for rank in ranks]
+        process.programs.driven[self._name] = self
+        members = [self._where[rank] for rank in ranks]
         waiting: All[int] = All(Shape.of({"workers": len(ranks)}), members)
         port = process.ports.open(waiting)
         for place, (rank, end) in enumerate(zip(ranks, sockets, strict=True)):
             payload = Payload(EMPTY.data)
             payload.files = Files.copies([memory, end.fileno()])
-            head = WORK, self.name, (process.address, port, place), rank, mesh.dims, across
+            head = WORK, self._name, (process.address, port, place), rank, mesh.dims, across, self._owner
             if not process.router.send(members[place], head, payload):
                 self.ended(rank, None)
                 process.ports.reply(port, place, False, failing(process.lost(members[place], "worker")))
@@ -223,12 +225,12 @@ class WorkersInProcesses:
 
     def settle(self, mesh: int) -> None:
         with self._changed:
-            if current.started() is self._process:  # or else the processes have been stopped with it
+            if not self._process.router.closed:  # or else the processes have been stopped with it
                 self._changed.wait_for(lambda: not self._working, _END_SECONDS)
 
     def died(self, death: Death) -> None:
         """A process has ended. In the I/O thread."""
-        for rank, address in enumerate(self._addresses):
+        for rank, address in self._where.items():
             if address == death.address:
                 self.ended(rank, f"is gone: its process {death.name}[{death.rank}] {death.reason}")
 
@@ -243,23 +245,35 @@ class WorkersInProcesses:
                 if self._window is not None:
                     mark_dead(self._window, rank)
             if not self._working:
-                self._process.programs.driven.pop(self.name, None)
+                self._process.programs.driven.pop(self._name, None)
             self._changed.notify_all()
 
 
-def executor_in(process: Process, mesh: MeshSpec, addresses: Sequence[str]) -> Executor:
-    """Start a worker for each place of a mesh in a process of actors, in order. Raises MonarchError."""
+def executor_in(process: Process, mesh: MeshSpec, group: Group, ranks: Sequence[int]) -> Executor:
+    """Start a worker for each place of a mesh in one of these processes, in order: all on this process' host, or as
+    many on each of the hosts that the program has attached together. Raises MonarchError."""
     from monarch.runtime.controller import MeshExecutor
 
-    if len(addresses) != mesh.workers:
-        raise MonarchError(f"{mesh} has {mesh.workers} workers, and there are {len(addresses)} processes for them")
-    return MeshExecutor(mesh, partial(_connect, process, tuple(addresses)))
+    if len(ranks) != mesh.workers:
+        raise MonarchError(f"{mesh} has {mesh.workers} workers, and there are {len(ranks)} processes for them")
+    addresses = tuple(group.addresses[rank] for rank in ranks)
+    beside = Beside(process.new_id(), addresses, process.address)
+    here = host_of(process.address)
+    if all(host_of(address) == here for address in addresses):
+        return MeshExecutor(mesh, partial(_connect, process, beside))
+    hosts = [group.host_of(rank) for rank in ranks]
+    agents = tuple(dict.fromkeys(hosts))
+    attached = process.attached_with(agents)
+    each = len(ranks) // len(agents)
+    if attached is None or hosts != [agent for agent in agents for _ in range(each)]:
+        raise MonarchError(
+            f"{mesh} cannot run on these processes, which are on {len(agents)} hosts",
+            hint="a mesh runs on one host, or, if the program itself makes it, on all that monarch.hosts() has "
+            "attached\ntogether, in their order, and on equally many processes of each.",
+        )
+    return attached.start(mesh, beside)
 
 
-def _connect(process: Process, addresses: tuple[str, ...], mesh: MeshSpec, lost: Callable[[], None]) -> Connection:
-    from monarch.runtime.connection import LocalConnection
-
-    workers = WorkersInProcesses(process, addresses)
-    connection = LocalConnection(mesh, lost, workers)
-    connection.processes, connection.name = addresses, workers.name
-    return connection
+def _connect(process: Process, beside: Beside, mesh: MeshSpec, lost: Callable[[], None]) -> LocalConnection:
+    where = dict(enumerate(beside.processes))
+    return LocalConnection(mesh, lost, beside, WorkersInProcesses(process, beside.name, where, beside.owner))
