@@ -15,6 +15,7 @@ import multiprocessing
 import os
 import socket
 import statistics
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -56,7 +57,8 @@ def serve(pipe: Connection, file: bool) -> None:
     """The other process: registers memory, and answers signals."""
     torch.set_num_threads(1)
     block = Block(SIZE, file)
-    with Endpoint(SECRET, transports=("shm", "tcp")) as endpoint:
+    joined = threading.Event()
+    with Endpoint(SECRET, transports=("shm", "tcp"), joined=lambda link: joined.set()) as endpoint:
         registration = endpoint.register(block.view, file=block.file)
         # A buffer's file is that of a tensor in shared memory.
         tensor = torch.ones(SIZE, dtype=torch.uint8)
@@ -64,8 +66,7 @@ def serve(pipe: Connection, file: bool) -> None:
         pipe.send((endpoint.address, registration.region, buffer))
         while (asked := pipe.recv()) is not None:
             back, values = asked
-            while not endpoint.links:  # the dialer has it a moment earlier
-                time.sleep(0.001)
+            joined.wait()  # the dialer has it a moment earlier
             link, words = endpoint.links[-1], block.view[:8].cast("q")
             for value in values:
                 sleep_until(words, block.address(), value)
