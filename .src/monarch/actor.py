@@ -38,6 +38,7 @@ from monarch.runtime.actors.meshes import (
 from monarch.runtime.actors.processes.current import Context, context, current_actor_name, current_rank, current_size
 from monarch.runtime.actors.processes.host import shutdown_context
 from monarch.runtime.actors.shape import Extent, NDSlice, Point, Shape
+from monarch.runtime.actors.shards import Shards
 from monarch.runtime.actors.values import ValueMesh
 
 unhandled_fault_hook = _host.fault_hook
@@ -64,6 +65,7 @@ __all__ = [
     "PortReceiver",
     "ProcMesh",
     "Shape",
+    "Shards",
     "SupervisionError",
     "ValueMesh",
     "as_endpoint",

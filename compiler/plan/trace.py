@@ -60,7 +60,8 @@ class Command:
 
 @dataclass(frozen=True)
 class Handled:
-    """A command other than a run, as one worker carried it out: "load", "put", "fetch", "free", "unload"."""
+    """A command other than a run, as one worker carried it out: "load", "put", "fetch", "free", "unload", "lend",
+    "adopt"."""
 
     kind: str
     number: int

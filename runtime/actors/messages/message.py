@@ -111,9 +111,11 @@ class Payload:
 
     def received(self) -> Payload:
         """The same as its receiver has it, in the process that sent it."""
-        if self.memory is None:
+        if self.memory is None and not self.lent:
             return self
-        received = Payload(self.data, self.sizes, None, mapped(self.memory.fd, self.memory.issue(), self.sizes))
+        memory = self.memory
+        parts = None if memory is None else mapped(memory.fd, memory.issue(), self.sizes)
+        received = Payload(self.data, self.sizes, None, parts)
         received.lent = self.lent
         return received
 
@@ -143,7 +145,8 @@ class Payload:
 
     def drop(self) -> None:
         """It is not decoded, or no more."""
-        for reference in self.lent:
+        lent, self.lent = self.lent, ()
+        for reference in lent:
             exchange.read(reference)
 
 

@@ -34,6 +34,7 @@ from monarch.actor import (
     this_proc,
 )
 from monarch.distributed import Mesh
+from monarch.runtime import wire
 from tests.runtime.actors.conftest import WAIT
 
 
@@ -537,6 +538,15 @@ def test_a_training_loop_with_actors_on_the_same_processes(procs: ProcMesh, mesh
     assert losses[-1].item() < losses[0].item() / 5
 
 
+def test_a_profile_has_what_was_lent_and_adopted(service: Service, mesh: Mesh) -> None:
+    with monarch.profile(mesh=mesh) as profile:
+        x = mesh.from_shards(service.make.shards(2), "[@data]")
+        service.get.call(x * 2).get(WAIT)
+        x.wait()
+    kinds = {handled.kind for handled in profile.trace.handled}
+    assert {"lend", "adopt"} <= kinds
+
+
 # -- how it ends -------------------------------------------------------------------------------------------------------
 
 
@@ -572,6 +582,18 @@ def test_who_waits_in_a_collective_is_told(
     with pytest.raises(ActorError, match="has no value|is no more"):
         reply.get(WAIT)
     assert faults.get(timeout=WAIT).mesh_name == "service"
+
+
+def test_a_worker_that_fails_itself_leaves_the_actors_alive(service: Service, mesh: Mesh) -> None:
+    x = monarch.distribute(torch.ones(4), mesh, "[@data]")
+    executor: Any = mesh.executor
+    with executor._lock:  # a command that there is not
+        step = executor._state.step("nothing")
+        executor._connection.write(wire.numbers(99), step.sequence)
+        executor._connection.publish()
+    with pytest.raises(DeviceMeshError, match="worker data=. ended of KeyError: 99"):
+        (x + 1).full_tensor()
+    assert values(service.get.call("alive")) == ["alive"] * 2
 
 
 def test_closing_the_mesh_leaves_the_actors_alive(service: Service, mesh: Mesh) -> None:
