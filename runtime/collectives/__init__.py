@@ -1,5 +1,5 @@
 """Collectives. Read `meeting` first: how workers meet; then `shares`, `reduce`, `chain`, `cost` (which of them
-runs) and `collectives`; `listening` and `process_groups` for plans that choose Gloo."""
+runs) and `collectives`; `listening`, `membership` and `process_groups` for plans that choose Gloo."""
 
 from monarch.runtime.collectives.collectives import Collectives
 from monarch.runtime.collectives.listening import Network

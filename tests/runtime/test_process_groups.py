@@ -18,8 +18,8 @@ import torch
 from torch.distributed import ProcessGroupGloo
 
 from monarch.compiler.plan import DeviceMeshError, MeshSpec, MonarchError, TensorType
-from monarch.runtime.collectives import Network, listening, process_groups
-from monarch.runtime.collectives.process_groups import Membership
+from monarch.runtime.collectives import Network, listening, membership
+from monarch.runtime.collectives.membership import Membership
 from monarch.runtime.controller import MeshExecutor
 from monarch.runtime.signals import Aborted
 from tests.runtime.building import Building, each, whole
@@ -187,7 +187,7 @@ class Between:
 
 def join(rank: int, pipe: Any, up: Any) -> None:
     """Be one of two workers: say where Gloo listens, wait to go on, and tell how it went."""
-    listen = process_groups._listen
+    listen = membership.listen
 
     def told(address: str) -> Any:
         device, listener = listen(address)
@@ -195,7 +195,7 @@ def join(rank: int, pipe: Any, up: Any) -> None:
         up.recv()
         return device, listener
 
-    process_groups._listen = told
+    membership.listen = told
     member = Membership(Between(pipe, rank), ["w"], "127.0.0.1")  # type: ignore[arg-type]
     try:
         up.send(member.gathered(torch.tensor([float(rank)])).tolist())
@@ -253,7 +253,7 @@ def test_a_listener_hears_until_it_is_told_not_to() -> None:
 
 
 def test_gloo_has_one_listener_where_it_is_told_to() -> None:
-    device, listener = process_groups._listen("127.0.0.1")
+    device, listener = membership.listen("127.0.0.1")
     with listener:
         assert listener.getsockname()[0] == "127.0.0.1"
         assert isinstance(device, ProcessGroupGloo.Device)
