@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import operator
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,10 @@ from monarch.compiler.graph import Graph, tensor_type
 from monarch.compiler.kernels.contraction import contraction
 from monarch.compiler.kernels.templates import templates
 from monarch.compiler.kernels.text import parse_kernel
+from monarch.compiler.kernels.triton.ahead import with_binaries
+from monarch.compiler.kernels.triton.build import compile_launches
 from monarch.compiler.kernels.triton.calls import Call, arguments, calls_of
+from monarch.compiler.kernels.triton.emit import emit, variants_of
 from monarch.compiler.passes.emit import emit_plan
 from monarch.compiler.pipeline import lowering, partition_graph
 from monarch.compiler.plan import local_ops
@@ -23,7 +28,7 @@ from monarch.compiler.plan.file import plan_bytes, plan_from_bytes
 from monarch.compiler.plan.plan import Plan
 from monarch.compiler.reference import run_reference
 from monarch.compiler.text import parse_graph
-from tests.kernels.triton.assembly import assert_tensor_cores, assert_wide
+from tests.kernels.triton.assembly import assert_no_spills, assert_tensor_cores, assert_wide
 from tests.kernels.triton.emitted import launch_all
 from tests.kernels.triton.interpreter import interpreting
 
@@ -158,10 +163,6 @@ def attention_plan(
 @pytest.mark.parametrize("target", ["cuda:80", "cuda:90", "cuda:100", "gfx942"])
 def test_attention_in_a_plan(target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Machine code of every variant that fits, with matrix instructions and wide loads; the file gives it back."""
-    from dataclasses import replace
-
-    from monarch.compiler.kernels.triton.ahead import with_binaries
-
     monkeypatch.setenv("MONARCH_CACHE", str(tmp_path))
     plan, graph = attention_plan()
     plan = replace(plan, target=target)
@@ -216,3 +217,22 @@ def test_the_arguments_of_an_instruction() -> None:
     assert arguments(plan.instructions[0], tensors) == ([*tensors, 0.0, True], {})
     assert set(templates()) >= {plan.instructions[0].op}
     check_binaries(plan, lambda text: pytest.fail(text))
+
+
+@pytest.mark.parametrize("target", ["cuda:80", "cuda:90", "cuda:100", "gfx942"])
+def test_the_demos_products_compiled(target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the plan would run them, at the demo's width: on matrix units, with nothing spilled from registers."""
+    path = tmp_path / "train.py"
+    small = "GPT(width=32, layers=1, sequence=16, vocabulary=64)"
+    text = PROGRAM.format(to=".bfloat16()", float=".float()").replace(small, "GPT(layers=1)")
+    path.write_text(text.replace("4@data, 16", "64@data, 128"))
+    traced = load_program(f"{path}:step", None, {}, False).graph
+    plan = emit_plan(lowered(traced, target, "all", monkeypatch), target=target)
+    products = [kernel for kernel in kernels_of(plan).values() if any(map(contraction, kernel.nests))]
+    assert {"mm_gelu", "mm_gelu_backward"} <= {kernel.name for kernel in products}
+    for kernel in products:
+        (tiles, _), *_ = variants_of(kernel, target)
+        (compiled,) = compile_launches(kernel, emit(kernel, tiles=tiles), target)
+        assert re.search(r"\bmma\.sync|wgmma\.mma_async|tcgen05\.mma|v_mfma", compiled.assembly), kernel.name
+        assert_wide(compiled, kinds=("load",))
+        assert_no_spills(compiled)
