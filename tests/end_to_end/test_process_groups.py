@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import monarch
+from monarch.actor import this_host
 from monarch.compiler.errors import DeviceMeshError, MonarchError
 from monarch.distributed import Mesh
 from monarch.language.program import Backend
@@ -119,3 +120,14 @@ def test_what_is_shown_of_a_plan() -> None:
         program = monarch.program(lambda: x.sum(), collectives="gloo")
         assert "on mesh<w=2>: 2 workers, for cpu, over gloo" in repr(program.inspect())
         assert program().item() == 4
+
+
+def test_on_the_processes_of_actors() -> None:
+    procs = this_host().spawn_procs({"gpus": 2})
+    try:
+        for _ in range(2):  # what the first mesh had is put away
+            with Mesh(procs=procs) as mesh:
+                x = monarch.distribute(torch.arange(8.0), mesh, ["gpus"])
+                assert monarch.program(lambda x=x: x.sum(), collectives="gloo")().item() == 28
+    finally:
+        procs.stop().get()
