@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from monarch.compiler import knobs
-from monarch.compiler.errors import MonarchError
+from monarch.compiler.errors import GraphError, MonarchError
 from monarch.compiler.graph import Graph
 from monarch.compiler.inspect.build import build_report
 from monarch.compiler.inspect.memory import peak
@@ -24,6 +24,7 @@ from monarch.compiler.passes.emit import emit_plan
 from monarch.compiler.passes.rematerialize import Rematerialize
 from monarch.compiler.passes.simplify import SimplifyViews
 from monarch.compiler.plan import Plan
+from monarch.compiler.plan.arena import overlapping
 from monarch.compiler.plan.collectives import check_backend
 from monarch.compiler.plan.target import check_target
 from monarch.compiler.sizes import parse_bytes
@@ -162,6 +163,8 @@ def compile_graph(
     start = time.perf_counter()
     plan = emit_plan(partitioned, target=target, collectives=collectives)
     seconds["emit-plan"] = time.perf_counter() - start
+    if knobs.verify() and (found := overlapping(plan)) is not None:
+        raise GraphError(f"after emit-plan: instruction {found[1]} writes over what {found[0]} made, and is still read")
     if progress is not None:
         progress("emit-plan", seconds["emit-plan"], partitioned)
     for step in steps:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from monarch.compiler.plan import PlanError
+from monarch.compiler.plan.arena import WRITES
 
 _FUNCTIONS = """
     abs.default add.Tensor addmm.default bmm.default cat.default clone.default cos.default detach.default div.Tensor
@@ -29,6 +30,13 @@ _DIRECT: dict[str, Callable[..., Any]] = {
     **{f"aten.{name}": getattr(torch._C._VariableFunctions, name.split(".")[0]) for name in _FUNCTIONS},
     **{f"aten.{name}": getattr(torch._C.TensorBase, name.split(".")[0]) for name in _METHODS},
 }
+
+
+def resolve_into(op: str) -> tuple[Callable[..., Any], str]:
+    """The callable that writes an op's result into memory that it is given, and as which argument; for those of
+    `compiler.plan.arena.WRITES`."""
+    overload, argument = WRITES[op]
+    return _DIRECT.get(op) or resolve(overload), argument
 
 
 def resolve(op: str, direct: bool = True) -> Callable[..., Any]:

@@ -35,9 +35,10 @@ from typing import Any, Protocol
 
 import torch
 
-from monarch.compiler.plan import DTYPE_NAMES, OPS, Instruction, Plan, PlanError, Slot
+from monarch.compiler.plan import DTYPE_NAMES, OPS, Instruction, Plan, PlanError, Region, Slot
 from monarch.compiler.plan.local_ops import LOCAL_OPS
-from monarch.runtime.bindings import resolve
+from monarch.runtime.arena import Arena
+from monarch.runtime.bindings import resolve, resolve_into
 
 _LITERALS = (str, torch.dtype, torch.device, torch.layout, torch.memory_format)
 
@@ -108,16 +109,18 @@ class Observer(Protocol):
 class Frame:
     """A plan, ready to run. `run(arguments)` takes the inputs' values in order (and empties the list), and gives the
     outputs' in order. `bind(name, *args)` gives the callable for a local op, a collective or a kernel of
-    `compiler.ops`."""
+    `compiler.ops`; `arena` has room for the plan's regions, and is one of its own where none is given."""
 
-    def __init__(self, plan: Plan, bind: Callable[..., Callable[..., Any]]) -> None:
+    def __init__(self, plan: Plan, bind: Callable[..., Callable[..., Any]], arena: Arena | None = None) -> None:
         self.plan = plan
         self._bind = bind
         self._globals: dict[str, Any] = {"__builtins__": {}}
         self._names: dict[int, str] = {}
         self._kept: list[Any] = []
         self._lines_of: dict[CodeType, dict[int, int]] = {}
+        self._regions: dict[str, Region] = {}
         self._calls = [self._call(instruction) for instruction in plan.instructions]
+        self.use(Arena(plan.arena) if arena is None else arena)
         self._commit = ""
         if any(plan.donated) and not any(instruction.op == "commit" for instruction in plan.instructions):
             # States are replaced by all workers or by none, also where nothing is written in place.
@@ -125,6 +128,10 @@ class Frame:
         self._plain = self._function(measured=False)
         self._measured: Callable[..., tuple[Any, ...]] | None = None
         self.run: Callable[[list[Any]], tuple[Any, ...]] = self._plain
+
+    def use(self, arena: Arena) -> None:
+        """From the next run on, use this arena."""
+        self._globals.update((name, arena.at(region)) for name, region in self._regions.items())
 
     def measure(self, observer: Observer | None) -> None:
         """From the next run on, tell the observer what happens; with None, nothing any more."""
@@ -194,14 +201,26 @@ class Frame:
             return self._collective(op, args, kwargs)
         if op == "kernel":
             tensors, text, over = args
-            return f"{self._name(self._bind(op, text, over))}({self._text(tensors)})"
+            into = f", ({', '.join(map(self._placed, instruction.regions))},)" if instruction.regions else ""
+            return f"{self._name(self._bind(op, text, over))}({self._text(tensors)}{into})"
         function = self._bind(op) if op in LOCAL_OPS else resolve(op)
         parts = [self._text(arg) for arg in args]
         for name, value in kwargs.items():
             if not name.isidentifier():
                 raise PlanError(f"{op} has an argument called {name!r}")
             parts.append(f"{name}={self._text(value)}")
+        if instruction.regions:
+            function, argument = resolve_into(op)
+            parts.append(f"{argument}={self._placed(instruction.regions[0])}")
         return f"{self._name(function)}({', '.join(parts)})"
+
+    def _placed(self, region: Region | None) -> str:
+        """A global that is the tensor in the arena."""
+        if region is None:
+            return "None"
+        name = f"a{len(self._regions)}"
+        self._regions[name] = region
+        return name
 
     def _collective(self, op: str, args: Sequence[Any], kwargs: dict[str, Any]) -> str:
         """Everything but the tensors is known now: the group, the blocks, the reduction."""

@@ -19,6 +19,7 @@ from monarch.compiler.plan import DTYPE_NAMES, MeshSpec, Plan, PlanError
 from monarch.compiler.plan.local_ops import LOCAL_OPS
 from monarch.compiler.plan.native import bind
 from monarch.runtime import wire
+from monarch.runtime.arena import Arena
 from monarch.runtime.exchange import Loan
 from monarch.runtime.frame import Frame
 from monarch.runtime.signals import Aborted
@@ -126,6 +127,7 @@ class WorkerState:
         self._actors = actors
         self._seen: dict[int, list[weakref.ref[Any]] | None] = {}
         """Values that actors may see: as long as one of these lives, or (None) for ever."""
+        self._arena = Arena()
         self._tracer: Tracer | None = None
         self._kernels: Path | None = None  # of the plan that is being loaded
         self._moves: Any = collectives  # what has its collectives
@@ -283,7 +285,8 @@ class WorkerState:
             if isinstance(plan, PlanError):  # its host has refused it
                 raise plan
             self._moves = self._collectives.by(plan.collectives)
-            frame = Frame(plan, self._bind)
+            self._fit(plan.arena)
+            frame = Frame(plan, self._bind, self._arena)
             frame.measure(self._tracer)
             self.plans[number] = LoadedPlan(plan, frame)
         except Exception as error:  # told at each step that would run the plan
@@ -296,7 +299,16 @@ class WorkerState:
     def _unload(self, step: int, body: bytearray) -> list[Message]:
         for number in wire.unpack_numbers(body)[1:]:
             self.plans.pop(number, None)
+        if not any(isinstance(plan, LoadedPlan) and plan.frame.plan.arena for plan in self.plans.values()):
+            self._arena.fit(0)
         return []
+
+    def _fit(self, size: int) -> None:
+        """Have room for a plan's values."""
+        if size and self._arena.fit(size):
+            for plan in self.plans.values():
+                if isinstance(plan, LoadedPlan):
+                    plan.frame.use(self._arena)
 
     # -- values ----------------------------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ from monarch.compiler.errors import Source
 from monarch.compiler.graph import Graph, args_of, tensor_type
 from monarch.compiler.kernels.ir import may_overwrite
 from monarch.compiler.kernels.text import parse_kernel
+from monarch.compiler.passes.arena import Placing, lower_bound
 from monarch.compiler.plan.file import hash_of
 from monarch.compiler.plan.plan import Instruction, Plan, Slot, ValueSpec
 from monarch.compiler.types import TensorType
@@ -81,6 +82,12 @@ class _Emitter:
                 instructions.append(Instruction("commit", (), {}, -1))
                 committed = True
             instructions.append(self.instruction(node, bool(written), tuple(sorted(free.get(i, ())))))
+        costs = graph_costs(graph)
+        arena = 0
+        if self.target == "cpu":
+            placing = Placing(graph, calls, self.roots, self.members, last)
+            arena, instructions = placing.run(instructions)
+            costs["arena"] = {"bytes": arena, "least": lower_bound(placing.spans), "values": len(placing.spans)}
         inputs = [p for p in graph.placeholders if p.meta["kind"] != "constant"]
         plan = Plan(
             name=graph.name,
@@ -95,8 +102,9 @@ class _Emitter:
             sources=tuple(self.sources),
             target=self.target,
             collectives=self.collectives,
+            arena=arena,
             graph=str(graph),
-            costs=graph_costs(graph),
+            costs=costs,
         )
         return replace(plan, hash=hash_of(plan))
 

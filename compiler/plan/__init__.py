@@ -9,7 +9,7 @@ from monarch.compiler.knobs import hosts_setting, log_topics, tls_setting, token
 from monarch.compiler.ops import OPS
 from monarch.compiler.plan.collectives import BACKENDS, check_backend
 from monarch.compiler.plan.executor import Executor, Handle, Hosts, Outgoing, Procs, Returned, outgoing
-from monarch.compiler.plan.plan import Instruction, Plan, Slot, ValueSpec
+from monarch.compiler.plan.plan import Instruction, Plan, Region, Slot, ValueSpec
 from monarch.compiler.plan.report import Alternative, Decision, Report, Value
 from monarch.compiler.plan.target import TARGETS, check_target
 from monarch.compiler.plan.trace import Command, Handled, Span, Step, Trace, TracedPlan
@@ -37,6 +37,7 @@ __all__ = [
     "MeshSpec",
     "MonarchError",
     "Outgoing",
+    "Region",
     "Plan",
     "PlanError",
     "Procs",

@@ -9,6 +9,7 @@ from monarch.compiler.errors import PlanError
 from monarch.compiler.kernels.ir import KernelError, may_overwrite
 from monarch.compiler.kernels.text import parse_kernel
 from monarch.compiler.plan.allowed import PARAMETERS, RefusedOp, UnknownOp, allow
+from monarch.compiler.plan.arena import overlapping, wrong_region
 from monarch.compiler.plan.binaries import check_binaries
 from monarch.compiler.plan.plan import Instruction, Plan, Slot
 
@@ -40,6 +41,8 @@ def check_plan(plan: Plan, fail: Callable[[str], NoReturn]) -> None:
     for spec in plan.outputs:
         if not held[spec.slot]:
             fail(f"output {spec.label!a} lies in slot {spec.slot}, which is empty at the end")
+    if (found := overlapping(plan)) is not None:
+        fail(f"what instruction {found[0]} writes into the arena is lost by {found[1]}, and still to be read")
     check_binaries(plan, fail)
 
 
@@ -68,6 +71,8 @@ def _check_instruction(instruction: Instruction, plan: Plan, held: list[bool]) -
         if type(slot) is not int or not 0 <= slot < plan.slots:
             raise _Wrong(f"there is no slot {slot!a} to free")
         held[slot] = False
+    if (wrong := wrong_region(plan, instruction)) is not None:
+        raise _Wrong(wrong)
     if type(instruction.source) is not int or not -1 <= instruction.source < len(plan.sources):
         raise _Wrong(f"there is no source line {instruction.source!a}")
 

@@ -15,7 +15,7 @@ import torch
 
 from monarch.compiler.errors import LayoutError, MonarchError, PlanError, Source
 from monarch.compiler.plan.collectives import BACKENDS, check_backend
-from monarch.compiler.plan.plan import Instruction, Plan, Slot, ValueSpec
+from monarch.compiler.plan.plan import Instruction, Plan, Region, Slot, ValueSpec
 from monarch.compiler.plan.target import TARGETS
 from monarch.compiler.text.names import CONSTANT_NAMES, CONSTANTS
 from monarch.compiler.types import DTYPE_NAMES, DTYPES, Layout, MeshSpec, TensorType
@@ -39,6 +39,7 @@ def encode_head(plan: Plan) -> dict[str, Any]:
         "inputs": [_encode_value(spec) for spec in plan.inputs],
         "outputs": [_encode_value(spec) for spec in plan.outputs],
         "slots": plan.slots,
+        "arena": plan.arena,
         "donated": list(plan.donated),
         "constant_slots": dict(plan.constant_slots),
         "sources": [[source.file, source.line, source.column, source.end_column] for source in plan.sources],
@@ -58,7 +59,7 @@ def encode_type(type_: TensorType) -> list[Any]:
 
 
 def encode_instruction(instruction: Instruction) -> list[Any]:
-    """`[op, args, kwargs, out, free, source]`. Raises PlanError for an argument that a plan cannot hold."""
+    """`[op, args, kwargs, out, free, source, regions]`. Raises PlanError for an argument that a plan cannot hold."""
     return [
         instruction.op,
         [_encode(argument, instruction) for argument in instruction.args],
@@ -66,6 +67,7 @@ def encode_instruction(instruction: Instruction) -> list[Any]:
         instruction.out,
         list(instruction.free),
         instruction.source,
+        [at and [at.offset, DTYPE_NAMES[at.dtype], list(at.shape)] for at in instruction.regions],
     ]
 
 
@@ -216,7 +218,7 @@ class Decoder:
         return value
 
     def instruction(self, value: Any) -> Instruction:
-        op, args, kwargs, out, free, source = self.items(value, "an instruction", 6)
+        op, args, kwargs, out, free, source, regions = self.items(value, "an instruction", 7)
         self.string(op, "an instruction's op")
         return Instruction(
             op,
@@ -225,7 +227,17 @@ class Decoder:
             out,
             tuple(self.items(free, f"the freed slots of {short(op)}")),
             source,
+            tuple([self.region(entry) for entry in self.items(regions, f"the regions of {short(op)}")]),
         )
+
+    def region(self, value: Any) -> Region | None:
+        if value is None:
+            return None
+        offset, dtype, shape = self.items(value, "a region", 3)
+        if not isinstance(dtype, str) or dtype not in DTYPES:
+            self.fail(f"the dtype of a region is {short(dtype)}")
+        sizes = tuple([self.integer(size, "a size of a region") for size in self.items(shape, "the shape of a region")])
+        return Region(self.integer(offset, "the start of a region"), DTYPES[dtype], sizes)
 
     def argument(self, value: Any, depth: int = 0) -> Any:
         kind = type(value)

@@ -73,7 +73,7 @@ def save_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
 
 
 def load_plan(path: str | os.PathLike[str], *, report: bool = True) -> Plan:
-    """Read a `.mplan` file, if need be without its report, which takes as long as all else and is for looking at. Raises
+    """Read a `.mplan` file; without its report, which takes as long as all else, where nobody looks at it. Raises
     PlanError where it is truncated, edited, of another version, or no plan."""
     source = Path(path)
     try:
@@ -113,7 +113,19 @@ def plan_from_bytes(data: bytes, name: str = "the plan", *, report: bool = True)
     head = decoder.mapping(
         manifest["plan"],
         "the plan",
-        ("name", "mesh", "target", "collectives", "inputs", "outputs", "slots", "donated", "constant_slots", "sources"),
+        (
+            "name",
+            "mesh",
+            "target",
+            "collectives",
+            "inputs",
+            "outputs",
+            "slots",
+            "arena",
+            "donated",
+            "constant_slots",
+            "sources",
+        ),
     )
     mesh = decoder.mesh(head["mesh"])
     slots = decoder.integer(head["slots"], "the number of slots", 0, 2**31)
@@ -138,6 +150,7 @@ def plan_from_bytes(data: bytes, name: str = "the plan", *, report: bool = True)
         outputs=decoder.values(head["outputs"], mesh, slots, OUTPUT_KINDS),
         instructions=instructions,
         slots=slots,
+        arena=decoder.integer(head["arena"], "the size of the arena"),
         donated=tuple(donated),
         constants={label: constants[label] for label in constant_slots},
         constant_slots=constant_slots,

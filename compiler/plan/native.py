@@ -10,9 +10,10 @@ import ctypes
 import operator
 import struct
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from typing import Protocol
 
 import torch
 
@@ -23,7 +24,13 @@ from monarch.compiler.kernels.interpret import interpret, laid_out
 from monarch.compiler.kernels.ir import Buffer, Kernel, Load, may_overwrite
 from monarch.compiler.kernels.text import parse_kernel
 
-Bound = Callable[[list[torch.Tensor]], tuple[torch.Tensor, ...]]
+Placed = Sequence[torch.Tensor | None]
+"""For each output of a kernel the tensor that is to be written, None where the call finds the memory."""
+
+
+class Bound(Protocol):
+    def __call__(self, tensors: list[torch.Tensor], into: Placed | None = None, /) -> tuple[torch.Tensor, ...]: ...
+
 
 _shape = operator.attrgetter("shape")
 _dtype = operator.attrgetter("dtype")
@@ -59,9 +66,10 @@ def _say(text: str) -> None:
 def bind(path: Path | None, text: str, over: Sequence[int], threads: int) -> Bound:
     """The callable of one `kernel` instruction, from an object that `build_kernels` gave for its text among others.
 
-    It takes the operands in order. Output i takes the memory of operand `over[i]`, which is then the result, or fresh
-    memory where that is -1. Not to be called by several threads at once. It raises IndexError, with the user's line,
-    where a gather's index is out of range.
+    It takes the operands in order, and if need be for each output the tensor that is to be it, of the type and strides
+    that the kernel declares. Any other output i takes the memory of operand `over[i]`, which is then the result, or
+    fresh memory where that is -1. Not to be called by several threads at once. It raises IndexError, with the user's
+    line, where a gather's index is out of range.
     """
     kernel = parse_kernel(text)
     if len(over) != len(kernel.outputs):
@@ -77,11 +85,13 @@ def bind(path: Path | None, text: str, over: Sequence[int], threads: int) -> Bou
 
 
 def _interpreted(kernel: Kernel, over: Sequence[int]) -> Bound:
-    def call(tensors: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    nowhere = [None] * len(over)
+
+    def call(tensors: list[torch.Tensor], into: Placed | None = None, /) -> tuple[torch.Tensor, ...]:
         results = interpret(kernel, tensors)
+        homes = [tensors[at] if at >= 0 else own for at, own in zip(over, into or nowhere, strict=True)]
         return tuple(
-            tensors[operand].copy_(result) if operand >= 0 else result
-            for operand, result in zip(over, results, strict=True)
+            result if home is None else home.copy_(result) for home, result in zip(homes, results, strict=True)
         )
 
     return call
@@ -98,14 +108,11 @@ def _native(kernel: Kernel, path: Path, over: Sequence[int], threads: int) -> Bo
     shapes = [torch.Size(buffer.shape) for buffer in kernel.inputs]
     strides = [buffer.strides for buffer in kernel.inputs]
     dtypes = [buffer.dtype for buffer in kernel.inputs]
-    fresh = [
-        None if operand >= 0 else (buffer.shape, buffer.strides, buffer.dtype)
-        for buffer, operand in zip(kernel.outputs, over, strict=True)
-    ]
-    taken = list(zip(fresh, over, strict=True))
+    made = [(at, each.shape, each.strides, each.dtype) for at, each in zip(over, kernel.outputs, strict=True)]
     empty = torch.empty_strided
+    nowhere = [None] * len(made)
 
-    def call(tensors: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    def call(tensors: list[torch.Tensor], into: Placed | None = None, /) -> tuple[torch.Tensor, ...]:
         if (
             [*map(_stride, tensors)] != strides
             or [*map(_shape, tensors)] != shapes
@@ -113,7 +120,10 @@ def _native(kernel: Kernel, path: Path, over: Sequence[int], threads: int) -> Bo
         ):
             tensors = [_fitting(tensor, buffer) for tensor, buffer in zip(tensors, kernel.inputs, strict=True)]
         results = tuple(
-            [tensors[operand] if made is None else empty(made[0], made[1], dtype=made[2]) for made, operand in taken]
+            [
+                own if own is not None else tensors[at] if at >= 0 else empty(size, step, dtype=dtype)
+                for own, (at, size, step, dtype) in zip(into or nowhere, made, strict=True)
+            ]
         )
         write(addresses, 0, *map(_address, tensors), *map(_address, results))
         if failed := function(head, threads):

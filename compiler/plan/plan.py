@@ -34,6 +34,14 @@ class ValueSpec:
     slot: int
 
 
+class Region(NamedTuple):
+    """Where a result lies in the worker's arena: a contiguous tensor that starts at byte `offset`."""
+
+    offset: int
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+
 @dataclass(frozen=True)
 class Instruction:
     """One call: `out = op(*args, **kwargs)`, then the slots in `free` are cleared.
@@ -41,7 +49,8 @@ class Instruction:
     `op` is an ATen overload ("aten.mm.default"), "getitem", or an op of `monarch.compiler.ops` by name. Arguments
     are Slots, numbers, bools, strings, None, dtypes (and torch's other such enums), and (nested) lists of these.
     `out` is a slot; a multi-output op leaves a tuple or list there, which "getitem" takes apart, and "commit", which
-    makes nothing, has -1. `source` is an index into `Plan.sources`, or -1.
+    makes nothing, has -1. `source` is an index into `Plan.sources`, or -1. `regions` says for each result where in the
+    arena it is written, None for one that has memory of its own; it is empty where all have.
     """
 
     op: str
@@ -50,6 +59,7 @@ class Instruction:
     out: int
     free: tuple[int, ...] = ()
     source: int = -1
+    regions: tuple[Region | None, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -65,6 +75,7 @@ class Plan:
     `graph`    the partitioned graph's text, for people
     `traced`   the traced graph's text, with global types: the passes can be run on it again
     `report`   what the compiler knows of each value, for the inspector; None for plans compiled only to be run
+    `arena`    the bytes that its regions need
     `binaries` machine code for its kernels, for a GPU, ahead of time; empty where they are compiled when it is loaded
     `costs`    what the compiler reckoned: collectives and bytes by mesh dim, peak bytes, seconds by pass
     `hash`     of everything that a worker runs, hex; workers hold plans by it
@@ -85,6 +96,7 @@ class Plan:
     graph: str = ""
     traced: str = ""
     report: Report | None = None
+    arena: int = 0
     binaries: tuple[KernelBinary, ...] = ()
     costs: dict[str, Any] = field(default_factory=dict)
     hash: str = ""

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 import monarch
 from monarch.compiler.errors import MonarchError
+from monarch.compiler.passes.arena import Placing
 from monarch.compiler.plan import Plan
 from monarch.distributed import Mesh
 from monarch.stdlib.models.gpt import GPT
@@ -78,6 +79,17 @@ def test_the_same_bits_in_the_promised_memory(kind: str, dims: dict[str, int]) -
     assert limited.measured == limited.plan.costs["peak_bytes"] <= limit < free.measured
     assert limited.plan.costs["recomputed"]["calls"] > 0
     assert limited.plan.costs["recomputed"]["without"] > limit
+
+
+def test_the_same_bits_without_the_arena(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And as many bytes are measured: what lies in the arena counts as what it is."""
+    placed = train({"data": 2}, "fully sharded")
+    assert placed.plan.arena > 0
+    monkeypatch.setattr(Placing, "run", lambda self, instructions: (0, list(instructions)))
+    bare = train({"data": 2}, "fully sharded")
+    assert bare.plan.arena == 0 and not any(step.regions for step in bare.plan.instructions)
+    assert bare.losses == placed.losses and bare.measured == placed.measured
+    assert all(torch.equal(a, b) for a, b in zip(bare.state, placed.state, strict=True))
 
 
 def test_a_limit_that_cannot_be_kept_is_said_before_anything_runs() -> None:

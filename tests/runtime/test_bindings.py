@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from monarch.compiler.plan import PlanError
-from monarch.runtime.bindings import _DIRECT, resolve
+from monarch.compiler.plan.arena import WRITES
+from monarch.runtime.bindings import _DIRECT, resolve, resolve_into
 
 X = torch.randn(3, 4).abs() + 0.5
 Y = torch.randn(3, 4)
@@ -82,3 +83,27 @@ def test_what_is_no_op_is_refused() -> None:
     for name in ("aten", "aten.mm", "aten.mm.default.x", "torch.load.x", "aten.mm.overloads", "", "a b.c.d"):
         with pytest.raises(PlanError):
             resolve(name)
+
+
+INTO: dict[str, list[tuple[Any, ...]]] = {
+    "baddbmm.default": [(BATCH, BATCH, BATCH)],
+    "gelu.default": [(X,), (X,)],
+    "gelu_backward.default": [(X, Y)],
+    "silu_backward.default": [(X, Y)],
+    "sum.dim_IntList": [(X, [0]), (X, [0, 1], True), (MASK, [1])],
+    "mean.dim": [(X, [0]), (X, [-1], True)],
+}
+
+
+@pytest.mark.parametrize("op", WRITES)
+def test_what_is_written_into_given_memory(op: str) -> None:
+    """It has the bits that the op gives, and is the memory that was given, as it lay."""
+    name = op.removeprefix("aten.")
+    write, argument = resolve_into(op)
+    for given in INTO.get(name) or arguments(name):
+        expected = resolve(op, direct=False)(*given)
+        into = torch.full(expected.shape, 7, dtype=expected.dtype)
+        address = into.data_ptr()
+        result = write(*given, **{argument: into})
+        assert result is into and into.data_ptr() == address and into.is_contiguous()
+        assert torch.equal(result, expected)

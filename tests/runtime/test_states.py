@@ -5,13 +5,14 @@ from __future__ import annotations
 import pickle
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monarch.compiler.plan import DeviceMeshError, MeshSpec, MonarchError, Plan, PlanError, Slot
+from monarch.compiler.plan import DeviceMeshError, MeshSpec, MonarchError, Plan, PlanError, Region, Slot
 from monarch.runtime import frame, memory, wire
 from monarch.runtime.blocks import Flat, cut, rounds
 from monarch.runtime.controller_state import ControllerState, PlanRecord, Remote
@@ -120,6 +121,57 @@ def test_a_worker_runs_a_plan_and_sends_the_value() -> None:
     assert worker.do(wire.numbers(wire.COUNT)) == [Count(worker.step, 0)]
     worker.do(wire.numbers(wire.UNLOAD, 7))
     assert not worker.state.plans
+
+
+def test_plans_share_an_arena_that_grows() -> None:
+    """A plan that was loaded before a larger one, and has its values in the arena too, goes on as it did."""
+    worker = Worker()
+    small, large = in_the_arena(4), in_the_arena(400)
+    worker.load(1, small)
+    worker.state.values[1] = torch.arange(4.0)
+    worker.state.values[2] = torch.arange(400.0)
+    assert worker.run(1, small, 10, 1) == []
+    assert worker.state._arena.size == small.arena
+    worker.load(2, large)
+    assert worker.state._arena.size == large.arena
+    for base in (20, 30):
+        assert worker.run(1, small, base, 1) == [] and worker.run(2, large, base + 1, 2) == []
+    for handle in (10, 20, 30):
+        assert torch.equal(worker.state.values[handle], torch.arange(4.0).mul(2).exp().neg())
+        assert worker.state.values[handle].untyped_storage().nbytes() == 16
+    assert torch.equal(worker.state.values[31], torch.arange(400.0).mul(2).exp().neg())
+    worker.do(wire.numbers(wire.UNLOAD, 2))
+    assert worker.run(1, small, 40, 1) == []
+    worker.do(wire.numbers(wire.UNLOAD, 1))
+    assert worker.state._arena.size == 0
+
+
+def test_a_step_that_fails_leaves_nothing_behind_in_the_arena() -> None:
+    worker, plan, bad = Worker(), in_the_arena(4), in_the_arena(4, bad=True)
+    worker.load(1, plan)
+    worker.load(2, bad)
+    worker.state.values[1] = torch.arange(4.0)
+    (report,) = worker.run(2, bad, 10, 1)
+    assert isinstance(report, Report) and report.op == "aten.view.default"
+    assert worker.run(1, plan, 11, 1) == []
+    assert torch.equal(worker.state.values[11], torch.arange(4.0).mul(2).exp().neg())
+
+
+def in_the_arena(length: int, bad: bool = False) -> Plan:
+    """-exp(2 x), of which the product and the power lie in the arena."""
+    build = Building(MESH, f"arena {length}")
+    x = build.input(whole((length,)))
+    doubled = build.call("aten.mul.Tensor", x, 2.0)
+    power = build.call("aten.exp.default", doubled, free=[doubled])
+    if bad:
+        build.call("aten.view.default", power, [length + 1])
+    build.output(build.call("aten.neg.default", power, free=[power]), whole((length,)))
+    plan = build.plan()
+    step = 64 * -(-length * 4 // 64)
+    at = {doubled.index: 0, power.index: step}
+    regions = {slot: (Region(offset, torch.float32, (length,)),) for slot, offset in at.items()}
+    instructions = [replace(each, regions=regions.get(each.out, ())) for each in plan.instructions]
+    return replace(plan, instructions=tuple(instructions), arena=2 * step)
 
 
 def test_a_worker_places_its_block() -> None:

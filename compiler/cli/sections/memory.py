@@ -45,6 +45,7 @@ def data(plan: Plan) -> dict[str, Any]:
         "alive": alive(plan),
         "limit": plan.costs.get("memory_limit"),
         "recomputed": plan.costs.get("recomputed"),
+        "arena": plan.costs.get("arena"),
     }
 
 
@@ -58,6 +59,17 @@ def limits_of(plan: Plan) -> tuple[int | None, Recomputed | None]:
     except (KeyError, TypeError, ValueError, OverflowError):
         return limit if type(limit) is int else None, None
     return limit if type(limit) is int else None, Recomputed(without, calls, seconds, values)
+
+
+def arena_of(plan: Plan) -> str:
+    """What there is to say of the arena; nothing where there is none, or `costs` does not tell how full it gets."""
+    costs = plan.costs.get("arena")
+    least, values = (costs.get("least"), costs.get("values")) if isinstance(costs, dict) else (None, None)
+    if type(least) is not int or type(values) is not int or not 0 < least <= plan.arena:
+        return ""
+    more = plan.arena / least - 1
+    unused = f"{more:.1%} more than they need at once" if more else "as much as they need at once"
+    return f"{count(values, 'value')} in an arena of {size(plan.arena)}, {unused}"
 
 
 @dataclass(frozen=True)
@@ -182,6 +194,8 @@ def show(out: Console, plan: Plan) -> None:
     if found["value"]:
         place = f", {found['where']}" if found["where"] else ""
         line(out, f"  the peak is at %{found['value']}{place} ({found['phase']})")
+    if arena := arena_of(plan):
+        line(out, f"  {arena}")
     kinds = [kind for kind in (*KINDS, WAITING) if any(kind in row for row in found["alive"].values())]
     heading(out, "alive at the peak")
     table(

@@ -138,10 +138,24 @@ EDITS = {
     ("program.0.1.0", '{"device": "gpu0"}'): "'gpu0' is no device",
     ("program.0.1.0", "1" + "0" * 30): "a number is too large",
     ("program.0.1.0", "[" * 40 + "]" * 40): "lists are nested more than 32 deep",
-    ("program.0", "[]"): "an instruction is a list of 0, not a list of 6",
-    ("program.0", '"aten.mm"'): "an instruction is 'aten.mm', not a list of 6",
+    ("program.0", "[]"): "an instruction is a list of 0, not a list of 7",
+    ("program.0", '"aten.mm"'): "an instruction is 'aten.mm', not a list of 7",
     ("program.0.0", "3"): "an instruction's op is 3, not a string",
     ("program.0.2", "[]"): "the arguments of 'aten.mm.default' is a list of 0, not an object",
+    # the arena
+    ("plan.arena", "-1"): "the size of the arena is -1, not a whole number from 0 to 9223372036854775807",
+    ("program.0.6", "[0]"): "a region is 0, not a list of 3",
+    ("program.0.6", '[[0, "f31", [8, 4]]]'): "the dtype of a region is 'f31'",
+    ("program.0.6", '[[-64, "f32", [8, 4]]]'): (
+        "the start of a region is -64, not a whole number from 0 to 9223372036854775807"
+    ),
+    ("program.0.6", '[[64, "f32", [8, 4]]]'): (
+        "instruction 0, 'aten.mm.default': 128 bytes at 64 are no region of an arena of 0 bytes"
+    ),
+    ("program.0.6", '[[0, "f32", [0]]]'): (
+        "instruction 0, 'aten.mm.default': 0 bytes at 0 are no region of an arena of 0 bytes"
+    ),
+    ("program.1.6", '[[0, "f32", [8, 4]]]'): "instruction 1, 'all_reduce': it cannot write into the arena",
     # ops of ours
     ("program.1.1.1", '["dta"]'): (
         "instruction 1, 'all_reduce': 'dta' is not a dim of mesh<data=4, model=2>, or stands twice"

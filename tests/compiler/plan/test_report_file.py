@@ -160,7 +160,7 @@ def test_a_report_can_be_left_where_it_is() -> None:
     assert bare.report is None and bare.hash == plan().hash
     assert bare == replace(plan_from_bytes(plan_bytes(plan())), report=None)
     data = bytearray(plan_bytes(plan()))
-    at = bytes(data).index(b'"values"')
+    at = bytes(data).index(b'"alternatives"')
     data[at + 1] ^= 1
     with pytest.raises(PlanError, match="was changed after it was written: its report.json"):
         plan_from_bytes(bytes(data), report=False)

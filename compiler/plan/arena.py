@@ -1,0 +1,170 @@
+"""Where in a worker's arena results lie: what can be put there, and whether a plan does that right.
+
+A worker has one arena, as large as the largest of its plans needs. What is in it is worth nothing between two steps: a
+result lies there only from the instruction that makes it until the last that reads it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+
+from monarch.compiler.kernels.ir import Kernel
+from monarch.compiler.kernels.text import parse_kernel
+from monarch.compiler.ops import OPS
+from monarch.compiler.plan.plan import Instruction, Plan, Region, Slot
+
+ALIGN = 64
+"""Every region starts at a multiple of so many bytes, as torch's own buffers do."""
+
+WRITES: dict[str, tuple[str, str]] = {
+    "aten.mm.default": ("aten.mm.out", "out"),
+    "aten.bmm.default": ("aten.bmm.out", "out"),
+    "aten.addmm.default": ("aten.addmm.out", "out"),
+    "aten.baddbmm.default": ("aten.baddbmm.out", "out"),
+    "aten.add.Tensor": ("aten.add.out", "out"),
+    "aten.sub.Tensor": ("aten.sub.out", "out"),
+    "aten.mul.Tensor": ("aten.mul.out", "out"),
+    "aten.div.Tensor": ("aten.div.out", "out"),
+    "aten.exp.default": ("aten.exp.out", "out"),
+    "aten.tanh.default": ("aten.tanh.out", "out"),
+    "aten.sigmoid.default": ("aten.sigmoid.out", "out"),
+    "aten.gelu.default": ("aten.gelu.out", "out"),
+    "aten.gelu_backward.default": ("aten.gelu_backward.grad_input", "grad_input"),
+    "aten.silu.default": ("aten.silu.out", "out"),
+    "aten.silu_backward.default": ("aten.silu_backward.grad_input", "grad_input"),
+    "aten.cat.default": ("aten.cat.out", "out"),
+    "aten.sum.dim_IntList": ("aten.sum.IntList_out", "out"),
+    "aten.mean.dim": ("aten.mean.out", "out"),
+}
+"""For each ATen op that can be told where to write its result: the overload that takes this, and as which argument.
+What they write is contiguous, and has the same bits."""
+
+PRODUCTS = frozenset(f"aten.{name}.default" for name in ("mm", "bmm", "addmm", "baddbmm"))
+"""Those of them whose result is contiguous whatever their operands are."""
+
+
+def region_bytes(region: Region) -> int:
+    return math.prod(region.shape) * region.dtype.itemsize
+
+
+def row_major(shape: Sequence[int]) -> tuple[int, ...]:
+    return tuple(math.prod(shape[dim + 1 :]) for dim in range(len(shape)))
+
+
+def is_row_major(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether a buffer of these sizes is contiguous; the stride of a dim of one element means nothing."""
+    apart = zip(shape, strides, row_major(shape), strict=True)
+    return all(size == 1 or given == dense for size, given, dense in apart)
+
+
+def wrong_region(plan: Plan, instruction: Instruction) -> str | None:
+    """What is wrong with an instruction's regions, if anything is."""
+    regions = instruction.regions
+    if not regions:
+        return None
+    if instruction.op == "kernel" and len(instruction.args) == 3:
+        kernel: Kernel = parse_kernel(instruction.args[1])
+        over = instruction.args[2]
+        if len(regions) != len(kernel.outputs):
+            return f"its kernel gives {len(kernel.outputs)} tensors, and it has regions for {len(regions)}"
+        for number, region in enumerate(regions):
+            buffer = kernel.outputs[number]
+            if region is None:
+                continue
+            if over[number] != -1:
+                return f"its result {number} lies over a tensor, and in the arena"
+            if (region.dtype, tuple(region.shape)) != (buffer.dtype, tuple(buffer.shape)):
+                return f"its result {number} is of another type than its region"
+            if not is_row_major(buffer.shape, buffer.strides):
+                return f"its result {number} is not contiguous, and lies in the arena"
+    elif instruction.op not in WRITES or len(regions) != 1 or regions[0] is None:
+        return "it cannot write into the arena"
+    for region in regions:
+        if region is None:
+            continue
+        size = region_bytes(region)
+        if region.offset % ALIGN or not size or region.offset + size > plan.arena:
+            return f"{size} bytes at {region.offset} are no region of an arena of {plan.arena} bytes"
+    return None
+
+
+def overlapping(plan: Plan) -> tuple[int, int] | None:
+    """Two instructions of which the later one writes into the arena where a result of the earlier lies that is still to
+    be read, or given as a result of the plan: the plan computes nonsense then. None where there are none."""
+    at: dict[int, _Lying] = {}
+    for number, instruction in enumerate(plan.instructions):
+        if instruction.op == "commit":
+            continue
+        own = [_part(number, region) for region in instruction.regions]
+        living = [part for value in at.values() for part in value.parts]
+        for index, (_, start, end) in enumerate(own):
+            for other, low, high in (*living, *own[:index]):
+                if start < high and low < end:
+                    return other, number
+        at[instruction.out] = _result(instruction, own, at)
+        for slot in instruction.free:
+            at.pop(slot, None)
+    for spec in plan.outputs:
+        if spec.slot in at and (parts := [part for part in at[spec.slot].parts if part[1] < part[2]]):
+            return parts[0][0], len(plan.instructions)
+    return None
+
+
+_Part = tuple[int, int, int]
+"""An instruction that writes into the arena, and where: the first byte, and that behind the last. No bytes for a result
+that is not there."""
+
+
+@dataclass(frozen=True)
+class _Lying:
+    """Where the value of a slot may lie; for a kernel's results, which are one value, each alone too."""
+
+    parts: list[_Part]
+    elements: list[list[_Part]] | None = None
+
+
+def _part(number: int, region: Region | None) -> _Part:
+    return (number, 0, 0) if region is None else (number, region.offset, region.offset + region_bytes(region))
+
+
+def _result(instruction: Instruction, own: list[_Part], at: Mapping[int, _Lying]) -> _Lying:
+    if instruction.op == "kernel" and len(instruction.args) == 3:
+        tensors, _, over = instruction.args
+        homes = own or [(0, 0, 0)] * len(over)
+        operands = [at.get(tensors[operand].index) if operand >= 0 else None for operand in over]
+        each = [operand.parts if operand else [home] for operand, home in zip(operands, homes, strict=True)]
+        return _Lying([part for parts in each for part in parts], each)
+    if instruction.op == "getitem" and len(instruction.args) == 2:
+        value, index = instruction.args
+        given = at.get(value.index) if isinstance(value, Slot) else None
+        elements = None if given is None else given.elements
+        if elements is not None and type(index) is int and 0 <= index < len(elements):
+            return _Lying(elements[index])
+    return _Lying([*own, *(part for slot in _may_alias(instruction) if slot in at for part in at[slot].parts)])
+
+
+def _may_alias(instruction: Instruction) -> Iterator[int]:
+    """The slots whose memory an instruction's result may share."""
+    shared = _shared(instruction.op)
+    for at, argument in enumerate(instruction.args):
+        if isinstance(argument, Slot) and (shared is None or at in shared):
+            yield argument.index
+
+
+@cache
+def _shared(op: str) -> frozenset[int] | None:
+    """Which of an op's arguments its result may share memory with, by position; None for any."""
+    if op in OPS:
+        return frozenset([0] if op in ("shard", "first_only") else ())
+    namespace, name, overload = op.split(".") if op != "getitem" else ("", "", "")
+    if namespace not in ("aten", "prims"):
+        return None
+    if name == "reshape":
+        return frozenset([0])
+    schema = getattr(getattr(getattr(torch.ops, namespace), name), overload)._schema
+    return frozenset(at for at, argument in enumerate(schema.arguments) if argument.alias_info is not None)
