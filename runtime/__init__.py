@@ -5,7 +5,8 @@
 
 Read in this order: `futex`, `signals` (how processes wait for each other), `window` (the shared memory), `ring` and
 `wire` (commands), `collectives`, `bindings` and `frame` (a plan as a Python function), `worker_state` and `worker`,
-`warm` and `processes` (how workers start and end), `connection`, `controller_state` and `controller`.
+`exchange` (what workers in processes of actors have to do with these), `warm` and `processes` (how workers start and
+end), `connection`, `controller_state` and `controller`.
 """
 
 from __future__ import annotations

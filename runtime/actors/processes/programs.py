@@ -78,6 +78,7 @@ class Programs:
         except OSError as error:
             self._process.raise_at(reply, error, "starting a worker")
             return
+        self._process.ready.wait()  # the user's bootstrap comes first
         torch.set_num_threads(self._process.threads)  # this thread's
         actors = _Actors(Loans(mesh), self._gifts, owner)  # there before any message that refers to it
         self._process.reply(reply, True, os.getpid())

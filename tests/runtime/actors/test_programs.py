@@ -230,6 +230,17 @@ def test_one_of_the_programs_own_process() -> None:
         assert torch.equal(service.get.call_one(x).get(WAIT), torch.arange(3.0))
 
 
+def exit_at_once() -> None:
+    os._exit(3)
+
+
+def test_workers_start_after_the_bootstrap(faults: queue.SimpleQueue[MeshFailure]) -> None:
+    procs = this_host().spawn_procs({"data": 2}, bootstrap=exit_at_once)
+    with pytest.raises(MonarchError, match=r"cannot start the workers of mesh<data=2>: .* exited with status 3"):
+        monarch.distribute(torch.ones(2), Mesh(procs=procs))
+    assert {faults.get(timeout=WAIT).status for _ in range(2)} == {3}
+
+
 def test_actors_keep_their_number_of_threads(service: Service, mesh: Mesh) -> None:
     before = values(service.threads.call())
     assert monarch.distribute(torch.ones(2), mesh, "[@data]").sum().item() == 2

@@ -75,6 +75,7 @@ reveal_type(trainers.slice(gpus=0).step.call_one(1).get())  # float
 reveal_type(trainers.step.choose(batch=1).get(timeout=3))  # float
 reveal_type([reply.get() for reply in trainers.step.stream(1, 2)])  # list[float]
 reveal_type(trainers.step.broadcast(1))  # None
+reveal_type(trainers.step.shards(1))  # Shards[float]
 reveal_type(trainers.names.call().get().item(gpus=0))  # list[str]
 reveal_type(trainers.names.call().get().slice(gpus=0).values())  # list[list[str]]
 reveal_type(trainers.later.call_one("why?").get())  # str
