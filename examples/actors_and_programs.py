@@ -1,4 +1,4 @@
-"""Training with actors in the workers' own processes: loaders that make the shards of each batch, where they are needed,
+"""Training with actors in the workers' own processes: loaders that make the shards of each batch where they are needed,
 and a judge in each process that looks at the model's weights. No tensor passes through this process.
 """
 

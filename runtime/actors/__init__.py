@@ -8,7 +8,7 @@ Pure parts, with no I/O and no thread of their own, each tested alone:
     future      Future: a value that will be there, for threads and for asyncio
     errors      ActorError, SupervisionError, MeshFailure
     endpoint    @endpoint, @concurrent_endpoint, and what a class must be to be an actor: `ActorInterface.of(cls)`
-    adverbs     Endpoint: call, call_one, choose, broadcast, stream, shards, typed; it stands on `Recipients`, which a mesh is
+    adverbs     Endpoint: call, call_one, choose, broadcast, stream, shards, typed; stands on `Recipients`, as a mesh is
     accumulate  Accumulator: replies folded into one value as they come
 
 Below them, `messages` (what goes between processes, and how) and `processes` (which run actors); beside them,
