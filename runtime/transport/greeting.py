@@ -45,7 +45,7 @@ class Greeting:
         self._timer = loop.later(patience, lambda: self.drop(f"it was silent for {patience:g} s"))
         self._step(None)
         if not self._over:
-            loop.watch(stream.fileno(), select.EPOLLIN, self._ready)
+            loop.watch(stream.fileno(), select.EPOLLIN, self._ready, lambda error: self.drop(repr(error)))
 
     def drop(self, why: str) -> None:
         """Give the connection up, and say so in the log."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import heapq
 import itertools
 import logging
@@ -41,6 +42,7 @@ class Loop:
         self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._epoll.register(self._bell, select.EPOLLIN)
         self._watched: dict[int, Callable[[int], None]] = {}
+        self._failed: dict[int, Callable[[Exception], None]] = {}
         self._calls: deque[Callable[[], object]] = deque()
         self._timers: list[tuple[float, int, Timer]] = []
         self._order = itertools.count()
@@ -50,9 +52,18 @@ class Loop:
 
     # -- what others ask for ---------------------------------------------------------------------------------------
 
-    def watch(self, fd: int, events: int, call: Callable[[int], None]) -> None:
-        """Call `call(events)` whenever the descriptor is ready (level-triggered), until `unwatch`."""
+    def watch(
+        self,
+        fd: int,
+        events: int,
+        call: Callable[[int], None],
+        failed: Callable[[Exception], None] | None = None,
+    ) -> None:
+        """Call `call(events)` whenever the descriptor is ready (level-triggered), until `unwatch`. If that raises, it
+        is unwatched, and `failed` is called with the error: whoever waits for what it would have done is to hear."""
         self._watched[fd] = call
+        if failed is not None:
+            self._failed[fd] = failed
         self._epoll.register(fd, events)
         self._start()
 
@@ -61,6 +72,7 @@ class Loop:
         self._epoll.modify(fd, events)
 
     def unwatch(self, fd: int) -> None:
+        self._failed.pop(fd, None)
         if self._watched.pop(fd, None) is not None and not self._closed:
             self._epoll.unregister(fd)
 
@@ -163,9 +175,14 @@ class Loop:
                 if call is not None:
                     try:
                         call(events)
-                    except Exception:
+                    except Exception as error:
+                        # A defect, of whatever kind: this thread serves all links, and goes on for the others. The one
+                        # that it belongs to ends, and its log has the traceback.
                         _log.exception("a callback of %s failed; its descriptor is no longer watched", self._name)
+                        failed = self._failed.get(fd)
                         self.unwatch(fd)
+                        if failed is not None:
+                            self._guarded(functools.partial(failed, error))
             self._calls_and_timers()
         self._calls_and_timers()
         self._end()
@@ -182,6 +199,8 @@ class Loop:
         try:
             call()
         except Exception:
+            # A defect, of whatever kind, and nobody waits for the call: who does has asked by `run`, which tells them.
+            # The thread goes on, for all others.
             _log.exception("a call on %s failed", self._name)
 
     def _end(self) -> None:

@@ -184,7 +184,8 @@ class Reach:
         """Raises AccessRefused where there can be no word. `words` is what the owner says of the memory."""
         if not self.words or offset % WORD:
             raise AccessRefused(
-                f"there is no word at byte {offset} of region {self.number}: words are aligned to 8 bytes, and writable"
+                f"there is no word at byte {offset} of region {self.number}: words are aligned to 8 bytes, writable, "
+                "and in host memory"
             )
 
     def write(self, offset: int, view: memoryview) -> None:

@@ -586,7 +586,11 @@ class StreamLink:
 
     def open(self) -> None:
         """Begin to read what the peer sends."""
-        self.loop.watch(self._fd, select.EPOLLIN, self.ready)
+        self.loop.watch(self._fd, select.EPOLLIN, self.ready, self.defect)
+
+    def defect(self, error: Exception) -> None:
+        """What nobody foresaw was raised while this link was served: it ends, for its works could wait for ever."""
+        self.lose(self.lost(f"a defect of this process: {error!r}"))
 
     def _close(self) -> None:
         if self._closing or self._error is not None:

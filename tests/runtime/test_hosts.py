@@ -19,7 +19,7 @@ TOKEN = "a token that both ends of it know"
 
 def test_what_does_not_encrypt_is_not_used_with_tls_unless_it_is_named(tmp_path: Path) -> None:
     (controller, *_) = [folder for folder in make_certificates(tmp_path, ["node1"]) if folder.name == "controller"]
-    assert default_transports(Security.tls(controller)) == ["shm", "tcp"]
+    assert default_transports(Security.tls(controller)) == ["cuda", "shm", "tcp"]
     assert default_transports(Security.token(TOKEN)) == list(TRANSPORTS)
 
 
@@ -39,7 +39,7 @@ def test_who_authenticates_is_said_once(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_a_transport_that_there_is_not() -> None:
-    with pytest.raises(MonarchError, match=r"no transport is called 'rdma'\n  there are shm, verbs, tcp"):
+    with pytest.raises(MonarchError, match=r"no transport is called 'rdma'\n  there are cuda, shm, verbs, tcp"):
         monarch.hosts(["127.0.0.1:1"], token=TOKEN, transports=["rdma"])
 
 

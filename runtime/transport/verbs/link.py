@@ -168,7 +168,7 @@ class VerbsLink(StreamLink):
         self._called_back: dict[int, Pending] = {}
         self._on_stream: Pending | None = None
         transport.links.add(self)
-        self.loop.watch(connection.completions.fd, select.EPOLLIN, self._serve)
+        self.loop.watch(connection.completions.fd, select.EPOLLIN, self._serve, self.defect)
         if dialer:
             # The acceptor was connected before; its first message tells it that so is this end now.
             with self._turn:

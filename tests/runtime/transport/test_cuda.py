@@ -303,6 +303,17 @@ def test_an_empty_tensor(way: Way, gpus: StandIn) -> None:
         assert peer.read(words.number) == (4).to_bytes(8, "little")
 
 
+def test_it_is_preferred_on_one_host_and_passed_over_between_hosts(gpus: StandIn) -> None:
+    with Endpoint(SECRET) as one, Endpoint(SECRET) as other:
+        assert one.connect(other.address, timeout=PATIENCE).transport == "cuda"
+        far = replace(other.address, host="0" * 32)
+        link = one.connect(far, timeout=PATIENCE)
+        assert link.transport in ("tcp", "verbs")
+        assert "cuda: the peer is on another host" in link.reasons
+        region = other.register(gpus.make(SIZE)).region
+        link.put(bytes(range(100)), region).wait(PATIENCE)
+
+
 def test_a_process_without_the_driver_is_joined_over_shared_memory(way: Way, gpus: StandIn) -> None:
     both = replace(way, transport="shm")
     with peers(both) as (peer,), Endpoint(SECRET, transports=("cuda", "shm")) as endpoint:

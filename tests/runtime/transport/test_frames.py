@@ -15,7 +15,7 @@ from monarch.runtime.transport import frames, handshake
 from monarch.runtime.transport.endpoint import Endpoint
 from monarch.runtime.transport.frames import HEADER, NO_KEY, SIZE
 from monarch.runtime.transport.handshake import Steps, Write
-from monarch.runtime.transport.interface import AccessRefused, Address
+from monarch.runtime.transport.interface import AccessRefused, Address, LinkLost
 from monarch.runtime.transport.plug import Owned
 from tests.runtime.transport.peers import PATIENCE, SECRET
 
@@ -59,6 +59,23 @@ def joined(endpoint: Endpoint) -> socket.socket:
 
     run(sock, agree())
     return sock
+
+
+def test_a_defect_ends_the_link_and_no_other(served: Endpoint, caplog: pytest.LogCaptureFixture) -> None:
+    """Something that nobody foresaw is raised on the I/O thread: who waits hears of it, and others are served."""
+    with Endpoint(SECRET, transports=("tcp",)) as endpoint:
+        link, other = endpoint.connect(served.address), endpoint.connect(served.address)
+        region = served.register(bytearray(8)).region
+
+        def broken() -> bool:
+            raise RuntimeError("unforeseen")
+
+        link._receive = broken  # type: ignore[method-assign]
+        work = link.fetch_add(region, 0, 1)
+        with pytest.raises(LinkLost, match=r"a defect of this process: RuntimeError\('unforeseen'\)"):
+            work.wait(PATIENCE)
+        assert "unforeseen" in caplog.text
+        assert other.fetch_add(region, 0, 1).wait(PATIENCE) in (0, 1)
 
 
 def drain(sock: socket.socket) -> bytes:

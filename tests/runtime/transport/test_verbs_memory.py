@@ -14,10 +14,13 @@ import torch
 
 from monarch.runtime.transport import buffers
 from monarch.runtime.transport.cuda.driver import CudaFailed, Driver
-from monarch.runtime.transport.plug import Owned
+from monarch.runtime.transport.loop import Loop
+from monarch.runtime.transport.plug import Owned, Surroundings
+from monarch.runtime.transport.regions import Regions
 from monarch.runtime.transport.verbs import adapter, gpu
 from monarch.runtime.transport.verbs.adapter import VerbsFailed
 from monarch.runtime.transport.verbs.memory import SMALL, Memories
+from monarch.runtime.transport.verbs.transport import VerbsTransport
 
 PAGE = mmap.PAGESIZE
 BASE = 0x7F0000000000
@@ -312,3 +315,14 @@ def test_a_real_gpus_memory_is_exported_where_it_can_be() -> None:
         pytest.skip(str(error))
     os.close(file)
     Driver().flush()
+
+
+def test_a_region_says_that_it_is_on_a_gpu_that_the_device_reaches() -> None:
+    """Without that an endpoint takes its memory for out of reach."""
+    transport = VerbsTransport(Surroundings("", "", Loop("test"), Regions()))
+    for device, expected in ((Device(), {}), (Device(("dma-buf", "peer memory")), None)):
+        transport._memories = Memories(device, lambda: Driver(Cuda()))
+        assert transport.register(owned(BASE, PAGE, device="cuda:1")) == expected
+    host = owned(4096, 64)
+    host.view = memoryview(bytearray(64))
+    assert transport.register(host) is None
