@@ -300,8 +300,10 @@ class ShmLink(StreamLink):
         self._reaches: dict[str, Reach] = {}
         self._found: dict[int, Reach] = {}
         self._asking = threading.Lock()
-        # Whether frames that store something may still be under way: what is done directly must not overtake them.
-        self._behind: Region | None = None
+        # Where frames that store something may still be under way: what is done directly must not overtake them. A new
+        # tuple for each, made once it is sent, so that who has waited for others takes nothing away.
+        self._behind: tuple[Region] | None = None
+        self._marking = threading.Lock()
 
     @property
     def chosen(self) -> str:
@@ -321,8 +323,9 @@ class ShmLink(StreamLink):
         if told is None:
             return FINISHED
         view, region, offset = told
-        self._behind = region
-        return super().put(view, region, offset, signal)
+        work = super().put(view, region, offset, signal)
+        self._mark(region)
+        return work
 
     def post(self, source: Memory, region: Region, offset: int = 0, signal: Signal | None = None) -> None:
         view = staging.outgoing(source)
@@ -335,8 +338,8 @@ class ShmLink(StreamLink):
             raise lost from error
         if told is not None:
             view, region, offset = told
-            self._behind = region
             super().post(view, region, offset, signal)
+            self._mark(region)
 
     def get(self, target: Memory, region: Region, offset: int = 0) -> Work:
         if buffers.device_of(target) != "cpu":
@@ -406,15 +409,22 @@ class ShmLink(StreamLink):
             pass
         self.lose(lost)
 
+    def _mark(self, region: Region) -> None:
+        """Frames were sent."""
+        with self._marking:
+            self._behind = (region,)
+
     def _settle_behind(self) -> None:
-        region = self._behind
-        if region is not None:
+        behind = self._behind
+        if behind is not None:
             # Whatever the answer is, all that was sent before has been done.
             try:
-                super().put(b"", region).wait()
+                super().put(b"", behind[0]).wait()
             except AccessRefused:
                 pass
-            self._behind = None
+            with self._marking:
+                if self._behind is behind:
+                    self._behind = None
 
     def _failed(self, error: AccessRefused) -> Pending:
         work = Pending()

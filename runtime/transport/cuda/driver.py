@@ -162,8 +162,8 @@ class Driver:
         return event
 
     def copy(self, target: Place, source: Place, after: Event | None = None) -> None:
-        """Copy, and return when it is done: all of `source` to the beginning of `target`. Begins after the event;
-        without one, after what `now` says of the GPUs of both."""
+        """Copy, and return when it is done: all of `source` to the beginning of `target`. Begins after the event,
+        which is closed; without one, after what `now` says of the GPUs of both."""
         gpu = source.gpu if source.gpu is not None else target.gpu
         assert gpu is not None, "memory of a GPU, on one side at least"
         with self._launching:
@@ -172,6 +172,7 @@ class Driver:
                 stream = self._streams[gpu] = self.stream(gpu)
             if after is not None:
                 stream.wait(after)
+                after.close()
             else:
                 for each in {place.gpu for place in (target, source) if place.gpu is not None}:
                     launched = self.now(each)

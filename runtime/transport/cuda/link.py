@@ -230,11 +230,13 @@ class CudaLink(ShmLink):
 
     def tell_owner(self, signal: Signal, posted: bool) -> Work | None:
         """Have a word stored. Raises LinkLost."""
-        self._behind = signal.region
+        told: Work | None = None
         if posted:
             StreamLink.post(self, b"", signal.region, signal.offset, signal)
-            return None
-        return StreamLink.put(self, b"", signal.region, signal.offset, signal)
+        else:
+            told = StreamLink.put(self, b"", signal.region, signal.offset, signal)
+        self._mark(signal.region)
+        return told
 
     def _lane_broken(self, error: BaseException) -> None:
         _log.error("the lane of %r failed", self, exc_info=error)
@@ -339,16 +341,16 @@ class _Copy:
             self._failed = link.lost(str(error))
 
     def _stage(self) -> None:
-        memory = self._place.keep
+        memory, after, self._after = self._place.keep, self._after, None
         try:
             if self._write:
-                sent = staging.outgoing(memory, self._after)
+                sent = staging.outgoing(memory, after)
                 work = ShmLink.put(self._link, sent, self._region, self._offset, self._signal)
             elif self._place.gpu is None:
                 work = ShmLink.get(self._link, memory, self._region, self._offset)
             else:
                 work = staging.incoming(
-                    memory, lambda staged: ShmLink.get(self._link, staged, self._region, self._offset), self._after
+                    memory, lambda staged: ShmLink.get(self._link, staged, self._region, self._offset), after
                 )
             self._signal = None
             work.wait()

@@ -20,7 +20,7 @@ from monarch.runtime.transport.works import Pending
 
 def outgoing(source: Memory, after: Event | None = None) -> memoryview:
     """The bytes of memory that is sent: its own, or a copy of what is on a GPU after what PyTorch has launched, which
-    ends with `after`, if not here. Raises MonarchError."""
+    ends with `after` (closed here), if not now. Raises MonarchError."""
     if buffers.device_of(source) == "cpu":
         return buffers.view_of(source)
     return _read(buffers.place_of(source), after)
@@ -36,7 +36,11 @@ def incoming(target: Memory, get: Callable[[memoryview], Work], after: Event | N
 
     def finish() -> None:
         try:
-            work.wait(0)
+            try:
+                work.wait(0)
+            except MonarchError:
+                move(place, buffers.place_of(b""), after)
+                raise
             move(place, buffers.place_of(staged), after)
         except MonarchError as error:
             pending.fail(error)
@@ -49,14 +53,15 @@ def incoming(target: Memory, get: Callable[[memoryview], Work], after: Event | N
 
 def move(target: Place, source: Place, after: Event | None = None) -> None:
     """Copy within this process: all of `source` to the beginning of `target`, after what PyTorch has launched.
-    `after` is where that ends, if not here. Raises MonarchError."""
-    if not source.size:
-        return
+    `after` is where that ends, if not now, and is closed. Raises MonarchError."""
     if target.gpu is None and source.gpu is None:
         ctypes.memmove(target.address, source.address, source.size)
         return
     try:
-        driver.here().copy(target, source, after)
+        if source.size:
+            driver.here().copy(target, source, after)
+        elif after is not None:
+            after.close()
     except CudaFailed as error:
         raise MonarchError(f"memory of a GPU cannot be copied: {error}") from error
 
