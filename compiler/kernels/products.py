@@ -1,13 +1,16 @@
-"""Matrix products that take in what is computed from them, for GPUs.
+"""Matrix products that take in what is computed from them, and casts and scales of their factors, for GPUs.
 
 A product becomes a nest of the loop IR like any other, with a sum over the inner dim; whatever pointwise kernel reads
 its result goes on from that sum, element by element, so an epilogue is any chain of ops that a kernel can have, and not
-one of a list. How such a nest runs on the matrix units is the emitter's (`compiler.kernels.triton.product`).
+one of a list. A factor that a cheap pointwise kernel makes for this product alone is computed where it is read. How
+such a nest runs on the matrix units is the emitter's (`compiler.kernels.triton.product`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+import operator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -39,13 +42,15 @@ from monarch.compiler.kernels.nests import renumbered
 from monarch.compiler.kernels.tensors import tensors_of
 from monarch.compiler.kernels.text import parse_kernel
 from monarch.compiler.kernels.triton.emit import variants_of
-from monarch.compiler.kernels.triton.variants import SMALLEST, Work, library_seconds
+from monarch.compiler.kernels.triton.variants import SMALLEST, Tiles, Work, library_seconds
 from monarch.compiler.passes.base import Pass
 
 aten = torch.ops.aten
 
 _PRODUCTS = {aten.mm.default: 0, aten.bmm.default: 0, aten.addmm.default: 1}
 """The products that can be nests, and the place of the first factor among their arguments."""
+_CHEAP = frozenset(("cast", "add", "sub", "mul"))
+"""What a factor's kernel may compute: it is done again for each column of tiles, or each row."""
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -58,8 +63,9 @@ class FuseProducts(Pass):
         %k = kernel([%x, %w, %bias], "kernel mm_add_gelu…", [-1]) : (bf16[64, 128])
 
     The product's own value is stored beside the others where somebody else reads it, which has to be later: no op is
-    moved before another. `when` is "auto" (where the estimate for one launch is below that for ATen's product and a
-    kernel), "all" that can be, or "off".
+    moved before another. A cast, a sum or a product that makes a factor goes in front in the same way. `when` is "auto"
+    (what is estimated to take least, of all these and ATen's product with kernels beside it), "all" that can be, or
+    "off".
     """
 
     name = "fuse-products"
@@ -85,6 +91,16 @@ class _Product:
     bias: fx.Node | None
 
 
+@dataclass(frozen=True)
+class _Before:
+    """What makes a factor: a kernel of one nest whose loops, cut into parts of `sizes`, run along the factor's dims
+    `along`."""
+
+    made: Made
+    sizes: list[tuple[int, ...]]
+    along: list[int]
+
+
 class _Products:
     def __init__(self, graph: Graph, target: str, when: str, rounding: str) -> None:
         self.graph, self.target, self.when, self.rounding = graph, target, when, rounding
@@ -105,10 +121,10 @@ class _Products:
                 continue
             first = min(self.readers(node), key=self.order.__getitem__, default=None)
             after = None if first is None or first in self.taken else self.after(node, first)
-            made = None if after is None else self.together(product, after)
-            if made is not None:
-                found.append(made)
-                self.taken.update(made.nodes)
+            before = {each: made for each in (product.left, product.right) if (made := self.made_by(each)) is not None}
+            if (best := self.best(product, after, before)) is not None:
+                found.append(best)
+                self.taken.update(best.nodes)
         return found
 
     def product(self, node: fx.Node) -> _Product | None:
@@ -136,41 +152,89 @@ class _Products:
             else:
                 yield user
 
-    def after(self, value: fx.Node, reader: fx.Node) -> Made | None:
-        """The first reader of a value as a kernel of one pointwise nest that reads it directly."""
+    def kernel_of(self, node: fx.Node) -> Made | None:
+        """A kernel, or an op that can be one, of one pointwise nest."""
         made = None
-        if reader.target is ops.kernel:
-            inputs, text, _ = args_of(reader)
-            results = {args_of(user)[1]: user for user in reader.users}
+        if node.target is ops.kernel:
+            inputs, text, _ = args_of(node)
+            results = {args_of(user)[1]: user for user in node.users}
             kernel = parse_kernel(text)
             if len(results) == len(kernel.outputs):
                 outputs = [results[number] for number in range(len(results))]
-                stands_for = list(reader.meta.get("fused", ()))
-                made = Made(kernel, list(inputs), outputs, [reader, *outputs], stands_for)
-        elif reader.op == "call_function" and reader in self.tensors and reader.target is not ops.random:
-            made = alone(reader, self.given)
-        if made is None or len(made.kernel.nests) > 1 or made.kernel.nests[0].reduced or value not in made.inputs:
-            return None
-        return made
+                made = Made(kernel, list(inputs), outputs, [node, *outputs], list(node.meta.get("fused", ())))
+        elif node.op == "call_function" and node in self.tensors and node.target is not ops.random:
+            made = alone(node, self.given)
+        return None if made is None or len(made.kernel.nests) > 1 or made.kernel.nests[0].reduced else made
 
-    def together(self, product: _Product, after: Made) -> Made | None:
-        kept = any(reader not in after.nodes for reader in self.readers(product.node))
-        joined = _Joining(self.tensors, product, after, self.rounding, kept).run()
+    def after(self, value: fx.Node, reader: fx.Node) -> Made | None:
+        """The first reader of a value as a kernel that reads it directly."""
+        made = self.kernel_of(reader)
+        return None if made is None or value not in made.inputs else made
+
+    def made_by(self, factor: fx.Node) -> _Before | None:
+        """What makes a factor, behind views, for nobody else: a kernel of a few sums, products and casts."""
+        base = factor
+        while key_of(base) in TRANSPARENT and base.all_input_nodes:
+            base = base.all_input_nodes[0]
+        node = base.all_input_nodes[0] if base.target is operator.getitem else base
+        if node in self.taken or len(list(self.readers(base))) != 1:
+            return None
+        made = self.kernel_of(node)
+        if made is None or made.outputs != [base]:
+            return None
+        (nest,) = made.kernel.nests
+        cheap = all(
+            each.name in _CHEAP if isinstance(each, Op) else not isinstance(each, Position) for each in nest.body
+        )
+        dims = _dims_along(nest, self.tensors[factor]) if cheap else None
+        return None if dims is None else _Before(made, *dims)
+
+    def best(self, product: _Product, after: Made | None, before: Mapping[fx.Node, _Before]) -> Made | None:
+        """The kernel that is estimated to take least, together with what it leaves out; None where all apart does."""
+        apart = {after.kernel.name: self.pointwise(after.kernel)} if after is not None else {}
+        fronts = {factor: self.pointwise(each.made.kernel) for factor, each in before.items()}
+        library = self.library(product)
+        whole = library + sum(apart.values()) + sum(fronts.values())
+        chosen: Made | None = None
+        least = whole if self.when == "auto" else math.inf
+        for taken in dict.fromkeys((tuple(before), *((each,) for each in before), ())):
+            for reader in (after, None):
+                if reader is None and not taken:
+                    continue
+                found = self.together(product, reader, {each: before[each] for each in taken})
+                if found is None:
+                    continue
+                made, tiles, seconds = found
+                left = sum(time for each, time in fronts.items() if each not in taken)
+                left += sum(apart.values()) if reader is None else 0.0
+                if seconds + left < least:
+                    chosen, least = made, seconds + left
+                    parts = [*(fronts[each] for each in taken), library, *(apart.values() if reader else ())]
+                    names = [before[each].made.kernel.name for each in taken] + [key_of(product.node)]
+                    names += [reader.kernel.name] if reader is not None else []
+                    chosen.why = (
+                        f"one kernel of {', '.join(names[:-1])} and {names[-1]}, in tiles of {tiles}: "
+                        f"{seconds * 1e6:.1f} us estimated, apart "
+                        f"{' + '.join(f'{each * 1e6:.1f}' for each in parts)} us"
+                    )
+                if self.when == "all" and chosen is not None:
+                    return chosen
+        return chosen
+
+    def together(
+        self, product: _Product, after: Made | None, before: Mapping[fx.Node, _Before]
+    ) -> tuple[Made, Tiles, float] | None:
+        """A product with what stands before and after it, and the fastest tiles of it, with their estimate."""
+        kept = after is not None and any(reader not in after.nodes for reader in self.readers(product.node))
+        reader = after or _itself(product.node, self.tensors)
+        joined = _Joining(self.tensors, product, reader, before, self.rounding, kept).run()
         if joined is None or contraction(joined.kernel.nests[0]) is None:
             return None
-        variants = variants_of(joined.kernel, self.target)
-        if not variants:
-            return None
-        tiles, seconds = variants[0]
-        alone, apart = self.library(product), self.pointwise(after.kernel)
-        if self.when == "auto" and seconds >= alone + apart:
+        tiles, seconds = next(iter(variants_of(joined.kernel, self.target)), (None, 0.0))
+        if tiles is None:
             return None
         joined.stands_for = [self.before[each.name] for each in joined.stands_for]
-        joined.why = (
-            f"one kernel of {key_of(product.node)} and {after.kernel.name}, in tiles of {tiles}: "
-            f"{seconds * 1e6:.1f} us estimated, apart {alone * 1e6:.1f} + {apart * 1e6:.1f} us"
-        )
-        return joined
+        return joined, tiles, seconds
 
     def library(self, product: _Product) -> float:
         """The estimate for ATen's product, in seconds."""
@@ -185,17 +249,35 @@ class _Products:
         return op_seconds(self.target, torch.float32, 0.0, sum(traffic(kernel)))
 
 
+def _itself(node: fx.Node, tensors: Mapping[fx.Node, Buffer]) -> Made:
+    """A kernel that does nothing to a value."""
+    buffer = Buffer.contiguous(tensors[node].dtype, tensors[node].shape)
+    index = Index(0, buffer.strides)
+    kernel = Kernel("", (buffer,), (buffer,), (Nest(buffer.shape, 0, (Load(0, index), Store(1, index, 0))),))
+    return Made(kernel, [node], [node], [], [])
+
+
 class _Joining:
-    """One kernel of a product and a pointwise kernel that reads it."""
+    """One kernel of a product, a pointwise kernel that reads it, and those that make its factors."""
 
     def __init__(
-        self, tensors: dict[fx.Node, Buffer], product: _Product, after: Made, rounding: str, kept: bool
+        self,
+        tensors: dict[fx.Node, Buffer],
+        product: _Product,
+        after: Made,
+        before: Mapping[fx.Node, _Before],
+        rounding: str,
+        kept: bool,
     ) -> None:
         self.tensors, self.product, self.after, self.rounding, self.kept = tensors, product, after, rounding, kept
+        self.before = before
         self.body: list[Statement] = []
         self.lines: list[str] = []
         self.line = ""
-        reads = [product.left, product.right, product.bias, *after.inputs]
+        reads: list[fx.Node | None] = []
+        for factor in (product.left, product.right):
+            reads += before[factor].made.inputs if factor in before else [factor]
+        reads += [product.bias, *after.inputs]
         self.inputs = [each for each in dict.fromkeys(reads) if each is not None and each is not product.node]
         self.outputs = [*after.outputs, *([product.node] if kept else [])]
 
@@ -207,7 +289,9 @@ class _Joining:
     def run(self) -> Made | None:
         kernel, node = self.after.kernel, self.product.node
         (nest,) = kernel.nests
-        cut = _cut(nest, self.after.inputs.index(node), self.tensors[node])
+        index = _only_index(nest, self.after.inputs.index(node))
+        value_of = self.tensors[node]
+        cut = None if index is None or not value_of.is_contiguous else _cut(nest.dims, index, value_of.shape)
         if cut is None:
             return None
         dims, strides = cut  # of the loops, and of the product's value along them
@@ -239,36 +323,72 @@ class _Joining:
         if self.kept:
             self.add(Store(len(self.inputs) + len(kernel.outputs), Index(0, self.along), value))
         packet = key_of(node).rpartition(".")[2]
+        names = [*(each.made.kernel.name for each in self.before.values()), packet, kernel.name]
         made = Kernel(
-            f"{packet}_{kernel.name}"[:60].strip("_"),
+            "_".join(names)[:60].strip("_"),
             tuple(self.tensors[each] for each in self.inputs),
             tuple(self.tensors[each] for each in self.outputs),
             (Nest(self.dims, 1, tuple(self.body), tuple(self.lines) if any(self.lines) else ()),),
         )
         check_kernel(made)
-        nodes = [node, *self.after.nodes]
-        return Made(made, self.inputs, self.outputs, nodes, [node, *self.after.stands_for])
+        fronts = [each.made for each in self.before.values()]
+        nodes = [each for front in fronts for each in front.nodes] + [node, *self.after.nodes]
+        stands_for = [each for front in fronts for each in front.stands_for] + [node, *self.after.stands_for]
+        return Made(made, self.inputs, self.outputs, nodes, stands_for)
 
     def multiplied(self) -> tuple[int, int]:
         """The sums in f32, with what is added to them, and the product's value, rounded to its dtype."""
         product, result = self.product, self.tensors[self.product.node]
-        left, right = self.tensors[product.left], self.tensors[product.right]
-        *batch, row, inner = left.strides
-        factors = [self.wide(product.left, (*batch, row, 0), inner)]
-        *batch, inner, column = right.strides
-        factors.append(self.wide(product.right, (*batch, 0, column), inner))
-        products = self.add(Op("mul", (factors[0], factors[1]), torch.float32))
+        factors = self.factor(product.left, -1), self.factor(product.right, -2)
+        products = self.add(Op("mul", factors, torch.float32))
         total = self.add(Reduce("sum", products))
         if product.bias is not None:
             bias = self.tensors[product.bias]
             strides = [0] * (len(result.shape) - len(bias.shape))
             strides += [stride if size > 1 else 0 for size, stride in zip(bias.shape, bias.strides, strict=True)]
-            total = self.add(Op("add", (total, self.wide(product.bias, strides, 0)), torch.float32))
+            added = self.wide(self.add(Load(self.inputs.index(product.bias), Index(0, self.steps(strides, 0)))), bias)
+            total = self.add(Op("add", (total, added), torch.float32))
         value = total if result.dtype == torch.float32 else self.add(Op("cast", (total,), result.dtype))
         return total, value
 
-    def wide(self, node: fx.Node, strides: Sequence[int], inner: int) -> int:
-        """An operand in f32, from its strides along the dims of the product's value and the inner dim."""
+    def factor(self, node: fx.Node, inner: int) -> int:
+        """A factor in f32, loaded or computed; `inner` says which of its dims is the inner one, from the end."""
+
+        def steps(strides: Sequence[int]) -> tuple[int, ...]:
+            outer = list(strides)
+            outer[inner] = 0
+            return self.steps(outer, strides[inner])
+
+        buffer = self.tensors[node]
+        if node not in self.before:
+            return self.wide(self.add(Load(self.inputs.index(node), Index(0, steps(buffer.strides)))), buffer)
+        before = self.before[node]
+        kernel, line = before.made.kernel, self.line
+        numbers: dict[int, int] = {}
+        value = -1
+        for at, statement in enumerate(kernel.nests[0].body):
+            self.line = kernel.nests[0].lines[at] if kernel.nests[0].lines else line
+            match statement:
+                case Load(read, index):
+                    strides = [0] * len(buffer.shape)
+                    for dim, stride in zip(before.along, _spread(index, before.sizes).strides, strict=False):
+                        if dim >= 0:
+                            strides[dim] = stride
+                    place = self.inputs.index(before.made.inputs[read])
+                    numbers[at] = self.add(Load(place, Index(index.offset, steps(strides))))
+                case Store(_, _, stored):
+                    value = numbers[stored]
+                case _:
+                    numbers[at] = self.add(renumbered(statement, numbers))
+        self.line = line
+        return self.wide(value, buffer)
+
+    def wide(self, value: int, of: Buffer) -> int:
+        """A value of a tensor in f32."""
+        return value if of.dtype == torch.float32 else self.add(Op("cast", (value,), torch.float32))
+
+    def steps(self, strides: Sequence[int], inner: int) -> tuple[int, ...]:
+        """The strides along the loops from those along the dims of the product's value, and the inner dim."""
         shape = self.tensors[self.product.node].shape
         steps = []
         for stride in self.along[:-1]:
@@ -278,10 +398,7 @@ class _Joining:
                     found = step * (stride // whole)
                 whole *= size
             steps.append(found)
-        loaded = self.add(Load(self.inputs.index(node), Index(0, (*steps, inner))))
-        if self.tensors[node].dtype == torch.float32:
-            return loaded
-        return self.add(Op("cast", (loaded,), torch.float32))
+        return (*steps, inner)
 
     def position(self, dims: Sequence[Sequence[int]], dim: int) -> int:
         """The position along a dim that may have been cut."""
@@ -293,34 +410,58 @@ class _Joining:
         return found
 
 
-def _cut(nest: Nest, buffer: int, value: Buffer) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]] | None:
-    """The loops of a nest cut so that each runs along one dim of a value that it loads: for each loop the sizes of its
-    parts, and their strides in the value. None where it does not read every element once, each where it computes."""
+def _only_index(nest: Nest, buffer: int) -> Index | None:
+    """The index at which a nest loads a buffer; None where there are several, or another is not known beforehand."""
     indices = {statement.index for statement in nest.body if isinstance(statement, Load) and statement.buffer == buffer}
     gathers = any(isinstance(statement, Load) and statement.gather >= 0 for statement in nest.body)
-    if len(indices) != 1 or gathers or not value.is_contiguous:
+    return indices.pop() if len(indices) == 1 and not gathers else None
+
+
+def _dims_along(nest: Nest, factor: Buffer) -> tuple[list[tuple[int, ...]], list[int]] | None:
+    """The loops of a nest cut so that each part runs along one dim of a factor that is a view of what it stores: the
+    sizes of the parts, and the dim of each, -1 for a part of one step. None where the two do not fit so."""
+    stores = [statement.index for statement in nest.body if isinstance(statement, Store)]
+    if any(isinstance(statement, Load) and statement.gather >= 0 for statement in nest.body):
         return None
-    (index,) = indices
-    order = sorted((dim for dim, size in enumerate(nest.dims) if size > 1), key=lambda dim: index.strides[dim])
+    dims = sorted((dim for dim, size in enumerate(factor.shape) if size > 1), key=lambda dim: -factor.strides[dim])
+    cut = _cut(nest.dims, stores[0], [factor.shape[dim] for dim in dims])
+    if cut is None:
+        return None
+    along = []
+    for sizes, strides in zip(*cut, strict=True):
+        for size, stride in zip(sizes, strides, strict=True):
+            found = [dim for dim in dims if (factor.shape[dim], factor.strides[dim]) == (size, stride)]
+            if size > 1 and len(found) != 1:
+                return None
+            along.append(found[0] if size > 1 else -1)
+    return cut[0], along
+
+
+def _cut(
+    dims: Sequence[int], index: Index, shape: Sequence[int]
+) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]] | None:
+    """Loops cut so that each part runs along one dim of a contiguous value of `shape` that is accessed at `index`: for
+    each loop the sizes of its parts, and their strides in the value. None where not every element is met once."""
+    order = sorted((dim for dim, size in enumerate(dims) if size > 1), key=lambda dim: index.strides[dim])
     reach = 1
     for dim in order:
         if index.strides[dim] != reach:
             return None
-        reach *= nest.dims[dim]
-    if index.offset or reach != value.numel:
+        reach *= dims[dim]
+    if index.offset or reach != math.prod(shape):
         return None
     ends, whole = [], 1
-    for size in reversed(value.shape):
+    for size in reversed(shape):
         whole *= size
         ends.append(whole)
     sizes: list[tuple[int, ...]] = []
     strides: list[tuple[int, ...]] = []
-    for size, stride in zip(nest.dims, index.strides, strict=True):
+    for size, stride in zip(dims, index.strides, strict=True):
         parts: list[int] = []
         steps: list[int] = []
         left, step = size, stride
         if size > 1:
-            for end in (each for each in ends if step < each < stride * size):
+            for end in (each for each in ends if stride < each < stride * size):
                 part = end // step
                 if end % step or left % part:
                     return None

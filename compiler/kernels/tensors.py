@@ -12,6 +12,7 @@ from torch import fx
 from monarch.compiler import ops
 from monarch.compiler.graph import Graph, args_of
 from monarch.compiler.kernels.ir import Buffer
+from monarch.compiler.kernels.text import parse_kernel
 from monarch.compiler.types import TensorType
 
 aten = torch.ops.aten
@@ -45,6 +46,9 @@ def _canonical(tensor: torch.Tensor) -> tuple[int, ...]:
 
 def _run(graph: Graph, node: fx.Node, meta: dict[fx.Node, Any]) -> Any:
     types = node.meta["type"]
+    if node.target is ops.kernel:
+        made = parse_kernel(args_of(node)[1]).outputs
+        return tuple(torch.empty_strided(b.shape, b.strides, dtype=b.dtype, device="meta") for b in made)
     if node.op == "call_function" and not isinstance(node.target, ops.MonarchOp):
         if node.target is operator.getitem:
             source, number = args_of(node)

@@ -116,6 +116,75 @@ def test_rounded_once_or_as_eager_does() -> None:
     assert "sin f32(%5)" in str(product_of(joined(graph, rounding="chain")))
 
 
+BEFORE: dict[str, tuple[Callable[..., object], tuple[tuple[torch.dtype, tuple[int, ...]], ...]]] = {
+    "a cast weight": (
+        lambda x, w: F.gelu(x @ w.to(torch.bfloat16)),
+        ((torch.bfloat16, (48, 32)), (torch.float32, (32, 80))),
+    ),
+    "a cast weight, transposed": (
+        lambda x, w: F.linear(x, w.to(torch.bfloat16)).relu(),
+        ((torch.bfloat16, (48, 32)), (torch.float32, (80, 32))),
+    ),
+    "nothing after it": (
+        lambda x, w: x @ w.to(torch.bfloat16),
+        ((torch.bfloat16, (37, 45)), (torch.float32, (45, 51))),
+    ),
+    "whole numbers with a scale for each column": (
+        lambda x, w, s: (x @ (w.to(torch.bfloat16) * s)).relu(),
+        ((torch.bfloat16, (48, 32)), (torch.int8, (32, 80)), (torch.bfloat16, (80,))),
+    ),
+    "whole numbers with a scale for each row": (
+        lambda x, w, s: torch.addmm(x[0, :1], x, w.t().to(torch.bfloat16) * s[:, None]),
+        ((torch.bfloat16, (48, 32)), (torch.int8, (80, 32)), (torch.bfloat16, (32,))),
+    ),
+    "both factors": (
+        lambda x, w: ((x * 0.5 - 1).view(48, 32) @ (w + w)).exp(),
+        ((torch.float32, (3, 16, 32)), (torch.float32, (32, 80))),
+    ),
+    "a batch": (
+        lambda x, w: torch.bmm(x.to(torch.float16), w.mT.to(torch.float16)).relu(),
+        ((torch.float32, (3, 48, 32)), (torch.float32, (3, 80, 32))),
+    ),
+}
+"""For each case the function, and the dtypes and shapes that it takes."""
+
+
+def operands_before(name: str) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(len(name))
+    return [
+        torch.randint(-9, 9, shape, generator=generator, dtype=dtype)
+        if dtype == torch.int8
+        else (torch.randn(shape, generator=generator) / 4).to(dtype)
+        for dtype, shape in BEFORE[name][1]
+    ]
+
+
+@pytest.mark.parametrize("name", BEFORE)
+def test_what_makes_a_factor_is_computed_where_it_is_read(name: str) -> None:
+    tensors = operands_before(name)
+    graph = graph_of(BEFORE[name][0], *tensors)
+    made = joined(graph)
+    product_of(made)
+    assert set(others_of(made)) <= {"aten.select", "aten.slice"} and len(kernels_of(made)) == 1
+    tolerance = 2e-2 if any(each.itemsize < 4 for each in tensors) or name == "a batch" else 2e-6
+    for found, wanted in zip(run(made, *tensors), run(graph, *tensors), strict=True):
+        torch.testing.assert_close(found, wanted, rtol=tolerance, atol=tolerance)
+
+
+KEPT: dict[str, Callable[..., object]] = {
+    "two readers": lambda x, w: (x @ (c := w.to(torch.bfloat16)), x @ (c + 1)),
+    "dear ops": lambda x, w: x @ w.tanh().to(torch.bfloat16),
+    "a part": lambda x, w: x[:, :16] @ w.to(torch.bfloat16)[:16],
+}
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_a_factor_that_is_dear_or_shared_is_made_once(name: str) -> None:
+    tensors = operands_before("a cast weight")
+    graph = joined(graph_of(KEPT[name], *tensors))
+    assert len(others_of(graph)) + len(kernels_of(graph)) > 1
+
+
 LEFT: dict[str, tuple[Callable[..., object], tuple[tuple[int, ...], ...]]] = {
     "nothing after it": (lambda x, w: x @ w, ((48, 32), (32, 80))),
     "a reduction after it": (lambda x, w: (x @ w).softmax(-1), ((48, 32), (32, 80))),

@@ -27,7 +27,7 @@ from monarch.compiler.kernels.triton.build import compile_launches
 from monarch.compiler.kernels.triton.crosscompile import Compiled
 from monarch.compiler.kernels.triton.emit import emit, variants_of
 from monarch.compiler.kernels.triton.source import TritonSource
-from monarch.compiler.kernels.triton.variants import GPUS, Tiles
+from monarch.compiler.kernels.triton.variants import GPUS, MOST_VARIANTS, Tiles
 from monarch.compiler.plan.binaries import (
     KernelBinary,
     LaunchBinary,
@@ -98,15 +98,18 @@ def _say_missing() -> None:
 
 
 def variants(kernel: Kernel, target: str, version: str, folder: Path) -> list[KernelBinary]:
-    """The machine code of a kernel in each variant that fits the target, the one estimated to be fastest first."""
-    found = [
-        replace(kernel_binary(kernel, target, version, folder, tiles), variant=str(tiles or ""), seconds=seconds)
-        for tiles, seconds in variants_of(kernel, target)
-    ]
-    room = GPUS[target].shared
-    fitting = [each for each in found if all(launch.shared_bytes <= room for launch in each.launches)]
+    """The machine code of a kernel in the variants that fit the target, the one estimated to be fastest first."""
+    fitting: list[KernelBinary] = []
+    room, least = GPUS[target].shared, 0
+    for tiles, seconds in variants_of(kernel, target):
+        made = kernel_binary(kernel, target, version, folder, tiles)
+        taken = max(launch.shared_bytes for launch in made.launches)
+        if taken <= room:
+            fitting.append(replace(made, variant=str(tiles or ""), seconds=seconds))
+        least = min(least or taken, taken)
+        if len(fitting) == MOST_VARIANTS:
+            break
     if not fitting:
-        least = min((max(launch.shared_bytes for launch in each.launches) for each in found), default=0)
         raise BuildError(
             f"kernel {kernel.name} takes {least:,} bytes of shared memory, and a program on {target} has {room:,}",
             hint="MONARCH_TEMPLATES=off compiles the program without such kernels.",

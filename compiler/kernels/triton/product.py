@@ -16,7 +16,7 @@ import torch
 
 from monarch.compiler.kernels.contraction import Contraction, contraction
 from monarch.compiler.kernels.ir import Kernel, Load, Nest, Op, Store, traffic
-from monarch.compiler.kernels.nests import joined, live
+from monarch.compiler.kernels.nests import joined, live, operands
 from monarch.compiler.kernels.triton.function import Function
 from monarch.compiler.kernels.triton.schedule import Axis, Schedule
 from monarch.compiler.kernels.triton.variants import HALVES, Tiles, Work
@@ -77,7 +77,27 @@ def work_of(product: Product, kernel: Kernel, number: int) -> Work:
     assert dtype is not None
     dear = any(isinstance(each, Op) and each.name in _DEAR for each in product.nest.body)
     batch, rows, columns, summed = product.sizes
-    return Work(batch, rows, columns, summed, dtype, sum(traffic(kernel)), 64 if dear else 128)
+    factors = product.factors(kernel.dtypes[number])
+    computed = max(_loaded(product.nest, each, kernel) for each in factors)
+    return Work(batch, rows, columns, summed, dtype, sum(traffic(kernel)), 64 if dear else 128, computed)
+
+
+def _loaded(nest: Nest, factor: int, kernel: Kernel) -> int:
+    """The bytes that are loaded for an element of a factor; 0 where it is multiplied as it is loaded."""
+    body = nest.body
+    if isinstance(body[factor], Load):
+        return 0
+    pending, seen, found = [factor], {factor}, 0
+    while pending:
+        number = pending.pop()
+        statement = body[number]
+        if isinstance(statement, Load) and nest.varies[number] == nest.varies[factor]:
+            found += kernel.buffer(statement.buffer).dtype.itemsize
+        for each in operands(statement):
+            if each not in seen:
+                seen.add(each)
+                pending.append(each)
+    return found
 
 
 _DEAR = frozenset(("pow", "exp", "expm1", "log", "log1p", "tanh", "erf", "sin", "cos"))

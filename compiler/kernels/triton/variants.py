@@ -41,6 +41,7 @@ _HALF = (
     Tiles(64, 64, 64, 4, 4),
     Tiles(32, 64, 64, 4, 4),
     Tiles(16, 64, 64, 4, 4),
+    Tiles(64, 64, 32, 4, 2),
 )
 _SINGLE = (
     Tiles(128, 128, 32, 8, 2),
@@ -53,7 +54,7 @@ LARGEST_TILE = 256
 """The most along one dim."""
 
 MOST_VARIANTS = 3
-"""As many as a plan carries of one product: each takes some tenths of a second to compile."""
+"""As many as a plan carries of one kernel: each takes some tenths of a second to compile."""
 
 
 @dataclass(frozen=True)
@@ -80,13 +81,16 @@ tensor memory accelerator, warps of different roles) that the template does not 
 _REACHED_ELSEWHERE = (0.7, 0.5)
 _REACHED_SINGLE = (0.8, 0.4)
 """In f32, which the template multiplies without matrix units."""
+_COMPUTED = 0.7
+"""How much of that is left where a factor goes through registers rather than straight to the matrix units."""
 
 
 @dataclass(frozen=True)
 class Work:
     """A product of a batch of [rows, summed] by [summed, columns] in factors of `dtype`; `moved` are the bytes that it
     reads and writes at least, and `registers` those of a thread that its sums may take: an epilogue of exponentials and
-    the like wants more of its own than one of sums."""
+    the like wants more of its own than one of sums. where a factor is
+    not multiplied as it is loaded, `computed` is how many bytes are loaded for an element of it."""
 
     batch: int
     rows: int
@@ -95,6 +99,7 @@ class Work:
     dtype: torch.dtype
     moved: int
     registers: int = 128
+    computed: int = 0
 
 
 def tiles_for(work: Work, target: str | None = None) -> list[tuple[Tiles, float]]:
@@ -108,10 +113,10 @@ def tiles_for(work: Work, target: str | None = None) -> list[tuple[Tiles, float]
     fitting = [
         tiles
         for tiles in fitting
-        if _shared(tiles, work.dtype) <= room and tiles.rows * tiles.columns <= work.registers * tiles.warps * 32
+        if _shared(tiles, work, target) <= room and tiles.rows * tiles.columns <= work.registers * tiles.warps * 32
     ]
     timed = [(tiles, template_seconds(work, tiles, target)) for tiles in fitting]
-    return sorted(timed, key=lambda each: each[1])[:MOST_VARIANTS]
+    return sorted(timed, key=lambda each: each[1])
 
 
 def _fitting(tiles: Tiles, work: Work) -> Tiles:
@@ -125,13 +130,18 @@ def _fitting(tiles: Tiles, work: Work) -> Tiles:
     return Tiles(rows, columns, least(work.summed, tiles.inner), warps, tiles.stages, tiles.group)
 
 
-def _shared(tiles: Tiles, dtype: torch.dtype) -> int:
-    return (tiles.rows + tiles.columns) * tiles.inner * dtype.itemsize * tiles.stages
+def _shared(tiles: Tiles, work: Work, target: str) -> int:
+    """About the bytes of the tiles of both factors in flight, and of those that are computed once more. What a kernel
+    takes is known when it is compiled."""
+    elements = (tiles.rows + tiles.columns) * tiles.inner
+    again = work.dtype.itemsize if work.computed else 0
+    ahead = max(1, tiles.stages - 1) if target.startswith("gfx") else tiles.stages
+    return elements * (max(work.dtype.itemsize, work.computed) * ahead + again)
 
 
 def template_seconds(work: Work, tiles: Tiles, target: str) -> float:
     """What a product with its epilogue takes in one launch."""
-    return _seconds(work, tiles, target, _reached(work, target)[1])
+    return _seconds(work, tiles, target, _reached(work, target)[1] * (_COMPUTED if work.computed else 1.0))
 
 
 def library_seconds(work: Work, target: str) -> float:
