@@ -1,9 +1,9 @@
 """A connection between processes of two hosts, both ways: messages as frames over TCP, with TLS or without.
 
 A frame is the length of a packet (4 bytes), the packet, and the large parts of the message, whose sizes the packet has.
-The receiver reads those into memory of its own, or, where it hands them on, into a file. Nothing is unpickled before the
-other end has proved to know the job's secret: a link is joined to its socket only then (`network`), and what is sent
-before waits.
+The receiver reads those into memory of its own, or, where it hands them on, into a file. Nothing is unpickled before
+the other end has proved to know the job's secret: a link is joined to its socket only then (`network`), and what is
+sent before waits.
 """
 
 from __future__ import annotations

@@ -38,6 +38,8 @@ class Order(Generic[M]):
         due = self._next.get(sender, 0)
         if sender in self._gone:
             return [message]
+        if number < due:  # it has come by another way
+            return []
         waiting = self._waiting.get(sender)
         if number != due:
             if waiting is None:

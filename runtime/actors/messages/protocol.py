@@ -58,10 +58,15 @@ DROP = 19
 NUMBERED = 20
 """(number, head) and that message's payload, from a process of another host: it waits for those before it (`order`)"""
 SPREAD = 21
-"""(to, whether replies are gathered) and the payload that they all get, to the agent of another host: `to` are the
-address, the number and the head for each of several processes there"""
+"""(sender, token, whether replies are gathered, receivers, below) and the payload that they all get, to the agent of
+another host: the address, the number and the head for each of some processes there; and the branches below in a tree of
+hosts, with a token then"""
 REPLIES = 22
 """(port, replies) and nothing, from the agent of another host: the place and the data for each that went well"""
+TAKEN = 23
+"""(sender, token): an agent and those below have spread it, to the one above, and by that at last to the sender"""
+UNTAKEN = 24
+"""(sender, token): some below may not have got it, likewise"""
 
 
 def passed_on(head: Head) -> bool:

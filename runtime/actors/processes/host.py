@@ -36,7 +36,6 @@ from monarch.runtime.actors.processes.attached import OtherHosts
 from monarch.runtime.actors.processes.output import LAST_LINES, Output, Source
 from monarch.runtime.actors.processes.ownership import EndProcess
 from monarch.runtime.actors.processes.process import Death, Group, Process
-from monarch.runtime.actors.processes.spreading import Spreading
 from monarch.runtime.actors.shape import Shape
 from monarch.runtime.processes import WarmParent, how_ended, warm_parent
 
@@ -80,7 +79,6 @@ class Host:
         self._output = Output()
         self._controllers: dict[str, Any] = {}
         self._making = threading.Lock()
-        self._spreading = Spreading(process)
         process.handle(FORK, self._on_fork)
         process.handle(STOP_PROCS, self._on_stop)
         process.handle(ENDED, self._on_ended)
@@ -395,6 +393,7 @@ class Root(Process):
             self._ended = True
             self.supervision(EndProcess(reason))
             self._empty.wait(STOP_SECONDS)
+            self.programs.end()
             self.watch_calls(None)
             self.host.kill()
             self.other_hosts.close()

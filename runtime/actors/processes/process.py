@@ -309,6 +309,7 @@ class Process:
         self._wait_no_more(death.address)
         self.dead[death.address] = death
         self.router.gone(death.address)
+        self.spreads.lost(death.address)
         # Owners first: who sees the error in a call, and then asks the owner, finds that it knows.
         with self._deciding:
             self.supervision(ProcessGone(death.address, death.reason, not death.expected, death.status, death.log))
@@ -354,6 +355,7 @@ class Process:
                 self.router.gone(lost)
                 self._wait_no_more(lost)
                 self.ports.lost(lost, SupervisionError(f"no answer: the connection is lost: {why}"))
+        self.spreads.lost(address)
 
     def _on_unreached(self, sender: str, head: Head, payload: Payload) -> None:
         self.connection_lost(head[1], "it cannot be reached")

@@ -1,31 +1,55 @@
-"""What is sent to several processes of another host: once, to that host's agent, which spreads it there.
+"""What is sent to several processes of other hosts: once to each host, whose agent spreads it there.
 
     sender ──SPREAD──▶ agent ──▶ each process: its own head and number, and the payload, which all of them share
     sender ◀─REPLIES── agent ◀── each process: the answers to a `call`, sent on together
 
 Numbers keep the order (`messages.order`). The agent sends answers on once all are there, or those that are there after
 `LATE_SECONDS`, and then each at once; errors and what is large it sends on as they come.
+
+To more than `FAN_OUT` hosts it goes along a tree of their agents, and each says to whom it has it from that it, and all
+below, have it (TAKEN). Until then the sender keeps it. If an agent is lost meanwhile, or cannot reach another
+(UNTAKEN), the sender sends it to all agents of that branch itself: what a process gets twice has the same number, and
+is dropped.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import count
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from monarch.runtime.actors.errors import SupervisionError
 from monarch.runtime.actors.messages.address import host_of
 from monarch.runtime.actors.messages.message import EMPTY, INLINE, Payload
-from monarch.runtime.actors.messages.protocol import NUMBERED, RELAY, REPLIES, REPLY, SPREAD, Head
+from monarch.runtime.actors.messages.protocol import (
+    NUMBERED,
+    RELAY,
+    REPLIES,
+    REPLY,
+    SPREAD,
+    TAKEN,
+    UNTAKEN,
+    Head,
+)
 from monarch.runtime.actors.processes.ports import Answer, Decode
 
 if TYPE_CHECKING:
     from monarch.runtime.actors.processes.process import Process
 
+FAN_OUT = 8
 MOST = 256
 """How many processes one message can be for: their heads have to fit into a packet."""
 LATE_SECONDS = 0.5
+
+Receivers: TypeAlias = tuple[tuple[str, int, Head], ...]
+"""Processes of one host: the address, the number and the head for each."""
+Share: TypeAlias = tuple[str, Receivers]
+"""An agent, and those that it spreads to."""
+Branch: TypeAlias = tuple[str, Receivers, tuple[Any, ...]]
+"""Likewise, and the branches below."""
 
 
 class Audience:
@@ -43,50 +67,178 @@ class Audience:
         """Send each place its head, and all the payload; the places that are known to be gone. With `gather` answers
         may come together, to heads that have (address, port, place) third."""
         here, router, addresses = host_of(process.address), process.router, self._addresses
+        many = len(self._hosts) > FAN_OUT
         failed: list[int] = []
+        shares: list[tuple[str, list[int]]] = []
         for host, agent, places in self._hosts:
-            if host == here or agent is None or len(places) == 1:
+            if host == here or agent is None or (len(places) == 1 and not many):
                 failed += [place for place in places if not router.send(addresses[place], head(place), payload)]
                 continue
             there = [place for place in places if router.reaches(addresses[place])]
             failed += sorted(set(places).difference(there))
-            for begin in range(0, len(there), MOST):
-                some = there[begin : begin + MOST]
-                if not process.spreads.send(agent, [(addresses[at], head(at)) for at in some], payload, gather):
-                    failed += some
+            shares += [(agent, there[begin : begin + MOST]) for begin in range(0, len(there), MOST)]
+        if shares:
+            numbers = router.numbers
+            sent = [
+                (agent, tuple((addresses[at], numbers.to(addresses[at])(), head(at)) for at in some))
+                for agent, some in shares
+            ]
+            gone = process.spreads.send(sent, payload, gather)
+            failed += [at for agent, some in shares if agent in gone for at in some]
         return failed
 
 
+def branches(shares: Sequence[Share], fan_out: int) -> list[list[Share]]:
+    """So many equal parts, or more, that none is for more than `MOST` processes. Agents may be in several."""
+    parts: list[list[Share]] = []
+    for begin, end in _parts(len(shares), fan_out):
+        part: list[Share] = []
+        for share in shares[begin:end]:
+            if part and sum(len(receivers) for _, receivers in part) + len(share[1]) > MOST:
+                parts.append(part)
+                part = []
+            part.append(share)
+        parts.append(part)
+    return parts
+
+
+def tree(shares: Sequence[Share], fan_out: int) -> Branch:
+    """The first has the others below it, in at most so many branches, and so on."""
+    (agent, receivers), rest = shares[0], shares[1:]
+    return agent, receivers, tuple(tree(rest[begin:end], fan_out) for begin, end in _parts(len(rest), fan_out))
+
+
+def _parts(size: int, most: int) -> list[tuple[int, int]]:
+    parts = min(size, most)
+    return [(at * size // parts, (at + 1) * size // parts) for at in range(parts)]
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """What a branch of the tree may not have yet."""
+
+    shares: Sequence[Share]
+    payload: Payload
+
+
+class _Passed:
+    """What an agent has sent on: whom it has it from, and which branches have not said that they have it."""
+
+    def __init__(self, above: str, below: set[str]) -> None:
+        self.above = above
+        self.below = below
+
+
 class Spreads:
-    """What a process has sent by way of agents."""
+    """A process' share in this: as a sender, and as the agent of its host, if it is that. All but `send` in the I/O
+    thread."""
 
     def __init__(self, process: Process) -> None:
         self._process = process
         self._through: dict[str, set[str]] = {}
+        self._tokens = count()
+        self._kept: dict[int, _Kept] = {}
+        self._passed: dict[tuple[str, int], _Passed] = {}
+        self._young: list[_Gathered] = []
+        process.handle(SPREAD, self._on_spread)
+        process.handle(TAKEN, self._on_taken)
+        process.handle(UNTAKEN, self._on_untaken)
 
-    def send(self, agent: str, heads: Sequence[tuple[str, Head]], payload: Payload, gather: bool) -> bool:
-        """False where the agent, and so its host, is known to be gone."""
-        router = self._process.router
-        self._through.setdefault(agent, set()).update(address for address, _ in heads)
-        to = tuple((address, router.numbers.to(address)(), head) for address, head in heads)
-        return router.send(agent, (SPREAD, to, gather), payload)
+    # -- the sender's part ---------------------------------------------------------------------------------------------
+
+    def send(self, shares: Sequence[Share], payload: Payload, gather: bool) -> set[str]:
+        """The agents that are known to be gone, and so their hosts. From any thread."""
+        if len(shares) <= FAN_OUT:
+            return self._straight(shares, payload, gather)
+        # An agent is once in a tree.
+        once = {share[0]: share for share in reversed(shares)}
+        gone = self._straight([share for share in shares if share is not once[share[0]]], payload, gather)
+        gone |= {agent for agent in once if not self._process.router.reaches(agent)}
+        for part in branches([share for agent, share in once.items() if agent not in gone], FAN_OUT):
+            token = next(self._tokens)
+            self._kept[token] = _Kept(part, payload)
+            self._note(part[:1])
+            agent, receivers, below = tree(part, FAN_OUT)
+            head = (SPREAD, self._process.address, token, gather, receivers, below)
+            if not self._process.router.send(agent, head, payload):
+                gone.add(agent)
+                gone |= self._again(token)
+        return gone
+
+    def _straight(self, shares: Sequence[Share], payload: Payload, gather: bool) -> set[str]:
+        self._note(shares)
+        router, here = self._process.router, self._process.address
+        return {
+            agent
+            for agent, receivers in shares
+            if not router.send(agent, (SPREAD, here, None, gather, receivers, ()), payload)
+        }
+
+    def _note(self, shares: Sequence[Share]) -> None:
+        for agent, receivers in shares:
+            self._through.setdefault(agent, set()).update(address for address, _, _ in receivers)
+
+    def _again(self, token: int) -> set[str]:
+        """Send to all of a branch what some of it may not have."""
+        kept = self._kept.pop(token, None)
+        # Who has got it answers by way of the agent; who gets it only now answers straight.
+        return set() if kept is None else self._straight(kept.shares, kept.payload, False)
 
     def through(self, agent: str) -> Iterable[str]:
         """The processes that something was sent to by way of an agent: if it is not reached, what they have may lack
         something."""
         return self._through.pop(agent, ())
 
+    def lost(self, address: str) -> None:
+        """A process has ended, or cannot be reached."""
+        for token, kept in list(self._kept.items()):
+            if any(agent == address for agent, _ in kept.shares):
+                self._again(token)
+        for key, passed in list(self._passed.items()):
+            if address in (passed.above, key[0]):
+                del self._passed[key]
+            elif address in passed.below:
+                del self._passed[key]
+                self._process.router.send(passed.above, (UNTAKEN, *key), EMPTY)
 
-class Spreading:
-    """The agent's part: on attached hosts, and on the program's host the root's."""
+    def _on_untaken(self, sender: str, head: Head, payload: Payload) -> None:
+        _, origin, token = head
+        if origin == self._process.address:
+            self._again(token)
+            return
+        passed = self._passed.pop((origin, token), None)
+        if passed is not None:
+            self._process.router.send(passed.above, head, EMPTY)
 
-    def __init__(self, process: Process) -> None:
-        self._process = process
-        self._young: list[_Gathered] = []
-        process.handle(SPREAD, self._on_spread)
+    def _on_taken(self, sender: str, head: Head, payload: Payload) -> None:
+        _, origin, token = head
+        if origin == self._process.address:
+            self._kept.pop(token, None)
+            return
+        passed = self._passed.get((origin, token))
+        if passed is not None:
+            passed.below.discard(sender)
+            if not passed.below:
+                del self._passed[origin, token]
+                self._process.router.send(passed.above, head, EMPTY)
+
+    # -- an agent's part -----------------------------------------------------------------------------------------------
 
     def _on_spread(self, sender: str, head: Head, payload: Payload) -> None:
-        _, receivers, gather = head
+        _, origin, token, gather, receivers, below = head
+        send = self._process.router.send
+        if below:
+            self._passed[origin, token] = _Passed(sender, {agent for agent, _, _ in below})
+        for agent, its, further in below:
+            if not send(agent, (SPREAD, origin, token, gather, its, further), payload):
+                self._passed.pop((origin, token), None)
+                send(sender, (UNTAKEN, origin, token), EMPTY)
+                break
+        self._spread(origin, receivers, payload, gather)
+        if token is not None and not below:
+            send(sender, (TAKEN, origin, token), EMPTY)
+
+    def _spread(self, origin: str, receivers: Receivers, payload: Payload, gather: bool) -> None:
         process = self._process
         gathered: _Gathered | None = None
         port = -1
@@ -100,7 +252,7 @@ class Spreading:
         for to, number, inner in receivers:
             if gathered is not None:
                 inner = (*inner[:2], (process.address, port, inner[2][2]), *inner[3:])
-            sent = process.router.send(to, (RELAY, to, sender, (NUMBERED, number, inner)), payload)
+            sent = process.router.send(to, (RELAY, to, origin, (NUMBERED, number, inner)), payload)
             if not sent and gathered is not None and gathered.lost(to, SupervisionError("its process is gone")):
                 process.ports.close(port)
 

@@ -8,6 +8,7 @@ import signal
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -27,7 +28,7 @@ from monarch.actor import (
 from monarch.runtime.actors.messages.link import Link
 from monarch.runtime.actors.messages.message import Payload
 from monarch.runtime.actors.messages.protocol import REPLIES, REPLY, Head
-from monarch.runtime.actors.processes import current
+from monarch.runtime.actors.processes import current, spreading
 from tests.runtime.actors.agents import TOKEN, Hosts, hosts_here
 from tests.runtime.actors.conftest import WAIT
 
@@ -264,3 +265,39 @@ def test_where_a_connection_to_an_agent_breaks_the_calls_by_way_of_it_fail(hosts
     others = peers.slice(hosts=1)  # type: ignore[attr-defined]
     assert "the connection is lost" in sender.lose_agents_of.call_one(others).get(WAIT)
     assert others.slice(gpus=0).heard.call_one().get(WAIT) == []
+
+
+@pytest.fixture
+def chain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host sends on to one other at most."""
+    monkeypatch.setattr(spreading, "FAN_OUT", 1)
+
+
+def test_to_many_hosts_it_goes_along_a_tree_of_them(
+    chain: None, tmp_path: Path, sent: list[int], faults: queue.SimpleQueue[MeshFailure]
+) -> None:
+    with hosts_here(3, tmp_path) as three, monarch.hosts(three.addresses, token=TOKEN) as attached:
+        size = 8 << 20
+        x = torch.ones(size // 4)
+        peers = spawn(HostMesh.of(attached), x)
+        assert peers.total.call().get(WAIT).values() == [size / 4] * 6
+        sent.clear()
+        assert peers.add.call(x).get(WAIT).values() == [1.0 + rank for rank in range(6)]
+        assert size <= sum(sent) < size + size // 8  # it leaves this host once
+
+        first = three.running[0]
+        first.send_signal(signal.SIGSTOP)  # what is sent now comes no further
+        for number in range(100):
+            peers.tell.broadcast(number)
+        answers = peers.heard.call()
+        first.kill()
+        others = peers.slice(hosts=slice(1, 3))  # type: ignore[attr-defined]
+        with pytest.raises(SupervisionError, match=three.addresses[0]):
+            answers.get(WAIT)
+        assert others.heard.call().get(WAIT).values() == [list(range(100))] * 4
+        for _ in range(2):
+            assert three.addresses[0] in faults.get(timeout=WAIT).reason
+        others.tell.broadcast(100)
+        assert others.heard.call().get(WAIT).values() == [list(range(101))] * 4
+        while current.process().spreads._kept:  # until the last agent has said that it has it
+            pass
