@@ -48,6 +48,8 @@ class Programs:
         self.driven: dict[str, WorkersInProcesses] = {}
         """The meshes that are driven from here, by name."""
         self._gifts = Gifts()
+        self._running: dict[threading.Thread, Window] = {}
+        self._ending = False
         self._numbers = count()
         self._dropped: list[tuple[int, Sequence[str]]] = []
         process.handle(WORK, self._on_work)
@@ -82,11 +84,21 @@ class Programs:
         torch.set_num_threads(self._process.threads)  # this thread's
         actors = _Actors(Loans(mesh), self._gifts, owner)  # there before any message that refers to it
         self._process.reply(reply, True, os.getpid())
+        self._running[threading.current_thread()] = window
         how = self._serve(actors, spec, rank, window, up, across)
         os.close(memory)
-        del window
+        del window, self._running[threading.current_thread()]
         gc.collect()  # what a worker holds refers to itself
+        if self._ending and how is None:
+            how = "was stopped with the program's actors"
         self._process.router.send(controller, (WORKED, mesh, rank, how), EMPTY)
+
+    def end(self) -> None:
+        """End the workers that run here, and wait for it: torch cannot be used while the interpreter ends."""
+        self._ending = True
+        for thread, window in list(self._running.items()):
+            mark_dead(window, 0)
+            thread.join(_END_SECONDS)
 
     def _serve(
         self,

@@ -1,16 +1,13 @@
-"""Programs on the processes of actors: meshes there, tensors in messages, shards that actors make, and how all of it
-ends."""
+"""Programs on the processes of actors: meshes there, tensors in messages, and shards that actors make."""
 
 from __future__ import annotations
 
 import gc
 import os
 import queue
-import signal
+import random
 import threading
-from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +15,7 @@ import torch
 from torch import nn
 
 import monarch
-from monarch import DeviceMeshError, DistributedTensor, LayoutError, MonarchError
+from monarch import DistributedTensor, LayoutError, MonarchError
 from monarch.actor import (
     Actor,
     ActorError,
@@ -26,7 +23,6 @@ from monarch.actor import (
     MeshFailure,
     Port,
     ProcMesh,
-    ValueMesh,
     concurrent_endpoint,
     current_rank,
     endpoint,
@@ -34,110 +30,16 @@ from monarch.actor import (
     this_proc,
 )
 from monarch.distributed import Mesh
-from monarch.runtime import wire
 from tests.runtime.actors.conftest import WAIT
+from tests.runtime.actors.services import Service, lent, mesh, procs, service, values
+
+__all__ = ["mesh", "procs", "service"]
 
 
 @dataclass
 class Batch:
     inputs: Any
     labels: Any
-
-
-class Service(Actor):
-    """Looks at tensors, keeps some, and makes some."""
-
-    def __init__(self, start: torch.Tensor | None = None) -> None:
-        self.kept: Any = start
-        self.made: list[int] = []
-
-    @endpoint
-    def get(self, value: object) -> object:
-        """What comes back is a copy of what this actor got."""
-        return value
-
-    @endpoint
-    def look(self, value: torch.Tensor) -> tuple[str, bool, bool, int]:
-        return type(value).__name__, value.requires_grad, value.is_inference(), value.data_ptr()
-
-    @endpoint
-    def keep(self, value: object) -> None:
-        self.kept = value
-
-    @endpoint
-    def show(self) -> object:
-        return self.kept
-
-    @endpoint
-    def forget(self) -> None:
-        self.kept = None
-
-    @endpoint
-    def gradient(self, weight: torch.Tensor) -> torch.Tensor:
-        """That of half the sum of squares."""
-        leaf = weight.detach().requires_grad_()
-        (leaf**2).sum().div(2).backward()
-        assert leaf.grad is not None
-        return leaf.grad
-
-    @endpoint
-    def make(self, *shape: int) -> torch.Tensor:
-        made = torch.full(shape, float(current_rank().rank))
-        self.made.append(made.data_ptr())
-        return made
-
-    @endpoint
-    def make_several(self) -> dict[str, Any]:
-        rank = current_rank().rank
-        return {"x": torch.full((2, 3), float(rank)), "labels": (torch.tensor([rank]), torch.ones(2).t())}
-
-    @endpoint
-    def make_uneven(self) -> torch.Tensor:
-        return torch.zeros(1 + current_rank().rank)
-
-    @endpoint
-    def make_nothing(self) -> None:
-        pass
-
-    @endpoint
-    def fail_at(self, rank: int) -> torch.Tensor:
-        if current_rank().rank == rank:
-            raise ValueError("no data here")
-        return torch.zeros(1)
-
-    @endpoint
-    def made_at(self) -> list[int]:
-        return self.made
-
-    @endpoint
-    def waiting(self) -> int:
-        """How many tensors wait for a program here."""
-        return len(monarch.actor.context().actor_instance._process.programs._gifts)
-
-    @endpoint
-    def maps(self) -> int:
-        """How many mappings of a mesh's memory this process has."""
-        return Path("/proc/self/maps").read_text().count("monarch-mesh")
-
-    @endpoint
-    def when_maps(self, count: int, port: Port[int]) -> None:
-        """Tell once there are so many."""
-        while (found := Path("/proc/self/maps").read_text().count("monarch-mesh")) != count:
-            os.sched_yield()
-        port.send(found)
-
-    @endpoint
-    def threads(self) -> tuple[int, int]:
-        """Of this actor, and what a new thread has."""
-        found: list[int] = []
-        thread = threading.Thread(target=lambda: found.append(torch.get_num_threads()))
-        thread.start()
-        thread.join()
-        return torch.get_num_threads(), found[0]
-
-    @endpoint
-    def pid(self) -> int:
-        return os.getpid()
 
 
 class Patient(Actor):
@@ -148,41 +50,20 @@ class Patient(Actor):
         return float(value.sum())
 
 
-@pytest.fixture
-def procs() -> ProcMesh:
-    return this_host().spawn_procs({"data": 2}, name="crew")
-
-
-@pytest.fixture
-def service(procs: ProcMesh) -> Service:
-    return procs.spawn("service", Service)
-
-
-@pytest.fixture
-def mesh(procs: ProcMesh) -> Iterator[Mesh]:
-    with Mesh(procs=procs) as mesh:
-        yield mesh
-
-
-def values(reply: Any) -> list[Any]:
-    found: ValueMesh[Any] = reply.get(WAIT)
-    return found.values()
-
-
 # -- meshes ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_mesh_has_the_dims_of_its_processes_or_others(service: Service) -> None:
+def test_a_mesh_has_the_dims_of_its_processes_or_others() -> None:
     procs = this_host().spawn_procs({"dp": 2, "tp": 2})
     x = torch.arange(8.0).reshape(4, 2)
-    for mesh, layout in [
+    for made, layout in [
         (Mesh(procs=procs), "[@dp, @tp]"),
         (Mesh(procs=procs.rename(tp="model")), "[@dp, @model]"),
         (Mesh(data=4, procs=procs), "[@data, -]"),
         (Mesh(procs=procs.slice(dp=0)), "[@tp, -]"),
     ]:
-        with mesh:
-            placed = monarch.distribute(x, mesh, layout)
+        with made:
+            placed = monarch.distribute(x, made, layout)
             assert torch.equal((placed @ placed.T).full_tensor(), x @ x.T)
 
 
@@ -398,12 +279,54 @@ def test_a_message_that_is_not_read_keeps_nothing(procs: ProcMesh, service: Serv
         assert values(lent.call()) == [0, 0]
 
 
-@monarch.remote
-def lent() -> int:
-    """How many messages are still to be read here."""
-    from monarch.runtime.exchange import _of_mesh
+def test_every_actor_has_each_version_as_it_was(procs: ProcMesh, mesh: Mesh) -> None:
+    """Steps replace a state in place, while actors are sent it, keep it and drop it, at random."""
+    keepers = [procs.spawn("keeper", Keeper) for _ in range(2)]
+    weight = monarch.distribute(torch.zeros(20_000), mesh, "[@data]")
 
-    return sum(len(loans._lent) + len(loans._read) for loans in _of_mesh.values())
+    @monarch.program
+    def step() -> None:
+        weight.add_(1)
+
+    choice = random.Random(1)
+    checks = []
+    for version in range(1, 201):
+        step()
+        keeper = choice.choice(keepers)
+        match choice.randrange(4):
+            case 0:
+                keeper.keep.broadcast(version, weight)
+            case 1:
+                keeper.drop.broadcast(choice.choice([2, 3, 5]))
+            case 2:
+                checks.append(keeper.wrong.call())
+            case 3:
+                made = mesh.from_shards(keeper.make.shards(version), "[@data]")
+                keeper.keep.broadcast(version, made)
+    checks += [keeper.wrong.call() for keeper in keepers]
+    assert [values(check) for check in checks] == [[[], []]] * len(checks)
+    assert weight[0].item() == 200
+
+
+class Keeper(Actor):
+    def __init__(self) -> None:
+        self.kept: dict[int, torch.Tensor] = {}
+
+    @endpoint
+    def keep(self, version: int, value: torch.Tensor) -> None:
+        self.kept[version] = value
+
+    @endpoint
+    def make(self, version: int) -> torch.Tensor:
+        return torch.full((100,), float(version))
+
+    @endpoint
+    def drop(self, each: int) -> None:
+        self.kept = {version: value for version, value in self.kept.items() if version % each}
+
+    @endpoint
+    def wrong(self) -> list[int]:
+        return [version for version, value in self.kept.items() if not bool((value == version).all())]
 
 
 # -- what actors return ------------------------------------------------------------------------------------------------
@@ -556,96 +479,3 @@ def test_a_profile_has_what_was_lent_and_adopted(service: Service, mesh: Mesh) -
         x.wait()
     kinds = {handled.kind for handled in profile.trace.handled}
     assert {"lend", "adopt"} <= kinds
-
-
-# -- how it ends -------------------------------------------------------------------------------------------------------
-
-
-def test_kill_9_of_a_process_is_the_end_of_the_mesh_and_a_failure(
-    service: Service, mesh: Mesh, faults: queue.SimpleQueue[MeshFailure]
-) -> None:
-    x = monarch.distribute(torch.ones(4), mesh, "[@data]")
-    assert x.sum().item() == 4
-    pid = values(service.pid.call())[1]
-    os.kill(pid, signal.SIGKILL)
-    failure = faults.get(timeout=WAIT)
-    assert (failure.mesh_name, failure.status) == ("service", -signal.SIGKILL)
-    with pytest.raises(DeviceMeshError, match=r"worker data=1 is gone: its process crew\[1\] was killed by SIGKILL"):
-        (x + 1).full_tensor()
-    assert service.slice(data=0).get.call_one(3).get(WAIT) == 3  # type: ignore[attr-defined]
-    with pytest.raises(DeviceMeshError, match="SIGKILL"):
-        service.slice(data=0).get.call_one(x)  # type: ignore[attr-defined]
-
-
-def test_who_waits_in_a_collective_is_told(
-    procs: ProcMesh, service: Service, mesh: Mesh, faults: queue.SimpleQueue[MeshFailure]
-) -> None:
-    """The worker that is left waits for the one that is killed, whose process stands still."""
-    x = monarch.distribute(torch.ones(4), mesh, "[@data]")
-    assert x.sum().item() == 4
-    pid = values(service.pid.call())[1]
-    os.kill(pid, signal.SIGSTOP)
-    total = x.redistribute("[-]")
-    reply = service.slice(data=0).get.call_one(total)  # type: ignore[attr-defined]
-    os.kill(pid, signal.SIGKILL)
-    with pytest.raises(DeviceMeshError, match="SIGKILL"):
-        total.full_tensor()
-    with pytest.raises(ActorError, match="has no value|is no more"):
-        reply.get(WAIT)
-    assert faults.get(timeout=WAIT).mesh_name == "service"
-
-
-def test_a_worker_that_fails_itself_leaves_the_actors_alive(service: Service, mesh: Mesh) -> None:
-    x = monarch.distribute(torch.ones(4), mesh, "[@data]")
-    executor: Any = mesh.executor
-    with executor._lock:  # a command that there is not
-        step = executor._state.step("nothing")
-        executor._connection.write(wire.numbers(99), step.sequence)
-        executor._connection.publish()
-    with pytest.raises(DeviceMeshError, match="worker data=. ended of KeyError: 99"):
-        (x + 1).full_tensor()
-    assert values(service.get.call("alive")) == ["alive"] * 2
-
-
-def test_closing_the_mesh_leaves_the_actors_alive(service: Service, mesh: Mesh) -> None:
-    x = monarch.distribute(torch.ones(4), mesh, "[@data]")
-    service.keep.broadcast(x)
-    assert x.sum().item() == 4
-    mesh.close()
-    assert values(service.get.call("alive")) == ["alive"] * 2
-    with pytest.raises(MonarchError, match="closed"):
-        service.get.call(x)
-    with pytest.raises(MonarchError, match="closed"):
-        mesh.from_shards(service.make.shards(1), "[@data]")
-
-
-def test_stopping_the_processes_is_the_end_of_the_mesh(procs: ProcMesh, mesh: Mesh) -> None:
-    x = monarch.distribute(torch.ones(4), mesh, "[@data]")
-    assert x.sum().item() == 4
-    procs.stop("enough").get(WAIT)
-    with pytest.raises(DeviceMeshError, match=r"its process crew\[\d\] was stopped"):
-        (x + 1).full_tensor()
-    with pytest.raises(MonarchError, match="cannot start the workers of mesh<data=2>"):
-        monarch.distribute(torch.ones(2), Mesh(procs=procs))
-
-
-def test_an_actor_can_drive_a_mesh_on_other_processes(procs: ProcMesh) -> None:
-    service = procs.spawn("service", Service)
-    before = values(service.maps.call())
-    drivers = this_host().spawn_procs(name="driver")
-    driver = drivers.spawn("driver", Driver)
-    assert driver.run.call_one(procs).get(WAIT) == 6
-    assert values(service.maps.call()) == [count + 1 for count in before]
-    drivers.stop("enough").get(WAIT)
-    port, receiver = Channel[int].open()
-    service.when_maps.broadcast(before[0], port)
-    assert [receiver.recv().get(WAIT) for _ in range(2)] == before
-
-
-class Driver(Actor):
-    @endpoint
-    def run(self, procs: ProcMesh) -> float:
-        self.mesh = Mesh(procs=procs)
-        service = procs.spawn("service", Service)
-        x = monarch.distribute(torch.ones(4), self.mesh, "[@data]")
-        return sum(value.sum().item() for value in service.get.call(x).get().values()) + x[:2].sum().item()

@@ -16,7 +16,7 @@ from monarch.actor import Actor, HostMesh, MeshFailure, ProcMesh, endpoint, this
 from monarch.distributed import Mesh
 from tests.runtime.actors.agents import TOKEN, Hosts, hosts_here
 from tests.runtime.actors.conftest import WAIT
-from tests.runtime.actors.test_programs import Service, lent, values
+from tests.runtime.actors.services import Service, lent, values
 
 
 @pytest.fixture(scope="module")
