@@ -16,7 +16,7 @@ WEB := compiler/inspect/page/web
 MODULES := $(WEB)/node_modules/.package-lock.json
 PAGE := compiler/inspect/page/page.html
 
-.PHONY: help setup demo demo-hosts demo-ray test check lint format format-check types imports bench bench-peers proto clean demo-rdma test-rdma
+.PHONY: help setup demo demo-hosts demo-ray test check lint format format-check types imports bench bench-gpu bench-peers proto clean demo-rdma test-rdma
 
 help:
 	@echo "make setup    a virtual environment in $(VENV), with torch and this package, editable, and the page"
@@ -29,6 +29,7 @@ help:
 	@echo "make check    lint, formatting, types and import rules; make format mends what can be mended"
 	@echo "make proto    write the Python of the control plane's messages (runtime/control/monarch.proto) anew"
 	@echo "make bench    measure, and write benchmarks/results/<date>.md"
+	@echo "make bench-gpu  measure kernels on this machine's GPU, with the torch and Triton of PYTHON"
 	@echo "make bench-peers  measure actors against torchmonarch and ray, each in a virtual environment in $(PEERS)"
 
 setup: $(READY) $(PAGE)
@@ -87,6 +88,10 @@ imports: setup
 
 bench: setup
 	$(BIN)/python -m benchmarks $(ARGS)
+
+# On a machine that has a GPU, with its own torch and Triton: nothing is installed.
+bench-gpu:
+	PYTHONPATH=.src $(PYTHON) -m benchmarks.gpu $(ARGS)
 
 bench-peers: setup
 	@bash .ci/peers "$(PYTHON)" "$(PEERS)" "$(TORCH)"

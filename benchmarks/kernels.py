@@ -132,8 +132,8 @@ def by_torch(case: Case, function: Callable[..., Any], state: Sequence[torch.Ten
     return result, *torch.autograd.grad(result, wanted, case.upstream)
 
 
-def by_kernels(case: Case) -> Call:
-    """The case's plan, ready to run here."""
+def program_of(case: Case) -> tuple[Any, tuple[torch.Tensor, ...]]:
+    """The case as a program of one worker, and its arguments."""
     given = case.tensors if case.upstream is None else (*case.tensors, case.upstream)
     mesh = Mesh.abstract(one=1)
     held = [monarch.distribute(tensor, mesh) for tensor in case.state]
@@ -147,6 +147,12 @@ def by_kernels(case: Case) -> Call:
         result = case.function(*wanted, *tensors[case.wanted :])
         return result, *torch.autograd.grad(result, wanted, upstream)
 
+    return program, given
+
+
+def by_kernels(case: Case) -> Call:
+    """The case's plan, ready to run here."""
+    program, given = program_of(case)
     with measure.kernels("all"):
         plan = program.compile(*given)
     path = build_kernels([each.args[1] for each in plan.instructions if each.op == "kernel"])

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 _factory: Factory | None = None
 _attach: Attach | None = None
+_abstract_too = False
 
 
 def set_executor_factory(factory: Factory) -> None:
@@ -31,15 +32,21 @@ def set_hosts_factory(attach: Attach) -> None:
 
 
 @contextmanager
-def executors_by(factory: Factory) -> Iterator[None]:
+def executors_by(factory: Factory, *, abstract: bool = False) -> Iterator[None]:
     """Within a block, meshes that start their workers get this executor: one without workers, for compiling ahead of
-    time."""
-    global _factory
-    before, _factory = _factory, factory
+    time. With `abstract`, meshes that have no workers get it too."""
+    global _factory, _abstract_too
+    before = _factory, _abstract_too
+    _factory, _abstract_too = factory, abstract
     try:
         yield
     finally:
-        _factory = before
+        _factory, _abstract_too = before
+
+
+def abstract_can_run() -> bool:
+    """Whether there are executors for meshes without workers."""
+    return _abstract_too
 
 
 def executor_for(mesh: MeshSpec) -> Executor:

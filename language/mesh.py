@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from monarch.compiler.errors import DeviceMeshError, LayoutError, MonarchError
-from monarch.compiler.plan import Executor, Hosts, Procs, Returned, executor_for
+from monarch.compiler.plan import Executor, Hosts, Procs, Returned, abstract_can_run, executor_for
 from monarch.compiler.types import MeshSpec
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class _Workers:
         self.closed = False
 
     def start(self) -> Executor:
-        if self.abstract:
+        if self.abstract and not abstract_can_run():
             raise MonarchError(
                 f"an abstract mesh has no workers: {self.spec}",
                 hint="programs on it can be traced and compiled, not run: Mesh(...) without .abstract has workers.",

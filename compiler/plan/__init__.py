@@ -4,7 +4,7 @@ The runtime may import this package and nothing else of the compiler, so what it
 """
 
 from monarch.compiler.errors import DeviceMeshError, LayoutError, MonarchError, PlanError, Source
-from monarch.compiler.executors import attach_hosts, executor_for, executors_by, set_executor_factory
+from monarch.compiler.executors import abstract_can_run, attach_hosts, executor_for, executors_by, set_executor_factory
 from monarch.compiler.knobs import hosts_setting, log_topics, tls_setting, token_setting
 from monarch.compiler.ops import OPS
 from monarch.compiler.plan.collectives import BACKENDS, check_backend
@@ -52,6 +52,7 @@ __all__ = [
     "TracedPlan",
     "Value",
     "ValueSpec",
+    "abstract_can_run",
     "attach_hosts",
     "check_backend",
     "check_target",

@@ -120,3 +120,12 @@ def test_a_memory_limit(folder: Path, monarchc: Run) -> None:
     assert "'train_step' does not fit in 1,024 bytes (1.0 KiB) a worker" in wrong.err
     wrong = monarchc("inspect", "train_step.mplan", "--memory-limit", "1GiB", code=2)
     assert "--memory-limit are for programs, and train_step.mplan is a plan" in wrong.err
+
+
+def test_a_program_on_an_abstract_mesh_with_an_optimizer(folder: Path, monarchc: Run) -> None:
+    text = (folder / "train.py").read_text().replace("Mesh(data=2)", "Mesh.abstract(data=4)")
+    (folder / "abstract.py").write_text(text)
+    result = monarchc("compile", "abstract.py:train_step", "-o", "step.mplan")
+    assert "wrote step.mplan" in result.out
+    inputs = {str(spec.label) for spec in load_plan(folder / "step.mplan").inputs}
+    assert any("exp_avg" in label for label in inputs)  # that of the second call, which has the optimizer's state

@@ -1,0 +1,204 @@
+"""A plan for GPUs, made ready for one: what differs from running it on a CPU.
+
+- Generated kernels, and the templates that were chosen for calls, are the machine code that the plan carries, in the
+  variant that stands first.
+- What makes tensors from nothing makes them on the device.
+- A call of attention that no template takes is computed in parts. It stands in the graph as the op that ATen has for
+  CPUs, whatever the target.
+
+Not yet run on a GPU: its tests stand in for the driver.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from monarch.compiler.errors import PlanError
+from monarch.compiler.kernels.text import parse_kernel
+from monarch.compiler.plan.binaries import KernelBinary, kernel_hash
+from monarch.compiler.plan.local_ops import LOCAL_OPS
+from monarch.compiler.plan.plan import Instruction, Plan, Slot
+
+Bind = Callable[..., Callable[..., Any]]
+Tensors = Sequence[torch.Tensor]
+
+
+class OnGpu:
+    """A plan on one device. `plan` is what a frame is to run there, with its constants on the device, and `binds(rest)`
+    what binds its ops: `rest` has the collectives and the commit."""
+
+    def __init__(self, plan: Plan, device: torch.device) -> None:
+        if plan.target == "cpu":
+            raise PlanError(f"plan '{plan.name}' is for CPUs", hint="compile it for the GPU: --target cuda:90.")
+        self.device = device
+        self._binaries: dict[str, KernelBinary] = {}
+        for binary in plan.binaries:
+            self._binaries.setdefault(binary.kernel, binary)
+        self._calls = {at: each for each in self._binaries.values() if each.call for at in each.call.instructions}
+        self._loaded: dict[tuple[str, tuple[int, ...]], Any] = {}
+        self._made: list[Callable[[Tensors], Any]] = []
+        self.plan = replace(
+            plan,
+            instructions=tuple(self._here(at, instruction) for at, instruction in enumerate(plan.instructions)),
+            constants={name: constant.to(device) for name, constant in plan.constants.items()},
+        )
+
+    def binds(self, rest: Bind) -> Bind:
+        def bind(name: str, *arguments: Any) -> Callable[..., Any]:
+            if name == "kernel":
+                text, over = arguments
+                return self._made[int(text)] if text.isdigit() else self._kernel(text, tuple(over))
+            bound = rest(name, *arguments)
+            return partial(_within, self.device, bound) if name in LOCAL_OPS else bound
+
+        return bind
+
+    def check(self) -> None:
+        """Wait for the device. Raises IndexError, with the user's line, where an index was out of range since the last
+        check."""
+        for kernel in self._loaded.values():
+            if kernel.binary.gathers:
+                kernel.check()
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    # -- instructions ----------------------------------------------------------------------------------------------
+
+    def _here(self, at: int, instruction: Instruction) -> Instruction:
+        """The instruction as it runs on the device."""
+        op = instruction.op
+        if at in self._calls:
+            binary = self._calls[at]
+            run = self._load(binary, binary.call, (-1,) * len(binary.call.outputs) if binary.call else ())
+            return self._taken(instruction, run if _returns_several(op) else lambda tensors: run(tensors)[0])
+        if op in _IN_PARTS:
+            return self._taken(instruction, partial(_with_arguments, _IN_PARTS[op], instruction))
+        if op.startswith(("aten.", "prims.")) and _takes_device(op):
+            return replace(instruction, kwargs={**instruction.kwargs, "device": self.device})
+        return instruction
+
+    def _taken(self, instruction: Instruction, run: Callable[[Tensors], Any]) -> Instruction:
+        """An instruction that calls `run` with the tensors among the arguments: as a frame calls kernels."""
+        self._made.append(run)
+        slots = [value for value in (*instruction.args, *instruction.kwargs.values()) if isinstance(value, Slot)]
+        return replace(instruction, op="kernel", args=(slots, str(len(self._made) - 1), ()), kwargs={})
+
+    def _kernel(self, text: str, over: tuple[int, ...]) -> Callable[[Tensors], tuple[torch.Tensor, ...]]:
+        kernel = parse_kernel(text)
+        key = kernel_hash(kernel)
+        if key not in self._binaries:
+            raise PlanError(
+                f"plan '{self.plan.name}' has no machine code for kernel {kernel.name}",
+                hint=f"compile it for {self.plan.target} where triton is installed: pip install triton==3.6.0.",
+            )
+        return self._load(self._binaries[key], kernel, over)
+
+    def _load(
+        self, binary: KernelBinary, of: Any, over: tuple[int, ...]
+    ) -> Callable[[Tensors], tuple[torch.Tensor, ...]]:
+        from monarch.compiler.kernels.triton.load import GpuKernel
+
+        if (binary.kernel, over) not in self._loaded:
+            self._loaded[binary.kernel, over] = GpuKernel(of, binary, self.device, over)
+        loaded: Callable[[Tensors], tuple[torch.Tensor, ...]] = self._loaded[binary.kernel, over]
+        return loaded
+
+
+def _within(device: torch.device, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    with device:
+        return function(*args, **kwargs)
+
+
+def _with_arguments(function: Callable[..., Any], instruction: Instruction, tensors: Tensors) -> Any:
+    """Call with the instruction's arguments, tensors in the places of slots."""
+    given = iter(tensors)
+    args, kwargs = (
+        [next(given) if isinstance(value, Slot) else value for value in values]
+        for values in (instruction.args, instruction.kwargs.values())
+    )
+    return function(*args, **dict(zip(instruction.kwargs, kwargs, strict=True)))
+
+
+def _schema(op: str) -> torch.FunctionSchema:
+    namespace, name, overload = op.split(".")
+    found: torch.FunctionSchema = getattr(getattr(getattr(torch.ops, namespace), name), overload)._schema
+    return found
+
+
+def _takes_device(op: str) -> bool:
+    return any(argument.name == "device" for argument in _schema(op).arguments)
+
+
+def _returns_several(op: str) -> bool:
+    return len(_schema(op).returns) > 1
+
+
+# Attention, in parts -------------------------------------------------------------------------------------------------
+
+
+def _scores(q: torch.Tensor, k: torch.Tensor, causal: bool, mask: torch.Tensor | None, scale: float | None) -> Any:
+    scores = (q @ k.transpose(-1, -2)).float() * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
+    if causal:
+        above = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
+        scores = scores.masked_fill(above, -math.inf)
+    return scores
+
+
+def attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    dropout: float = 0.0,
+    causal: bool = False,
+    *,
+    attn_mask: torch.Tensor | None = None,
+    scale: float | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`aten._scaled_dot_product_flash_attention_for_cpu`: [batch, heads, length, dim] of q's dtype, and the logsumexp
+    of the scores, float32 [batch, heads, length]."""
+    _without(dropout)
+    scores = _scores(q, k, causal, attn_mask, scale)
+    total = scores.logsumexp(-1)
+    return (scores - total.unsqueeze(-1)).exp().to(v.dtype) @ v, total
+
+
+def attention_backward(
+    grad: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    total: torch.Tensor,
+    dropout: float,
+    causal: bool,
+    *,
+    attn_mask: torch.Tensor | None = None,
+    scale: float | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """`aten._scaled_dot_product_flash_attention_for_cpu_backward`: the gradients of q, k and v (Dao et al.,
+    "FlashAttention", 2022, without its tiles)."""
+    _without(dropout)
+    weights = (_scores(q, k, causal, attn_mask, scale) - total.unsqueeze(-1)).exp()
+    pulled = (grad @ v.transpose(-1, -2)).float()
+    own = (grad.float() * out.float()).sum(-1, keepdim=True)
+    slopes = (weights * (pulled - own) * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)).to(q.dtype)
+    return slopes @ k, slopes.transpose(-1, -2) @ q, weights.to(v.dtype).transpose(-1, -2) @ grad
+
+
+def _without(dropout: float) -> None:
+    if dropout:
+        raise NotImplementedError(f"attention with dropout {dropout} on a GPU")
+
+
+_IN_PARTS: dict[str, Callable[..., Any]] = {
+    "aten._scaled_dot_product_flash_attention_for_cpu.default": attention,
+    "aten._scaled_dot_product_flash_attention_for_cpu_backward.default": attention_backward,
+}

@@ -1,0 +1,229 @@
+"""Plans for GPUs on one device, with a stand-in for the driver that runs kernels' Triton text in the interpreter: that
+all a training step needs is there, and what it gives; not that a GPU would give it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+
+from monarch.compiler.cli.load import load_program
+from monarch.compiler.errors import PlanError
+from monarch.compiler.graph import Graph
+from monarch.compiler.kernels.triton import load
+from monarch.compiler.kernels.triton.ahead import with_binaries
+from monarch.compiler.kernels.triton.build import functions
+from monarch.compiler.kernels.triton.calls import calls_of
+from monarch.compiler.kernels.triton.emit import emit, variants_of
+from monarch.compiler.passes.emit import emit_plan
+from monarch.compiler.pipeline import compile_graph
+from monarch.compiler.plan.binaries import kernels_of
+from monarch.compiler.plan.gpu import OnGpu, attention, attention_backward
+from monarch.compiler.plan.local_ops import LOCAL_OPS
+from monarch.compiler.plan.plan import Plan
+from monarch.compiler.text import parse_graph
+from monarch.runtime.frame import Frame
+from tests.kernels.triton.test_load import StandIn
+
+CPU = torch.device("cpu")
+
+PROGRAM = """
+import torch
+import torch.nn.functional as F
+
+import monarch
+from monarch.distributed import Mesh
+from monarch.stdlib.models.gpt import GPT
+
+mesh = Mesh(data=1)
+model = monarch.module_to_mesh(GPT(width=32, layers=1, sequence=16, vocabulary=64), mesh)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+
+@monarch.program
+def step(tokens: "i64[4, 16]", targets: "i64[4, 16]"):
+    optimizer.zero_grad()
+    loss = F.cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
+    loss.backward()
+    optimizer.step()
+    return loss
+"""
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> StandIn:
+    stand_in = StandIn(GPUTarget("cuda", 90, 32))
+    monkeypatch.setattr(driver, "_active", stand_in)
+    return stand_in
+
+
+@pytest.fixture
+def traced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Graph:
+    (tmp_path / "train.py").write_text(PROGRAM)
+    cache = tmp_path / "cache"
+    cache.mkdir(mode=0o700)
+    monkeypatch.setenv("MONARCH_CACHE", str(cache))
+    return load_program(f"{tmp_path / 'train.py'}:step", None, {}, False).graph
+
+
+def known(gpu: StandIn, plan: Plan) -> None:
+    """Let the stand-in know the plan's kernels, in the variants that stand first."""
+    for kernel in kernels_of(plan).values():
+        tiles, _ = variants_of(kernel, plan.target)[0]
+        gpu.kernels |= functions(emit(kernel, tiles=tiles))
+
+
+def arguments(plan: Plan) -> list[Any]:
+    generator = torch.Generator().manual_seed(3)
+    found: list[Any] = []
+    for spec in plan.inputs:
+        label, shape, dtype = str(spec.label), spec.type.shape, spec.type.dtype
+        if spec.kind == "input":
+            found.append(torch.randint(64, shape, generator=generator))
+        elif spec.kind == "scalar":
+            found.append(torch.tensor(1e-3, dtype=dtype))
+        elif "step" in label:
+            found.append(torch.ones(shape, dtype=dtype))
+        else:
+            values = torch.randn(shape, generator=generator) / 8
+            found.append((values.abs() + 0.01 if "sq" in label else values).to(dtype))
+    return found
+
+
+def rest(name: str, *arguments: Any) -> Callable[..., Any]:
+    """For one worker: no collectives, and nobody to wait for."""
+    if name in LOCAL_OPS:
+        return lambda *args, **kwargs: LOCAL_OPS[name]({"data": 0}, {"data": 1}, *args, **kwargs)
+    assert name == "commit"
+    return lambda: None
+
+
+def test_a_training_step_is_that_of_cpus(gpu: StandIn, traced: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = compile_graph(traced, target="cuda:90", kernels="all")
+    known(gpu, plan)
+    ready = OnGpu(replace(plan, binaries=tuple(each for each in plan.binaries if each.call is None)), CPU)
+    assert not {each.op for each in ready.plan.instructions} & {
+        "aten._scaled_dot_product_flash_attention_for_cpu.default",
+        "aten._scaled_dot_product_flash_attention_for_cpu_backward.default",
+    }
+    plain = compile_graph(traced, kernels="off")
+    with torch.inference_mode():
+        frame = Frame(ready.plan, ready.binds(rest))
+        found = frame.run(arguments(plan))
+        ready.check()
+    assert {name for name, _, _ in gpu.loaded} == gpu.kernels.keys()
+    with torch.inference_mode():
+        wanted = Frame(plain, rest).run(arguments(plain))
+    compare(plan, found, plain, wanted)
+
+
+def compare(plan: Plan, found: Any, plain: Plan, wanted: Any) -> None:
+    ours, theirs = (
+        {str(spec.label): value for spec, value in zip(each.outputs, values, strict=True)}
+        for each, values in ((plan, found), (plain, wanted))
+    )
+    assert ours.keys() == theirs.keys() and len(ours) > 30
+    for label, value in ours.items():
+        torch.testing.assert_close(
+            value, theirs[label], rtol=2e-4, atol=2e-4, msg=lambda text, at=label: f"{at}: {text}"
+        )
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device: torch.cuda.is_available() is False")
+def test_a_training_step_on_a_gpu_is_that_of_cpus(traced: Graph) -> None:
+    device = torch.device("cuda")
+    plan = compile_graph(traced, target="cuda:{}{}".format(*torch.cuda.get_device_capability()), kernels="all")
+    ready = OnGpu(plan, device)
+    plain = compile_graph(traced, kernels="off")
+    with torch.inference_mode():
+        found = Frame(ready.plan, ready.binds(rest)).run([value.to(device) for value in arguments(plan)])
+        ready.check()
+        wanted = Frame(plain, rest).run(arguments(plain))
+    compare(plan, [value.cpu() for value in found], plain, wanted)
+
+
+TEMPLATE = """graph @f on mesh<> {
+  %q = input 0 : f16[2, 4, 256, 64]
+  %k = input 1 : f16[2, 4, 256, 64]
+  %a = aten._scaled_dot_product_flash_attention_for_cpu(%q, %k, %k, 0.0, true) : (f16[2, 4, 256, 64], f32[2, 4, 256])
+  %o = getitem(%a, 0) : f16[2, 4, 256, 64]
+  return %o
+}"""
+
+
+def test_a_call_that_a_template_takes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    monkeypatch.setenv("MONARCH_CACHE", str(tmp_path))
+    graph = parse_graph(TEMPLATE)
+    plan = emit_plan(graph, target="cuda:90")
+    plan = with_binaries(plan, calls=calls_of(plan, graph))
+    asked: list[Any] = []
+
+    class Template:
+        def __init__(self, call: Any, binary: Any, device: torch.device, over: Any) -> None:
+            asked.append((call.name, binary.variant, device, over))
+            self.binary = binary
+
+        def __call__(self, tensors: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+            asked.append([tensor.shape for tensor in tensors])
+            return attention(*tensors, causal=True)
+
+    monkeypatch.setattr(load, "GpuKernel", Template)
+    ready = OnGpu(plan, CPU)
+    q, k = torch.randn(2, 2, 4, 256, 64, dtype=torch.float16).unbind()
+    (found,) = Frame(ready.plan, ready.binds(rest)).run([q, k])
+    torch.testing.assert_close(found, attention(q, k, k, causal=True)[0])
+    assert asked == [("flash_attention", plan.binaries[0].variant, CPU, (-1, -1)), [q.shape] * 3]
+
+
+def test_what_makes_tensors_makes_them_on_the_device() -> None:
+    plan = emit_plan(
+        parse_graph("""graph @f on mesh<> {
+  %x = input 0 : f32[3]
+  %r = aten.arange.start_step(0, 3, 1) : i64[3]
+  %y = aten.add.Tensor(%x, %r) : f32[3]
+  return %y
+}"""),
+        target="cuda:90",
+    )
+    ready = OnGpu(plan, torch.device("meta"))
+    (found,) = Frame(ready.plan, ready.binds(rest)).run([torch.empty(3, device="meta")])
+    assert found.device.type == "meta" and found.shape == (3,)
+
+
+def test_a_plan_without_machine_code(traced: Graph) -> None:
+    plan = replace(compile_graph(traced, target="cuda:90", kernels="all"), binaries=())
+    ready = OnGpu(plan, CPU)
+    with pytest.raises(PlanError, match="has no machine code for kernel"):
+        Frame(ready.plan, ready.binds(rest))
+
+
+def test_a_plan_for_cpus(traced: Graph) -> None:
+    with pytest.raises(PlanError, match="is for CPUs"):
+        OnGpu(compile_graph(traced), CPU)
+
+
+@pytest.mark.parametrize("mask", ["none", "causal", "added", "bool"])
+def test_attention_in_parts_is_atens(mask: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    q, grad = (torch.randn(2, 3, 16, 8, generator=generator) for _ in range(2))
+    k, v = (torch.randn(2, 3, 16, 8, generator=generator) for _ in range(2))
+    keep = torch.rand(16, 16, generator=generator) < 0.8
+    keep.fill_diagonal_(True)
+    given = {"added": torch.where(keep, 0.5, -torch.inf), "bool": keep}.get(mask)
+    theirs = torch.where(keep, 0.0, -torch.inf) if mask == "bool" else given
+    ops, causal = torch.ops.aten, mask == "causal"
+    out, total = ops._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, attn_mask=theirs, scale=0.3)
+    found = attention(q, k, v, 0.0, causal, attn_mask=given, scale=0.3)
+    torch.testing.assert_close(found, (out, total))
+    wanted = ops._scaled_dot_product_flash_attention_for_cpu_backward(
+        grad, q, k, v, out, total, 0.0, causal, attn_mask=theirs, scale=0.3
+    )
+    slopes = attention_backward(grad, q, k, v, out, total, 0.0, causal, attn_mask=given, scale=0.3)
+    torch.testing.assert_close(slopes, wanted)
