@@ -126,12 +126,20 @@ class Endpoint:
         self._listeners: list[socket.socket] = []
         offers: dict[str, dict[str, Any]] = {}
         kinds = {kind for transport in self._transports.values() for kind in transport.streams}
-        if "local" in kinds:
-            listener, offers["local"] = sockets.listen_local(process)
-            self._listeners.append(listener)
-        if "tcp" in kinds:
-            listener, offers["tcp"] = sockets.listen_tcp(bind, advertise)
-            self._listeners.append(listener)
+        try:
+            if "local" in kinds:
+                listener, offers["local"] = sockets.listen_local(process)
+                self._listeners.append(listener)
+            if "tcp" in kinds:
+                listener, offers["tcp"] = sockets.listen_tcp(bind, advertise)
+                self._listeners.append(listener)
+        except MonarchError:
+            for listener in self._listeners:
+                listener.close()
+            for transport in self._transports.values():
+                transport.close()
+            self._loop.close()
+            raise
         self.address = Address(process, host, offers)
         for listener in self._listeners:
             self._listen(listener)
@@ -318,7 +326,11 @@ class Endpoint:
         finally:
             if not settled:
                 transport.withdraw(offer)
-        greeting.drive(_tell({"use": True}), stream, deadline, check)
+        try:
+            greeting.drive(_tell({"use": True}), stream, deadline, check)
+        except BaseException:
+            self._loop.run(lambda: link.ended(LinkLost("the peer does not know that it is used")))
+            raise
         return link
 
     def _take(self, link: StreamLink) -> None:
@@ -327,6 +339,7 @@ class Endpoint:
             if not closed:
                 self._links.append(link)
         if closed:
+            self._loop.run(lambda: link.ended(LinkLost("the endpoint is closed")))
             link.stream.close()
             raise MonarchError("the endpoint is closed")
         link.open()

@@ -145,7 +145,7 @@ class StreamLink:
     def put(self, source: Memory, region: Region, offset: int = 0, signal: Signal | None = None) -> Work:
         view = staging.outgoing(source)
         self.check(region, offset, view.nbytes, signal)
-        work = self.work(view)
+        work = self.work((view,))  # what a work keeps as a view is what data for it is received into
         return self._ask(work, self._header(PUT, work.number, view.nbytes, region, offset, signal), view)
 
     def get(self, target: Memory, region: Region, offset: int = 0) -> Work:
@@ -395,7 +395,7 @@ class StreamLink:
             return False
         except OSError as error:
             self.lose(self.lost(error.strerror or str(error)))
-        except (ValueError, struct.error) as error:
+        except (ValueError, RecursionError, struct.error) as error:
             # Frames come from an authenticated peer: this is a defect, or another version.
             self._break_off(f"what it sent is no frame: {error}")
         return False

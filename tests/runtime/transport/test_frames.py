@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 from collections.abc import Iterator
@@ -11,12 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monarch.runtime.transport import frames, handshake
+from monarch.compiler.plan import MonarchError
+from monarch.runtime.transport import endpoint, frames, handshake
 from monarch.runtime.transport.endpoint import Endpoint
 from monarch.runtime.transport.frames import HEADER, NO_KEY, SIZE
 from monarch.runtime.transport.handshake import Steps, Write
-from monarch.runtime.transport.interface import AccessRefused, Address, LinkLost
+from monarch.runtime.transport.interface import AccessRefused, Address, LinkLost, Region
 from monarch.runtime.transport.plug import Owned
+from monarch.runtime.transport.stream import StreamLink
 from tests.runtime.transport.peers import PATIENCE, SECRET
 
 KINDS = st.sampled_from([0, *range(1, 12), 12, 255])
@@ -153,6 +156,7 @@ def test_random_bytes_as_frames_change_nothing(served: Endpoint) -> None:
     [
         frames.plain(99),
         frames.plain(frames.TELL, text=b"no JSON"),
+        frames.plain(frames.TELL, text=b"[" * 200_000),
         frames.plain(frames.TELL, text=b'{"unknown": 1}'),
         frames.plain(frames.TELL, text=b"{}", files=3),
         HEADER.pack(frames.DATA, 0, 5, 10, 0, NO_KEY, 0, 0, NO_KEY, 0, 0) + bytes(10),
@@ -167,6 +171,20 @@ def test_what_is_no_frame_breaks_the_link_and_says_why(served: Endpoint, frame: 
     assert said[0] == frames.BROKEN
     assert b"what it sent is no frame" in said
     checked(served, bytearray(b"\xee"))
+
+
+def test_data_is_taken_for_gets_only(served: Endpoint) -> None:
+    """A peer that answers a put with data of its size would write to the memory that is put."""
+    source = bytearray(b"\xee" * 10)
+    with joined(served) as sock:
+        while not served.links:  # the endpoint's thread makes it of what was sent
+            pass
+        work = served.links[0].put(source, Region(1, "0" * 32, 10, {}))
+        number = HEADER.unpack(sock.recv(SIZE, socket.MSG_WAITALL))[2]
+        sock.sendall(HEADER.pack(frames.DATA, 0, number, 10, 0, NO_KEY, 0, 0, NO_KEY, 0, 0) + bytes(10))
+        with pytest.raises(LinkLost, match="data of 10 bytes that nobody asked for"):
+            work.wait(PATIENCE)
+    assert source == b"\xee" * 10
 
 
 def test_an_answer_is_blanked_where_its_region_is_dropped() -> None:
@@ -210,3 +228,29 @@ def test_atomics_are_atomic_over_all_transports_at_once() -> None:
         assert sorted(seen) == list(range(3 * count))
         assert owner.compare_swap(region, 8, 3 * count, -1) == 3 * count
     assert memory == bytes(8) + b"\xff" * 8
+
+
+def test_an_endpoint_that_cannot_listen_leaves_nothing() -> None:
+    before = set(os.listdir("/proc/self/fd"))
+    with pytest.raises(MonarchError, match="cannot listen on '192.0.2.1'"):
+        Endpoint(SECRET, bind="192.0.2.1", transports=("shm", "tcp"))
+    assert set(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_link_that_the_peer_does_not_hear_of_leaves_nothing(
+    served: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last message of the handshake, which says that the link is used, does not get through."""
+    ended: list[str] = []
+    monkeypatch.setattr(StreamLink, "ended", lambda link, error: ended.append(error.message))
+
+    def broken(message: dict[str, Any]) -> Steps:
+        raise OSError(errno.EPIPE, "Broken pipe")
+        yield  # a generator
+
+    monkeypatch.setattr(endpoint, "_tell", broken)
+    with Endpoint(SECRET, transports=("tcp",)) as other:
+        with pytest.raises(MonarchError, match="cannot connect to process"):
+            other.connect(served.address)
+        assert "the peer does not know that it is used" in ended
+        assert other.links == []

@@ -1,4 +1,4 @@
-"""What shared memory does beside frames, which it must not overtake. Its promises are tried by `test_conformance.py`."""
+"""What shared memory does beside frames, which it must not overtake. `test_conformance.py` tries its promises."""
 
 from __future__ import annotations
 
