@@ -15,12 +15,14 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from functools import cache, lru_cache
+from itertools import accumulate
 from pathlib import Path
 
 from monarch.compiler.kernels.cpp.nests import Function, NestWriter
 from monarch.compiler.kernels.cpp.schedule import schedule
 from monarch.compiler.kernels.cpp.segments import Segments
 from monarch.compiler.kernels.cpp.simplify import simplify
+from monarch.compiler.kernels.cpp.split import Split, split
 from monarch.compiler.kernels.ir import Kernel, Load, Nest, Store
 from monarch.compiler.kernels.text import print_kernel
 
@@ -84,7 +86,8 @@ def emit(kernels: Sequence[Kernel], *, lines: bool = False) -> str:
     """The translation unit; each kernel once. With `lines` it is for reading: each statement has its line in the user's
     program beside it, and what all kernels have in common is left out."""
     distinct = {symbol(kernel): kernel for kernel in kernels}
-    calls = {name: [_Call(kernel, at, lines) for at in range(len(kernel.nests))] for name, kernel in distinct.items()}
+    parted = {name: split(kernel) for name, kernel in distinct.items()}
+    calls = {name: [_Call(each.kernel, at, lines) for at in range(len(each.origin))] for name, each in parted.items()}
     everything = [call for of_kernel in calls.values() for call in of_kernel]
     groups: dict[str, list[_Call]] = {}
     for call in everything:
@@ -102,7 +105,7 @@ def emit(kernels: Sequence[Kernel], *, lines: bool = False) -> str:
             "__attribute__((noinline)) static int64_t\n"
             f"{name}(void* const* p, const int64_t* n, int64_t begin, int64_t end) {{\n{text}}}\n"
         )
-    parts += [_kernel(name, distinct[name], calls[name]) for name in distinct]
+    parts += [_kernel(name, distinct[name], parted[name], calls[name]) for name in distinct]
     return "\n".join(parts)
 
 
@@ -153,16 +156,22 @@ def _overwrites(kernel: Kernel, nest: Nest) -> dict[int, frozenset[int]]:
     }
 
 
-def _kernel(name: str, kernel: Kernel, calls: Sequence[_Call]) -> str:
+def _kernel(name: str, kernel: Kernel, parted: Split, calls: Sequence[_Call]) -> str:
     lines = [
         f'extern "C" __attribute__((visibility("default"))) int64_t\n{name}(void* const* p, int64_t threads) {{',
         "    int64_t failed;",
     ]
-    base = 0
-    for nest, call in zip(kernel.nests, calls, strict=True):
+    homes = [f"p[{buffer}]" for buffer in range(len(kernel.inputs) + len(kernel.outputs))]
+    for number, buffer in enumerate(parted.kernel.outputs[len(kernel.outputs) :]):
+        lines.append(f"    alignas(64) static char scratch{number}[{buffer.nbytes}];")
+        homes.append(f"scratch{number}")
+    bases = list(accumulate((len(nest.body) for nest in kernel.nests), initial=0))
+    for origin, call in zip(parted.origin, calls, strict=True):
         function = call.function
         pointers = ", ".join(
-            f"(char*)p[{buffer}] + {offset * kernel.buffer(buffer).dtype.itemsize}" if offset else f"p[{buffer}]"
+            f"(char*){homes[buffer]} + {offset * parted.kernel.buffer(buffer).dtype.itemsize}"
+            if offset
+            else homes[buffer]
             for buffer, offset in function.pointers
         )
         numbers = ", ".join(map(str, function.numbers))
@@ -173,7 +182,6 @@ def _kernel(name: str, kernel: Kernel, calls: Sequence[_Call]) -> str:
             lines.append(f"        const int64_t n[] = {{{numbers}}};")
         run = f"run({call.name}, q, {'n' if numbers else 'nullptr'}, {function.units}, {pieces}, threads)"
         lines.append(f"        failed = {run};")
-        lines.append(f"        if (failed) return failed + {base};")
+        lines.append(f"        if (failed) return failed + {bases[origin or 0]};")
         lines.append("    }")
-        base += len(nest.body)
     return "\n".join([*lines, "    return 0;", "}", ""])

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from monarch.compiler.errors import PlanError
-from monarch.compiler.kernels.cpp.build import BuildError, find_compiler
 from monarch.compiler.kernels.cpp import emit as cpp_emit
+from monarch.compiler.kernels.cpp.build import BuildError, find_compiler
 from monarch.compiler.plan import native
 from monarch.compiler.plan.native import bind, build_kernels
 

@@ -1,0 +1,192 @@
+"""Long reductions of few elements, in two steps that threads can share.
+
+    nest [ | 4194304] {                     nest [32 | 131072] {
+      %0 = load a0 [1]                        %0 = load a0 [131072, 1]
+      %1 = reduce sum %0             ->       %1 = reduce sum %0
+      %2 = store b0 [0] %1                    %2 = store scratch [1, 0] %1
+    }                                       }
+                                            nest [ | 32] {
+                                              %0 = load scratch [1]
+                                              %1 = reduce sum %0
+                                              %2 = store b0 [0] %1
+                                            }
+
+How many pieces there are depends on the sizes alone, so the bits are the same with any number of threads.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from monarch.compiler.kernels.cpp.expressions import COSTS
+from monarch.compiler.kernels.ir import (
+    Buffer,
+    Constant,
+    Index,
+    Kernel,
+    Load,
+    Nest,
+    Op,
+    Position,
+    Reduce,
+    Statement,
+    Store,
+    row_major,
+)
+from monarch.compiler.kernels.nests import live, operands, renumbered
+
+FEW = 16
+"""Kept elements, fewer than which are too few to be shared out among threads."""
+PIECES = range(16, 65)
+LEAST_WORK = 1 << 24
+"""Of all elements together, an addition being 1: about a millisecond. For less, starting threads and waiting for them
+took as long as they spared."""
+
+
+@dataclass(frozen=True)
+class Split:
+    """A kernel whose last outputs are scratch memory, and of whose nests some depend on those before them.
+
+    `origin`   for each nest that of the kernel that it was made of, and None for the second of two
+    `scratch`  how many outputs are scratch"""
+
+    kernel: Kernel
+    origin: tuple[int | None, ...]
+    scratch: int
+
+
+def split(kernel: Kernel) -> Split:
+    """The kernel with its long reductions in two steps each."""
+    buffers: list[Buffer] = []
+    nests: list[Nest] = []
+    origin: list[int | None] = []
+    known = len(kernel.inputs) + len(kernel.outputs)
+    for number, (nest, dtypes) in enumerate(zip(kernel.nests, kernel.dtypes, strict=True)):
+        divided = _divided(nest, dtypes, known + len(buffers))
+        if divided is None:
+            nests.append(nest)
+            origin.append(number)
+            continue
+        first, second, scratch = divided
+        buffers += scratch
+        nests += first, second
+        origin += number, None
+    whole = replace(kernel, outputs=(*kernel.outputs, *buffers), nests=tuple(nests)) if buffers else kernel
+    return Split(whole, tuple(origin), len(buffers))
+
+
+def _divided(nest: Nest, dtypes: Sequence[torch.dtype | None], number: int) -> tuple[Nest, Nest, list[Buffer]] | None:
+    """The nest in two steps, and the scratch memory between them, of which the first has this number; None where it
+    stays one."""
+    kept = len(nest.kept)
+    if not nest.reduced or math.prod(nest.kept) >= FEW:
+        return None
+    needed = live(nest.body, gathers=True)
+    each = sum(
+        COSTS.get(op.name, 1) if isinstance(op, Op) else isinstance(op, Reduce)
+        for op in map(nest.body.__getitem__, needed)
+    )
+    if math.prod(nest.dims) * each < LEAST_WORK:
+        return None
+    behind = _behind(nest)
+    reductions = [at for at in sorted(needed) if isinstance(nest.body[at], Reduce)]
+    along = range(kept, len(nest.dims))
+    for at in needed:
+        statement = nest.body[at]
+        if at in behind:  # of a value for each kept element
+            if any(dim in along for dim in nest.varies[at]) or (isinstance(statement, Load) and statement.gather >= 0):
+                return None
+        elif isinstance(statement, Reduce) and not _before(nest, at):
+            return None
+    positions = {statement.dim for statement in nest.body if isinstance(statement, Position)}
+    choices = [(dim, pieces) for dim in along for pieces in PIECES if not nest.dims[dim] % pieces]
+    choice = next(((dim, pieces) for dim, pieces in choices if dim not in positions), None)
+    if choice is None or not reductions:
+        return None
+    dim, pieces = choice
+    shape = (pieces, *nest.kept)
+    scratch = [Buffer.contiguous(dtype, shape) for at in reductions if (dtype := dtypes[at]) is not None]
+    return (
+        _pieces(nest, reductions, dim, pieces, number),
+        _together(nest, behind, reductions, pieces, number),
+        scratch,
+    )
+
+
+def _behind(nest: Nest) -> frozenset[int]:
+    """The stores, and what they need up to the reductions, without these."""
+    found: set[int] = set()
+    for number in range(len(nest.body) - 1, -1, -1):
+        statement = nest.body[number]
+        if isinstance(statement, Store) or (number in found and not isinstance(statement, Reduce)):
+            found.add(number)
+            found.update(each for each in operands(statement) if not isinstance(nest.body[each], Reduce))
+    return frozenset(found)
+
+
+def _before(nest: Nest, reduction: int) -> bool:
+    """Whether a reduction needs no other one."""
+    waiting = list(operands(nest.body[reduction]))
+    seen = set(waiting)
+    while waiting:
+        at = waiting.pop()
+        if isinstance(nest.body[at], Reduce):
+            return False
+        new = [each for each in operands(nest.body[at]) if each not in seen]
+        seen.update(new)
+        waiting += new
+    return True
+
+
+def _pieces(nest: Nest, reductions: Sequence[int], dim: int, pieces: int, number: int) -> Nest:
+    """The first step: the outermost dim is that of the pieces. Its statements keep their numbers, by which a gather
+    that fails is known."""
+    inner = nest.dims[dim] // pieces
+
+    def moved(statement: Statement) -> Statement:
+        match statement:
+            case Store():
+                return Constant(False, torch.bool)
+            case Load(_, index):
+                strides = (index.strides[dim] * inner, *index.strides)
+                return replace(statement, index=Index(index.offset, strides))
+            case Position(along):
+                return Position(along + 1)
+            case _:
+                return statement
+
+    body = [moved(statement) for statement in nest.body]
+    strides = (*row_major((pieces, *nest.kept)), *(0,) * nest.reduced)
+    body += [Store(number + at, Index(0, strides), value) for at, value in enumerate(reductions)]
+    dims = (pieces, *(inner if at == dim else size for at, size in enumerate(nest.dims)))
+    lines = (*nest.lines, *(nest.lines[value] for value in reductions)) if nest.lines else ()
+    return Nest(dims, nest.reduced, tuple(body), lines)
+
+
+def _together(nest: Nest, behind: frozenset[int], reductions: Sequence[int], pieces: int, number: int) -> Nest:
+    """The second step: the pieces together, and what follows."""
+    kept = len(nest.kept)
+    outer, *strides = row_major((pieces, *nest.kept))
+    number_of: dict[int, int] = {}
+    body: list[Statement] = []
+    lines: list[str] = []
+    for at, statement in enumerate(nest.body):
+        if isinstance(statement, Reduce) and at in reductions:
+            body.append(Load(number + reductions.index(at), Index(0, (*strides, outer))))
+            statement = Reduce(statement.name, len(body) - 1)
+        elif at not in behind:
+            continue
+        else:
+            statement = renumbered(statement, number_of)
+            if isinstance(statement, Load | Store):
+                index = Index(statement.index.offset, (*statement.index.strides[:kept], 0))
+                statement = replace(statement, index=index)
+        number_of[at] = len(body)
+        body.append(statement)
+        if nest.lines:
+            lines += [nest.lines[at]] * (len(body) - len(lines))
+    return Nest((*nest.kept, pieces), 1, tuple(body), tuple(lines))
