@@ -1,8 +1,10 @@
-"""What actors cost: calls and their replies, tensors handed from actor to actor, starting processes, many actors.
+"""What actors cost: calls and their replies, tensors handed from actor to actor, to programs and from them, starting
+processes, many actors.
 
 Calls are measured against a bare ping-pong of 32 bytes over a socketpair with one forked process, the least that can be
 asked and answered. A tensor goes from one actor to another, which looks at its last element, and back comes that: the
-other side is one `clone` of it, in one process. Starting is timed to the first replies, with torch imported and the
+other side is one `clone` of it, in one process. Shards go to actors in the processes of a program's workers, and from
+them: the other side is a call without tensors. Starting is timed to the first replies, with torch imported and the
 warm parent, which the first processes of a program wait for, running.
 """
 
@@ -13,9 +15,11 @@ from pathlib import Path
 
 import torch
 
+import monarch
 from benchmarks.dispatch import PingPong
 from benchmarks.measure import Row, interleaved, seconds, table
 from monarch.actor import Actor, Channel, ProcMesh, endpoint, send, shutdown_context, this_host
+from monarch.distributed import Mesh
 
 COUNT = 300
 REPETITIONS = 15
@@ -36,6 +40,13 @@ class Echo(Actor):
     @endpoint
     def last(self, tensor: torch.Tensor) -> float:
         return float(tensor[-1])
+
+    @endpoint
+    def make(self, length: int) -> torch.Tensor:
+        """The same at every call."""
+        if length not in self.tensors:
+            self.tensors[length] = torch.ones(length)
+        return self.tensors[length]
 
     @endpoint
     def hand_over(self, other: Echo, size: int) -> float:
@@ -109,6 +120,29 @@ def tensors() -> list[Row]:
     return found
 
 
+def programs() -> list[Row]:
+    procs = spawn(2)
+    actors = procs.spawn("echo", Echo)
+    found = []
+    with Mesh(procs=procs) as mesh:
+        x = monarch.distribute(torch.ones(32 << 20), mesh, "[@gpus]")
+
+        def without() -> float:
+            return seconds(lambda: actors.echo.call(1).get(), COUNT)
+
+        def to_actors() -> float:
+            return seconds(lambda: actors.last.call(x).get(), COUNT)
+
+        def from_actors() -> float:
+            return seconds(lambda: mesh.from_shards(actors.make.shards(1 << 24), "[@gpus]").wait(), COUNT)
+
+        for name, ours in (("to 2 actors", to_actors), ("from 2 actors", from_actors)):
+            times = interleaved(ours, without, REPETITIONS, 2)
+            found.append(Row(f"actors: 64 MiB shards {name}", *times, "call on 2 actors"))
+    shutdown_context().get()
+    return found
+
+
 def starts() -> list[Row]:
     found = []
     spawn(1).spawn("echo", Echo).echo.call(0).get()
@@ -143,7 +177,7 @@ def many() -> list[Row]:
 
 
 def rows() -> list[Row]:
-    return [*calls(), *tensors(), *starts(), *many()]
+    return [*calls(), *tensors(), *programs(), *starts(), *many()]
 
 
 if __name__ == "__main__":
