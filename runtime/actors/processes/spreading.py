@@ -89,7 +89,7 @@ class Audience:
 
 
 def branches(shares: Sequence[Share], fan_out: int) -> list[list[Share]]:
-    """So many equal parts, or more, that none is for more than `MOST` processes. Agents may be in several."""
+    """So many equal parts, or more, so that none is for more than `MOST` processes."""
     parts: list[list[Share]] = []
     for begin, end in _parts(len(shares), fan_out):
         part: list[Share] = []
