@@ -127,10 +127,9 @@ def summary(plan: Plan, path: Path) -> dict[str, Any]:
 def _machine_code(plan: Plan) -> Iterator[tuple[str, str]]:
     if plan.binaries:
         together = sum(len(launch.binary) for each in plan.binaries for launch in each.launches)
-        kernels = count(len({each.kernel for each in plan.binaries}), "kernel")
-        more = len(plan.binaries) - len({each.kernel for each in plan.binaries})
-        tuned = f", and {count(more, 'variant')} of theirs" if more else ""
-        yield "machine code", f"{size(together)}, of {kernels}{tuned}"
+        kernels = len({each.kernel for each in plan.binaries})
+        more = f" in {len(plan.binaries):,} variants" if len(plan.binaries) > kernels else ""
+        yield "machine code", f"{size(together)}, of {count(kernels, 'kernel')}{more}"
 
 
 def _show(out: Console, plan: Plan, path: Path) -> None:

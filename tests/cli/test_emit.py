@@ -83,7 +83,66 @@ def test_a_plan_for_a_gpu_carries_machine_code_for_each_kernel(folder: Path, mon
     assert plan.costs["seconds"]["kernels"] > 0
     told = re.findall(r"^kernel (\w+) ", done.err, re.MULTILINE)
     assert told == [kernel.name for kernel in kernels.values()]
-    assert re.search(rf"^  machine code +[\d.]+ KiB, of {len(kernels)} generated kernels$", done.out, re.MULTILINE)
+    assert re.search(rf"^  machine code +[\d.]+ KiB, of {len(kernels)} kernels$", done.out, re.MULTILINE)
+
+
+ATTENTION = """\
+import torch
+import torch.nn.functional as F
+
+import monarch
+from monarch.distributed import Mesh
+
+mesh = Mesh(data=2)
+up = monarch.distribute(torch.randn(64, 64), mesh)
+
+
+@monarch.program
+def attend(x: "f32[4@data, 2, 64, 64]"):
+    h = F.gelu(x.flatten(0, 2) @ up).view(x.shape)
+    return F.scaled_dot_product_attention(h, h, h, is_causal=True)
+"""
+
+
+def test_what_templates_run_is_shown(folder: Path, monarchc: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "attend.py").write_text(ATTENTION)
+    monkeypatch.setenv("MONARCH_TEMPLATES", "all")
+    monkeypatch.setenv("MONARCH_KERNELS", "all")
+    done = monarchc("compile", "attend.py:attend", "--target", "cuda:90", "-o", "a.mplan", "--verbose")
+    assert re.search(r"machine code +[\d.]+ KiB, of 2 kernels in 6 variants$", done.out, re.MULTILINE)
+    assert {"mm_gelu", "flash_attention"} <= set(re.findall(r"^kernel (\w+) ", done.err, re.MULTILINE))
+    text = monarchc("inspect", "a.mplan", "--emit", "triton").out
+    assert "# kernel mm_gelu: " in text and ", from attend.py:13" in text
+    assert len(re.findall(r"^# variant \d+x\d+x\d+, \d warps, \d stages: .* estimated", text, re.MULTILINE)) == 3
+    assert text.count("which runs\n") == 2
+    assert "# template flash_attention: 1 call of aten._scaled_dot_product_flash_attention_for_cpu.default" in text
+    assert "us estimated; ATen's op in 3 parts " in text
+    assert "def _forward(" in monarchc("inspect", "a.mplan", "--emit", "triton", "--kernel", "flash_attention").out
+    assert ".target sm_90a" in monarchc("inspect", "a.mplan", "--emit", "ptx", "--kernel", "flash_attention").out
+    rows = json.loads(monarchc("inspect", "a.mplan", "--kernels", "--json").out)["kernels"]
+    assert [row["kernel"] for row in rows if row["by"] == "template"] == [
+        "aten._scaled_dot_product_flash_attention_for_cpu.default"
+    ]
+    assert (
+        "did you mean flash_attention?"
+        in monarchc("inspect", "a.mplan", "--emit", "ptx", "--kernel", "flash_atention", code=2).err
+    )
+    assert (
+        "one kernel of aten.mm and gelu, in tiles of " in monarchc("inspect", "a.mplan", "--why", "mm_gelu_kernel").out
+    )
+
+
+def test_templates_can_be_turned_off(folder: Path, monarchc: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "attend.py").write_text(ATTENTION)
+    monkeypatch.setenv("MONARCH_TEMPLATES", "off")
+    monarchc("compile", "attend.py:attend", "--target", "cuda:90", "-o", "a.mplan")
+    binaries = load_plan("a.mplan").binaries
+    assert not any(binary.call or binary.variant for binary in binaries)
+    monkeypatch.setenv("MONARCH_TEMPLATES", "some")
+    assert (
+        "MONARCH_TEMPLATES='some': it has to be auto, all or off"
+        in monarchc("compile", "attend.py:attend", "--target", "cuda:90", code=2).err
+    )
 
 
 def test_what_generated_kernels_read_and_write(folder: Path, monarchc: Run) -> None:
