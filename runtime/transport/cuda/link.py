@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from monarch.compiler.plan import MonarchError
@@ -55,22 +55,22 @@ class GpuReach(Reach):
         self._offset, self._address = int(lent["offset"]), int(lent["address"])
         self._uuid = str(lent["device"])
         self._ours = ours
-        self._mapped: Place | None = None
+        self.mapped: Place | None = None
         self.mappable = True
 
     def place(self, offset: int, size: int) -> Place:
         """Where it is mapped here; maps it, the first time. By one thread at a time. Raises CudaFailed."""
-        if self._mapped is None:
+        if self.mapped is None:
             if self._ours:
                 # A process cannot open what it has exported itself.
-                self._mapped = Place(self._address, self.size, driver.here().uuids().index(self._uuid), None)
+                self.mapped = Place(self._address, self.size, driver.here().uuids().index(self._uuid), None)
             else:
                 gpu, base = driver.here().open(self._handle, self._uuid)
-                self._mapped = Place(base + self._offset, self.size, gpu, None)
-        return self._mapped.part(offset, size)
+                self.mapped = Place(base + self._offset, self.size, gpu, None)
+        return self.mapped.part(offset, size)
 
     def free(self) -> None:
-        mapped, self._mapped = self._mapped, None
+        mapped, self.mapped = self.mapped, None
         if mapped is not None and not self._ours:
             try:
                 driver.here().close(self._handle)
@@ -265,11 +265,23 @@ class CudaLink(ShmLink):
         if not self.loop.here():
             self._lane.join(seconds)
 
-    def ended(self, error: LinkLost) -> None:
-        super().ended(error)
-        self._lane.close(self._end_streams)
+    def _gone_from(self, reach: Reach, work: int) -> None:
+        # Closing a mapping may wait for the GPU, which the I/O thread must not.
+        closing = _Closing(lambda: ShmLink._gone_from(self, reach, work))
+        open_here = isinstance(reach, GpuReach) and reach.mapped is not None
+        if not open_here or not self._lane.add(closing, wait=False):
+            super()._gone_from(reach, work)
 
-    def _end_streams(self) -> None:
+    def ended(self, error: LinkLost) -> None:
+        mapped = {key: reach for key, reach in self._reaches.items() if isinstance(reach, GpuReach)}
+        for key in mapped:
+            del self._reaches[key]
+        super().ended(error)
+        self._lane.close(lambda: self._give_up(mapped.values()))
+
+    def _give_up(self, mapped: Iterable[GpuReach]) -> None:
+        for reach in mapped:
+            reach.drop(reach.free)
         self._cuda.lanes.discard(self._lane)
         for stream in self._streams.values():
             stream.close()
@@ -398,6 +410,18 @@ class _Copy:
         if self._word is not None:
             self._word.leave()
         self._reach.leave()
+
+
+class _Closing:
+    """A mapping to be closed, after all that uses it."""
+
+    alone = False
+
+    def __init__(self, begin: Callable[[], None]) -> None:
+        self.begin = begin
+
+    def end(self) -> None:
+        pass
 
 
 class _Other:
