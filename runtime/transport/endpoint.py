@@ -275,7 +275,7 @@ class Endpoint:
             if kind not in address.offers or (kind == "local" and address.host != self.address.host):
                 continue
             if kind == "local":
-                stream = LocalStream(sockets.begin_local(address))
+                stream = LocalStream(sockets.connect_local(address, deadline, check))
                 uid = stream.credentials()[1]
                 if uid != os.geteuid():
                     stream.close()

@@ -5,12 +5,15 @@ from __future__ import annotations
 import hashlib
 import os
 import socket
+import struct
+import time
 from pathlib import Path
 
 from monarch.compiler.plan import MonarchError
-from monarch.runtime.transport.interface import Address
+from monarch.runtime.transport.interface import Address, Check
 
 _BACKLOG = 512
+_SLICE = struct.pack("@ll", 0, 50_000)  # a timeval: microseconds
 
 
 def host_identity() -> str:
@@ -52,16 +55,38 @@ def listen_tcp(bind: str, advertise: str | None) -> tuple[socket.socket, dict[st
     return listener, {"host": advertise or host, "port": port}
 
 
-def begin_local(peer: Address) -> socket.socket:
+def connect_local(peer: Address, deadline: float, check: Check | None = None) -> socket.socket:
+    """Waits while more connections wait there than its kernel keeps, until `deadline` (of time.monotonic). Raises
+    MonarchError."""
     name = peer.offers["local"].get("name")
     if not isinstance(name, str) or not 0 < len(name) < 100:
         raise MonarchError("an address's local name has to be a text of at most 100 characters")
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-    sock.setblocking(False)
-    return _connect(sock, "\0" + name, f"the local socket {name}")
+    # A non-blocking one would be refused at once; this waits in the kernel, for so long at a time.
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _SLICE)
+    while True:
+        if check is not None:
+            try:
+                check()
+            except BaseException:
+                sock.close()
+                raise
+        try:
+            sock.connect("\0" + name)
+        except BlockingIOError:
+            if time.monotonic() < deadline:
+                continue
+            sock.close()
+            raise MonarchError(f"cannot connect to the local socket {name}: too many connections wait there") from None
+        except OSError as error:
+            sock.close()
+            raise MonarchError(f"cannot connect to the local socket {name}: {error.strerror}") from None
+        sock.setblocking(False)
+        return sock
 
 
 def begin_tcp(peer: Address) -> socket.socket:
+    """Begin to connect; see `greeting.connected`. Raises MonarchError."""
     host, port = peer.offers["tcp"].get("host"), peer.offers["tcp"].get("port")
     if not isinstance(host, str) or not isinstance(port, int) or not 0 < port < 1 << 16:
         raise MonarchError("an address's tcp offer has to be a host and a port")
@@ -71,18 +96,11 @@ def begin_tcp(peer: Address) -> socket.socket:
         raise MonarchError(f"there is no host {host!r}: {error.strerror}") from None
     sock = socket.socket(family, kind | socket.SOCK_CLOEXEC, protocol)
     sock.setblocking(False)
-    return _connect(sock, where, f"{host} port {port}")
-
-
-def _connect(sock: socket.socket, where: object, name: str) -> socket.socket:
-    """Begin to connect; a TCP socket can be written once that is done."""
     try:
-        sock.connect(where)  # type: ignore[arg-type]
+        sock.connect(where)
     except BlockingIOError:
-        if sock.family == socket.AF_UNIX:
-            sock.close()
-            raise MonarchError(f"cannot connect to {name}: too many connections wait there") from None
+        pass  # it can be written once it is connected
     except OSError as error:
         sock.close()
-        raise MonarchError(f"cannot connect to {name}: {error.strerror}") from None
+        raise MonarchError(f"cannot connect to {host} port {port}: {error.strerror}") from None
     return sock

@@ -9,6 +9,7 @@ import socket
 import ssl
 import struct
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,7 +19,7 @@ from hypothesis import strategies as st
 
 from monarch.compiler.plan import MonarchError
 from monarch.runtime.transport import endpoint as endpoint_module
-from monarch.runtime.transport import handshake
+from monarch.runtime.transport import handshake, sockets
 from monarch.runtime.transport.endpoint import Endpoint
 from monarch.runtime.transport.handshake import HandshakeFailed, Read, Steps, Write
 from monarch.runtime.transport.interface import Address, Region
@@ -444,3 +445,42 @@ def test_a_fork_does_not_hold_links_open(served: Endpoint) -> None:
         dialer.close()
         for fd in (*ready, *done):
             os.close(fd)
+
+
+def crowded() -> tuple[socket.socket, Address, list[socket.socket]]:
+    """A local socket where as many connections wait as the kernel keeps."""
+    listener, offer = sockets.listen_local(secrets.token_hex(16))
+    listener.listen(0)
+    waiting: list[socket.socket] = []
+    while True:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        try:
+            sock.connect("\0" + str(offer["name"]))
+        except BlockingIOError:
+            sock.close()
+            return listener, Address("0" * 32, "0" * 32, {"local": offer}), waiting
+        waiting.append(sock)
+
+
+def test_a_crowd_at_a_local_socket_is_waited_for() -> None:
+    listener, address, waiting = crowded()
+    looks = 0
+
+    def make_room() -> None:
+        nonlocal looks
+        looks += 1
+        if looks == 2:  # the first time there was none
+            listener.accept()[0].close()
+
+    with listener, sockets.connect_local(address, time.monotonic() + PATIENCE, make_room) as sock:
+        assert not sock.getblocking() and looks >= 2
+    for each in waiting:
+        each.close()
+
+
+def test_a_crowd_is_not_waited_for_without_end() -> None:
+    listener, address, waiting = crowded()
+    with listener, pytest.raises(MonarchError, match="too many connections wait there"):
+        sockets.connect_local(address, time.monotonic())
+    for each in waiting:
+        each.close()
