@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from monarch.compiler.kernels.ir import Kernel
 from monarch.compiler.kernels.triton.build import compile_launches
 from monarch.compiler.kernels.triton.crosscompile import Compiled
-from monarch.compiler.kernels.triton.emit import emit, variants_of
+from monarch.compiler.kernels.triton.emit import _Emitter, emit, variants_of
 from monarch.compiler.kernels.triton.product import product_of as as_product
 from monarch.compiler.kernels.triton.product import work_of
 from monarch.compiler.kernels.triton.variants import GPUS, Tiles, library_seconds, template_seconds
@@ -60,6 +60,23 @@ def test_what_makes_a_factor_in_the_interpreter(name: str) -> None:
 def test_any_tiles_give_the_same(name: str, tiles: Tiles) -> None:
     kernel = kernel_of(name, torch.float32)
     check(kernel, operands_of(kernel), atol=2e-5, tiles=tiles)
+
+
+@pytest.mark.parametrize("name", ["sizes of no tile", "a batch of transposes", "heads"])
+def test_addresses_of_64_bits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_Emitter, "reaches_far", lambda self, nest: True)
+    kernel = kernel_of(name, torch.float32)
+    assert "tl.program_id(0).to(tl.int64)" in emit(kernel).text
+    check(kernel, operands_of(kernel), atol=2e-5)
+
+
+def test_far_addresses_are_noticed() -> None:
+    """The last tile of a matrix of 2^31 elements reaches past what 32 bits hold."""
+    shapes = ((65536, 32), (32, 32768))
+    tensors = [torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in shapes]
+    kernel = product_of(joined(graph_of(CASES["gelu"][0], *tensors)))
+    assert "tl.program_id(0).to(tl.int64)" in emit(kernel).text
+    assert "int64" not in emit(kernel_of("gelu", torch.bfloat16)).text
 
 
 @settings(max_examples=25, deadline=None)
