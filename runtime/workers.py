@@ -96,9 +96,11 @@ class Workers:
             self.window = Window(geometry, fd)
             threads = max(1, signals.cores() // len(self.ranks))
             number = processes.start(mesh, self.ranks, fd, theirs, threads, across)
-        except OSError as error:
+        except (OSError, MonarchError) as error:
             for end in ends.values():
                 end.close()
+            if isinstance(error, MonarchError):
+                raise
             if isinstance(error, ConnectionError):
                 what, hint = "the process that forks them has ended meanwhile", "Try again: a new one is started."
             else:

@@ -7,6 +7,7 @@ live on. When the process ends, the controller hears of it as everybody does, an
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import socket
@@ -70,16 +71,16 @@ class Programs:
 
     def _work(self, controller: str, head: Head, files: Files | None) -> None:
         _, mesh, reply, rank, dims, across, owner = head
+        spec = MeshSpec(dims)
         try:
             if files is None:
-                raise OSError("its files were lost: too many are open (ulimit -n)")
-            memory, end = files.take()
-            up = socket.socket(fileno=end)
-            spec = MeshSpec(dims)
-            window = Window(Geometry.of(spec.workers), memory, memory)
+                raise OSError(errno.EMFILE, "its files did not come: too many are open (ulimit -n)")
+            window = Window(Geometry.of(spec.workers), files.fds[0], files.fds[0])
         except OSError as error:
             self._process.raise_at(reply, error, "starting a worker")
             return
+        memory, end = files.take()
+        up = socket.socket(fileno=end)
         self._process.ready.wait()  # the user's bootstrap comes first
         torch.set_num_threads(self._process.threads)  # this thread's
         actors = _Actors(Loans(mesh), self._gifts, owner)  # there before any message that refers to it
@@ -137,7 +138,10 @@ class Programs:
             if not isinstance(leaf, torch.Tensor):
                 raise TypeError(f"a program takes tensors, and this endpoint returned a {type(leaf).__name__}")
             if leaf.device.type != "cpu" or leaf.layout is not torch.strided or leaf.is_quantized:
-                raise TypeError(f"a program's workers take dense CPU tensors, and this endpoint returned {leaf.device}")
+                raise TypeError(
+                    f"a program's workers take dense CPU tensors, and this endpoint returned a"
+                    f" {leaf.layout} one on {leaf.device}"
+                )
         tensors = [leaf.detach().resolve_conj().resolve_neg().contiguous() for leaf in leaves]
         described = pytree.tree_unflatten([TensorType(tensor.dtype, tuple(tensor.shape)) for tensor in tensors], tree)
         self._gifts.give(caller, number, tensors)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -111,6 +113,16 @@ class Service(Actor):
     @endpoint
     def pid(self) -> int:
         return os.getpid()
+
+
+def stop(pid: int) -> None:
+    """Have a process stand still, and wait until all of its threads do."""
+    os.kill(pid, signal.SIGSTOP)
+    while any(
+        re.search(r"^State:\t[tT]", task.read_text(), re.MULTILINE) is None
+        for task in Path(f"/proc/{pid}/task").glob("*/status")
+    ):
+        os.sched_yield()
 
 
 @pytest.fixture

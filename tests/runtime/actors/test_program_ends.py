@@ -29,7 +29,7 @@ from monarch.actor import (
 from monarch.distributed import Mesh
 from monarch.runtime import wire
 from tests.runtime.actors.conftest import WAIT
-from tests.runtime.actors.services import Service, mesh, procs, service, values
+from tests.runtime.actors.services import Service, mesh, procs, service, stop, values
 
 __all__ = ["mesh", "procs", "service"]
 
@@ -57,7 +57,7 @@ def test_who_waits_in_a_collective_is_told(
     x = monarch.distribute(torch.ones(4), mesh, "[@data]")
     assert x.sum().item() == 4
     pid = values(service.pid.call())[1]
-    os.kill(pid, signal.SIGSTOP)
+    stop(pid)
     total = x.redistribute("[-]")
     reply = service.slice(data=0).get.call_one(total)  # type: ignore[attr-defined]
     os.kill(pid, signal.SIGKILL)

@@ -16,7 +16,7 @@ from monarch.actor import Actor, HostMesh, MeshFailure, ProcMesh, endpoint, this
 from monarch.distributed import Mesh
 from tests.runtime.actors.agents import TOKEN, Hosts, hosts_here
 from tests.runtime.actors.conftest import WAIT
-from tests.runtime.actors.services import Service, lent, values
+from tests.runtime.actors.services import Service, lent, stop, values
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +75,7 @@ def test_kill_9_is_the_end_of_the_mesh(procs: ProcMesh, faults: queue.SimpleQueu
         x = monarch.distribute(torch.ones(4), mesh, "[@(hosts,gpus)]")
         assert x.sum().item() == 4
         pid = values(service.pid.call())[3]
-        os.kill(pid, signal.SIGSTOP)
+        stop(pid)
         total = x.redistribute("[-]") * 2
         os.kill(pid, signal.SIGKILL)
         with pytest.raises(DeviceMeshError, match=r"worker hosts=1, gpus=1 on host .* crew\[3\] was killed by SIGKILL"):
