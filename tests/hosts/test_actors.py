@@ -15,12 +15,14 @@ import torch
 import monarch
 from monarch.actor import Actor, HostMesh, MeshFailure, SupervisionError, endpoint
 from monarch.compiler.plan import MonarchError
+from monarch.distributed import Mesh
 from monarch.rdma import RDMABuffer
 from monarch.runtime.actors.messages.address import name_of, port_of
 from monarch.spmd import setup_torch_elastic_env
 from tests.hosts.cluster import Cluster, cluster
 from tests.hosts.network import Network, network
 from tests.runtime.actors.conftest import WAIT, _no_faults, faults
+from tests.runtime.actors.services import Service, values
 from tests.runtime.actors.test_hosts import Keeper, gone, pair
 
 __all__ = ["_no_faults", "faults"]
@@ -110,3 +112,15 @@ def test_a_cut_cable_ends_calls(two_hosts: Network, tmp_path: Path, faults: queu
         assert failure.is_of(peers) and failure.rank == 1 and fragile.hosts[1].address in failure.reason
         gone(pids[1])  # its host has noticed, too
         assert one.heard.call_one().get(WAIT) == []
+
+
+def test_programs_run_beside_them(hosts: HostMesh) -> None:
+    """Their workers speak TLS to each other, in the actors' processes."""
+    procs = hosts.spawn_procs(per_host={"gpus": 2})
+    service = procs.spawn("service", Service)
+    with Mesh(procs=procs) as mesh:
+        x = mesh.from_shards(service.make.shards(2, 3), "[@(hosts,gpus), -]")
+        whole = x.full_tensor()
+        assert torch.equal((x.T @ x).full_tensor(), whole.T @ whole)
+        for rank, shard in enumerate(values(service.get.call(x * 2))):
+            assert torch.equal(shard, torch.full((2, 3), 2.0 * rank))
