@@ -8,6 +8,7 @@ such a nest runs on the matrix units is the emitter's (`compiler.kernels.triton.
 
 from __future__ import annotations
 
+import bisect
 import math
 import operator
 from collections.abc import Iterator, Mapping, Sequence
@@ -49,6 +50,8 @@ aten = torch.ops.aten
 
 _PRODUCTS = {aten.mm.default: 0, aten.bmm.default: 0, aten.addmm.default: 1}
 """The products that can be nests, and the place of the first factor among their arguments."""
+_ATTENTION = "attention"
+"""What the names of ATen's composite ops of products have in them."""
 _CHEAP = frozenset(("cast", "add", "sub", "mul"))
 """What a factor's kernel may compute: it is done again for each column of tiles, or each row."""
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -63,9 +66,9 @@ class FuseProducts(Pass):
         %k = kernel([%x, %w, %bias], "kernel mm_add_gelu…", [-1]) : (bf16[64, 128])
 
     The product's own value is stored beside the others where somebody else reads it, which has to be later: no op is
-    moved before another. A cast, a sum or a product that makes a factor goes in front in the same way. `when` is "auto"
-    (what is estimated to take least, of all these and ATen's product with kernels beside it), "all" that can be, or
-    "off".
+    moved before another. Nor is a product moved past another one, for its factors would have to be kept as long. A
+    cast, a sum or a product that makes a factor goes in front in the same way. `when` is "auto" (what is estimated to
+    take least, of all these and ATen's product with kernels beside it), "all" that can be, or "off".
     """
 
     name = "fuse-products"
@@ -108,6 +111,9 @@ class _Products:
         self.order = {node: at for at, node in enumerate(graph.fx.nodes)}
         self.given = Given(self.tensors, key_of, rounding, {}, graph.mesh.sizes)
         self.taken: set[fx.Node] = set()
+        self.heavy = [
+            self.order[node] for node in graph.calls if node.target in _PRODUCTS or _ATTENTION in key_of(node)
+        ]
         fused = (each for node in graph.calls for each in node.meta.get("fused", ()))
         unfused = next((each.graph for each in fused), graph.fx)
         self.before = {node.name: node for node in unfused.nodes}
@@ -120,7 +126,8 @@ class _Products:
             if product is None:
                 continue
             first = min(self.readers(node), key=self.order.__getitem__, default=None)
-            after = None if first is None or first in self.taken else self.after(node, first)
+            near = first is not None and first not in self.taken and not self.heavy_between(node, first)
+            after = self.after(node, first) if first is not None and near else None
             before = {each: made for each in (product.left, product.right) if (made := self.made_by(each)) is not None}
             if (best := self.best(product, after, before)) is not None:
                 found.append(best)
@@ -143,6 +150,11 @@ class _Products:
         if bias is not None and self.tensors[bias].dtype != self.tensors[node].dtype:
             return None
         return _Product(node, left, right, bias)
+
+    def heavy_between(self, first: fx.Node, last: fx.Node) -> bool:
+        """Whether another product or attention stands between two nodes."""
+        at = bisect.bisect_right(self.heavy, self.order[first])
+        return at < len(self.heavy) and self.heavy[at] < self.order[last]
 
     def readers(self, value: fx.Node) -> Iterator[fx.Node]:
         """Who reads a value, through whatever views."""
@@ -191,10 +203,10 @@ class _Products:
 
     def best(self, product: _Product, after: Made | None, before: Mapping[fx.Node, _Before]) -> Made | None:
         """The kernel that is estimated to take least, together with what it leaves out; None where all apart does."""
-        apart = {after.kernel.name: self.pointwise(after.kernel)} if after is not None else {}
+        behind = 0.0 if after is None else self.pointwise(after.kernel)
         fronts = {factor: self.pointwise(each.made.kernel) for factor, each in before.items()}
         library = self.library(product)
-        whole = library + sum(apart.values()) + sum(fronts.values())
+        whole = library + behind + sum(fronts.values())
         chosen: Made | None = None
         least = whole if self.when == "auto" else math.inf
         for taken in dict.fromkeys((tuple(before), *((each,) for each in before), ())):
@@ -206,12 +218,14 @@ class _Products:
                     continue
                 made, tiles, seconds = found
                 left = sum(time for each, time in fronts.items() if each not in taken)
-                left += sum(apart.values()) if reader is None else 0.0
+                left += behind if reader is None else 0.0
                 if seconds + left < least:
                     chosen, least = made, seconds + left
-                    parts = [*(fronts[each] for each in taken), library, *(apart.values() if reader else ())]
-                    names = [before[each].made.kernel.name for each in taken] + [key_of(product.node)]
-                    names += [reader.kernel.name] if reader is not None else []
+                    parts = [*(fronts[each] for each in taken), library]
+                    names = [*(before[each].made.kernel.name for each in taken), key_of(product.node)]
+                    if reader is not None:
+                        parts.append(behind)
+                        names.append(reader.kernel.name)
                     chosen.why = (
                         f"one kernel of {', '.join(names[:-1])} and {names[-1]}, in tiles of {tiles}: "
                         f"{seconds * 1e6:.1f} us estimated, apart "

@@ -68,6 +68,16 @@ def test_a_value_that_others_read_is_stored_too() -> None:
     assert others_of(graph) == ["aten.mm"]
 
 
+def test_of_several_products_the_last_takes_in_what_reads_them() -> None:
+    """The others' factors would have to be kept until then."""
+    tensors = tensors_of(((48, 32), (32, 80), (48, 64), (64, 80)), torch.float32)
+    graph = graph_of(lambda x, w, y, v: (x @ w).relu() + (y @ v).relu(), *tensors)
+    made = joined(graph)
+    assert others_of(made) == ["aten.mm"]
+    assert [buffer.shape for buffer in product_of(made).inputs] == [(48, 64), (64, 80), (48, 80)]
+    torch.testing.assert_close(run(made, *tensors), run(graph, *tensors))
+
+
 CASES: dict[str, tuple[Callable[..., object], tuple[tuple[int, ...], ...]]] = {
     "gelu": (lambda x, w: F.gelu(x @ w), ((48, 32), (32, 80))),
     "bias": (lambda x, w, b: torch.tanh(F.linear(x, w, b)), ((48, 32), (80, 32), (80,))),

@@ -80,15 +80,17 @@ def gpu_for(target: str) -> torch.device:
 def on_gpu(device: torch.device) -> Measure:
     """Seconds of a call on the device, of several in a row on random operands."""
 
+    from triton.runtime.errors import OutOfResources
+
     def measure(kernel: Kernel | TemplateCall, binary: KernelBinary) -> float:
-        try:
-            run = GpuKernel(kernel, binary, device)
-        except RuntimeError:  # too many resources for this device
-            return float("inf")
         tensors = [_random(buffer, device) for buffer in kernel.inputs]
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        for _ in range(3):
-            run(tensors)
+        try:
+            run = GpuKernel(kernel, binary, device)
+            for _ in range(3):
+                run(tensors)
+        except OutOfResources:
+            return float("inf")
         start.record()
         for _ in range(_LAUNCHES):
             run(tensors)
