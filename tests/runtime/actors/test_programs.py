@@ -8,6 +8,7 @@ import queue
 import random
 import threading
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,6 +30,7 @@ from monarch.actor import (
     this_host,
     this_proc,
 )
+from monarch.compiler.inspect.trace import load_trace
 from monarch.distributed import Mesh
 from tests.runtime.actors.conftest import WAIT
 from tests.runtime.actors.services import Service, lent, mesh, procs, service, values
@@ -472,10 +474,10 @@ def test_a_training_loop_with_actors_on_the_same_processes(procs: ProcMesh, mesh
     assert losses[-1].item() < losses[0].item() / 5
 
 
-def test_a_profile_has_what_was_lent_and_adopted(service: Service, mesh: Mesh) -> None:
-    with monarch.profile(mesh=mesh) as profile:
+def test_a_profile_has_what_was_lent_and_adopted(service: Service, mesh: Mesh, tmp_path: Path) -> None:
+    with monarch.profile(tmp_path / "trace.json", mesh=mesh):
         x = mesh.from_shards(service.make.shards(2), "[@data]")
         service.get.call(x * 2).get(WAIT)
         x.wait()
-    kinds = {handled.kind for handled in profile.trace.handled}
+    kinds = {handled.kind for handled in load_trace(str(tmp_path / "trace.json")).handled}
     assert {"lend", "adopt"} <= kinds
