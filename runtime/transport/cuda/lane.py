@@ -12,8 +12,10 @@ _MOST = 1024
 
 
 class Job(Protocol):
-    alone: bool
-    """Whether all before it have ended when it begins."""
+    @property
+    def alone(self) -> bool:
+        """Whether all before it have ended when it begins, and none after it begins before its end."""
+        ...
 
     def begin(self) -> None:
         """Launch what is to be done; may block."""

@@ -291,8 +291,6 @@ class CudaLink(ShmLink):
 class _Copy:
     """A copy to or from a region on a GPU."""
 
-    alone = False
-
     def __init__(
         self,
         link: CudaLink,
@@ -323,6 +321,11 @@ class _Copy:
                 self._after = driver.here().now(place.gpu)
             except CudaFailed as error:
                 self._failed = link.lost(str(error))
+
+    @property
+    def alone(self) -> bool:
+        """Until the region is mapped: where it cannot be, this goes as frames, which would overtake copies."""
+        return self._reach.mapped is None
 
     def begin(self) -> None:
         link, place = self._link, self._place

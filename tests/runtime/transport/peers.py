@@ -219,6 +219,9 @@ class Server:
             return self._added(GpuBlock(self.endpoint, size), fill)
         return self._added(Block(self.endpoint, size, self.way.file if file is None else file), fill)
 
+    def register_on(self, gpu: int, size: int) -> Region:
+        return self._added(GpuBlock(self.endpoint, size, standin.GPUS.make(size, gpu)), 0)
+
     def register_parts(self, size: int, count: int) -> list[Region]:
         """Of one allocation on a GPU."""
         whole = standin.GPUS.make(size * count)

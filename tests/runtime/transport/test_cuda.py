@@ -283,6 +283,29 @@ def test_a_gpu_that_this_process_does_not_see(
         end()
 
 
+def test_what_goes_through_host_memory_overtakes_nothing(way: Way, libcuda: Path) -> None:
+    """The first put to a GPU that cannot be reached, right behind copies to one that can, which take their time."""
+    end = standin.install(libcuda / "libcuda.so", first=1, peers=False, late=20_000)
+    try:
+        gpus = standin.GPUS
+        with peers(way) as (peer,), way.endpoint() as endpoint:
+            link = endpoint.connect(peer.address(), timeout=PATIENCE)
+            near, far, words = peer.register_on(1, SIZE), peer.register_on(0, SIZE), peer.words(16)
+            source, data = some(gpus)
+            opens = gpus.count("opens")
+            link.put(b"maps it", near, 0, Signal(words, 0, 1)).wait(PATIENCE)
+            assert gpus.count("opens") == opens + 1
+            link.post(source, near)  # the two that follow are there when it ends
+            link.post(source, near, 0, Signal(words, 0, 2))
+            link.post(data, far, 0, Signal(words, 8, 3))
+            peer.wait_word(words.number, 8, 3)
+            assert peer.read(words.number) == (2).to_bytes(8, "little") + (3).to_bytes(8, "little")
+            assert peer.read(near.number) == peer.read(far.number) == data
+            assert gpus.count("opens") == opens + 1
+    finally:
+        end()
+
+
 def test_memory_that_ipc_does_not_share(way: Way, gpus: StandIn, caplog: pytest.LogCaptureFixture) -> None:
     """As PyTorch's expandable segments are."""
     with peers(way) as (peer,), way.endpoint() as endpoint:
@@ -428,7 +451,6 @@ def test_buffers_in_asyncio_wait_for_the_stream_of_who_asks(way: Way, gpus: Stan
         gpus.launch_fill(source, 0x77)
         transfer = buffer.write_from(source)
         if held:
-            await asyncio.sleep(0)
             assert not transfer.done()
             gpus.release(0)
         await transfer
