@@ -2,9 +2,9 @@
 
 A plan for a GPU may carry, for each of its generated kernels, what was compiled for it ahead of time, so that loading
 the plan compiles nothing; and for calls of ATen's ops kernels of a template that run in their place. A kernel can be
-there in several variants, of which the first is the one that runs: the one estimated to be fastest, until it has been
-measured (`monarchc tune`). In a file this is two members: `binaries.json`, one list of variants, and `binaries.bin`, the
-bytes of each launch's machine code and assembly, one after the other in the same order.
+there in several variants, of which the first is the one that runs: the one estimated to be fastest, until they have
+been measured (`monarchc tune`). In a file this is two members: `binaries.json`, one list of variants, and
+`binaries.bin`, the bytes of each launch's machine code and assembly, one after the other in the same order.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ class TemplateCall:
 
 @dataclass(frozen=True)
 class KernelBinary:
-    """One variant of a kernel: the launches, in order, that run the kernel with the SHA-256 `kernel` (`kernel_hash`), or
-    the calls of a template, of which `kernel` is then any hash of their own.
+    """One variant of a kernel: the launches, in order, that run the kernel with the SHA-256 `kernel` (`kernel_hash`),
+    or the calls of a template, of which `kernel` is then any hash of their own.
 
     `scratch` is the device memory that they share: dtype and number of elements. `gathers` has a text for each number
     that a launch may leave in the error word. `variant` tells variants apart, and `seconds` is what a call takes:
