@@ -23,6 +23,7 @@ def compile_graph(
     memory_limit: int | None = None,
     rounding: str = "eager",
     collectives: str = "monarch",
+    target: str = "cpu",
 ) -> Plan:
     """The plan of a traced graph, with which a worker holds at most `memory_limit` bytes; `report` fills what the
     inspector shows of it. Ops that were recorded outside of any program (`eager`) get generated kernels only where all
@@ -39,6 +40,7 @@ def compile_graph(
         memory_limit=memory_limit,
         rounding=rounding,
         collectives=collectives,
+        target=target,
     )
 
 

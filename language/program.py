@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from monarch.compiler.errors import MonarchError, ProgramError, Source
 from monarch.compiler.graph import Graph
-from monarch.compiler.plan import Plan, check_backend
+from monarch.compiler.plan import Plan, check_backend, check_target
 from monarch.compiler.sizes import parse_bytes
 from monarch.compiler.types import TensorType
 from monarch.language.compile import compile_graph, partition_graph
@@ -46,6 +46,7 @@ class Traced:
     memory_limit: int | None = None
     rounding: str = "eager"
     collectives: str = "monarch"
+    target: str = "cpu"
 
     def partition(self) -> Traced:
         """The graph with local types and explicit collectives. Raises LayoutError and RuleError."""
@@ -59,6 +60,7 @@ class Traced:
             memory_limit=self.memory_limit,
             rounding=self.rounding,
             collectives=self.collectives,
+            target=self.target,
         )
 
     def __str__(self) -> str:
@@ -87,11 +89,13 @@ class Program(Generic[P, R]):
         memory_limit: str | int | None = None,
         rounding: Rounding = "eager",
         collectives: Backend = "monarch",
+        target: str = "cpu",
     ) -> None:
         if rounding not in get_args(Rounding):
             raise MonarchError(
                 f"rounding={rounding!r}", hint="it is 'eager' (after every op) or 'chain' (once a kernel)."
             )
+        check_target(target)
         check_backend(collectives)
         functools.update_wrapper(self, function)
         self.__wrapped__ = function
@@ -99,6 +103,7 @@ class Program(Generic[P, R]):
         self.memory_limit = None if memory_limit is None else parse_bytes(memory_limit, "memory_limit")
         self.rounding: Rounding = rounding
         self.collectives: Backend = collectives
+        self.target = target
         self._entries: dict[Any, _Entry] = {}
         self._varying: set[tuple[str, str]] = set()
         self._annotations = _tensor_annotations(function)
@@ -136,7 +141,12 @@ class Program(Generic[P, R]):
             return self
         name = self.__wrapped__.__name__
         bound: Any = Program(
-            self.__wrapped__.__get__(instance, owner), self._mesh, self.memory_limit, self.rounding, self.collectives
+            self.__wrapped__.__get__(instance, owner),
+            self._mesh,
+            self.memory_limit,
+            self.rounding,
+            self.collectives,
+            self.target,
         )
         instance.__dict__[name] = bound
         return bound
@@ -155,7 +165,7 @@ class Program(Generic[P, R]):
             found.undo()
             raise difference(held.trace, found)
         try:
-            variant = Variant(found, self.memory_limit, self.rounding, self.collectives)
+            variant = Variant(found, self.memory_limit, self.rounding, self.collectives, self.target)
         except BaseException:
             found.undo()
             raise
@@ -168,7 +178,7 @@ class Program(Generic[P, R]):
 
     def trace(self, *args: P.args, **kwargs: P.kwargs) -> Traced:
         """The graph for these arguments, with global types. Traces the function, and changes nothing."""
-        return Traced(self._look(args, kwargs), self.memory_limit, self.rounding, self.collectives)
+        return Traced(self._look(args, kwargs), self.memory_limit, self.rounding, self.collectives, self.target)
 
     def compile(self, *args: P.args, **kwargs: P.kwargs) -> Plan:
         """The plan for these arguments: `plan.save("step.mplan")`. Traces the function, and changes nothing."""
@@ -386,10 +396,16 @@ def program(
     memory_limit: str | int | None = None,
     rounding: Rounding = "eager",
     collectives: Backend = "monarch",
+    target: str = "cpu",
 ) -> Program[P, R]: ...
 @overload
 def program(
-    *, mesh: Mesh | None = None, memory_limit: str | int | None = None, rounding: Rounding = "eager"
+    *,
+    mesh: Mesh | None = None,
+    memory_limit: str | int | None = None,
+    rounding: Rounding = "eager",
+    collectives: Backend = "monarch",
+    target: str = "cpu",
 ) -> Callable[[Callable[P, R]], Program[P, R]]: ...
 def program(
     function: Callable[..., Any] | None = None,
@@ -399,6 +415,7 @@ def program(
     memory_limit: str | int | None = None,
     rounding: Rounding = "eager",
     collectives: Backend = "monarch",
+    target: str = "cpu",
 ) -> Any:
     """Make a function a program: traced once for each signature, compiled, and run on the workers by one command a
     call.
@@ -427,10 +444,13 @@ def program(
     `collectives` says what moves tensors between workers: "monarch", which is Monarch's own, or process groups of
     `torch.distributed`, "gloo" on CPUs (with the same bits) or "nccl" on GPUs.
 
+    `target` is what the workers are to run it on: "cpu", or a GPU by its kind, "cuda:90". The workers of a host take
+    its GPUs in turns; tensors lie where the last program needed them. This has not run on a GPU yet (docs/kernels.md).
+
     The function itself runs when it is traced: on the first call of a signature, and on calls 2, 3, 5, 9, 17, … to
     notice Python values that were built in and have changed (ProgramError). Printing and appending in it happen then,
     not at every call. Results carry no autograd history.
     """
     if function is None:
-        return lambda inner: Program(inner, mesh, memory_limit, rounding, collectives)
-    return Program(function, mesh, memory_limit, rounding, collectives)
+        return lambda inner: Program(inner, mesh, memory_limit, rounding, collectives, target)
+    return Program(function, mesh, memory_limit, rounding, collectives, target)

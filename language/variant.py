@@ -25,10 +25,17 @@ class Variant:
     """One way in which a program was traced, compiled. `holds` asks whether it fits a call; `run` runs it."""
 
     def __init__(
-        self, trace: Trace, memory_limit: int | None = None, rounding: str = "eager", collectives: str = "monarch"
+        self,
+        trace: Trace,
+        memory_limit: int | None = None,
+        rounding: str = "eager",
+        collectives: str = "monarch",
+        target: str = "cpu",
     ) -> None:
         graph = trace.graph
-        self.plan: Plan = compile_graph(graph, memory_limit=memory_limit, rounding=rounding, collectives=collectives)
+        self.plan: Plan = compile_graph(
+            graph, memory_limit=memory_limit, rounding=rounding, collectives=collectives, target=target
+        )
         self.key = trace.key
         self.mesh = trace.mesh
         self._aliases: dict[str, list[str]] = {}

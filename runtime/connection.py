@@ -281,7 +281,8 @@ class LocalConnection(Connection):
 
 def pack_plan(plan: Plan) -> bytes:
     """A plan and where the object lies that its kernels were built into, for workers forked on this host."""
-    kernels = build_kernels([step.args[1] for step in plan.instructions if step.op == "kernel"])
+    native = plan.target == "cpu"
+    kernels = build_kernels([step.args[1] for step in plan.instructions if native and step.op == "kernel"])
     return pickle.dumps((plan, kernels))
 
 

@@ -15,6 +15,7 @@ import warnings
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -205,8 +206,16 @@ def registered_ops() -> int:
 
 
 def can_fork() -> bool:
-    """Not with CUDA in use, whose state does not survive a fork, nor with Ray, which aborts or stops the child."""
-    return hasattr(os, "fork") and not torch.cuda.is_initialized() and "ray._raylet" not in sys.modules
+    """Not with CUDA's driver loaded (`torch.cuda.is_available()` does so), whose state does not survive a fork, nor
+    with Ray, which aborts or stops the child."""
+    return hasattr(os, "fork") and not _is_mapped("libcuda.so") and "ray._raylet" not in sys.modules
+
+
+def _is_mapped(library: str) -> bool:
+    try:
+        return f"/{library}" in Path("/proc/self/maps").read_text()
+    except OSError:
+        return torch.cuda.is_initialized()
 
 
 def _spawn(control: int, controller: int) -> subprocess.Popen[bytes]:

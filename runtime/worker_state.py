@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import torch
 
 from monarch.compiler.plan import DTYPE_NAMES, MeshSpec, Plan, PlanError
+from monarch.compiler.plan.gpu import OnGpu, device_for
 from monarch.compiler.plan.local_ops import LOCAL_OPS
 from monarch.compiler.plan.native import bind
 from monarch.runtime import wire
@@ -84,10 +85,12 @@ Message = Report | Value | Count | Buffer
 
 
 class LoadedPlan:
-    """A plan as this worker runs it: the frame, and how to read its arguments."""
+    """A plan as this worker runs it: the frame, and how to read its arguments. `ready` has what a GPU needs besides."""
 
-    def __init__(self, plan: Plan, frame: Frame) -> None:
+    def __init__(self, plan: Plan, frame: Frame, ready: OnGpu | None = None) -> None:
         self.frame = frame
+        self.ready = ready
+        self.device = torch.device("cpu") if ready is None else ready.device
         self.name = plan.name
         self.sources = plan.sources
         # A number arrives as one, and is to the plan a tensor without dims.
@@ -131,6 +134,9 @@ class WorkerState:
         self._tracer: Tracer | None = None
         self._kernels: Path | None = None  # of the plan that is being loaded
         self._moves: Any = collectives  # what has its collectives
+        self._ready: OnGpu | None = None  # what it needs on a GPU
+        self._mixed = False
+        """Whether there were plans for a GPU: then values lie there or here, and move to where a plan needs them."""
         self._donated: list[int] = []
         self._committed = False
         self._handlers: dict[int, Callable[[int, bytearray], list[Message]]] = {
@@ -202,19 +208,27 @@ class WorkerState:
         self._donated = [arguments[at] for at in plan.donated]
         self._committed = False
         values = self.values
+        elsewhere: list[tuple[int, int]] = []
         for at, dtype in enumerate(plan.dtypes):
             if dtype is not None:
-                arguments[at] = torch.scalar_tensor(arguments[at], dtype=dtype)
+                arguments[at] = torch.scalar_tensor(arguments[at], dtype=dtype, device=plan.device)
                 continue
-            value = arguments[at] = values[arguments[at]]
+            handle = arguments[at]
+            value = arguments[at] = values[handle]
             if isinstance(value, Missing):
                 report = Report("dependent", self.rank, step, root=value.root)
                 return [self._miss(step, base, outputs, report)]
+            if self._mixed and value.device != plan.device:
+                elsewhere.append((at, handle))
         if self._seen:
             self._part_from_actors(plan, arguments)
         self._collectives.begin(step)
         try:
+            for at, handle in elsewhere:
+                arguments[at] = values[handle] = arguments[at].to(plan.device)
             results = plan.frame.run(arguments)
+            if plan.ready is not None:
+                plan.ready.check()
         except Aborted as aborted:
             report = Report("aborted", self.rank, step, error=str(aborted), committed=self._committed)
             return [self._miss(step, base, outputs, report)]
@@ -251,9 +265,11 @@ class WorkerState:
         return report
 
     def _commit(self) -> Callable[[], None]:
-        meet = self._collectives.commit()
+        meet, ready = self._collectives.commit(), self._ready
 
         def commit() -> None:
+            if ready is not None:
+                ready.check()
             meet()
             self._committed = True
             for handle in self._donated:  # so that the plan's frees do free
@@ -272,7 +288,7 @@ class WorkerState:
         if name in LOCAL_OPS:
             return partial(LOCAL_OPS[name], self._position, self._sizes)
         bound: Callable[..., Any] = getattr(self._moves, name)(*arguments)
-        return bound
+        return bound if self._ready is None else partial(_by_way_of_host, self._ready.device, bound)
 
     # -- plans -----------------------------------------------------------------------------------------------------
 
@@ -286,9 +302,13 @@ class WorkerState:
                 raise plan
             self._moves = self._collectives.by(plan.collectives)
             self._fit(plan.arena)
-            frame = Frame(plan, self._bind, self._arena)
+            self._ready = ready = None if plan.target == "cpu" else self._on_gpu(plan)
+            if ready is None:
+                frame = Frame(plan, self._bind, self._arena)
+            else:
+                frame = Frame(ready.plan, ready.binds(self._bind))
             frame.measure(self._tracer)
-            self.plans[number] = LoadedPlan(plan, frame)
+            self.plans[number] = LoadedPlan(plan, frame, ready)
         except Exception as error:  # told at each step that would run the plan
             self.plans[number] = report = Report(
                 "failed", self.rank, step, _describe(error), "".join(traceback.format_exception(error))
@@ -302,6 +322,13 @@ class WorkerState:
         if not any(isinstance(plan, LoadedPlan) and plan.frame.plan.arena for plan in self.plans.values()):
             self._arena.fit(0)
         return []
+
+    def _on_gpu(self, plan: Plan) -> OnGpu:
+        ready = OnGpu(plan, device_for(plan, self.rank))
+        if ready.device.type == "cuda":
+            torch.cuda.set_device(ready.device)
+        self._mixed = True
+        return ready
 
     def _fit(self, size: int) -> None:
         """Have room for a plan's values."""
@@ -353,7 +380,7 @@ class WorkerState:
             return [Report("dependent", self.rank, step, root=value.root)]
         if not isinstance(value, torch.Tensor):
             return [Report("failed", self.rank, step, f"the value is a {type(value).__name__}, not one tensor")]
-        return [Value(step, value)]
+        return [Value(step, value.cpu())]
 
     def _count(self, step: int, body: bytearray) -> list[Message]:
         return [Count(step, len(self.values))]
@@ -372,7 +399,7 @@ class WorkerState:
         value = self.values[handle]
         if isinstance(value, Missing):
             return f"command {value.root}, which was to make it, failed"
-        loan = Loan(value)
+        loan = Loan(value.cpu())
         held = loan.held()
         known = self._seen.get(handle, [])
         if held is not None and known is not None:
@@ -400,6 +427,13 @@ class WorkerState:
                 seen = self._seen[handle]
                 if seen is None or any(ref() is not None for ref in seen):
                     arguments[at] = arguments[at].clone()
+
+
+def _by_way_of_host(
+    device: torch.device, collective: Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]], tensors: Any
+) -> list[torch.Tensor]:
+    """A collective of tensors on a GPU, through the host's memory."""
+    return [made.to(device) for made in collective([tensor.cpu() for tensor in tensors])]
 
 
 def _describe(error: BaseException) -> str:

@@ -40,7 +40,7 @@ def compile_(
         Path | None, typer.Option("--output", "-o", metavar="PLAN", help="Where to write the plan. [PROGRAM.mplan]")
     ] = None,
     mesh: Mesh = None,
-    target: Target = "cpu",
+    target: Target = None,
     arg: Arguments = None,
     first_call: FirstCall = False,
     memory_limit: MemoryLimit = None,
@@ -62,7 +62,7 @@ def compile_(
 def compiled(
     program: str,
     mesh: str | None,
-    target: str,
+    target: str | None,
     arg: list[str] | None,
     first_call: bool,
     memory_limit: str | None,
@@ -76,7 +76,8 @@ def compiled(
         from monarch.compiler.cli.load import load_program
         from monarch.compiler.plan import check_target
 
-        check_target(target)
+        if target is not None:
+            check_target(target)
         say(f"tracing {program}")
         return load_program(program, sizes, given, first_call, limit).compile(target, progress)
 

@@ -67,7 +67,7 @@ def inspect(
         str | None, typer.Option("--kernel", metavar="NAME", help="With --emit: only the kernels of this name.")
     ] = None,
     mesh: Mesh = None,
-    target: Target = "cpu",
+    target: Target = None,
     arg: Arguments = None,
     first_call: FirstCall = False,
     memory_limit: MemoryLimit = None,
@@ -104,7 +104,7 @@ def inspect(
 
 
 def _read(
-    plan: str, mesh: str | None, target: str, arg: list[str] | None, first_call: bool, memory_limit: str | None
+    plan: str, mesh: str | None, target: str | None, arg: list[str] | None, first_call: bool, memory_limit: str | None
 ) -> Plan:
     from monarch.compiler.cli.load import is_program
 
@@ -112,7 +112,7 @@ def _read(
         from monarch.compiler.cli.compile import compiled
 
         return compiled(plan, mesh, target, arg, first_call, memory_limit)
-    if mesh is not None or arg or first_call or memory_limit is not None or target != "cpu":
+    if mesh is not None or arg or first_call or memory_limit is not None or target is not None:
         raise MonarchError(
             f"--mesh, --target, --arg, --first-call and --memory-limit are for programs, and {plan} is a plan",
             hint="a plan is compiled already; name the program instead: train.py:train_step.",

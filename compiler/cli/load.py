@@ -51,6 +51,7 @@ class LoadedProgram:
     `graph`  the traced graph, with global types
     `memory_limit`  the bytes that a worker may hold at once, None for any
     `collectives`   what moves tensors between workers (`monarch.program`)
+    `target`        what it is compiled for, if nothing else is asked for
     `rounding`      when values in bf16 and f16 are rounded in kernels (`monarch.program`)
     """
 
@@ -60,6 +61,7 @@ class LoadedProgram:
     memory_limit: int | None = None
     rounding: str = "eager"
     collectives: str = "monarch"
+    target: str = "cpu"
 
     @property
     def name(self) -> str:
@@ -69,12 +71,12 @@ class LoadedProgram:
     def mesh(self) -> MeshSpec:
         return self.graph.mesh
 
-    def compile(self, target: str = "cpu", progress: Callable[[str, float, Graph], None] | None = None) -> Plan:
+    def compile(self, target: str | None = None, progress: Callable[[str, float, Graph], None] | None = None) -> Plan:
         """The plan, with the report that the inspector shows."""
         return compile_graph(
             self.graph,
             report=True,
-            target=target,
+            target=target or self.target,
             memory_limit=self.memory_limit,
             rounding=self.rounding,
             collectives=self.collectives,
@@ -128,7 +130,7 @@ def load_program(
                 graph = program.trace(*args, **kwargs).graph
     if mesh is not None:
         _check_dims(mesh, graph.mesh, path)
-    return LoadedProgram(file, path, graph, limit, program.rounding, program.collectives)
+    return LoadedProgram(file, path, graph, limit, program.rounding, program.collectives, program.target)
 
 
 def _split(spec: str) -> tuple[Path, str]:
@@ -319,7 +321,8 @@ def _on_mesh(program: Program[Any, Any], mesh: MeshSpec | None, file: Path, path
         return program
     if own is None:
         sized = Mesh([size for _, size in mesh.dims], mesh.names)
-        return Program(program.__wrapped__, sized, program.memory_limit, program.rounding, program.collectives)
+        options = program.memory_limit, program.rounding, program.collectives, program.target
+        return Program(program.__wrapped__, sized, *options)
     _check_dims(mesh, own.spec, path)
     return program
 

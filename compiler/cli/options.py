@@ -35,9 +35,12 @@ Mesh = Annotated[
     typer.Option("--mesh", metavar="DIM=N,…", help="Sizes of mesh dims instead of the file's own: data=8,model=4."),
 ]
 Target = Annotated[
-    str,
+    str | None,
     typer.Option(
-        "--target", metavar="TARGET", help="What to compile for: cpu, cuda:90, gfx942.", autocompletion=_targets
+        "--target",
+        metavar="TARGET",
+        help="What to compile for instead of the program's own: cpu, cuda:90, gfx942.",
+        autocompletion=_targets,
     ),
 ]
 Arguments = Annotated[

@@ -80,11 +80,16 @@ def check_machine(plan: Plan, mesh: str | None) -> None:
             f"the plan is for {plan.mesh}, and --mesh asks for {asked}",
             hint="a plan is for its mesh: compile the program for the other one.",
         )
-    if plan.target != "cpu":
+    if plan.target != "cpu" and not _has_gpu():
         raise MonarchError(
-            f"the plan is for {plan.target}, and workers of this machine run plans for cpu",
+            f"the plan is for {plan.target}, and this machine has no GPU",
             hint="compile the program with --target cpu to run it here.",
         )
+
+
+def _has_gpu() -> bool:
+    """By its devices' files: asking torch would load the driver, after which this process could not fork workers."""
+    return any(True for pattern in ("nvidia[0-9]*", "kfd") for _ in Path("/dev").glob(pattern))
 
 
 def numbers(texts: list[str] | None) -> dict[str, float]:

@@ -29,6 +29,28 @@ Bind = Callable[..., Callable[..., Any]]
 Tensors = Sequence[torch.Tensor]
 
 
+def device_for(plan: Plan, worker: int) -> torch.device:
+    """The GPU on which a worker of a host runs a plan: they take turns. Raises PlanError where there is none, or
+    another."""
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if not count:
+        raise PlanError(
+            f"plan '{plan.name}' is compiled for {plan.target}, and torch finds no GPU here",
+            hint="run it where there is one, with a torch that is built for it; or compile it for CPUs.",
+        )
+    number = worker % count
+    if plan.target.startswith("cuda:"):
+        here = "cuda:{}{}".format(*torch.cuda.get_device_capability(number))
+    else:
+        here = torch.cuda.get_device_properties(number).gcnArchName.partition(":")[0]
+    if here != plan.target:
+        raise PlanError(
+            f"plan '{plan.name}' is compiled for {plan.target}, and GPU {number} here is {here}",
+            hint=f"compile it for that: --target {here}, or @monarch.program(target={here!r}).",
+        )
+    return torch.device("cuda", number)
+
+
 class OnGpu:
     """A plan on one device. `plan` is what a frame is to run there, with its constants on the device, and `binds(rest)`
     what binds its ops: `rest` has the collectives and the commit."""
