@@ -139,7 +139,7 @@ class Spreads:
         self._tokens = count()
         self._kept: dict[int, _Kept] = {}
         self._passed: dict[tuple[str, int], _Passed] = {}
-        self._young: list[_Gathered] = []
+        self._young: list[Gathered] = []
         process.handle(SPREAD, self._on_spread)
         process.handle(TAKEN, self._on_taken)
         process.handle(UNTAKEN, self._on_untaken)
@@ -240,11 +240,11 @@ class Spreads:
 
     def _spread(self, origin: str, receivers: Receivers, payload: Payload, gather: bool) -> None:
         process = self._process
-        gathered: _Gathered | None = None
+        gathered: Gathered | None = None
         port = -1
         if gather:
             address, asked, _ = receivers[0][2][2]
-            gathered = _Gathered(process, address, asked, {inner[2][2]: to for to, _, inner in receivers})
+            gathered = Gathered(process, address, asked, {inner[2][2]: to for to, _, inner in receivers})
             port = process.ports.open(gathered)
             self._young.append(gathered)
             if len(self._young) == 1:
@@ -271,7 +271,7 @@ class Spreads:
             self._later()
 
 
-class _Gathered:
+class Gathered:
     """The answers of processes here to one call from another host. Called from any thread."""
 
     def __init__(self, process: Process, address: str, port: int, waiting: dict[int, str]) -> None:
