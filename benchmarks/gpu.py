@@ -27,7 +27,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from benchmarks.kernels import Call, Case, adamw, by_torch, flat, gelu, layer_norm, program_of, rms_gate
+from benchmarks.kernels import Call, Case, adamw, by_torch, flat, gelu, layer_norm, program_of, rms_gate, steps
 from benchmarks.measure import Row, cells, interleaved, table
 from monarch.compiler.cli.load import load_program
 from monarch.compiler.errors import MonarchError
@@ -151,21 +151,7 @@ def by_plan(case: Case, target: str, device: torch.device) -> Call:
     """The case's plan, ready to run on the device: gives the results, or the new state, as `by_torch` does."""
     program, typed = program_of(_without_data(case))
     plan = compile_graph(program.trace(*typed).graph, target=target, kernels="all")
-    given = case.tensors if case.upstream is None else (*case.tensors, case.upstream)
-    frame = frame_on(plan, device)
-    order = {str(spec.label): int(re.sub(r"\D", "", str(spec.label))) for spec in plan.inputs if spec.kind == "state"}
-    state = {label: case.state[at].clone() for label, at in order.items()}
-
-    def run() -> object:
-        arguments = [state[str(spec.label)] if spec.kind == "state" else given[int(spec.label)] for spec in plan.inputs]
-        with torch.inference_mode():
-            results = frame.run(arguments)
-        if not state:
-            return results
-        state.update({str(spec.label): made for spec, made in zip(plan.outputs, results, strict=True)})
-        return [state[label] for label in sorted(order, key=lambda label: order[label])]
-
-    return run
+    return steps(case, plan, frame_on(plan, device))
 
 
 def _without_data(case: Case) -> Case:

@@ -26,6 +26,7 @@ import torch.nn.functional as F
 import monarch
 from benchmarks import measure
 from benchmarks.measure import Row, interleaved, seconds, table
+from monarch.compiler.plan import Plan
 from monarch.compiler.plan.native import bind, build_kernels
 from monarch.distributed import Mesh
 from monarch.runtime.frame import Frame
@@ -163,11 +164,15 @@ def by_kernels(case: Case) -> Call:
         # One worker need not wait for others before it writes over state.
         return bind(path, *arguments, 1) if op == "kernel" else lambda: None
 
-    frame = Frame(plan, bound)
+    return steps(case, plan, Frame(plan, bound))
 
+
+def steps(case: Case, plan: Plan, frame: Frame) -> Call:
+    """Runs the case's plan: gives its results, or the new state, in the order that `by_torch` has."""
+    given = case.tensors if case.upstream is None else (*case.tensors, case.upstream)
     # The traced names of state are those of the list: held[0], held[1], …
-    labels = [str(spec.label) for spec in plan.inputs if spec.kind == "state"]
-    state = {label: case.state[int(re.sub(r"\D", "", label))].clone() for label in labels}
+    order = {str(spec.label): int(re.sub(r"\D", "", str(spec.label))) for spec in plan.inputs if spec.kind == "state"}
+    state = {label: case.state[at].clone() for label, at in order.items()}
 
     def run() -> object:
         arguments = [state[str(spec.label)] if spec.kind == "state" else given[int(spec.label)] for spec in plan.inputs]
@@ -176,7 +181,7 @@ def by_kernels(case: Case) -> Call:
         if not state:
             return results
         state.update({str(spec.label): made for spec, made in zip(plan.outputs, results, strict=True)})
-        return [state[label] for label in sorted(labels, key=lambda label: int(re.sub(r"\D", "", label)))]
+        return [state[label] for label in sorted(order, key=lambda label: order[label])]
 
     return run
 

@@ -7,38 +7,21 @@ from pathlib import Path
 
 import pytest
 import torch
-from triton.backends.compiler import GPUTarget
-from triton.runtime import driver
 
 from benchmarks import gpu as bench
 from benchmarks.kernels import Case, by_torch
 from monarch.compiler.errors import MonarchError
-from monarch.compiler.kernels.ir import Kernel
-from monarch.compiler.kernels.triton import load
-from monarch.compiler.kernels.triton.build import functions
-from monarch.compiler.kernels.triton.emit import emit, variants_of
-from monarch.compiler.plan.binaries import KernelBinary
-from tests.kernels.triton.test_load import StandIn
+from tests.kernels.triton.standin import stand_in
 
 CPU = torch.device("cpu")
 SMALL = bench.Shapes(rows=32, width=64, classes=48, inner=32, attention=(2, 2, 32, 16), parameters=2)
 
 
 @pytest.fixture(autouse=True)
-def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A driver that knows every kernel that is loaded, and no template of attention."""
+def without_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tmp_path.chmod(0o700)
     monkeypatch.setenv("MONARCH_CACHE", str(tmp_path))
-    known = StandIn(GPUTarget("cuda", 90, 32))
-    monkeypatch.setattr(driver, "_active", known)
-
-    class Known(load.GpuKernel):
-        def __init__(self, kernel: Kernel, binary: KernelBinary, *more: object) -> None:
-            tiles = {str(tiles or ""): tiles for tiles, _ in variants_of(kernel, "cuda:90")}
-            known.kernels |= functions(emit(kernel, tiles=tiles[binary.variant]))
-            super().__init__(kernel, binary, *more)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(load, "GpuKernel", Known)
+    stand_in(monkeypatch)
 
 
 def cases() -> list[Case]:

@@ -6,28 +6,21 @@ from __future__ import annotations
 import mmap
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from triton.backends.compiler import GPUTarget
-from triton.runtime import driver
 
 import monarch
 from monarch import DeviceMeshError, MonarchError
-from monarch.compiler.kernels.ir import Kernel
-from monarch.compiler.kernels.triton import load
-from monarch.compiler.kernels.triton.build import functions
-from monarch.compiler.kernels.triton.emit import emit, variants_of
 from monarch.compiler.pipeline import compile_graph
 from monarch.compiler.plan import MeshSpec, PlanError, gpu
 from monarch.compiler.text import parse_graph
 from monarch.distributed import Mesh
 from monarch.runtime import processes, worker_state, workers
 from monarch.runtime.controller import MeshExecutor
-from tests.kernels.triton.test_load import StandIn
+from tests.kernels.triton.standin import stand_in
 
 TEXT = """graph @double on mesh<data=2> {
   %x = input 0 : f32[4@data]
@@ -88,16 +81,8 @@ def gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     monkeypatch.setenv("MONARCH_CACHE", str(tmp_path))
     monkeypatch.setenv("MONARCH_TEMPLATES", "off")
     monkeypatch.setenv("MONARCH_KERNELS", "all")
-    known = StandIn(GPUTarget("cuda", 90, 32))
-    monkeypatch.setattr(driver, "_active", known)
+    stand_in(monkeypatch)
     monkeypatch.setattr(worker_state, "device_for", lambda plan, worker: torch.device("cpu"))
-
-    class Known(load.GpuKernel):
-        def __init__(self, kernel: Kernel, binary: Any, *more: Any) -> None:
-            known.kernels |= functions(emit(kernel, tiles=variants_of(kernel, "cuda:90")[0][0]))
-            super().__init__(kernel, binary, *more)
-
-    monkeypatch.setattr(load, "GpuKernel", Known)
     warm = processes.WarmParent()
     monkeypatch.setattr(workers, "warm_parent", lambda: warm)
     yield

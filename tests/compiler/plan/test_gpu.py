@@ -10,26 +10,21 @@ from typing import Any
 
 import pytest
 import torch
-from triton.backends.compiler import GPUTarget
-from triton.runtime import driver
 
 from monarch.compiler.cli.load import load_program
 from monarch.compiler.errors import PlanError
 from monarch.compiler.graph import Graph
 from monarch.compiler.kernels.triton import load
 from monarch.compiler.kernels.triton.ahead import with_binaries
-from monarch.compiler.kernels.triton.build import functions
 from monarch.compiler.kernels.triton.calls import calls_of
-from monarch.compiler.kernels.triton.emit import emit, variants_of
 from monarch.compiler.passes.emit import emit_plan
 from monarch.compiler.pipeline import compile_graph
-from monarch.compiler.plan.binaries import kernels_of
 from monarch.compiler.plan.gpu import OnGpu, attention, attention_backward
 from monarch.compiler.plan.local_ops import LOCAL_OPS
 from monarch.compiler.plan.plan import Plan
 from monarch.compiler.text import parse_graph
 from monarch.runtime.frame import Frame
-from tests.kernels.triton.test_load import StandIn
+from tests.kernels.triton.standin import StandIn, stand_in
 
 CPU = torch.device("cpu")
 
@@ -58,9 +53,7 @@ def step(tokens: "i64[4, 16]", targets: "i64[4, 16]"):
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> StandIn:
-    stand_in = StandIn(GPUTarget("cuda", 90, 32))
-    monkeypatch.setattr(driver, "_active", stand_in)
-    return stand_in
+    return stand_in(monkeypatch)
 
 
 @pytest.fixture
@@ -70,13 +63,6 @@ def traced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Graph:
     cache.mkdir(mode=0o700)
     monkeypatch.setenv("MONARCH_CACHE", str(cache))
     return load_program(f"{tmp_path / 'train.py'}:step", None, {}, False).graph
-
-
-def known(gpu: StandIn, plan: Plan) -> None:
-    """Let the stand-in know the plan's kernels, in the variants that stand first."""
-    for kernel in kernels_of(plan).values():
-        tiles, _ = variants_of(kernel, plan.target)[0]
-        gpu.kernels |= functions(emit(kernel, tiles=tiles))
 
 
 def arguments(plan: Plan) -> list[Any]:
@@ -106,7 +92,6 @@ def rest(name: str, *arguments: Any) -> Callable[..., Any]:
 
 def test_a_training_step_is_that_of_cpus(gpu: StandIn, traced: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = compile_graph(traced, target="cuda:90", kernels="all")
-    known(gpu, plan)
     ready = OnGpu(replace(plan, binaries=tuple(each for each in plan.binaries if each.call is None)), CPU)
     assert not {each.op for each in ready.plan.instructions} & {
         "aten._scaled_dot_product_flash_attention_for_cpu.default",

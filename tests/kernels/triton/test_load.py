@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -25,53 +24,10 @@ from monarch.compiler.kernels.triton.emit import emit
 from monarch.compiler.kernels.triton.load import GpuKernel
 from monarch.compiler.plan.binaries import KernelBinary
 from tests.kernels.cases import softmax_text
-from tests.kernels.triton.emitted import fast_reductions
-from tests.kernels.triton.interpreter import interpreting
+from tests.kernels.triton.standin import StandIn
 from tests.kernels.triton.test_emit import GATHER, adamw, data
 
 CPU = torch.device("cpu")
-
-
-class StandIn:
-    """A driver of one GPU that knows kernels by their entry points, and runs them in the interpreter."""
-
-    def __init__(self, target: GPUTarget) -> None:
-        self.target = target
-        self.kernels: dict[str, triton.JITFunction] = {}
-        self.loaded: list[tuple[str, bytes, int]] = []
-        self.launcher_cls = self.launcher
-        self.utils = self
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def get_current_stream(self, device: int) -> int:
-        return 7
-
-    def get_current_target(self) -> GPUTarget:
-        return self.target
-
-    def get_device_properties(self, device: int) -> dict[str, int]:
-        return {"max_shared_mem": 200_000}
-
-    def load_binary(self, name: str, binary: bytes, shared: int, device: int) -> tuple[Any, ...]:
-        self.loaded.append((name, binary, shared))
-        return "module", self.kernels[name], 32, 0, 1024
-
-    def launcher(self, source: Any, metadata: Any) -> Any:
-        def launch(x: int, y: int, z: int, stream: int, kernel: Any, *more: Any) -> None:
-            assert stream == 7
-            arguments = more[4:]  # behind metadata and hooks
-            assert [*source.signature] == kernel.arg_names and len(arguments) == len(kernel.arg_names)
-            for (name, kind), value in zip(source.signature.items(), arguments, strict=True):
-                if kind == "constexpr":
-                    assert source.constants[name] == value
-                else:
-                    assert kind == triton.runtime.jit.mangle_type(value)
-            with interpreting(), fast_reductions():
-                kernel[(x, y, z)](*arguments)
-
-        return launch
 
 
 @pytest.fixture(params=["cuda:90", "gfx942"])
