@@ -90,6 +90,11 @@ class Ports:
             if waiting.lost(address, error):
                 self._open.pop(number, None)
 
+    def expects(self, address: str) -> bool:
+        """Whether an answer of a process is still to come."""
+        found = list(self._open.values())
+        return any(isinstance(call, (One, _Several)) and address in call.pending().values() for call in found)
+
     def calls(self) -> dict[int, Pending]:
         """The calls that have not been answered, by number."""
         found = list(self._open.items())

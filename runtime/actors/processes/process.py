@@ -198,6 +198,8 @@ class Process:
 
     def reply(self, to: ReplyTo, well: bool, value: object) -> None:
         address, port, place = to[:3]
+        if len(to) == 4 and not well:
+            self.programs.give_nothing(address, to[3])
         if value is None and len(to) == 3:
             payload = EMPTY
         else:
@@ -303,7 +305,17 @@ class Process:
     def on_ended(self, sender: str, head: Head, payload: Payload) -> None:
         """A process has ended: nothing comes from there any more, and what its actors own ends."""
         death: Death = payload.decode()
-        self.router.after_last(death.address, lambda: self._has_ended(death), 0.0 if head[2] else _LAST_SECONDS)
+
+        def heard() -> None:
+            self._has_ended(death)
+
+        def heard_straight() -> None:
+            self.spreads.after_answers(death.address, sender, heard)
+
+        if head[2]:
+            self.router.after_last(death.address, heard, 0.0)
+        else:
+            self.router.after_last(death.address, heard_straight, _LAST_SECONDS)
 
     def _has_ended(self, death: Death) -> None:
         self._wait_no_more(death.address)

@@ -26,15 +26,17 @@ from monarch.runtime.actors.messages.address import host_of
 from monarch.runtime.actors.messages.message import EMPTY, INLINE, Payload
 from monarch.runtime.actors.messages.protocol import (
     NUMBERED,
+    READY,
     RELAY,
     REPLIES,
     REPLY,
     SPREAD,
     TAKEN,
+    UNREACHED,
     UNTAKEN,
     Head,
 )
-from monarch.runtime.actors.processes.ports import Answer, Decode
+from monarch.runtime.actors.processes.ports import Answer, Decode, One
 
 if TYPE_CHECKING:
     from monarch.runtime.actors.processes.process import Process
@@ -189,6 +191,20 @@ class Spreads:
         something."""
         return self._through.pop(agent, ())
 
+    def after_answers(self, address: str, told_by: str, task: Callable[[], None]) -> None:
+        """Call `task` once what a process that has ended had answered by way of its agent is here. The agent sent it
+        before it told of the end, but to whom another told that, it may still be on its way."""
+        process, host = self._process, host_of(address)
+        agent = next((agent for agent in list(self._through) if host_of(agent) == host), None)
+        if agent is None or agent == told_by or not process.ports.expects(address):
+            task()
+            return
+        asked: One[None] = One(agent)
+        port = process.ports.open(asked)
+        asked.future.when_done(task)
+        if not process.router.send(agent, (READY, (process.address, port, 0)), EMPTY):
+            process.ports.reply(port, 0, True, lambda: None)
+
     def lost(self, address: str) -> None:
         """A process has ended, or cannot be reached."""
         for token, kept in list(self._kept.items()):
@@ -253,8 +269,10 @@ class Spreads:
             if gathered is not None:
                 inner = (*inner[:2], (process.address, port, inner[2][2]), *inner[3:])
             sent = process.router.send(to, (RELAY, to, origin, (NUMBERED, number, inner)), payload)
-            if not sent and gathered is not None and gathered.lost(to, SupervisionError("its process is gone")):
-                process.ports.close(port)
+            if not sent:
+                process.router.send(origin, (UNREACHED, to), EMPTY)  # who is younger than that end was not told of it
+                if gathered is not None and gathered.lost(to, SupervisionError("its process is gone")):
+                    process.ports.close(port)
 
     def _later(self) -> None:
         timer = threading.Timer(LATE_SECONDS, self._process.router.soon, [self._late])

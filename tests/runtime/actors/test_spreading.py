@@ -20,6 +20,7 @@ from monarch.actor import (
     ActorError,
     HostMesh,
     MeshFailure,
+    ProcMesh,
     SupervisionError,
     current_rank,
     endpoint,
@@ -27,7 +28,7 @@ from monarch.actor import (
 )
 from monarch.runtime.actors.messages.link import Link
 from monarch.runtime.actors.messages.message import Payload
-from monarch.runtime.actors.messages.protocol import REPLIES, REPLY, Head
+from monarch.runtime.actors.messages.protocol import ENDED, REPLIES, REPLY, Head
 from monarch.runtime.actors.processes import current, spreading
 from tests.runtime.actors.agents import TOKEN, Hosts, hosts_here
 from tests.runtime.actors.conftest import WAIT
@@ -103,6 +104,37 @@ class Peer(Actor):
         for rank in range(2):
             others.slice(gpus=rank).tell.call_one(2 + rank).get(WAIT)  # type: ignore[attr-defined]
         return answers.get(WAIT).values()
+
+    @endpoint
+    def ask(self, others: Peer) -> str:
+        try:
+            return str(others.heard.call().get(WAIT).values())
+        except SupervisionError as error:
+            return str(error)
+
+    @endpoint
+    def hear_of_the_end_first(self, others: Peer, procs: ProcMesh) -> list[int]:
+        """Call those of another host, have them end, and take nothing from their agent until one has."""
+        process = current.process()
+        others.heard.call().get(WAIT)
+        (agent,) = process.spreads._through
+        (link,) = process.router.network._links[agent]
+        stream, ended, held = link._stream, process._handlers[ENDED], []
+        assert stream is not None
+
+        def hear(sender: str, head: Head, payload: Payload) -> None:
+            ended(sender, head, payload)
+            if held:
+                process.router.watch(stream.fileno(), held.pop())
+
+        process.handle(ENDED, hear)
+        answers = others.pid.call()
+        stop = procs.stop()
+        held.append(link._ready)
+        process.router.forget(stream.fileno())
+        found = answers.get(WAIT).values()
+        stop.get(WAIT)
+        return found
 
     @endpoint
     def lose_agents_of(self, others: Peer) -> str:
@@ -227,7 +259,6 @@ def test_large_answers_and_errors_come_as_they_are(hosts: HostMesh) -> None:
     assert all(torch.equal(back, 2 * x) for back in peers.double.call(x).get(WAIT).values())
     with pytest.raises(ActorError, match="not rank 2"):
         peers.only.call(2).get(WAIT)
-    assert peers.slice(gpus=0).only.call(1).get is not None  # type: ignore[attr-defined]
     with pytest.raises(ActorError, match="not rank 7"):
         peers.only.call(7).get(WAIT)
 
@@ -265,6 +296,25 @@ def test_where_a_connection_to_an_agent_breaks_the_calls_by_way_of_it_fail(hosts
     others = peers.slice(hosts=1)  # type: ignore[attr-defined]
     assert "the connection is lost" in sender.lose_agents_of.call_one(others).get(WAIT)
     assert others.slice(gpus=0).heard.call_one().get(WAIT) == []
+
+
+def test_what_was_answered_counts_whoever_hears_first_of_the_end(hosts: HostMesh) -> None:
+    procs = hosts.slice(hosts=1).spawn_procs(per_host={"gpus": 2})
+    peers = procs.spawn("peer", Peer)
+    pids = peers.pid.call().get(WAIT).values()
+    sender = hosts.slice(hosts=0).spawn_procs().spawn("sender", Peer)
+    assert sender.hear_of_the_end_first.call_one(peers, procs).get(WAIT) == pids
+
+
+def test_who_is_younger_than_a_death_is_told_when_it_calls(
+    hosts: HostMesh, faults: queue.SimpleQueue[MeshFailure]
+) -> None:
+    peers = spawn(hosts)
+    os.kill(peers.slice(hosts=1, gpus=1).pid.call_one().get(WAIT), signal.SIGKILL)  # type: ignore[attr-defined]
+    assert "SIGKILL" in faults.get(timeout=WAIT).reason
+    sender = hosts.slice(hosts=0).spawn_procs().spawn("sender", Peer)
+    answer = sender.ask.call_one(peers.slice(hosts=1)).get(WAIT)  # type: ignore[attr-defined]
+    assert "cannot be reached" in answer
 
 
 @pytest.fixture
