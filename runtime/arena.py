@@ -24,11 +24,9 @@ class Arena:
 
     def fit(self, size: int) -> bool:
         """Have room for so many bytes, or give all back if it is 0. Gives whether the memory is another one now, so
-        that tensors in it have to be asked for again. Raises OSError where there is none."""
+        that tensors in it have to be asked for again. Raises OSError where there is none, and leaves all as it was."""
         if self.size >= size > 0 or self.size == size:
             return False
-        self._memory = None
-        self.size = 0
         self._memory = _mapped(size)
         self.size = size
         return True

@@ -85,11 +85,13 @@ Message = Report | Value | Count | Buffer
 
 
 class LoadedPlan:
-    """A plan as this worker runs it: the frame, and how to read its arguments. `ready` has what a GPU needs besides."""
+    """A plan as this worker runs it: the frame, and how to read its arguments. `ready` has what a GPU needs besides;
+    `failed` is whether its last step did."""
 
     def __init__(self, plan: Plan, frame: Frame, ready: OnGpu | None = None) -> None:
         self.frame = frame
         self.ready = ready
+        self.failed = False
         self.device = torch.device("cpu") if ready is None else ready.device
         self.name = plan.name
         self.sources = plan.sources
@@ -220,19 +222,24 @@ class WorkerState:
                 return [self._miss(step, base, outputs, report)]
             if self._mixed and value.device != plan.device:
                 elsewhere.append((at, handle))
-        if self._seen:
-            self._part_from_actors(plan, arguments)
         self._collectives.begin(step)
         try:
+            if self._seen:
+                self._part_from_actors(plan, arguments)
             for at, handle in elsewhere:
                 arguments[at] = values[handle] = arguments[at].to(plan.device)
+            if plan.failed and plan.ready is not None:
+                plan.ready.forget()
+            plan.failed = False
             results = plan.frame.run(arguments)
             if plan.ready is not None:
                 plan.ready.check()
         except Aborted as aborted:
+            plan.failed = True
             report = Report("aborted", self.rank, step, error=str(aborted), committed=self._committed)
             return [self._miss(step, base, outputs, report)]
         except Exception as error:  # whatever an op raises is the step's failure, and is told with all that is known
+            plan.failed = True
             report = self._explain(step, plan, error)
             error.__traceback__ = None  # it holds the step's values
             return [self._miss(step, base, outputs, report)]
@@ -400,7 +407,7 @@ class WorkerState:
         if isinstance(value, Missing):
             return f"command {value.root}, which was to make it, failed"
         loan = Loan(value.cpu())
-        held = loan.held()
+        held = loan.held() if value.device.type == "cpu" else None  # or else it is a copy
         known = self._seen.get(handle, [])
         if held is not None and known is not None:
             self._seen[handle] = [*(ref for ref in known if ref() is not None), held]

@@ -84,11 +84,20 @@ class OnGpu:
     def check(self) -> None:
         """Wait for the device. Raises IndexError, with the user's line, where an index was out of range since the last
         check."""
-        for kernel in self._loaded.values():
-            if kernel.binary.gathers:
-                kernel.check()
+        gathering = [kernel for kernel in self._loaded.values() if kernel.binary.gathers]
+        if gathering:
+            found = torch.cat([kernel.error for kernel in gathering]).tolist()  # waits once, not for each
+            if any(found):
+                self.forget()
+                raise next(kernel.failure(number) for kernel, number in zip(gathering, found, strict=True) if number)
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
+
+    def forget(self) -> None:
+        """Indices that were out of range in a step that has failed are no matter of the next."""
+        for kernel in self._loaded.values():
+            if kernel.binary.gathers:
+                kernel.error.zero_()
 
     # -- instructions ----------------------------------------------------------------------------------------------
 
@@ -164,8 +173,13 @@ def _returns_several(op: str) -> bool:
 # Attention, in parts -------------------------------------------------------------------------------------------------
 
 
+def _multiplied(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """A product of halves in float32: an error of a rounded score is one of a factor of its exponential."""
+    return left.float() @ right.float().transpose(-1, -2)
+
+
 def _scores(q: torch.Tensor, k: torch.Tensor, causal: bool, mask: torch.Tensor | None, scale: float | None) -> Any:
-    scores = (q @ k.transpose(-1, -2)).float() * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)
+    scores = _multiplied(q, k) * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)
     if mask is not None:
         scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
     if causal:
@@ -185,10 +199,11 @@ def attention(
     scale: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`aten._scaled_dot_product_flash_attention_for_cpu`: [batch, heads, length, dim] of q's dtype, and the logsumexp
-    of the scores, float32 [batch, heads, length]."""
+    of the scores, float32 [batch, heads, length]. Both are 0 for a query that sees no key."""
     _without(dropout)
     scores = _scores(q, k, causal, attn_mask, scale)
     total = scores.logsumexp(-1)
+    total = total.masked_fill(total == -math.inf, 0.0)
     return (scores - total.unsqueeze(-1)).exp().to(v.dtype) @ v, total
 
 
@@ -209,7 +224,7 @@ def attention_backward(
     "FlashAttention", 2022, without its tiles)."""
     _without(dropout)
     weights = (_scores(q, k, causal, attn_mask, scale) - total.unsqueeze(-1)).exp()
-    pulled = (grad @ v.transpose(-1, -2)).float()
+    pulled = _multiplied(grad, v)
     own = (grad.float() * out.float()).sum(-1, keepdim=True)
     slopes = (weights * (pulled - own) * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)).to(q.dtype)
     return slopes @ k, slopes.transpose(-1, -2) @ q, weights.to(v.dtype).transpose(-1, -2) @ grad

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monarch.compiler.plan import DeviceMeshError, MeshSpec, MonarchError, Plan, PlanError, Region, Slot
-from monarch.runtime import frame, memory, wire
+from monarch.runtime import frame, memory, wire, worker_state
 from monarch.runtime.blocks import Flat, cut, rounds
 from monarch.runtime.controller_state import ControllerState, PlanRecord, Remote
 from monarch.runtime.frame import Frame
@@ -146,6 +146,21 @@ def test_plans_share_an_arena_that_grows() -> None:
     assert worker.state._arena.size == 0
 
 
+def test_a_plan_for_whose_values_there_is_no_memory() -> None:
+    """It fails alone: plans before and after it run in the arena that there was."""
+    worker = Worker()
+    first, second = in_the_arena(400), in_the_arena(4)
+    worker.load(1, first)
+    (report,) = worker.load(2, replace(in_the_arena(4), arena=2**62))
+    assert isinstance(report, Report) and "Cannot allocate memory" in report.error
+    assert worker.load(3, second) == []
+    worker.state.values[1], worker.state.values[2] = torch.arange(400.0), torch.arange(4.0)
+    assert worker.run(1, first, 10, 1) == [] and worker.run(3, second, 11, 2) == []
+    for handle in (1, 2):
+        expected = worker.state.values[handle].mul(2).exp().neg()
+        assert torch.equal(worker.state.values[9 + handle], expected)
+
+
 def test_a_step_that_fails_leaves_nothing_behind_in_the_arena() -> None:
     worker, plan, bad = Worker(), in_the_arena(4), in_the_arena(4, bad=True)
     worker.load(1, plan)
@@ -155,6 +170,43 @@ def test_a_step_that_fails_leaves_nothing_behind_in_the_arena() -> None:
     assert isinstance(report, Report) and report.op == "aten.view.default"
     assert worker.run(1, plan, 11, 1) == []
     assert torch.equal(worker.state.values[11], torch.arange(4.0).mul(2).exp().neg())
+
+
+def test_what_a_failed_step_left_on_a_gpu_is_forgotten_before_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether it was aborted before it looked, or did not get as far itself."""
+
+    class Ready:
+        device = torch.device("cpu")
+        forgotten = 0
+
+        def __init__(self, plan: Plan, device: torch.device) -> None:
+            self.plan = plan
+
+        def binds(self, rest: Callable[..., object]) -> Callable[..., object]:
+            return rest
+
+        def check(self) -> None:
+            pass
+
+        def forget(self) -> None:
+            Ready.forgotten += 1
+
+    monkeypatch.setattr(worker_state, "OnGpu", Ready)
+    monkeypatch.setattr(worker_state, "device_for", lambda plan, worker: torch.device("cpu"))
+    worker = Worker()
+    for number, plan in enumerate((scaled(donate=True), scaled(bad=True))):
+        plan = replace(plan, target="cuda:90")
+        worker.load(number, plan)
+        worker.state.values[1] = torch.ones(2)
+        worker.alone.abort = True
+        (report,) = worker.run(number, plan, 10, 1, 2.0)
+        assert isinstance(report, Report) and report.kind == ("failed" if number else "aborted")
+        assert Ready.forgotten == number
+        worker.alone.abort = False
+        for base in (20, 30):
+            worker.state.values[1] = torch.ones(2)
+            worker.run(number, plan, base, 1, 2.0)
+            assert Ready.forgotten == number + 1 + (number and base == 30)
 
 
 def in_the_arena(length: int, bad: bool = False) -> Plan:

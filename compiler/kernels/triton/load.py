@@ -68,8 +68,12 @@ class GpuKernel:
         number = int(self.error.item())
         if number:
             self.error.zero_()
-            known = 0 < number <= len(self.binary.gathers)
-            raise IndexError(self.binary.gathers[number - 1] if known else f"kernel {self.kernel.name} gave {number}")
+            raise self.failure(number)
+
+    def failure(self, number: int) -> IndexError:
+        """What `error` says."""
+        known = 0 < number <= len(self.binary.gathers)
+        return IndexError(self.binary.gathers[number - 1] if known else f"kernel {self.kernel.name} gave {number}")
 
 
 def _current(device: torch.device) -> AbstractContextManager[Any]:

@@ -212,3 +212,67 @@ def test_attention_in_parts_is_atens(mask: str) -> None:
     )
     slopes = attention_backward(grad, q, k, v, out, total, 0.0, causal, attn_mask=given, scale=0.3)
     torch.testing.assert_close(slopes, wanted)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_attention_in_parts_of_halves_is_as_near_as_atens(masked: bool) -> None:
+    """Also where scores are large; a query that sees no key gets zeros, and passes no gradient on."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v, grad = (3 * torch.randn(2, 3, 64, 32, generator=generator) for _ in range(4))
+    q, k, v, grad = (each.bfloat16() for each in (q, k, v, grad))
+    mask = torch.zeros(64, 64, dtype=torch.bfloat16)
+    if masked:
+        mask[5] = -torch.inf
+    ops = torch.ops.aten
+    out, total = ops._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, False, attn_mask=mask)
+    wanted = ops._scaled_dot_product_flash_attention_for_cpu_backward(
+        grad, q, k, v, out, total, 0.0, False, attn_mask=mask
+    )
+    found, ours = attention(q, k, v, attn_mask=mask)
+    slopes = attention_backward(grad, q, k, v, found, ours, 0.0, False, attn_mask=mask)
+    torch.testing.assert_close(ours, total, rtol=1e-5, atol=1e-4)
+    with torch.enable_grad():
+        exact = [each.double().requires_grad_() for each in (q, k, v)]
+        scores = exact[0] @ exact[1].transpose(-1, -2) / 32**0.5
+        weights = scores.softmax(-1) * (mask[:, :1] == 0)  # a row without keys has no weights
+        result = weights @ exact[2]
+        result.backward(grad.double())
+    for one, other, right in zip(
+        (found, *slopes), (out, *wanted), (result.detach(), *(each.grad for each in exact)), strict=True
+    ):
+        assert right is not None
+        assert (one - right).abs().max() <= 2 * (other - right).abs().max()
+
+
+GATHERS = """graph @f on mesh<> {
+  %t = input 0 : f32[6, 16]
+  %w = input 1 : f32[16, 16]
+  %i = input 2 : i64[16]
+  %a = aten.embedding(%t, %i) : f32[16, 16]
+  %m = aten.mm(%a, %w) : f32[16, 16]
+  %b = aten.embedding(%t, %i) : f32[16, 16]
+  %c = aten.mul.Tensor(%b, %m) : f32[16, 16]
+  return %c
+}"""
+
+
+def test_an_index_that_several_kernels_find_out_of_range_fails_one_step(
+    gpu: StandIn, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    tmp_path.chmod(0o700)
+    monkeypatch.setenv("MONARCH_CACHE", str(tmp_path))
+    monkeypatch.setenv("MONARCH_TEMPLATES", "off")
+    plan = compile_graph(parse_graph(GATHERS), target="cuda:90", kernels="all")
+    assert sum(bool(each.gathers) for each in plan.binaries) == 2
+    ready = OnGpu(plan, CPU)
+    frame = Frame(ready.plan, ready.binds(rest))
+    table, weight, rows = torch.randn(6, 16), torch.randn(16, 16), torch.arange(16) % 6
+    frame.run([table, weight, rows + 1])
+    with pytest.raises(IndexError, match="an index is out of range: there are 6 rows"):
+        ready.check()
+    (found,) = frame.run([table, weight, rows])
+    ready.check()
+    torch.testing.assert_close(found, table[rows] * (table[rows] @ weight))
+    frame.run([table, weight, rows + 1])
+    ready.forget()
+    ready.check()
