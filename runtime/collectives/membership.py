@@ -4,14 +4,20 @@ Gloo finds its peers through a store, and this one is the mesh's own memory: wha
 they first ask. A process group has a number. In each step, before its first use, its workers tell each other which one
 they have; where these differ, for somebody has left in an earlier step, all make a new one. Events have the same number
 on all workers of the mesh, so those that make none count as many rounds.
+
+Gloo looks at no progress words, so who waits in it looks up now and then whether the others still come, and hears of a
+failed peer or a lost mesh also where no connection breaks, as when a network is cut. For that Gloo connects on a thread
+of its own, which is left to itself, until it gives up, where a peer fails meanwhile.
 """
 
 from __future__ import annotations
 
 import json
 import socket
+import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +33,8 @@ if TYPE_CHECKING:
     from monarch.runtime.collectives.collectives import Collectives
 
 _CONNECT = timedelta(seconds=30)
-_FOR_EVER = timedelta(days=365)  # who waits for a worker that fails is woken
+_FOR_EVER = timedelta(days=365)  # who waits for a worker that fails looks up, and is woken
+_LOOK = timedelta(milliseconds=500)
 _EXPLAIN_SECONDS = 5.0  # for the cause of a broken connection to be known here
 _JOINING = 4  # rounds: two things are told, each behind its length
 _ATTEMPTS = 8
@@ -76,9 +83,31 @@ class Membership:
         if self.step != self._at.step:
             self._agree()
         try:
-            start(self._backend).wait()
+            work = start(self._backend)
+            while not self._ended(work):
+                self._look()
+            work.wait()
         except RuntimeError as error:
             raise self._explained(error) from error
+
+    @staticmethod
+    def _ended(work: Any) -> bool:
+        """After a while, or when it has."""
+        try:
+            work.wait(_LOOK)
+        except RuntimeError:  # the while is over, or it has failed
+            return bool(work.is_completed())
+        return True
+
+    def _look(self) -> None:
+        """Raises Aborted where somebody that this worker waits for has failed, or the mesh is lost."""
+        words = self._at.signals.words
+        if words[DEAD]:
+            raise Aborted(words[DEAD] - 1, died=True)
+        for peer in self._group.peers:
+            progress = words[LINE * (1 + peer)]
+            if progress & 1 and progress >> STEP_BITS == self.step:
+                raise Aborted(peer, died=False)
 
     # -- making and leaving ----------------------------------------------------------------------------------------
 
@@ -103,14 +132,11 @@ class Membership:
         device, listener = listen(self._address)
         try:
             own = listener.getsockname()[:2]
-            store = _Rendezvous(self._tell_all, own)
+            store = _Rendezvous()
             options: Any = ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # the stubs have other names
             options._devices, options._threads, options._timeout = [device], 1, _CONNECT
-            try:
-                self._backend = ProcessGroupGloo(store, self.me, self.size, options)
-            except Exception as error:
-                raise store.failure or self._explained(error) from error
-            self._connections = listening.connections(own, store.listeners)
+            listeners = self._connect(store, options, own)
+            self._connections = listening.connections(own, listeners)
             ends = [ends for each in self._connections if (ends := listening.ends_of(each)) is not None]
             told = [_ends(entry) for entry in self._tell_all(ends)]
             if (wrong := listening.stranger_among(told)) is not None:
@@ -121,6 +147,39 @@ class Membership:
             listening.hear_nobody(listener)
         finally:
             listener.close()
+
+    def _connect(self, store: _Rendezvous, options: Any, own: listening.Address) -> list[listening.Address]:
+        """Have Gloo connect; gives the listeners of the group's workers."""
+        made: Future[Any] = Future()
+        made.add_done_callback(lambda _: store.asked.set())
+
+        def connect() -> None:
+            try:
+                made.set_result(ProcessGroupGloo(store, self.me, self.size, options))
+            except BaseException as error:  # whatever it is: who waits for it raises it
+                made.set_exception(error)
+
+        threading.Thread(target=connect, name="monarch-gloo-connect", daemon=True).start()
+        store.asked.wait()
+        told: list[Any] = []
+        try:
+            if not made.done():
+                told = self._tell_all({"listener": own, "values": store.own})
+        finally:
+            store.answer({key: value for entry in told for key, value in entry["values"].items()})
+        listeners = [(host, port) for host, port in (entry["listener"] for entry in told)]
+        try:
+            while not wait([made], _LOOK.total_seconds()).done:
+                self._look()
+        except Aborted:
+            for each in listening.connections(own, listeners):
+                listening.cut(each)
+            raise
+        try:
+            self._backend = made.result()
+        except Exception as error:
+            raise self._explained(error) from error
+        return listeners
 
     def _tell_all(self, what: Any) -> list[Any]:
         """What each of the group says, JSON, over the mesh's own memory."""
@@ -134,16 +193,11 @@ class Membership:
     def _explained(self, error: Exception) -> Exception:
         """Gloo says that a connection has broken: why it has, once that is known here."""
         self._at.settle()
-        words, line = self._at.signals.words, LINE * (1 + self._group.peers[0])
+        line = LINE * (1 + self._group.peers[0])
         until = time.monotonic() + _EXPLAIN_SECONDS
 
         def check(seen: int) -> None:
-            if words[DEAD]:
-                raise Aborted(words[DEAD] - 1, died=True)
-            for peer in self._group.peers:
-                progress = words[LINE * (1 + peer)]
-                if progress & 1 and progress >> STEP_BITS == self.step:
-                    raise Aborted(peer, died=False)
+            self._look()
             if time.monotonic() > until:
                 raise MonarchError(f"{self._what} broke: {error}")
 
@@ -155,21 +209,23 @@ class Membership:
 
 
 class _Rendezvous(Store):
-    """What Gloo's workers leave for each other: all at once, over the mesh's own memory."""
+    """What Gloo's workers leave for each other: all at once, told by others than Gloo's thread, which waits for it."""
 
-    def __init__(self, tell_all: Callable[[Any], list[Any]], listener: tuple[str, int]) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._tell_all = tell_all
-        self._own: dict[str, str] = {}
-        self._all: dict[str, str] | None = None
-        self._listener = listener
-        self.listeners: list[tuple[str, int]] = []
-        """Of the group's workers, once they have met."""
-        self.failure: Exception | None = None
-        """What went wrong in here: what comes out of Gloo is another exception."""
+        self.own: dict[str, str] = {}
+        self.asked = threading.Event()
+        """Gloo has left its own, and waits for the others'."""
+        self._answered = threading.Event()
+        self._all: dict[str, str] = {}
+
+    def answer(self, values: dict[str, str]) -> None:
+        """What there is now is all that there will be."""
+        self._all = values
+        self._answered.set()
 
     def set(self, key: str, value: Any) -> None:
-        self._own[key] = bytes(value).hex()
+        self.own[key] = bytes(value).hex()
 
     def get(self, key: str) -> bytes:
         return bytes.fromhex(self._met()[key])
@@ -178,14 +234,8 @@ class _Rendezvous(Store):
         self._met()
 
     def _met(self) -> dict[str, str]:
-        if self._all is None:
-            try:
-                told = self._tell_all({"listener": self._listener, "values": self._own})
-            except Exception as failure:
-                self.failure = failure
-                raise
-            self.listeners = [(host, port) for host, port in (entry["listener"] for entry in told)]
-            self._all = {key: value for entry in told for key, value in entry["values"].items()}
+        self.asked.set()
+        self._answered.wait()
         return self._all
 
 

@@ -3,6 +3,7 @@ more. What they compute is in `test_collectives` and `test_failures`, over every
 
 from __future__ import annotations
 
+import mmap
 import multiprocessing
 import os
 import signal
@@ -21,7 +22,7 @@ from monarch.compiler.plan import DeviceMeshError, MeshSpec, MonarchError, Tenso
 from monarch.runtime.collectives import Network, listening, membership
 from monarch.runtime.collectives.membership import Membership
 from monarch.runtime.controller import MeshExecutor
-from monarch.runtime.signals import Aborted
+from monarch.runtime.signals import DEAD, LINE, STEP_BITS, Aborted
 from tests.runtime.building import Building, each, whole
 from tests.runtime.loopback import executor_on
 from tests.runtime.test_failures import MESH, fail_where, healthy
@@ -163,9 +164,9 @@ def test_a_connection_is_known_by_its_two_ends() -> None:
 class Between:
     """What a membership needs of a mesh of two workers, over a pipe between two processes."""
 
-    def __init__(self, pipe: Any, rank: int) -> None:
+    def __init__(self, pipe: Any, rank: int, words: Any = (0,) * 64) -> None:
         self.step = 1
-        self.signals = SimpleNamespace(words=[0] * 64)
+        self.signals = SimpleNamespace(words=words)
         self._pipe = pipe
         self._rank = rank
 
@@ -232,6 +233,70 @@ def test_nothing_is_sent_where_a_stranger_has_connected(stranger: bool) -> None:
         for result in results:
             assert "the process group over w was not used: a connection between 127.0.0.1:" in result
             assert "has no other end among the workers" in result
+
+
+def quiet(pipe: Any, up: Any, met: int, deaf: bool) -> None:
+    """The second of two workers: comes to so many rounds, and then neither comes nor goes."""
+    listen = membership.listen
+
+    def unheard(address: str) -> Any:
+        device, listener = listen(address)
+        if deaf:  # what the first asks of it gets no answer, as if the network were cut
+            listening.hear_nobody(listener)
+        return device, listener
+
+    membership.listen = unheard
+    between = Between(pipe, 1)
+    gather = between.all_gather
+
+    def all_gather(mesh_dims: Any, dims: Any) -> Any:
+        say, rounds = gather(mesh_dims, dims), iter(range(met))
+
+        def run(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+            told = say(tensors)
+            if next(rounds) == met - 1:
+                up.send("met")
+                up.recv()
+            return told
+
+        return run
+
+    between.all_gather = all_gather  # type: ignore[method-assign]
+    Membership(between, ["w"], "127.0.0.1").gathered(torch.ones(1))  # type: ignore[arg-type]
+
+
+def waiting(words: Any, pipe: Any, up: Any) -> None:
+    """The first: waits for the other, and tells what it hears."""
+    member = Membership(Between(pipe, 0, words), ["w"], "127.0.0.1")  # type: ignore[arg-type]
+    try:
+        member.gathered(torch.ones(1))
+    except (Aborted, MonarchError) as error:
+        up.send(str(error))
+    up.recv()
+    os._exit(0)
+
+
+@pytest.mark.parametrize("connecting", [True, False], ids=["connects", "sends"])
+@pytest.mark.parametrize("word", [DEAD, 2 * LINE], ids=["the mesh is lost", "the peer fails"])
+def test_who_waits_in_gloo_hears_of_what_breaks_no_connection(connecting: bool, word: int) -> None:
+    """While it connects, and while it waits for bytes: as when a network is cut, or a worker ended by half."""
+    met = 3 if connecting else 5  # process groups' numbers, listeners (two rounds), connections (two)
+    forked = multiprocessing.get_context("fork")
+    words = memoryview(mmap.mmap(-1, 4096)).cast("q")
+    ours, theirs = forked.Pipe()
+    pipes = forked.Pipe(), forked.Pipe()
+    workers = [
+        forked.Process(target=waiting, args=(words, ours, pipes[0][1])),
+        forked.Process(target=quiet, args=(theirs, pipes[1][1], met, connecting)),
+    ]
+    with ExitStack() as stack:
+        for worker in workers:
+            worker.start()
+            stack.callback(worker.join)
+            stack.callback(worker.kill)
+        assert pipes[1][0].recv() == "met"
+        words[word] = 2 if word == DEAD else 1 << STEP_BITS | 1
+        assert pipes[0][0].recv() == ("worker 1 died" if word == DEAD else "worker 1 failed")
 
 
 def state_of_a_connection_to(address: tuple[str, int]) -> int:
