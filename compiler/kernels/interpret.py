@@ -25,14 +25,21 @@ def interpret(kernel: Kernel, inputs: Tensors) -> list[torch.Tensor]:
 
 
 def laid_out(tensor: torch.Tensor, buffer: Buffer) -> torch.Tensor:
-    """The tensor with a buffer's strides: itself, or a copy."""
+    """The tensor with a buffer's strides: itself, or a copy. The stride of a dim of size 1 means nothing."""
     if tensor.shape != buffer.shape or tensor.dtype != buffer.dtype:
         raise TypeError(
             f"a kernel wants {buffer.dtype} of {list(buffer.shape)}, got {tensor.dtype} of {list(tensor.shape)}"
         )
-    if tensor.stride() == buffer.strides:
-        return tensor
-    return torch.empty_strided(buffer.shape, buffer.strides, dtype=buffer.dtype, device=tensor.device).copy_(tensor)
+    apart = zip(buffer.shape, tensor.stride(), buffer.strides, strict=True)
+    return tensor if all(size == 1 or is_ == wanted for size, is_, wanted in apart) else moved(tensor, buffer.strides)
+
+
+def moved(tensor: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
+    """A copy with these strides; along one of 0 all elements are the first."""
+    made = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device)
+    once = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in strides)
+    made[once].copy_(tensor[once])
+    return made
 
 
 def _run(nest: Nest, inputs: Tensors, outputs: Tensors) -> None:

@@ -21,7 +21,7 @@ from monarch.compiler.errors import PlanError
 from monarch.compiler.kernels.cpp.build import BuildError, Unwritten, build, find_compiler, load
 from monarch.compiler.kernels.cpp.emit import emit, origin, symbol
 from monarch.compiler.kernels.interpret import interpret, laid_out
-from monarch.compiler.kernels.ir import Buffer, Kernel, Load, may_overwrite
+from monarch.compiler.kernels.ir import Kernel, Load, may_overwrite
 from monarch.compiler.kernels.text import parse_kernel
 
 Placed = Sequence[torch.Tensor | None]
@@ -118,7 +118,7 @@ def _native(kernel: Kernel, path: Path, over: Sequence[int], threads: int) -> Bo
             or [*map(_shape, tensors)] != shapes
             or [*map(_dtype, tensors)] != dtypes
         ):
-            tensors = [_fitting(tensor, buffer) for tensor, buffer in zip(tensors, kernel.inputs, strict=True)]
+            tensors = [laid_out(tensor, buffer) for tensor, buffer in zip(tensors, kernel.inputs, strict=True)]
         results = tuple(
             [
                 own if own is not None else tensors[at] if at >= 0 else empty(size, step, dtype=dtype)
@@ -131,14 +131,6 @@ def _native(kernel: Kernel, path: Path, over: Sequence[int], threads: int) -> Bo
         return results
 
     return call
-
-
-def _fitting(tensor: torch.Tensor, buffer: Buffer) -> torch.Tensor:
-    """The tensor, or a copy if it lies otherwise than the kernel wants. The stride of a dim of size 1 means nothing."""
-    apart = zip(buffer.shape, tensor.stride(), buffer.strides, strict=False)
-    if tensor.shape == buffer.shape and tensor.dtype == buffer.dtype and all(n == 1 or a == b for n, a, b in apart):
-        return tensor
-    return laid_out(tensor, buffer)
 
 
 def _failure(kernel: Kernel, failed: int) -> IndexError:

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from monarch.compiler.errors import MonarchError
-from monarch.compiler.kernels.interpret import laid_out
+from monarch.compiler.kernels.interpret import laid_out, moved
 from monarch.compiler.kernels.ir import Kernel, may_overwrite
 from monarch.compiler.kernels.triton.source import ERROR, TRITON_TYPES
 from monarch.compiler.plan.binaries import KernelBinary, LaunchBinary, TemplateCall
@@ -82,9 +82,7 @@ def _current(device: torch.device) -> AbstractContextManager[Any]:
 
 
 def _aligned(tensor: torch.Tensor) -> torch.Tensor:
-    if tensor.data_ptr() % _ALIGNED == 0:
-        return tensor
-    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+    return moved(tensor, tensor.stride()) if tensor.data_ptr() % _ALIGNED else tensor
 
 
 def _launcher(kernel: Kernel | TemplateCall, binary: KernelBinary, launch: LaunchBinary) -> Callable[..., None]:
