@@ -54,14 +54,18 @@ def lowering(
     kernels = kernels or knobs.kernels()
     steps: list[Pass] = [FuseKernels(kernels, rounding)]
     if target != "cpu" and kernels != "off":
-        from monarch.compiler.kernels.products import FuseProducts
-
-        steps.append(FuseProducts(target, knobs.templates(), rounding))
+        steps += _fuse_products(target, knobs.templates(), rounding)
     return steps if memory_limit is None else [*steps, Rematerialize(memory_limit, target)]
 
 
 def _partition_by_mesh(graph: Graph, report: bool = False) -> list[Pass]:
     return [PartitionByMesh(dim, report=report) for dim in nesting_order(graph) if dim not in graph.partitioned]
+
+
+def _fuse_products(target: str, when: str, rounding: str = "eager") -> list[Pass]:
+    from monarch.compiler.kernels.products import FuseProducts  # only GPUs need what it needs
+
+    return [FuseProducts(target, when, rounding)]
 
 
 PASSES: dict[str, Callable[[Graph], list[Pass]]] = {
@@ -71,10 +75,16 @@ PASSES: dict[str, Callable[[Graph], list[Pass]]] = {
     SimplifyReductions.name: lambda graph: [SimplifyReductions()],
     JoinCollectives.name: lambda graph: [JoinCollectives()],
     FuseKernels.name: lambda graph: [FuseKernels("all")],
+    "fuse-products": lambda graph: _fuse_products("cuda:90", "all"),
     Rematerialize.name: lambda graph: [Rematerialize(1)],
 }
 """What each name stands for in `run_passes`, in the order of the pipeline. "partition-by-<mesh dim>" is one dim of
-"partition-by-mesh"; "rematerialize" takes its limit: "rematerialize=64MiB"."""
+"partition-by-mesh"; two passes take something: "fuse-products=cuda:90" the GPU, "rematerialize=64MiB" the limit."""
+
+_TAKES = {
+    "fuse-products": ("a target that is a GPU", "=cuda:90"),
+    Rematerialize.name: ("a limit", "=64MiB, or a number of bytes"),
+}
 
 
 def run_passes(graph: Graph, names: Sequence[str], *, progress: Progress | None = None) -> Graph:
@@ -89,22 +99,27 @@ def run_passes(graph: Graph, names: Sequence[str], *, progress: Progress | None 
 
 
 def _passes_named(name: str, graph: Graph) -> list[Pass]:
-    if name.partition("=")[0] == Rematerialize.name:
-        if "=" not in name:
-            raise MonarchError(f"pass '{name}' needs a limit", hint=f"write {name}=64MiB, or a number of bytes.")
-        return [Rematerialize(parse_bytes(name.partition("=")[2], f"the limit of {Rematerialize.name}"))]
+    known, _, given = name.partition("=")
+    if known in _TAKES:
+        what, example = _TAKES[known]
+        if not given or given == "cpu":
+            raise MonarchError(f"pass '{name}' needs {what}", hint=f"write {known}{example}.")
+        if known == Rematerialize.name:
+            return [Rematerialize(parse_bytes(given, f"the limit of {known}"))]
+        check_target(given)
+        return _fuse_products(given, "all")
     if name in PASSES:
         return PASSES[name](graph)
-    known = [*PASSES, *(f"partition-by-{dim}" for dim in graph.mesh.names)]
-    if name in known:
+    names = [*PASSES, *(f"partition-by-{dim}" for dim in graph.mesh.names)]
+    if name in names:
         dim = name.removeprefix("partition-by-")
         if dim in graph.partitioned:
             raise MonarchError(f"the graph is partitioned by '{dim}' already")
         return [PartitionByMesh(dim)]
-    close = difflib.get_close_matches(name, known, n=1)
+    close = difflib.get_close_matches(name, names, n=1)
     raise MonarchError(
         f"unknown pass {name!r}",
-        hint=(f"did you mean {close[0]}? " if close else "") + f"Passes are {', '.join(known)}.",
+        hint=(f"did you mean {close[0]}? " if close else "") + f"Passes are {', '.join(names)}.",
     )
 
 

@@ -22,7 +22,8 @@ TEXT = """graph @f on mesh<data=2, model=2> {
 
 def test_all_passes_by_name_are_the_pipeline() -> None:
     graph = parse_graph(TEXT)
-    names = [f"{name}=1GiB" if name == "rematerialize" else name for name in PASSES]
+    given = {"rematerialize": "=1GiB", "fuse-products": "=cuda:90"}
+    names = [name + given.get(name, "") for name in PASSES]
     assert str(run_passes(graph, names)) == str(partition_graph(graph))
     assert str(graph) == str(parse_graph(TEXT))
 
@@ -43,7 +44,7 @@ def test_unknown_passes() -> None:
     assert str(caught.value) == (
         "unknown pass 'partition-by-dta'\n"
         "  did you mean partition-by-data? Passes are simplify-views, decompose, partition-by-mesh, "
-        "simplify-reductions, join-collectives, fuse-kernels, rematerialize, partition-by-data, partition-by-model."
+        "simplify-reductions, join-collectives, fuse-kernels, fuse-products, rematerialize, partition-by-data, partition-by-model."
     )
 
 
@@ -52,6 +53,22 @@ def test_rematerialize_takes_its_limit() -> None:
         run_passes(parse_graph(TEXT), ["rematerialize"])
     with pytest.raises(MonarchError, match="the limit of rematerialize is 'much'"):
         run_passes(parse_graph(TEXT), ["rematerialize=much"])
+
+
+def test_fuse_products_takes_its_target() -> None:
+    graph = parse_graph("""graph @f on mesh<> {
+  %x = input 0 : f32[64, 32]
+  %w = input 1 : f32[32, 64]
+  %a = aten.mm(%x, %w) : f32[64, 64]
+  %b = aten.relu(%a) : f32[64, 64]
+  return %b
+}""")
+    assert "kernel mm_relu(" in str(run_passes(graph, ["fuse-kernels", "fuse-products=cuda:90"]))
+    for wrong in ("fuse-products", "fuse-products=cpu"):
+        with pytest.raises(MonarchError, match=f"'{wrong}' needs a target that is a GPU"):
+            run_passes(graph, [wrong])
+    with pytest.raises(MonarchError, match="unknown target 'cuda:91'"):
+        run_passes(graph, ["fuse-products=cuda:91"])
 
 
 def test_progress_is_told_after_each_pass() -> None:
