@@ -18,7 +18,7 @@ from itertools import islice
 from typing import Protocol
 
 from monarch.runtime.actors.messages.memory import Memory, room
-from monarch.runtime.actors.messages.message import EMPTY, PACKET, Payload
+from monarch.runtime.actors.messages.message import EMPTY, PACKET, Payload, lost
 from monarch.runtime.actors.messages.protocol import Head, passed_on
 from monarch.runtime.transport.streams import Stream
 
@@ -26,6 +26,7 @@ _LENGTH = struct.Struct("!I")
 _BUFFERS_AT_ONCE = 16
 _RECEIVES_AT_ONCE = 32
 _FLUSH_SECONDS = 1.0
+_CHUNK = 1 << 20
 
 
 class Loop(Protocol):
@@ -222,11 +223,16 @@ class Link:
             if not sizes:
                 self._deliver(self.peer, head, payload)
                 continue
-            if passed_on(head):
-                payload.memory, parts = Memory.room(sizes)
-            else:
-                parts = room(sizes)
-            payload.parts = parts
+            try:
+                if passed_on(head):
+                    payload.memory, parts = Memory.room(sizes)
+                else:
+                    parts = room(sizes)
+                payload.parts = parts
+            except OSError as error:
+                told = OSError(error.errno, f"no room for a message of {sum(sizes)} bytes: {error.strerror}")
+                payload, parts = lost(told), _skipped(sum(sizes))
+                payload.lent = lent
             self._coming = head, payload
             self._parts.extend(parts)
             while self._parts and begin < end:
@@ -247,3 +253,9 @@ class Link:
             head, payload = self._coming
             self._coming = (), EMPTY
             self._deliver(self.peer, head, payload)
+
+
+def _skipped(size: int) -> list[memoryview]:
+    """Where to read so many bytes that nobody wants."""
+    chunk = memoryview(bytearray(min(size, _CHUNK)))
+    return [chunk[: min(size - at, _CHUNK)] for at in range(0, size, _CHUNK)]

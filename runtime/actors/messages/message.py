@@ -14,7 +14,7 @@ import io
 import os
 import pickle
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import cloudpickle
 import torch
@@ -182,25 +182,30 @@ def unpack(data: bytes, files: Sequence[int]) -> tuple[Head, Payload]:
         if sizes:
             payload.parts = mapped(files[0], slot, sizes)
     except OSError as error:
-        payload = Lost(error)
+        payload = lost(error)
     payload.lent = lent
     if own:
         payload.files = rest
     return head, payload
 
 
-class Lost(Payload):
-    """Of a message that could not be received whole: who wants the value gets the error."""
+def lost(error: OSError) -> Payload:
+    """In place of one that cannot be received whole: who wants the value gets the error, also where it is handed on."""
+    return Payload(pickle.dumps(_Raising(error), 5))
 
-    __slots__ = ("error",)
+
+class _Raising:
+    """What cannot be unpickled, for this reason."""
 
     def __init__(self, error: OSError) -> None:
-        super().__init__(None)
-        self.error = error
+        self._error = error
 
-    def decode(self) -> Any:
-        self.drop()
-        raise self.error
+    def __reduce__(self) -> tuple[object, ...]:
+        return _raise, (self._error,)
+
+
+def _raise(error: OSError) -> NoReturn:
+    raise error
 
 
 class _Pickler(cloudpickle.Pickler):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import socket
@@ -11,8 +12,9 @@ import pytest
 import torch
 
 from monarch.runtime.actors.messages.link import Link
+from monarch.runtime.actors.messages.memory import Memory
 from monarch.runtime.actors.messages.message import PACKET, Payload
-from monarch.runtime.actors.messages.protocol import Head
+from monarch.runtime.actors.messages.protocol import RELAY, Head
 from monarch.runtime.transport.streams import Buffers, Stream
 
 
@@ -126,6 +128,31 @@ def test_a_frame_that_is_too_long_ends_the_link() -> None:
     while "b" not in pair.ended:
         pair.loop.turn()
     assert f"a packet of {PACKET + 1} bytes" in pair.ended["b"]
+
+
+def test_what_there_is_no_memory_for_is_an_error_where_it_is_wanted_and_no_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    pair = Pair()
+    pair.join()
+    with monkeypatch.context() as patch:
+        patch.setattr("monarch.runtime.actors.messages.link.room", full)
+        patch.setattr(Memory, "room", full)
+        tensor = torch.zeros(300_000)
+        pair.links["a"].send((1,), Payload.of([tensor, tensor + 1]))
+        pair.links["a"].send((RELAY, "to", "from", (2,)), Payload.of(tensor))
+        while len(pair.got["b"]) < 2:
+            pair.loop.turn()
+    pair.links["a"].send((3,), Payload.of("small"))
+    while len(pair.got["b"]) < 3:
+        pair.loop.turn()
+    lost, relayed, small = (payload for _, payload in pair.got["b"])
+    with pytest.raises(OSError, match="no room for a message of 2400000 bytes: Cannot allocate memory"):
+        lost.decode()
+    with pytest.raises(OSError, match="no room for a message of 1200000 bytes"):
+        relayed.decode()
+    assert small.decode() == "small" and not pair.ended
 
 
 def test_one_that_fails_before_it_is_joined() -> None:
