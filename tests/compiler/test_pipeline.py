@@ -44,7 +44,8 @@ def test_unknown_passes() -> None:
     assert str(caught.value) == (
         "unknown pass 'partition-by-dta'\n"
         "  did you mean partition-by-data? Passes are simplify-views, decompose, partition-by-mesh, "
-        "simplify-reductions, join-collectives, fuse-kernels, fuse-products, rematerialize, partition-by-data, partition-by-model."
+        "simplify-reductions, join-collectives, fuse-kernels, fuse-products, rematerialize, partition-by-data, "
+        "partition-by-model."
     )
 
 
