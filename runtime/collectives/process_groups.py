@@ -9,9 +9,9 @@ gives the same bits whichever way its tensors go, on all workers and from run to
 A group of workers has its process group made when a plan first needs it (see `membership`); `listening` says how it is
 known who is connected.
 
-Failing. A worker that fails a step cuts the connections that it has used in it, so that peers that wait in Gloo wake up
-at once; what breaks no connection they see when they next look up. They look then who has failed, and fail with the same
-error as with the mesh's own collectives. Steps commit over the mesh's own memory, as ever.
+Failing. A worker that fails a step cuts the connections that it has used in it, so that peers that wait in Gloo wake
+up at once; what breaks no connection they see when they next look up. They look then who has failed, and fail with the
+same error as with the mesh's own collectives. Steps commit over the mesh's own memory, as ever.
 """
 
 from __future__ import annotations

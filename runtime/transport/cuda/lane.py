@@ -42,6 +42,7 @@ class Lane:
 
     @property
     def busy(self) -> bool:
+        """Takes no lock: a job has begun here before it waits no more."""
         return bool(self._jobs or self._begun)
 
     def add(self, job: Job, wait: bool = True) -> bool:
@@ -90,7 +91,8 @@ class Lane:
                 else:
                     job = self._next()
                     if job is not None:
-                        self._begun.append(self._jobs.popleft())
+                        self._begun.append(job)
+                        self._jobs.popleft()
             if not self._begun:
                 break
             if job is not None:

@@ -120,7 +120,7 @@ class CudaLink(ShmLink):
         if after is None:
             return self._later(lambda: ShmLink.get(self, target, region, offset))
         return self._later(
-            lambda: staging.incoming(target, lambda staged: ShmLink.get(self, staged, region, offset), after)
+            lambda: staging.incoming(target, lambda staged: ShmLink.get(self, staged, region, offset), after), after
         )
 
     def post(self, source: Memory, region: Region, offset: int = 0, signal: Signal | None = None) -> None:
@@ -189,7 +189,9 @@ class CudaLink(ShmLink):
         self, source: Memory, region: Region, offset: int, signal: Signal | None, posted: bool = False
     ) -> Pending:
         after = staging.launched(source)
-        return self._later(lambda: ShmLink.put(self, staging.outgoing(source, after), region, offset, signal), posted)
+        return self._later(
+            lambda: ShmLink.put(self, staging.outgoing(source, after), region, offset, signal), after, posted
+        )
 
     def _added(self, copy: _Copy) -> Pending:
         if not self._lane.add(copy, wait=not self.loop.here()):
@@ -197,11 +199,11 @@ class CudaLink(ShmLink):
             copy.fail(self._fresh())
         return copy.pending
 
-    def _later(self, start: Callable[[], Work], posted: bool = False) -> Pending:
-        self.can_send()
-        job = _Other(self, start, posted)
+    def _later(self, start: Callable[[], Work], after: Event | None = None, posted: bool = False) -> Pending:
+        """Start it in its turn. It closes `after`, if it is started at all."""
+        job = _Other(self, start, after, posted)
         if not self._lane.add(job, wait=not self.loop.here()):
-            job.pending.fail(self._fresh())
+            job.refuse(self._fresh())
         return job.pending
 
     def refused(self, error: AccessRefused) -> LinkLost:
@@ -223,10 +225,13 @@ class CudaLink(ShmLink):
     def launched(self, gpu: int, event: Event) -> None:
         self._latest = gpu, event
 
-    def give_back(self, event: Event) -> None:
+    def close_event(self, event: Event) -> None:
         if self._latest is not None and self._latest[1] is event:
             self._latest = None
-        event.close()
+        try:
+            event.close()
+        except CudaFailed as error:
+            _log.warning("an event cannot be given back: %s", error)
 
     def tell_owner(self, signal: Signal, posted: bool) -> Work | None:
         """Have a word stored. Raises LinkLost."""
@@ -406,10 +411,7 @@ class _Copy:
         """Leave the regions, and give back the events."""
         for event in (self._after, self._event):
             if event is not None:
-                try:
-                    self._link.give_back(event)
-                except CudaFailed as error:
-                    _log.warning("an event cannot be given back: %s", error)
+                self._link.close_event(event)
         if self._word is not None:
             self._word.leave()
         self._reach.leave()
@@ -432,16 +434,17 @@ class _Other:
 
     alone = True
 
-    def __init__(self, link: CudaLink, start: Callable[[], Work], posted: bool) -> None:
+    def __init__(self, link: CudaLink, start: Callable[[], Work], after: Event | None, posted: bool) -> None:
         self.pending = Pending(start)
         self._link = link
         self._start = start
+        self._after = after
         self._posted = posted
         self._begun = False
 
     def begin(self) -> None:
         if self._link.error is not None:
-            self.pending.fail(self._link.error)
+            self.refuse(self._link.error)
             return
         try:
             work = self._start()
@@ -450,6 +453,12 @@ class _Other:
         else:
             self._begun = True
             work.then(lambda: self._settle(work))
+
+    def refuse(self, error: LinkLost) -> None:
+        """It is not started."""
+        if self._after is not None:
+            self._link.close_event(self._after)
+        self.pending.fail(error)
 
     def _settle(self, work: Work) -> None:
         try:

@@ -32,7 +32,11 @@ def incoming(target: Memory, get: Callable[[memoryview], Work], after: Event | N
     staged = memoryview(bytearray(place.size))
     pending = Pending(place)
     after = after or launched(target)
-    work = get(staged)
+    try:
+        work = get(staged)
+    except MonarchError:
+        move(place, buffers.place_of(b""), after)
+        raise
 
     def finish() -> None:
         try:

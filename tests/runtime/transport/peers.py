@@ -15,6 +15,7 @@ import pickle
 import signal
 import ssl
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -169,7 +170,9 @@ class Block:
         """Sleep until the word is `value`."""
         words = self.view[: self.view.nbytes // 8 * 8].cast("q")
         address = self.address() + offset
+        end = time.monotonic() + PATIENCE
         while (seen := words[offset // 8]) != value:
+            assert time.monotonic() < end, f"the word at byte {offset} is still {seen}, and not {value}"
             futex.wait(address, seen, PATIENCE)
         if not futex.ORDERED:
             futex.fence()

@@ -7,6 +7,8 @@ import asyncio
 import ctypes
 import os
 import pickle
+import threading
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +20,7 @@ from monarch.compiler.plan import MonarchError
 from monarch.runtime import rdma
 from monarch.runtime.transport.cuda import driver
 from monarch.runtime.transport.cuda.driver import CudaFailed, Driver
+from monarch.runtime.transport.cuda.lane import Job, Lane
 from monarch.runtime.transport.endpoint import Endpoint
 from monarch.runtime.transport.interface import LinkLost, Signal
 from tests.runtime.transport.libcuda import standin
@@ -156,6 +159,20 @@ def test_registering_waits_for_what_was_launched_before_it(any_way: Way, gpus: S
         assert peer.get(endpoint.address.process, region, SIZE) == bytes([99]) * SIZE
 
 
+class Gate:
+    """A job that begins when it is let."""
+
+    alone = False
+
+    def __init__(self) -> None:
+        self.opened = threading.Event()
+
+    def begin(self) -> None:
+        self.opened.wait()
+
+    def end(self) -> None: ...
+
+
 def test_nothing_overtakes_a_copy_that_is_not_done(way: Way, gpus: StandIn) -> None:
     """Puts and atomics in host memory, which would be faster, and copies on another GPU."""
     with peers(way) as (peer,), way.endpoint() as endpoint:
@@ -164,7 +181,9 @@ def test_nothing_overtakes_a_copy_that_is_not_done(way: Way, gpus: StandIn) -> N
         link.put(b"", region, 0, Signal(words, 0, 1)).wait(PATIENCE)
         first, data = some(gpus)
         second, more = some(gpus, gpu=1)
+        launched, gate = gpus.count("launched"), Gate()
         gpus.hold(0)
+        link._lane.add(gate)  # so that both copies are there when the first is begun
         link.post(first, region)
         link.post(second[:100], region, 50)
         link.post(b"host", words, 16, Signal(words, 0, 2))
@@ -174,6 +193,10 @@ def test_nothing_overtakes_a_copy_that_is_not_done(way: Way, gpus: StandIn) -> N
         link.post(second[:8], region, SIZE - 8, Signal(words, 24, 3))
         assert peer.read(words.number) == (1).to_bytes(8, "little") + bytes(56)
         assert not added.done() and not got.done()
+        gate.opened.set()
+        while gpus.count("launched") < launched + 2:
+            os.sched_yield()
+        gpus.settle()  # the copy on the GPU that is not held has had its time
         gpus.release(0)
         peer.wait_word(words.number, 24, 3)
         assert added.wait(PATIENCE) == 0
@@ -181,6 +204,27 @@ def test_nothing_overtakes_a_copy_that_is_not_done(way: Way, gpus: StandIn) -> N
         assert back == b"host"
         assert peer.read(words.number, 0, 20) == (2).to_bytes(8, "little") + (1).to_bytes(8, "little") + b"host"
         assert peer.read(region.number) == data[:50] + more[:100] + data[150:-8] + more[:8]
+
+
+def test_a_lane_is_busy_until_its_last_job_has_ended() -> None:
+    """Whoever looks, and whenever: what it does not see it would overtake."""
+    seen: list[bool] = []
+
+    class Watched(deque[Job]):
+        def popleft(self) -> Job:
+            job = super().popleft()
+            seen.append(lane.busy)
+            return job
+
+    lane = Lane("watched", pytest.fail)
+    lane._jobs = Watched()
+    gate = Gate()
+    gate.opened.set()
+    assert lane.add(gate)
+    lane.drain(PATIENCE)
+    assert seen == [True]
+    lane.close(lambda: None)
+    lane.join(PATIENCE)
 
 
 def test_nothing_spins(way: Way, gpus: StandIn) -> None:
@@ -252,6 +296,28 @@ def test_closing_waits_for_copies_and_leaves_no_thread(way: Way, gpus: StandIn) 
         peer.wait_word(words.number, 0, 20)
         assert peer.read(region.number) == data
         assert gpus.count("opens") == opens and gpus.count("closes") == closes + 1
+
+
+def test_a_link_that_is_lost_gives_back_its_events(way: Way, gpus: StandIn) -> None:
+    """Also those of what waited for its turn, and is not begun any more."""
+    before = gpus.count("events")
+    with peers(way) as (peer,), way.endpoint() as endpoint:
+        link = endpoint.connect(peer.address(), timeout=PATIENCE)
+        region, words = peer.register(SIZE), peer.words(SIZE + 7)
+        source, target = gpus.make(SIZE), gpus.make(SIZE)
+        link.put(b"maps it", region).wait(PATIENCE)
+        gpus.hold(0)
+        gpus.launch_fill(source, 1)
+        works = [link.put(source, region), link.put(source, words), link.get(target, words), link.get(target, region)]
+        peer.kill()
+        gpus.release(0)
+        for work in works:
+            with pytest.raises(LinkLost):
+                work.wait(PATIENCE)
+        for start in (lambda: link.put(source, words), lambda: link.get(target, words)):
+            with pytest.raises(LinkLost):
+                start()
+    assert gpus.count("events") == before
 
 
 # -- where CUDA IPC does not reach -------------------------------------------------------------------------------------

@@ -100,6 +100,7 @@ struct CUstream_st {
     int device, held, ending, idle;
     Task *first, *last;
     pthread_t thread;
+    struct CUstream_st *next;
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -113,7 +114,8 @@ static struct CUctx_st contexts[DEVICES];
 static Allocation allocations[ALLOCATIONS];
 static CUdeviceptr next_address = 0x7e0000000000ull;
 static unsigned next_name;
-static int opens, closes, spins, copies;
+static int opens, closes, spins, copies, launched, events;
+static CUstream streams;
 static __thread CUcontext stack[DEPTH];
 static __thread int depth;
 
@@ -133,6 +135,8 @@ int standin_opens(void) { return opens; }
 int standin_closes(void) { return closes; }
 int standin_spins(void) { return spins; }
 int standin_copies(void) { return copies; }
+int standin_launched(void) { return launched; } /* copies */
+int standin_events(void) { return events; }     /* that there are */
 
 static int files_of(CUdeviceptr address, size_t size, Allocation **found) {
     for (int at = 0; at < ALLOCATIONS; at++) {
@@ -202,6 +206,25 @@ void standin_release(CUstream stream) {
     pthread_mutex_lock(&lock);
     stream->held = 0;
     pthread_cond_broadcast(&changed);
+    pthread_mutex_unlock(&lock);
+}
+
+static int stands(CUstream stream) {
+    Task *it = stream->first;
+    return !it || stream->held || (it->kind == AWAIT && it->event->done < it->number && !sticky);
+}
+
+/* Return when no stream can do more: each has nothing to do, is held, or waits for an event. */
+void standin_settle(void) {
+    pthread_mutex_lock(&lock);
+    for (CUstream stream = streams; stream;) {
+        if (stands(stream)) {
+            stream = stream->next;
+        } else {
+            pthread_cond_wait(&changed, &lock);
+            stream = streams;
+        }
+    }
     pthread_mutex_unlock(&lock);
 }
 
@@ -477,8 +500,7 @@ static void *serve(void *argument) {
     pthread_mutex_lock(&lock);
     for (;;) {
         Task *it = stream->first;
-        if (stream->held || (!it && !stream->ending) ||
-            (it && it->kind == AWAIT && it->event->done < it->number && !sticky)) {
+        if (stands(stream) && (it || !stream->ending)) {
             pthread_cond_wait(&changed, &lock);
             continue;
         }
@@ -492,6 +514,9 @@ static void *serve(void *argument) {
         free(it);
         pthread_cond_broadcast(&changed);
     }
+    CUstream *at = &streams;
+    while (*at != stream) at = &(*at)->next;
+    *at = stream->next;
     pthread_mutex_unlock(&lock);
     free(stream);
     return NULL;
@@ -503,6 +528,10 @@ CUresult cuStreamCreate(CUstream *made, unsigned int flags) {
     if (flags > 1) return CUDA_ERROR_INVALID_VALUE;
     CUstream stream = calloc(1, sizeof *stream);
     stream->device = here();
+    pthread_mutex_lock(&lock);
+    stream->next = streams;
+    streams = stream;
+    pthread_mutex_unlock(&lock);
     pthread_create(&stream->thread, NULL, serve, stream);
     pthread_detach(stream->thread);
     *made = stream;
@@ -524,6 +553,9 @@ CUresult cuEventCreate(CUevent *made, unsigned int flags) {
     if (status) return status;
     *made = calloc(1, sizeof **made);
     (*made)->flags = flags;
+    pthread_mutex_lock(&lock);
+    events++;
+    pthread_mutex_unlock(&lock);
     return CUDA_SUCCESS;
 }
 
@@ -531,6 +563,7 @@ CUresult cuEventDestroy_v2(CUevent event) {
     CUresult status = in_context();
     pthread_mutex_lock(&lock);
     event->destroyed = 1;
+    events--;
     forget(event);
     pthread_mutex_unlock(&lock);
     return status;
@@ -588,6 +621,9 @@ static CUresult copy(CUdeviceptr to, int to_host, CUdeviceptr from, int from_hos
     made->to_host = to_host;
     made->from_host = from_host;
     made->size = size;
+    pthread_mutex_lock(&lock);
+    launched++;
+    pthread_mutex_unlock(&lock);
     push(stream, made);
     return CUDA_SUCCESS;
 }

@@ -131,8 +131,12 @@ class StandIn:
     def release(self, gpu: int) -> None:
         self.library.standin_release(self.current_stream(gpu))
 
+    def settle(self) -> None:
+        """Return when no stream can do more: what could have been done too early has been."""
+        self.library.standin_settle()
+
     def count(self, what: str) -> int:
-        """ "opens", "closes", "copies" or "spins" so far."""
+        """ "opens", "closes", "copies", "launched" (copies) or "spins" so far, or the "events" that there are."""
         number: int = getattr(self.library, f"standin_{what}")()
         return number
 
