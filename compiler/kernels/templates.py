@@ -36,7 +36,8 @@ class TemplateLaunch(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """A hash over that text and all that it calls."""
+        """A hash over all that its machine code and its grid depend on: that text and what it calls, the tiles, and the
+        arguments but the tensors."""
 
 
 @dataclass(frozen=True)

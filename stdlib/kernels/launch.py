@@ -7,6 +7,7 @@ kernels = [launch.compile("cuda:90") for launch in launches]         # no GPU ne
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar
@@ -91,7 +92,10 @@ class Launch:
 
     @property
     def fingerprint(self) -> str:
-        return str(self.kernel.cache_key)
+        tensors = self.tensors
+        given = {name: value for name, value in self.arguments.items() if name not in tensors}
+        known = (self.kernel.cache_key, self.grid, str(self.variant), given, {n: t.dtype for n, t in tensors.items()})
+        return hashlib.sha256(repr(known).encode()).hexdigest()
 
     def compile_fixed(self, target: str, **options: Any) -> Compiled:
         """The kernel for these arguments and no others, but for where tensors lie: it takes their addresses alone."""

@@ -121,7 +121,7 @@ def kernel_binary(kernel: Kernel, target: str, version: str, folder: Path, tiles
     """The machine code of a kernel, from the cache in `folder` or freshly compiled."""
     source = emit(kernel, tiles=tiles)
     key = kernel_hash(kernel)
-    parts = version, target, key, source.text, repr(source.launches), repr(source.gathers)
+    parts = version, target, key, source.text, repr(source.launches), repr(source.scratch), repr(source.gathers)
     return cached(folder, parts, key, lambda: _compiled(kernel, source, target))
 
 

@@ -23,7 +23,7 @@ from monarch.compiler.kernels.templates import Template, Work, templates
 from monarch.compiler.kernels.tensors import tensors_of
 from monarch.compiler.kernels.triton.ahead import cached, compiling, launch_binary
 from monarch.compiler.kernels.triton.variants import GPUS, MOST_VARIANTS
-from monarch.compiler.plan.binaries import KernelBinary, LaunchBinary, TemplateCall
+from monarch.compiler.plan.binaries import KernelBinary, TemplateCall
 from monarch.compiler.plan.plan import Instruction, Plan, Slot
 
 
@@ -83,21 +83,18 @@ class Call:
         name = " and ".join(map(str, variant)) if isinstance(variant, tuple) else str(variant)
         of = TemplateCall(self.template.name, self.instructions, self.inputs, self.outputs, self.why)
         key = hashlib.sha256(repr((self.op, self.args, self.kwargs)).encode()).hexdigest()
+        taken = [tuple(names[_place(tensor)] for tensor in launch.tensors.values()) for launch in launches]
+        sizes = tuple((each.dtype, each.untyped_storage().nbytes() // each.itemsize) for each in scratch)
 
         def compiled() -> KernelBinary:
-            made: list[LaunchBinary] = []
             with compiling(self.template.name, target):
-                for launch in launches:
-                    arguments = tuple(names[_place(tensor)] for tensor in launch.tensors.values())
-                    made.append(
-                        launch_binary(
-                            launch.compile_fixed(target), launch.programs, arguments, tuple(launch.tiles.items())
-                        )
-                    )
-            sizes = tuple((each.dtype, each.untyped_storage().nbytes() // each.itemsize) for each in scratch)
-            return KernelBinary(key, tuple(made), sizes)
+                made = tuple(
+                    launch_binary(launch.compile_fixed(target), launch.programs, pointers, tuple(launch.tiles.items()))
+                    for launch, pointers in zip(launches, taken, strict=True)
+                )
+            return KernelBinary(key, made, sizes)
 
-        parts = (version, target, key, name, *(launch.fingerprint for launch in launches))
+        parts = version, target, key, name, repr((taken, sizes)), *(launch.fingerprint for launch in launches)
         return replace(cached(folder, parts, key, compiled), variant=name, call=of)
 
 

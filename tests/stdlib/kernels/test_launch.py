@@ -59,3 +59,13 @@ def test_sizes_of_one_compile(name: str) -> None:
     _, launches = recorded(fn, *args, **kwargs)
     for launch in launches:
         assert launch.compile("cuda:80").binary
+
+
+def test_what_machine_code_depends_on_is_in_its_fingerprint() -> None:
+    def fingerprint(rows: int, eps: float, dtype: torch.dtype = torch.float32) -> str:
+        _, (launch,) = recorded(rms_norm, meta(rows, 256, dtype=dtype), meta(256, dtype=dtype), eps=eps)
+        return launch.fingerprint
+
+    assert fingerprint(6, 1e-5) == fingerprint(6, 1e-5)
+    others = fingerprint(7, 1e-5), fingerprint(6, 1e-6), fingerprint(6, 1e-5, torch.bfloat16)
+    assert len({fingerprint(6, 1e-5), *others}) == 4
