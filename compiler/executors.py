@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from monarch.compiler.plan.executor import Executor, Hosts
+    from monarch.compiler.plan.executor import Executor, Hosts, Procs
     from monarch.compiler.types import MeshSpec
 
     Factory = Callable[[MeshSpec], Executor]
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 _factory: Factory | None = None
 _attach: Attach | None = None
+_instead = False
 _abstract_too = False
 
 
@@ -33,15 +34,15 @@ def set_hosts_factory(attach: Attach) -> None:
 
 @contextmanager
 def executors_by(factory: Factory, *, abstract: bool = False) -> Iterator[None]:
-    """Within a block, meshes that start their workers get this executor: one without workers, for compiling ahead of
-    time. With `abstract`, meshes that have no workers get it too."""
-    global _factory, _abstract_too
-    before = _factory, _abstract_too
-    _factory, _abstract_too = factory, abstract
+    """Within a block, meshes that start their workers get this executor, wherever these would run: one without workers,
+    for compiling ahead of time. With `abstract`, meshes that have no workers get it too."""
+    global _factory, _instead, _abstract_too
+    before = _factory, _instead, _abstract_too
+    _factory, _instead, _abstract_too = factory, True, abstract
     try:
         yield
     finally:
-        _factory, _abstract_too = before
+        _factory, _instead, _abstract_too = before
 
 
 def abstract_can_run() -> bool:
@@ -49,11 +50,11 @@ def abstract_can_run() -> bool:
     return _abstract_too
 
 
-def executor_for(mesh: MeshSpec) -> Executor:
-    """Start workers for `mesh`."""
+def executor_for(mesh: MeshSpec, where: Hosts | Procs | None = None) -> Executor:
+    """Start workers for `mesh`: on this machine, or on those hosts, or in those processes."""
     if _factory is None:
         raise RuntimeError("no runtime: import monarch first")
-    return _factory(mesh)
+    return _factory(mesh) if where is None or _instead else where.start(mesh)
 
 
 def attach_hosts(**options: Any) -> Hosts:

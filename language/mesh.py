@@ -53,7 +53,7 @@ class _Workers:
         if self.closed:
             raise MonarchError(f"the mesh is closed: {self.spec}", hint="make a new Mesh.")
         if self.executor is None:
-            self.executor = executor_for(self.spec) if self.where is None else self.where.start(self.spec)
+            self.executor = executor_for(self.spec, self.where)
         return self.executor
 
     def close(self) -> None:
@@ -117,7 +117,7 @@ class Mesh:
                 'Mesh(shape=(2, 8), mesh_dim_names=("hosts", "gpus")).',
             )
         spec = MeshSpec(_checked(pairs))
-        if procs is not None and spec.workers != MeshSpec(tuple(procs.sizes.items())).workers:
+        if procs is not None and not _sizes and spec.workers != MeshSpec(tuple(procs.sizes.items())).workers:
             raise LayoutError(
                 f"{spec} has {spec.workers} workers, and the processes are {dict(procs.sizes)}",
                 hint="give dims whose sizes multiply to the number of processes, or none to have theirs.",

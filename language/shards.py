@@ -34,7 +34,7 @@ def from_shards(mesh: Mesh, shards: Returned, layout: LayoutLike | tuple[LayoutL
     if len(layouts) != len(local):
         raise LayoutError(
             f"{len(layouts)} layouts for {len(local)} tensors",
-            hint=f"the actors returned {', '.join(map(str, local))}: give one layout for each, or one for all.",
+            hint=f"the actors returned {_text(found[0])}: give one layout for each, or one for all.",
             source=source,
         )
     types = [
@@ -49,21 +49,30 @@ def from_shards(mesh: Mesh, shards: Returned, layout: LayoutLike | tuple[LayoutL
 
 
 def _check_alike(mesh: MeshSpec, found: list[Any], source: Source | None) -> None:
-    """All workers have to have the same."""
+    """All workers have to have the same, the keys of dicts in the same order too: tensors are adopted in that."""
     places = [", ".join(f"{name}={at}" for name, at in point.items()) for point in mesh.coordinates()]
     for place, value in zip(places, found, strict=True):
-        if value != found[0]:
+        if pytree.tree_flatten(value) != pytree.tree_flatten(found[0]):
             raise LayoutError(
                 f"the shards differ: {_text(found[0])} was returned at {places[0]}, and {_text(value)} at {place}",
                 hint="shards are equal blocks: have every actor return tensors of the same shapes and dtypes, nested "
-                "alike.",
+                "alike,\nwith the keys of dicts in the same order.",
                 source=source,
             )
 
 
+class _Shown:
+    """A type in the text of what it is nested in."""
+
+    def __init__(self, type_: object) -> None:
+        self._type = type_
+
+    def __repr__(self) -> str:
+        return str(self._type)
+
+
 def _text(value: Any) -> str:
-    leaves, tree = pytree.tree_flatten(value)
-    return str(leaves[0]) if tree.is_leaf() else f"{type(value).__name__} of {', '.join(map(str, leaves))}"
+    return repr(pytree.tree_map(_Shown, value))
 
 
 __all__ = ["from_shards"]

@@ -323,6 +323,8 @@ class MeshExecutor:
         """Have the workers lend values, each to so many messages in its process (see `exchange`)."""
         with self._lock:
             self._connection.enter()
+            for value in values:  # another thread may have run a step since the message was pickled
+                self._state.refuse_donated(value, "a tensor in the message")
             self._flush_freed()
             step = self._state.step("lend")
             ids = [value.id for value in values]

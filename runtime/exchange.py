@@ -149,21 +149,34 @@ class Gifts:
     """What actors of this process have returned for programs, by the number of the call and who has made it."""
 
     _waiting: dict[tuple[str, int], list[torch.Tensor]] = field(default_factory=dict)
+    _unwanted: set[tuple[str, int]] = field(default_factory=set)
+    """What was dropped before it was given: the actor has not come to the call yet."""
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def give(self, caller: str, token: int, tensors: list[torch.Tensor]) -> None:
-        self._waiting[caller, token] = tensors
+        """Once for each call: nothing, where the call failed."""
+        with self._lock:
+            if (caller, token) in self._unwanted:
+                self._unwanted.remove((caller, token))
+            else:
+                self._waiting[caller, token] = tensors
 
     def adopt(self, caller: str, token: int) -> list[torch.Tensor]:
         """Raises KeyError where there is nothing, any more."""
-        return self._waiting.pop((caller, token))
+        with self._lock:
+            return self._waiting.pop((caller, token))
 
     def drop(self, caller: str, token: int) -> None:
-        self._waiting.pop((caller, token), None)
+        """It is not wanted, now or when it comes."""
+        with self._lock:
+            if self._waiting.pop((caller, token), None) is None:
+                self._unwanted.add((caller, token))
 
     def gone(self, caller: str) -> None:
         """A process has ended: nobody will ask for what was made for it."""
-        for key in [key for key in list(self._waiting) if key[0] == caller]:
-            self._waiting.pop(key, None)
+        with self._lock:
+            self._waiting = {key: tensors for key, tensors in self._waiting.items() if key[0] != caller}
+            self._unwanted = {key for key in self._unwanted if key[0] != caller}
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return len(self._waiting) + len(self._unwanted)

@@ -262,7 +262,7 @@ class ProcMesh(_Owned):
         """Have a program's workers run in these processes: what `monarch.distributed.Mesh(procs=procs)` does."""
         from monarch.runtime.actors.processes.programs import executor_in
 
-        return executor_in(current.process(), mesh, self._group, tuple(self._shape.ndslice))
+        return executor_in(current.process(), mesh, self._group, tuple(self._shape.ndslice), self.initialized)
 
     def stop(self, reason: str = "it was stopped") -> Future[None]:
         """End the processes, their actors first. A future of the end; what does not end within 10 s is killed."""

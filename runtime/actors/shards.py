@@ -69,8 +69,9 @@ class Shards(Generic[T]):
 
     def adopt(self, executor: Executor, types: Sequence[TensorType]) -> list[Handle]:
         """`monarch.compiler.plan.Returned`."""
+        handles = _beside(executor)[0].adopt(self._number, types)
         self._drop.detach()
-        return _beside(executor)[0].adopt(self._number, types)
+        return handles
 
     def __repr__(self) -> str:
         return f"<shards of {self._label} in {len(self._addresses)} processes>"

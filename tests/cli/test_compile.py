@@ -53,6 +53,31 @@ def test_mesh_gives_the_sizes(folder: Path, monarchc: Run) -> None:
     assert "partition-by-data" in shown["seconds"]
 
 
+@pytest.mark.parametrize("mesh", ["Mesh(procs=Elsewhere())", "Mesh(data=2, hosts=Elsewhere())"])
+def test_no_worker_starts_in_processes_of_actors_or_on_hosts(mesh: str, folder: Path, monarchc: Run) -> None:
+    Path("elsewhere.py").write_text(ELSEWHERE.replace("MESH", mesh))
+    assert monarchc("compile", "elsewhere.py").out.startswith("step on mesh<data=2>: 2 workers")
+    assert monarchc("compile", "elsewhere.py", "--mesh", "data=4").out.startswith("step on mesh<data=4>: 4 workers")
+
+
+ELSEWHERE = """
+import torch, monarch
+from monarch.distributed import Mesh
+
+class Elsewhere:
+    sizes = {"data": 2}
+
+    def start(self, mesh):
+        raise AssertionError("workers are started")
+
+weight = monarch.distribute(torch.ones(4), MESH)
+
+@monarch.program
+def step(x: "f32[4@data]"):
+    return x + weight
+"""
+
+
 def test_a_plan_for_a_gpu_needs_none(folder: Path, monarchc: Run) -> None:
     monarchc("compile", "mlp.py", "--target", "cuda:90", "-o", "a.mplan")
     assert load_plan("a.mplan").target == "cuda:90"

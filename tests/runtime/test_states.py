@@ -21,7 +21,7 @@ from monarch.runtime.ring import Full, Space
 from monarch.runtime.signals import Aborted
 from monarch.runtime.tracing import Tracer
 from monarch.runtime.wire import Report
-from monarch.runtime.worker_state import Count, Message, Missing, Value, WorkerState
+from monarch.runtime.worker_state import Actors, Count, Message, Missing, Value, WorkerState
 from tests.runtime.building import Building, whole
 
 MESH = MeshSpec.of(a=2, b=2)
@@ -59,11 +59,11 @@ def words_of(buffer: torch.Tensor) -> memoryview:
 class Worker:
     """A worker's state machine, fed with commands as the controller would write them."""
 
-    def __init__(self) -> None:
+    def __init__(self, actors: Actors | None = None) -> None:
         self.alone = Alone()
         self.staged = torch.arange(200, dtype=torch.uint8)
         self.file = b""  # that comes with the next plan
-        self.state = WorkerState(MESH, 2, self.alone, self._staging, self._new_tracer, lambda: self.file)
+        self.state = WorkerState(MESH, 2, self.alone, self._staging, self._new_tracer, lambda: self.file, actors)
         self.buffer = torch.zeros(0, dtype=torch.int64)
         self.time = 0
         self.step = -1

@@ -23,7 +23,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from monarch.compiler.plan import Executor, MeshSpec, MonarchError, TensorType
-from monarch.runtime.actors.errors import SupervisionError
+from monarch.runtime.actors.errors import ActorError, SupervisionError
 from monarch.runtime.actors.messages.address import host_of
 from monarch.runtime.actors.messages.message import EMPTY, Files, Payload
 from monarch.runtime.actors.messages.protocol import DROP, WORK, WORKED, Head
@@ -35,6 +35,7 @@ from monarch.runtime.warm import mark_dead
 from monarch.runtime.window import Geometry, Window
 
 if TYPE_CHECKING:
+    from monarch.runtime.actors.future import Future
     from monarch.runtime.actors.processes.process import Death, Group, Process
 
 _END_SECONDS = 10.0
@@ -77,11 +78,11 @@ class Programs:
                 raise OSError(errno.EMFILE, "its files did not come: too many are open (ulimit -n)")
             window = Window(Geometry.of(spec.workers), files.fds[0], files.fds[0])
         except OSError as error:
+            self._process.router.send(controller, (WORKED, mesh, rank, None), EMPTY)
             self._process.raise_at(reply, error, "starting a worker")
             return
         memory, end = files.take()
         up = socket.socket(fileno=end)
-        self._process.ready.wait()  # the user's bootstrap comes first
         torch.set_num_threads(self._process.threads)  # this thread's
         actors = _Actors(Loans(mesh), self._gifts, owner)  # there before any message that refers to it
         self._process.reply(reply, True, os.getpid())
@@ -133,19 +134,16 @@ class Programs:
     def give(self, caller: str, number: int, value: object) -> Any:
         """Keep what an actor returned until its caller's mesh adopts it: the same, with a type for each tensor. Raises
         TypeError, and LayoutError for a dtype that meshes do not have."""
-        leaves, tree = pytree.tree_flatten(value)
-        for leaf in leaves or [None]:
-            if not isinstance(leaf, torch.Tensor):
-                raise TypeError(f"a program takes tensors, and this endpoint returned a {type(leaf).__name__}")
-            if leaf.device.type != "cpu" or leaf.layout is not torch.strided or leaf.is_quantized:
-                raise TypeError(
-                    f"a program's workers take dense CPU tensors, and this endpoint returned a"
-                    f" {leaf.layout} one on {leaf.device}"
-                )
-        tensors = [leaf.detach().resolve_conj().resolve_neg().contiguous() for leaf in leaves]
-        described = pytree.tree_unflatten([TensorType(tensor.dtype, tuple(tensor.shape)) for tensor in tensors], tree)
-        self._gifts.give(caller, number, tensors)
+        tensors: list[torch.Tensor] = []
+        try:
+            tensors, described = _described(value)
+        finally:
+            self._gifts.give(caller, number, tensors)
         return described
+
+    def give_nothing(self, caller: str, number: int) -> None:
+        """The call failed here."""
+        self._gifts.give(caller, number, [])
 
     def number(self) -> int:
         """For a call whose replies stay where they are. What was not wanted of earlier ones is dropped now."""
@@ -161,6 +159,25 @@ class Programs:
 
     def _on_drop(self, sender: str, head: Head, payload: Payload) -> None:
         self._gifts.drop(sender, head[1])
+
+
+def _described(value: object) -> tuple[list[torch.Tensor], Any]:
+    """The tensors in what an actor returned, and the same with their types."""
+    leaves, tree = pytree.tree_flatten(value)
+    for leaf in leaves or [None]:
+        if not isinstance(leaf, torch.Tensor):
+            raise TypeError(f"a program takes tensors, and this endpoint returned a {type(leaf).__name__}")
+        if leaf.device.type != "cpu" or leaf.layout is not torch.strided or leaf.is_quantized:
+            raise TypeError(
+                f"a program's workers take dense CPU tensors, and this endpoint returned a"
+                f" {leaf.layout} one on {leaf.device}"
+            )
+        if type(leaf.detach()) is not torch.Tensor:  # a distributed one, say
+            raise TypeError(
+                f"a program's workers take plain tensors, and this endpoint returned a {type(leaf).__name__}"
+            )
+    tensors = [leaf.detach().resolve_conj().resolve_neg().contiguous() for leaf in leaves]
+    return tensors, pytree.tree_unflatten([TensorType(tensor.dtype, tuple(tensor.shape)) for tensor in tensors], tree)
 
 
 class _Actors:
@@ -220,11 +237,9 @@ class WorkersInProcesses:
                 process.ports.reply(port, place, False, failing(process.lost(members[place], "worker")))
         try:
             pids = waiting.future.get().values()
-        except Exception as error:
+        except (ActorError, SupervisionError) as error:
             self.stop(0)
-            if isinstance(error, SupervisionError):
-                raise MonarchError(f"cannot start the workers of {mesh}: {error}") from None
-            raise
+            raise _not_started(mesh, error) from None
         with self._changed:
             self._told += [{"is": "started", "rank": rank, "pid": pid} for rank, pid in zip(ranks, pids, strict=True)]
         return 0
@@ -266,13 +281,24 @@ class WorkersInProcesses:
             self._changed.notify_all()
 
 
-def executor_in(process: Process, mesh: MeshSpec, group: Group, ranks: Sequence[int]) -> Executor:
-    """Start a worker for each place of a mesh in one of these processes, in order: all on this process' host, or as
-    many on each of the hosts that the program has attached together. Raises MonarchError."""
+def _not_started(mesh: MeshSpec, error: ActorError | SupervisionError) -> MonarchError:
+    why: BaseException = error.exception if isinstance(error, ActorError) else error
+    return MonarchError(f"cannot start the workers of {mesh}: {why}")
+
+
+def executor_in(
+    process: Process, mesh: MeshSpec, group: Group, ranks: Sequence[int], bootstrapped: Future[None]
+) -> Executor:
+    """Start a worker for each place of a mesh in one of these processes, in order, once all are `bootstrapped`: all on
+    this process' host, or as many on each of the hosts that the program has attached together. Raises MonarchError."""
     from monarch.runtime.controller import MeshExecutor
 
     if len(ranks) != mesh.workers:
         raise MonarchError(f"{mesh} has {mesh.workers} workers, and there are {len(ranks)} processes for them")
+    try:
+        bootstrapped.get()
+    except SupervisionError as error:
+        raise _not_started(mesh, error) from None
     addresses = tuple(group.addresses[rank] for rank in ranks)
     beside = Beside(process.new_id(), addresses, process.address)
     here = host_of(process.address)

@@ -67,6 +67,18 @@ class Service(Actor):
         return {"x": torch.full((2, 3), float(rank)), "labels": (torch.tensor([rank]), torch.ones(2).t())}
 
     @endpoint
+    def make_turned(self) -> dict[str, torch.Tensor]:
+        """With the keys in another order on each worker."""
+        names = ["x", "y"] if current_rank().rank == 0 else ["y", "x"]
+        return {name: torch.ones(1) for name in names}
+
+    @endpoint
+    def when_exists(self, path: str) -> None:
+        """Be busy until there is such a file."""
+        while not os.path.exists(path):
+            os.sched_yield()
+
+    @endpoint
     def make_uneven(self) -> torch.Tensor:
         return torch.zeros(1 + current_rank().rank)
 

@@ -281,6 +281,24 @@ def test_a_message_that_is_not_read_keeps_nothing(procs: ProcMesh, service: Serv
         assert values(lent.call()) == [0, 0]
 
 
+def test_a_state_that_a_step_takes_while_the_message_is_pickled(service: Service, mesh: Mesh) -> None:
+    """As when another thread runs the step. The message is refused, and the mesh lives."""
+    weight = monarch.distribute(torch.zeros(2), mesh)
+
+    @monarch.program
+    def step() -> None:
+        weight.add_(1)
+
+    class Meanwhile:
+        def __reduce__(self) -> tuple[Any, ...]:
+            step()
+            return int, ()
+
+    with pytest.raises(MonarchError, match="a tensor in the message was donated to step"):
+        service.get.call((weight, Meanwhile()))
+    assert [shard.tolist() for shard in values(service.get.call(weight))] == [[1, 1]] * 2
+
+
 def test_every_actor_has_each_version_as_it_was(procs: ProcMesh, mesh: Mesh) -> None:
     """Steps replace a state in place, while actors are sent it, keep it and drop it, at random."""
     keepers = [procs.spawn("keeper", Keeper) for _ in range(2)]
@@ -359,6 +377,8 @@ def test_they_come_nested_as_they_were_returned(service: Service, mesh: Mesh) ->
 def test_shards_that_do_not_fit(procs: ProcMesh, service: Service, mesh: Mesh) -> None:
     with pytest.raises(LayoutError, match=r"f32\[1\] was returned at data=0, and f32\[2\] at data=1"):
         mesh.from_shards(service.make_uneven.shards(), "[@data]")
+    with pytest.raises(LayoutError, match=r"{'x': f32\[1\], 'y': f32\[1\]} was returned at data=0, and {'y': .*data=1"):
+        mesh.from_shards(service.make_turned.shards(), "[@data]")
     with pytest.raises(ActorError, match="this endpoint returned a NoneType"):
         mesh.from_shards(service.make_nothing.shards(), "[@data]")
     with pytest.raises(ActorError, match="no data here"):
@@ -385,6 +405,34 @@ def test_shards_that_nobody_wants_are_dropped(service: Service, mesh: Mesh) -> N
     made = service.make.shards(1)  # a later call tells them
     assert values(service.waiting.call()) == [1, 1]
     mesh.from_shards(made, "[@data]")
+
+
+def test_shards_that_are_dropped_before_they_are_made_are_not_kept(
+    procs: ProcMesh, service: Service, tmp_path: Path
+) -> None:
+    path = tmp_path / "go"
+    service.when_exists.broadcast(str(path))
+    for shards in (service.make.shards(1), service.fail_at.shards(1)):
+        del shards
+    gc.collect()
+    service.make_nothing.shards()  # tells the processes, which do not wait for the actors
+    procs.initialized.get(WAIT)
+    path.touch()
+    assert values(service.waiting.call()) == [1, 1]  # the last call's, which failed
+    left = service.make.shards(1)
+    assert values(service.waiting.call()) == [1, 1]
+    assert left.done()
+
+
+def test_shards_that_a_closed_mesh_could_not_take_can_go_elsewhere(procs: ProcMesh, service: Service) -> None:
+    shards = service.make.shards(2)
+    with Mesh(procs=procs) as mesh:
+        executor = mesh.executor
+        x = mesh.from_shards(service.make.shards(2), "[@data]")
+    with pytest.raises(MonarchError, match="closed"):
+        shards.adopt(executor, [x.tensor_type])
+    with Mesh(procs=procs) as mesh:
+        assert mesh.from_shards(shards, "[@data]").tolist() == [0, 0, 1, 1]
 
 
 def test_an_actors_own_tensor_is_not_written_to(service: Service, mesh: Mesh) -> None:
