@@ -52,6 +52,12 @@ def distribute(
             hint="place the tensor before the program runs, and pass it as an argument or close over it.",
             source=source,
         )
+    if not isinstance(tensor, torch.Tensor):
+        raise LayoutError(
+            f"{name} is a {type(tensor).__name__}, and meshes hold tensors",
+            hint="make one of it: torch.as_tensor(...).",
+            source=source,
+        )
     type_ = TensorType(tensor.dtype, tuple(tensor.shape))
     spec = as_layout(given[0], type_, mesh.spec, name, source) if given else Layout.replicated(tensor.ndim)
     if isinstance(tensor, DistributedTensor):

@@ -308,7 +308,9 @@ class Program(Generic[P, R]):
             wanted = self._annotations[name]
             if not isinstance(value, torch.Tensor):
                 raise ProgramError(
-                    f"argument '{name}' is {type(value).__name__}, and is annotated as {wanted}", source=user_source()
+                    f"argument '{name}' is {type(value).__name__}, and is annotated as {wanted}",
+                    hint="pass a tensor: torch.as_tensor(...), or mesh.from_shards(...) of what actors return.",
+                    source=user_source(),
                 )
             found = type_of(value)
             if found == wanted or (

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from os import PathLike, fspath
+from os.path import isfile
 from pathlib import Path
 
 from monarch.compiler.plan import Executor, MeshSpec, MonarchError, tls_setting, token_setting
@@ -75,7 +76,7 @@ def security_from(
     if tls is not None:
         return Security.tls(fspath(tls))
     if token is not None:
-        is_path = isinstance(token, PathLike) or "/" in token
+        is_path = isinstance(token, PathLike) or "/" in token or isfile(token)
         return Security.token(Path(token) if is_path else token, trusted_network=trusted_network)
     raise MonarchError(
         "hosts are attached with TLS or with a token, and neither was given",

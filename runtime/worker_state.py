@@ -317,9 +317,9 @@ class WorkerState:
             frame.measure(self._tracer)
             self.plans[number] = LoadedPlan(plan, frame, ready)
         except Exception as error:  # told at each step that would run the plan
-            self.plans[number] = report = Report(
-                "failed", self.rank, step, _describe(error), "".join(traceback.format_exception(error))
-            )
+            # A plan that is not for this machine is nobody's fault here: the message says it all.
+            where = "" if isinstance(error, PlanError) else "".join(traceback.format_exception(error))
+            self.plans[number] = report = Report("failed", self.rank, step, _describe(error), where)
             return [report]
         return []
 

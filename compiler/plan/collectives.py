@@ -13,13 +13,13 @@ BACKENDS: dict[str, str] = {
 }
 
 
-def check_backend(collectives: str, target: str | None = None) -> None:
+def check_backend(collectives: object, target: str | None = None) -> None:
     """Raise MonarchError for an unknown backend, or one that cannot move the tensors of workers of a target."""
     if collectives not in BACKENDS:
-        close = difflib.get_close_matches(collectives, BACKENDS, n=1)
+        close = difflib.get_close_matches(str(collectives), BACKENDS, n=1)
         known = "\n".join(f"{name:<9} {what}" for name, what in BACKENDS.items())
         raise MonarchError(
-            f"unknown collectives {collectives[:60]!r}",
+            f"unknown collectives {str(collectives)[:60]!r}",
             hint=(f"did you mean {close[0]}? " if close else "") + f"There are\n{known}",
         )
     if target is None:

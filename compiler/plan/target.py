@@ -15,13 +15,13 @@ TARGETS: dict[str, str] = {
 }
 
 
-def check_target(target: str) -> None:
+def check_target(target: object) -> None:
     """Raise MonarchError, which lists those that there are, for an unknown target."""
     if target in TARGETS:
         return
-    close = difflib.get_close_matches(target, TARGETS, n=1)
+    close = difflib.get_close_matches(str(target), TARGETS, n=1)
     known = "\n".join(f"{name:<9} {what}" for name, what in TARGETS.items())
     raise MonarchError(
-        f"unknown target {target[:60]!r}",
+        f"unknown target {str(target)[:60]!r}",
         hint=(f"did you mean {close[0]}? " if close else "") + f"Targets are\n{known}",
     )

@@ -90,6 +90,15 @@ class Endpoint(Generic[P, R]):
         self._recipients = recipients
         self._method = method
 
+    if not TYPE_CHECKING:  # a type checker finds this by itself
+
+        def __call__(self, *args, **kwargs):
+            name = f"{self._recipients._label}.{self._method.name}"
+            raise TypeError(
+                f"{name}(...) does not say whom it calls: {name}.call(...).get() gives the replies of all actors, "
+                f".call_one(...) that of the only one"
+            )
+
     def call(self, *args: P.args, **kwargs: P.kwargs) -> Future[ValueMesh[R]]:
         """Call it on all actors: a future of their replies, in rank order, which fails with the first error."""
         self._check(args, kwargs)

@@ -7,6 +7,7 @@ in a thread of its own. Sessions know nothing of each other.
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -102,7 +103,11 @@ class Agent:
                 else self._server.add_insecure_port(listen)
             )
         except RuntimeError as error:
-            raise MonarchError(f"cannot listen on {listen}: {error}") from None
+            raise MonarchError(
+                f"cannot listen on {listen}: {_why_not(listen) or error}",
+                hint="give an address of this machine, by name or number, and a port that nothing listens on; "
+                "port 0 takes one that is free.",
+            ) from None
         self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         await self._server.start()
         self.connections = Connections(port)
@@ -335,6 +340,20 @@ class _Service:
     async def _release(self) -> None:
         await self._session.stream.room()
         self._said.release()
+
+
+def _why_not(listen: str) -> str:
+    """Why nothing can listen there, which gRPC does not say: "Address already in use"; empty where something could."""
+    host, port = split_address(listen)
+    try:
+        family, kind, protocol, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind | socket.SOCK_CLOEXEC, protocol) as tried:
+            tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            tried.bind(where)
+            tried.listen()
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
 
 
 def _numbers(numbers: tuple[int, ...]) -> tuple[int, ...]:

@@ -127,6 +127,11 @@ def test_a_layout_that_does_not_divide(mesh: Mesh) -> None:
     )
 
 
+def test_what_is_no_tensor_cannot_be_distributed(mesh: Mesh) -> None:
+    with pytest.raises(LayoutError, match=r"error: 'w' is a list, and meshes hold tensors(.|\n)*torch.as_tensor"):
+        distribute([1, 2], mesh, name="'w'")  # type: ignore[arg-type]
+
+
 def test_an_unknown_mesh_dim(mesh: Mesh) -> None:
     x = distribute(torch.ones(4, 4), mesh)
     with pytest.raises(LayoutError, match=r"unknown mesh dim 'tp' in the layout of the tensor") as error:
@@ -248,6 +253,8 @@ def test_annotations_are_checked(mesh: Mesh) -> None:
     )
     with pytest.raises(ProgramError, match="has another layout than its annotation"):
         step(distribute(torch.zeros(16, 128, dtype=torch.int64), mesh))
+    with pytest.raises(ProgramError, match=r"argument 'tokens' is list, and is(.|\n)*pass a tensor: torch"):
+        step([1, 2])  # type: ignore[arg-type]
     assert step(torch.zeros(16, 128, dtype=torch.int64)).shape == (16, 128)
     assert "i64[16@data, 128]" in str(step.trace(torch.zeros(16, 128, dtype=torch.int64)).graph)
 

@@ -36,6 +36,9 @@ def test_who_authenticates_is_said_once(tmp_path: Path, monkeypatch: pytest.Monk
     file.touch(0o600)
     file.write_text(TOKEN)
     assert security_from(None, file).secret == security_from(None, str(file)).secret == TOKEN.encode()
+    monkeypatch.chdir(tmp_path)
+    assert security_from(None, "token").secret == TOKEN.encode()
+    assert len(security_from(None, "x" * 4096).secret or b"") == 4096  # longer than the name of any file
 
 
 def test_a_transport_that_there_is_not() -> None:

@@ -33,8 +33,11 @@ def test_a_plan_for_a_gpu_where_there_is_none() -> None:
     graph = parse_graph(TEXT)
     with MeshExecutor(MeshSpec.of(data=2)) as executor:
         (handle,) = executor.run(compile_graph(graph, target="gfx942"), [torch.ones(4)])
-        with pytest.raises(DeviceMeshError, match="'double' is compiled for gfx942, and torch finds no GPU here"):
+        with pytest.raises(
+            DeviceMeshError, match="'double' is compiled for gfx942, and torch finds no GPU here"
+        ) as found:
             executor.shards(handle)
+        assert "compile it for CPUs" in str(found.value) and "raceback" not in str(found.value)
         (handle,) = executor.run(compile_graph(graph, report=True), [torch.ones(4)])
         assert torch.equal(executor.shards(handle)[0], torch.full((2,), 2.0))
 
@@ -52,6 +55,10 @@ def test_a_plan_for_another_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_unknown_target() -> None:
     with pytest.raises(MonarchError, match="unknown target 'cuda:91'"):
         monarch.program(lambda x: x, target="cuda:91")
+    with pytest.raises(MonarchError, match="unknown target '90'"):
+        monarch.program(lambda x: x, target=90)  # type: ignore[call-overload]
+    with pytest.raises(MonarchError, match="unknown collectives 'True'"):
+        monarch.program(lambda x: x, collectives=True)  # type: ignore[call-overload]
 
 
 def test_with_a_gpus_driver_loaded_workers_are_not_forked(tmp_path: Path) -> None:

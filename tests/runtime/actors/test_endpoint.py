@@ -252,6 +252,11 @@ def test_arguments_that_fit_are_sent() -> None:
     assert len(trainer.sent) == 6
 
 
+def test_a_call_without_an_adverb_names_them() -> None:
+    with pytest.raises(TypeError, match=r"trainer.step\(...\) does not say.*trainer.step.call\(...\).get\(\)"):
+        Sent(Trainer).step(1)  # type: ignore[operator]
+
+
 def test_an_unmarked_method_says_how_it_can_be_called() -> None:
     trainer = Sent(Trainer)
     with pytest.raises(RuntimeError, match=r"Trainer.debug is no endpoint.*as_endpoint\(trainer.debug\)"):

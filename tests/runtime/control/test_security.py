@@ -492,9 +492,18 @@ def test_a_folder_without_certificates_is_an_error_that_names_those_that_have_so
         Security.tls(tmp_path / "node1")
 
 
-def test_an_address_that_is_taken_is_an_error() -> None:
-    with running(1) as (host,), pytest.raises(MonarchError, match=f"cannot listen on {host.address}"):
+def test_an_address_that_is_taken_is_an_error_that_says_so() -> None:
+    with (
+        running(1) as (host,),
+        pytest.raises(MonarchError, match=f"cannot listen on {host.address}: Address already in use"),
+    ):
         Host(token_security(), host.address)
+
+
+def test_an_address_that_is_not_here_is_an_error_that_says_so() -> None:
+    wanted = "cannot listen on 192.0.2.1:4242: Cannot assign requested address\n.*an address of this machine"
+    with pytest.raises(MonarchError, match=wanted):
+        Host(Security.token("0123456789abcdef", trusted_network=True), "192.0.2.1:4242")
 
 
 def test_nothing_here_unpickles() -> None:
