@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from monarch.compiler.plan import MonarchError
 from monarch.runtime import signals
-from monarch.runtime.actors.errors import MeshFailure
+from monarch.runtime.actors.errors import MeshFailure, SupervisionError
 from monarch.runtime.actors.future import Future
 from monarch.runtime.actors.messages.address import name_of, new_address
 from monarch.runtime.actors.messages.message import EMPTY, Payload
@@ -288,6 +288,9 @@ class Host:
                 running.killer.cancel()
             running.warm.ask_to_stop(running.number)
             running.warm.forget(running.number)
+            for rank in list(running.alive):
+                error = SupervisionError("no answer: the processes of this host are ended")
+                self._process.ports.lost(running.group.addresses[rank], error)
             for fd in running.pipes:
                 self._process.router.forget(fd)
                 os.close(fd)

@@ -50,7 +50,8 @@ class Programs:
         self.driven: dict[str, WorkersInProcesses] = {}
         """The meshes that are driven from here, by name."""
         self._gifts = Gifts()
-        self._running: dict[threading.Thread, Window] = {}
+        self._running: dict[threading.Thread, tuple[str, Window]] = {}
+        """The threads of workers here: who drives them, and their mesh's memory."""
         self._ending = False
         self._numbers = count()
         self._dropped: list[tuple[int, Sequence[str]]] = []
@@ -61,6 +62,9 @@ class Programs:
     def died(self, death: Death) -> None:
         """A process has ended."""
         self._gifts.gone(death.address)
+        for controller, window in list(self._running.values()):
+            if controller == death.address:  # its children may keep the worker's socket open
+                mark_dead(window, 0)
         for mesh in list(self.driven.values()):
             mesh.died(death)
 
@@ -74,7 +78,7 @@ class Programs:
         _, mesh, reply, rank, dims, across, owner = head
         spec = MeshSpec(dims)
         try:
-            if files is None:
+            if files is None or len(files.fds) < 2:
                 raise OSError(errno.EMFILE, "its files did not come: too many are open (ulimit -n)")
             window = Window(Geometry.of(spec.workers), files.fds[0], files.fds[0])
         except OSError as error:
@@ -85,8 +89,8 @@ class Programs:
         up = socket.socket(fileno=end)
         torch.set_num_threads(self._process.threads)  # this thread's
         actors = _Actors(Loans(mesh), self._gifts, owner)  # there before any message that refers to it
+        self._running[threading.current_thread()] = controller, window
         self._process.reply(reply, True, os.getpid())
-        self._running[threading.current_thread()] = window
         how = self._serve(actors, spec, rank, window, up, across)
         os.close(memory)
         del window, self._running[threading.current_thread()]
@@ -98,7 +102,7 @@ class Programs:
     def end(self) -> None:
         """End the workers that run here, and wait for it: torch cannot be used while the interpreter ends."""
         self._ending = True
-        for thread, window in list(self._running.items()):
+        for thread, (_, window) in list(self._running.items()):
             mark_dead(window, 0)
             thread.join(_END_SECONDS)
 

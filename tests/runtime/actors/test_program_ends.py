@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import queue
+import resource
 import signal
 import subprocess
 import sys
@@ -102,6 +103,32 @@ def test_stopping_the_processes_is_the_end_of_the_mesh(procs: ProcMesh, mesh: Me
         monarch.distribute(torch.ones(2), Mesh(procs=procs))
 
 
+class Limited(Actor):
+    @endpoint
+    def limit(self, more: int | None) -> None:
+        """How many more files this process may open; None: as many as it could."""
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        free = [fd for fd in range(1000) if not os.path.exists(f"/proc/self/fd/{fd}")]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard if more is None else free[more], hard))
+
+
+@pytest.mark.parametrize("more", range(3))
+def test_a_process_that_can_open_no_more_files_starts_no_worker(
+    procs: ProcMesh, service: Service, more: int
+) -> None:
+    limited = procs.spawn("limited", Limited)
+    before = values(service.maps.call())
+    driven = monarch.actor.context().actor_instance._process.programs.driven
+    limited.slice(data=1).limit.call_one(more).get(WAIT)  # type: ignore[attr-defined]
+    with pytest.raises(MonarchError, match=r"cannot start the workers of mesh<data=2>: .*[Tt]oo many"):
+        monarch.distribute(torch.ones(2), Mesh(procs=procs))
+    limited.slice(data=1).limit.call_one(None).get(WAIT)  # type: ignore[attr-defined]
+    with Mesh(procs=procs) as mesh:
+        assert monarch.distribute(torch.ones(2), mesh, "[@data]").sum().item() == 2
+    assert not driven
+    assert values(service.maps.call()) == before
+
+
 def test_shutting_actors_down_is_the_end_of_meshes_on_their_processes(procs: ProcMesh) -> None:
     meshes = [Mesh(procs=procs), Mesh(procs=this_proc())]
     placed = [monarch.distribute(torch.ones(2), mesh) for mesh in meshes]
@@ -147,7 +174,33 @@ def test_an_actor_can_drive_a_mesh_on_other_processes(procs: ProcMesh) -> None:
     assert [receiver.recv().get(WAIT) for _ in range(2)] == before
 
 
+def test_workers_end_with_who_drives_them(procs: ProcMesh, faults: queue.SimpleQueue[MeshFailure]) -> None:
+    """Also where a child that it has forked keeps its files open."""
+    service = procs.spawn("service", Service)
+    before = values(service.maps.call())
+    driver = this_host().spawn_procs(name="driver").spawn("driver", Driver)
+    assert driver.run.call_one(procs).get(WAIT) == 6
+    pid, child = driver.fork.call_one().get(WAIT)
+    try:
+        os.kill(pid, signal.SIGKILL)
+        assert faults.get(timeout=WAIT).status == -signal.SIGKILL
+        port, receiver = Channel[int].open()
+        service.when_maps.broadcast(before[0], port)
+        assert [receiver.recv().get(WAIT) for _ in range(2)] == before
+    finally:
+        os.kill(child, signal.SIGKILL)
+
+
 class Driver(Actor):
+    @endpoint
+    def fork(self) -> tuple[int, int]:
+        """This process, and a child that does nothing."""
+        child = os.fork()
+        if child == 0:
+            while True:
+                signal.pause()
+        return os.getpid(), child
+
     @endpoint
     def run(self, procs: ProcMesh) -> float:
         self.mesh = Mesh(procs=procs)
