@@ -26,6 +26,7 @@ from monarch.compiler.passes.simplify import SimplifyViews
 from monarch.compiler.plan import Plan
 from monarch.compiler.plan.arena import overlapping
 from monarch.compiler.plan.collectives import check_backend
+from monarch.compiler.plan.gpu import check_ops
 from monarch.compiler.plan.target import check_target
 from monarch.compiler.sizes import parse_bytes
 from monarch.compiler.text import print_graph
@@ -186,6 +187,7 @@ def compile_graph(
         if isinstance(step, Rematerialize):
             plan.costs.update(step.costs)
     if target != "cpu":
+        check_ops(plan)
         when = "off" if (kernels or knobs.kernels()) == "off" else knobs.templates()
         plan = _with_binaries(plan, partitioned, when, seconds, progress)
     if report:

@@ -114,7 +114,7 @@ class Frame:
     def __init__(self, plan: Plan, bind: Callable[..., Callable[..., Any]], arena: Arena | None = None) -> None:
         self.plan = plan
         self._bind = bind
-        self._globals: dict[str, Any] = {"__builtins__": {}}
+        self._globals: dict[str, Any] = {"__builtins__": {"__import__": __import__}}
         self._names: dict[int, str] = {}
         self._kept: list[Any] = []
         self._lines_of: dict[CodeType, dict[int, int]] = {}

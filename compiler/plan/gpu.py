@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from monarch.compiler.errors import PlanError
+from monarch.compiler.errors import MonarchError, PlanError
 from monarch.compiler.kernels.text import parse_kernel
 from monarch.compiler.plan.binaries import KernelBinary, kernel_hash
 from monarch.compiler.plan.local_ops import LOCAL_OPS
@@ -49,6 +49,20 @@ def device_for(plan: Plan, worker: int) -> torch.device:
             hint=f"compile it for that: --target {here}, or @monarch.program(target={here!r}).",
         )
     return torch.device("cuda", number)
+
+
+def check_ops(plan: Plan) -> None:
+    """Raise MonarchError, at the user's line, where a plan for a GPU calls an op of ATen's that CPUs alone have."""
+    for instruction in plan.instructions:
+        name = instruction.op.removeprefix("aten.")
+        if instruction.op in _IN_PARTS or not (name.startswith(_FOR_CPUS) or "_for_cpu" in name):
+            continue
+        raise MonarchError(
+            f"'{plan.name}' is compiled for {plan.target}, and calls {instruction.op}, which CPUs alone have",
+            hint="torch chose it for the CPU on which the program is traced; with\n"
+            "torch.backends.mkldnn.flags(enabled=False) around a recurrent layer it takes one that GPUs have too.",
+            source=plan.sources[instruction.source] if instruction.source >= 0 else None,
+        )
 
 
 class OnGpu:
@@ -234,6 +248,9 @@ def _without(dropout: float) -> None:
     if dropout:
         raise NotImplementedError(f"attention with dropout {dropout} on a GPU")
 
+
+_FOR_CPUS = ("mkldnn_", "_mkldnn_", "fbgemm_")
+"""How the names begin of ops of libraries for CPUs."""
 
 _IN_PARTS: dict[str, Callable[..., Any]] = {
     "aten._scaled_dot_product_flash_attention_for_cpu.default": attention,

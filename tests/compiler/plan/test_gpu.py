@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from monarch.compiler.cli.load import load_program
-from monarch.compiler.errors import PlanError
+from monarch.compiler.errors import MonarchError, PlanError
 from monarch.compiler.graph import Graph
 from monarch.compiler.kernels.triton import load
 from monarch.compiler.kernels.triton.ahead import with_binaries
@@ -180,6 +181,80 @@ def test_what_makes_tensors_makes_them_on_the_device() -> None:
     ready = OnGpu(plan, torch.device("meta"))
     (found,) = Frame(ready.plan, ready.binds(rest)).run([torch.empty(3, device="meta")])
     assert found.device.type == "meta" and found.shape == (3,)
+
+
+MIXED = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import monarch
+from monarch.distributed import Mesh
+
+mesh = Mesh(data=1)
+parts = nn.Embedding(10, 16, padding_idx=0), nn.Linear(16, 48), nn.LayerNorm(16), nn.Dropout(0.1), nn.Linear(16, 10)
+model = monarch.module_to_mesh(nn.ModuleList(parts), mesh)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+
+@monarch.program
+def step(tokens: "i64[4, 8]", targets: "i64[4, 8]"):
+    embed, heads, norm, dropout, out = model
+    optimizer.zero_grad()
+    x = embed(tokens) + torch.linspace(0, 1, 8).unsqueeze(1) * torch.tensor([0.5, 2.0]).repeat(8)
+    q, k, v = heads(x).unflatten(-1, (3, 2, 8)).permute(2, 0, 3, 1, 4)
+    mask = torch.arange(8) <= torch.arange(8).unsqueeze(1)
+    x = norm(F.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2).flatten(2))
+    x = dropout(x + torch.randn_like(x)) * F.one_hot(targets, 16).float()
+    loss = F.cross_entropy(out(x).flatten(0, 1), targets.flatten())
+    loss.backward()
+    optimizer.step()
+    return loss
+"""
+
+
+def test_no_value_of_a_plan_lies_elsewhere(tmp_path: Path) -> None:
+    """On tensors without data, of which torch knows on which device they would lie, and refuses to mix these."""
+    (tmp_path / "train.py").write_text(MIXED)
+    traced = load_program(f"{tmp_path / 'train.py'}:step", None, {}, False).graph
+    plan = compile_graph(traced, target="cuda:90", kernels="off")
+    assert plan.constants
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+        ready = OnGpu(plan, torch.device("cuda", 0))
+        frame = Frame(ready.plan, ready.binds(rest))
+        found = frame.run(
+            [torch.empty(spec.type.shape, dtype=spec.type.dtype, device="cuda:0") for spec in plan.inputs]
+        )
+    assert {value.device for value in found} == {torch.device("cuda", 0)}
+    assert [value.dtype for value in found] == [spec.type.dtype for spec in plan.outputs]
+
+
+def test_an_op_that_only_cpus_have_is_refused_at_its_line(tmp_path: Path) -> None:
+    (tmp_path / "rnn.py").write_text("""
+import torch
+import monarch
+from monarch.distributed import Mesh
+
+model = monarch.module_to_mesh(torch.nn.LSTM(8, 8), Mesh(data=1))
+
+@monarch.program
+def step(x: "f32[5, 8]"):
+    return model(x)[0]
+
+@monarch.program
+def apart(x: "f32[5, 8]"):
+    with torch.backends.mkldnn.flags(enabled=False):
+        return model(x)[0]
+""")
+
+    def traced(name: str) -> Graph:
+        return load_program(f"{tmp_path / 'rnn.py'}:{name}", None, {}, False).graph
+
+    with pytest.raises(MonarchError, match=r"calls aten.mkldnn_rnn_layer.default, which CPUs alone have") as caught:
+        compile_graph(traced("step"), target="cuda:90", kernels="off")
+    assert caught.value.source is not None and caught.value.source.line == 10
+    assert compile_graph(traced("step"))
+    assert compile_graph(traced("apart"), target="cuda:90", kernels="off")
 
 
 def test_a_plan_without_machine_code(traced: Graph) -> None:
