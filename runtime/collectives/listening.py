@@ -64,8 +64,13 @@ def sockets() -> dict[int, socket.socket]:
             inode = os.stat(f"/proc/self/fd/{name}").st_ino
             if inode in found or not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
                 continue
-            made = socket.socket(fileno=os.dup(int(name)))
+            file = os.dup(int(name))
         except OSError:  # another thread has closed it
+            continue
+        try:
+            made = socket.socket(fileno=file)
+        except OSError:  # and opened something else
+            os.close(file)
             continue
         if made.family in _FAMILIES and made.type == socket.SOCK_STREAM:
             found[os.fstat(made.fileno()).st_ino] = made

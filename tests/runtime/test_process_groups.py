@@ -310,6 +310,19 @@ def state_of_a_connection_to(address: tuple[str, int]) -> int:
         return tried.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
 
 
+def test_looking_for_sockets_leaves_no_file_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where what was a socket is something else by then, for other threads close and open files."""
+    with socket.create_server(("127.0.0.1", 0)) as listener, open(__file__) as other:
+        monkeypatch.setattr(os, "readlink", lambda path: "socket:[1]")
+        before = len(os.listdir("/proc/self/fd"))
+        found = listening.listeners()
+        assert os.fstat(listener.fileno()).st_ino in found
+        assert os.fstat(other.fileno()).st_ino not in found
+        for each in found.values():
+            each.close()
+        assert len(os.listdir("/proc/self/fd")) == before
+
+
 def test_a_listener_hears_until_it_is_told_not_to() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         assert state_of_a_connection_to(listener.getsockname()) == ESTABLISHED
