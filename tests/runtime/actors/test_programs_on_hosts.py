@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import queue
 import signal
+import threading
 from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -82,6 +85,30 @@ def test_kill_9_is_the_end_of_the_mesh(procs: ProcMesh, faults: queue.SimpleQueu
             total.full_tensor()
         assert faults.get(timeout=WAIT).status == -signal.SIGKILL
     assert service.slice(hosts=0, gpus=0).get.call_one(3).get(WAIT) == 3  # type: ignore[attr-defined]
+
+
+def until(path: str) -> None:
+    while not os.path.exists(path):
+        os.sched_yield()
+
+
+def test_a_bootstrap_that_takes_long_holds_up_no_other_mesh(two: Hosts, tmp_path: Path) -> None:
+    path, sums = tmp_path / "go", []
+
+    def use(mesh: Mesh) -> None:
+        with mesh:
+            sums.append(monarch.distribute(torch.ones(4), mesh).sum().item())
+
+    with monarch.hosts(two.addresses, token=TOKEN) as attached:
+        slow = HostMesh.of(attached).spawn_procs({"gpus": 1}, bootstrap=partial(until, str(path)))
+        starting = threading.Thread(target=use, args=(Mesh(procs=slow),))
+        starting.start()
+        for _ in range(3):
+            use(Mesh(data=2, hosts=attached))
+        assert sums == [4] * 3
+        path.touch()
+        starting.join(WAIT)
+        assert sums == [4] * 4
 
 
 def test_a_mesh_is_on_one_host_or_on_all(procs: ProcMesh) -> None:
