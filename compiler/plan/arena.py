@@ -151,9 +151,19 @@ def _result(instruction: Instruction, own: list[_Part], at: Mapping[int, _Lying]
 def _may_alias(instruction: Instruction) -> Iterator[int]:
     """The slots whose memory an instruction's result may share."""
     shared = _shared(instruction.op)
-    for at, argument in enumerate(instruction.args):
-        if isinstance(argument, Slot) and (shared is None or at in shared):
-            yield argument.index
+    if shared is None:
+        yield from slots_in([instruction.args, [*instruction.kwargs.values()]])
+    else:
+        yield from slots_in([argument for at, argument in enumerate(instruction.args) if at in shared])
+
+
+def slots_in(argument: object) -> Iterator[int]:
+    """The slots that an argument, or a list of them, reads."""
+    if isinstance(argument, Slot):
+        yield argument.index
+    elif isinstance(argument, list | tuple):
+        for each in argument:
+            yield from slots_in(each)
 
 
 @cache

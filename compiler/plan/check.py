@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 from monarch.compiler.errors import PlanError
 from monarch.compiler.kernels.ir import KernelError, may_overwrite
 from monarch.compiler.kernels.text import parse_kernel
 from monarch.compiler.plan.allowed import PARAMETERS, RefusedOp, UnknownOp, allow
-from monarch.compiler.plan.arena import overlapping, wrong_region
+from monarch.compiler.plan.arena import overlapping, slots_in, wrong_region
 from monarch.compiler.plan.binaries import check_binaries
 from monarch.compiler.plan.plan import Instruction, Plan, Slot
 
@@ -58,7 +58,7 @@ def _check_instruction(instruction: Instruction, plan: Plan, held: list[bool]) -
     if instruction.op in PARAMETERS:
         _check_own_op(instruction, plan)
     for argument in (*instruction.args, *instruction.kwargs.values()):
-        for slot in _slots(argument):
+        for slot in slots_in(argument):
             if not 0 <= slot < plan.slots:
                 raise _Wrong(f"there is no slot {slot}, only 0 to {plan.slots - 1}")
             if not held[slot]:
@@ -114,11 +114,3 @@ def _check_kernel(tensors: Any, text: Any, over: Any) -> None:
     for number, at in enumerate(over):
         if at != -1 and (not may_overwrite(kernel, number, at) or tensors.count(tensors[at]) > 1):
             raise _Wrong(f"its result {number} cannot lie over tensor {at}")
-
-
-def _slots(argument: Any) -> Iterator[int]:
-    if isinstance(argument, Slot):
-        yield argument.index
-    elif isinstance(argument, list | tuple):
-        for entry in argument:
-            yield from _slots(entry)

@@ -16,7 +16,7 @@ from monarch.compiler.passes import arena as placing
 from monarch.compiler.passes.arena import Span, lower_bound, pack
 from monarch.compiler.passes.emit import emit_plan
 from monarch.compiler.pipeline import compile_graph, partition_graph
-from monarch.compiler.plan import Instruction, Plan, Region
+from monarch.compiler.plan import Instruction, Plan, Region, Slot
 from monarch.compiler.plan.arena import overlapping, region_bytes
 from monarch.compiler.plan.check import check_plan
 from monarch.compiler.plan.file import plan_bytes, plan_from_bytes
@@ -127,6 +127,26 @@ def test_a_result_in_the_arena_is_found() -> None:
     broken = list(plan.instructions)
     broken[products[1]] = replace(broken[products[1]], regions=(Region(2 * 64 * 64 * 4, torch.float32, (64, 64)),))
     assert overlapping(replace(plan, instructions=tuple(broken), arena=3 * 64 * 64 * 4)) == (products[1], last + 1)
+
+
+@pytest.mark.parametrize("arguments", ["(%a)", "([%w, %a])", "(%w, other=%a)"])
+def test_what_an_op_of_a_users_own_might_hand_back_is_found(arguments: str) -> None:
+    """It stays out of the arena; were it in there, the check would say so, however the op is given it."""
+    plan = compile_graph(parse_graph(MLP), kernels="off")
+    (first,) = plan.instructions[0].regions
+    assert first is not None
+    a, w = Slot(plan.instructions[0].out), Slot(plan.inputs[1].slot)
+    given: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
+        "(%a)": ((a,), {}),
+        "([%w, %a])": (([w, a],), {}),
+        "(%w, other=%a)": ((w,), {"other": a}),
+    }
+    args, kwargs = given[arguments]
+    own = Instruction("mine.same.default", args, kwargs, plan.slots, free=(a.index,))
+    over = replace(plan.instructions[0], out=plan.slots + 1)
+    read = Instruction("aten.neg.default", (Slot(plan.slots),), {}, plan.slots + 2)
+    steps = (plan.instructions[0], own, over, read)
+    assert overlapping(replace(plan, instructions=steps, outputs=(), slots=plan.slots + 3)) == (0, 2)
 
 
 # -- the same bits -----------------------------------------------------------------------------------------------------
