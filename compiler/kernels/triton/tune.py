@@ -9,6 +9,7 @@ from dataclasses import replace
 import torch
 
 from monarch.compiler.errors import MonarchError
+from monarch.compiler.kernels.interpret import moved
 from monarch.compiler.kernels.ir import Buffer, Kernel
 from monarch.compiler.kernels.triton.load import GpuKernel
 from monarch.compiler.plan.binaries import KernelBinary, TemplateCall, kernels_of
@@ -83,7 +84,7 @@ def on_gpu(device: torch.device) -> Measure:
     from triton.runtime.errors import OutOfResources
 
     def measure(kernel: Kernel | TemplateCall, binary: KernelBinary) -> float:
-        tensors = [_random(buffer, device) for buffer in kernel.inputs]
+        tensors = [example(buffer, device) for buffer in kernel.inputs]
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         try:
             run = GpuKernel(kernel, binary, device)
@@ -101,7 +102,7 @@ def on_gpu(device: torch.device) -> Measure:
     return measure
 
 
-def _random(buffer: Buffer, device: torch.device) -> torch.Tensor:
-    """Whole numbers are 0, which is a valid index everywhere."""
-    tensor = torch.empty_strided(buffer.shape, buffer.strides, dtype=buffer.dtype, device=device)
-    return tensor.normal_(0.0, 0.1) if buffer.dtype.is_floating_point else tensor.zero_()
+def example(buffer: Buffer, device: torch.device) -> torch.Tensor:
+    """A tensor that lies so: random numbers, or whole numbers that are 0, which is a valid index everywhere."""
+    tensor = torch.zeros(buffer.shape, dtype=buffer.dtype, device=device)
+    return moved(tensor.normal_(0.0, 0.1) if buffer.dtype.is_floating_point else tensor, buffer.strides)

@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from monarch.compiler.errors import MonarchError
-from monarch.compiler.kernels.ir import Kernel
+from monarch.compiler.kernels.ir import Buffer, Kernel
 from monarch.compiler.kernels.triton import load
 from monarch.compiler.kernels.triton.ahead import with_binaries
 from monarch.compiler.kernels.triton.calls import calls_of
 from monarch.compiler.kernels.triton.load import GpuKernel
-from monarch.compiler.kernels.triton.tune import gpu_for, tuned
+from monarch.compiler.kernels.triton.tune import example, gpu_for, tuned
 from monarch.compiler.passes.emit import emit_plan
 from monarch.compiler.plan.binaries import KernelBinary, TemplateCall
 from monarch.compiler.plan.file import load_plan, plan_bytes, plan_from_bytes, save_plan
@@ -126,3 +126,12 @@ def test_each_kernel_is_measured_with_its_own_variants(plan: Plan) -> None:
 
     made = tuned(plan, lambda kernel, binary: 1e-6, first)
     assert [each.variant for each in made.binaries] == [each.variant for each in plan.binaries]
+
+
+@pytest.mark.parametrize("strides", [(32, 8, 1), (8, 0, 1), (1, 16, 2)])
+def test_variants_are_measured_on_tensors_that_lie_as_the_plans(strides: tuple[int, ...]) -> None:
+    """Keys that several heads share, too, whose elements share memory."""
+    for dtype in (torch.bfloat16, torch.int64):
+        made = example(Buffer(dtype, (2, 4, 8), strides), torch.device("cpu"))
+        assert (made.dtype, made.shape, made.stride()) == (dtype, (2, 4, 8), strides)
+        assert bool(made.any()) == dtype.is_floating_point
