@@ -68,6 +68,9 @@ TAKEN = 23
 UNTAKEN = 24
 """(sender, token): some below may not have got it, likewise"""
 
+UNSENT = 25
+"""(): in the place, by number, of a message that could not be sent, for those behind it"""
+
 
 def passed_on(head: Head) -> bool:
     """Whether who gets a message from another host only hands it on."""

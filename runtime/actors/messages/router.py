@@ -28,10 +28,10 @@ from time import monotonic
 
 from monarch.runtime.actors.messages.address import LONGEST, host_of, name_of
 from monarch.runtime.actors.messages.memory import Memory
-from monarch.runtime.actors.messages.message import PACKET, Files, Payload, packet, unpack
+from monarch.runtime.actors.messages.message import EMPTY, PACKET, Files, Payload, packet, unpack
 from monarch.runtime.actors.messages.network import Network, Way
 from monarch.runtime.actors.messages.order import Numbers
-from monarch.runtime.actors.messages.protocol import NUMBERED, Head
+from monarch.runtime.actors.messages.protocol import NUMBERED, UNSENT, Head
 
 Deliver = Callable[[str, Head, Payload], None]
 """Called with the address of the sender, in the I/O thread, or in the sending one where a process sends to itself."""
@@ -154,7 +154,12 @@ class _Numbered:
         self._number = number
 
     def send(self, head: Head, payload: Payload) -> bool:
-        return self._way.send((NUMBERED, self._number(), head), payload)
+        number = self._number()
+        try:
+            return self._way.send((NUMBERED, number, head), payload)
+        except BaseException:  # no more files, say, or ^C: what is sent later would wait for this number for ever
+            self._way.send((NUMBERED, number, (UNSENT,)), EMPTY)
+            raise
 
     def flush(self) -> None:
         self._way.flush()

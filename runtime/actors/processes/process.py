@@ -43,6 +43,7 @@ from monarch.runtime.actors.messages.protocol import (
     STACKS,
     STOP,
     UNREACHED,
+    UNSENT,
     Head,
     Owner,
     ReplyTo,
@@ -166,6 +167,7 @@ class Process:
             UNREACHED: self._on_unreached,
             NUMBERED: self._on_numbered,
             REPLIES: self._on_replies,
+            UNSENT: lambda sender, head, payload: None,
         }
         self._order: Order[tuple[Head, Payload]] = Order()
         self.spreads = Spreads(self)

@@ -33,6 +33,7 @@ from monarch.runtime.actors.messages.protocol import (
     SPREAD,
     TAKEN,
     UNREACHED,
+    UNSENT,
     UNTAKEN,
     Head,
 )
@@ -85,7 +86,12 @@ class Audience:
                 (agent, tuple((addresses[at], numbers.to(addresses[at])(), head(at)) for at in some))
                 for agent, some in shares
             ]
-            gone = process.spreads.send(sent, payload, gather)
+            try:
+                gone = process.spreads.send(sent, payload, gather)
+            except BaseException:  # see `router`
+                unsent = [(agent, tuple((to, number, (UNSENT,)) for to, number, _ in some)) for agent, some in sent]
+                process.spreads.send(unsent, EMPTY, False)
+                raise
             failed += [at for agent, some in shares if agent in gone for at in some]
         return failed
 
@@ -159,10 +165,15 @@ class Spreads:
         for part in branches([share for agent, share in once.items() if agent not in gone], FAN_OUT):
             token = next(self._tokens)
             self._kept[token] = _Kept(part, payload)
-            self._note(part[:1])
+            self._note(part if gather else part[:1])
             agent, receivers, below = tree(part, FAN_OUT)
             head = (SPREAD, self._process.address, token, gather, receivers, below)
-            if not self._process.router.send(agent, head, payload):
+            try:
+                sent = self._process.router.send(agent, head, payload)
+            except BaseException:
+                self._kept.pop(token, None)
+                raise
+            if not sent:
                 gone.add(agent)
                 gone |= self._again(token)
         return gone

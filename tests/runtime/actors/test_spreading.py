@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import queue
 import signal
@@ -137,15 +138,14 @@ class Peer(Actor):
         return found
 
     @endpoint
-    def lose_agents_of(self, others: Peer) -> str:
-        """Break the connections to the agents of another host by which these were reached, and call them."""
+    def lose_the_last_agent_of(self, others: Peer, rank: int, fan_out: int) -> str:
+        """Break the connection to the agent by which one of these answers, and call them."""
         process = current.process()
+        spreading.FAN_OUT = fan_out
         others.heard.call().get(WAIT)
-        before = dict(process.spreads._through)
-        waiting = others.hang.call(1)
-        for agent in before:
-            for link in process.router.network._links[agent]:
-                link.close()
+        waiting = others.hang.call(rank)
+        for link in process.router.network._links[others._agents[-1]]:  # type: ignore[attr-defined]
+            link.close()
         try:
             waiting.get(WAIT)
         except SupervisionError as error:
@@ -294,8 +294,41 @@ def test_where_a_connection_to_an_agent_breaks_the_calls_by_way_of_it_fail(hosts
     peers = spawn(hosts)
     sender = hosts.slice(hosts=0).spawn_procs().spawn("sender", Peer)
     others = peers.slice(hosts=1)  # type: ignore[attr-defined]
-    assert "the connection is lost" in sender.lose_agents_of.call_one(others).get(WAIT)
+    assert "the connection is lost" in sender.lose_the_last_agent_of.call_one(others, 1, 8).get(WAIT)
     assert others.slice(gpus=0).heard.call_one().get(WAIT) == []
+
+
+def test_where_it_was_asked_by_way_of_another_too(tmp_path: Path) -> None:
+    with hosts_here(3, tmp_path) as three, monarch.hosts(three.addresses, token=TOKEN) as attached:
+        hosts = HostMesh.of(attached)
+        peers = spawn(hosts)
+        sender = hosts.slice(hosts=0).spawn_procs().spawn("sender", Peer)
+        others = peers.slice(hosts=slice(1, 3))  # type: ignore[attr-defined]
+        assert "the connection is lost" in sender.lose_the_last_agent_of.call_one(others, 3, 1).get(WAIT)
+        assert others.slice(gpus=0).heard.call().get(WAIT).values() == [[]] * 2
+
+
+def test_what_cannot_be_sent_keeps_nothing_back(hosts: HostMesh, monkeypatch: pytest.MonkeyPatch) -> None:
+    peers = spawn(hosts)
+    x, send = torch.ones(1 << 16), Link.send
+
+    def full(self: Link, head: Head, payload: Payload) -> bool:
+        if payload.sizes:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return send(self, head, payload)
+
+    for fan_out in (8, 1):
+        with monkeypatch.context() as patch:
+            patch.setattr(Link, "send", full)
+            patch.setattr(spreading, "FAN_OUT", fan_out)
+            with pytest.raises(OSError, match="Too many open files"):
+                peers.add.broadcast(x)
+            with pytest.raises(OSError, match="Too many open files"):
+                peers.slice(hosts=1, gpus=1).add.call_one(x)  # type: ignore[attr-defined]
+    peers.tell.broadcast(1)
+    assert peers.heard.call().get(WAIT).values() == [[1]] * 4
+    assert heard(peers, 1, 1) == [1]
+    assert not current.process().spreads._kept
 
 
 def test_what_was_answered_counts_whoever_hears_first_of_the_end(hosts: HostMesh) -> None:
