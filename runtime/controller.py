@@ -69,6 +69,7 @@ class MeshExecutor:
         self._unloaded: deque[tuple[str, int]] = deque()
         self._recorder: Recorder | None = None
         self._numbers = count()
+        self._lent = 0  # so many commands are done once all is lent that actors were sent
         started(self)
 
     @property
@@ -330,6 +331,7 @@ class MeshExecutor:
             ids = [value.id for value in values]
             self._connection.write(wire.numbers(wire.LEND, number, len(ids), *ids, *messages), step.sequence)
             self._connection.publish()
+            self._lent = step.sequence + 1
 
     def adopt(self, number: int, types: Sequence[TensorType]) -> list[Handle]:
         """Values of tensors that actors have made, one of each type."""
@@ -431,6 +433,9 @@ class MeshExecutor:
 
     def close(self) -> None:
         ended(self)
+        if self._state.finished_commands < self._lent:  # messages on their way to actors refer to it
+            with suppress(MonarchError):
+                self._connection.catch_up(self._lent)
         if self._recorder is not None:
             with suppress(MonarchError):
                 self._connection.measured(self._recorder.buffers)

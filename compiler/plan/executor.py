@@ -91,7 +91,8 @@ class Executor(Protocol):
         ...
 
     def close(self) -> None:
-        """Stop the workers and give back everything they held. Idempotent."""
+        """Stop the workers and give back everything they held, once they have come to what messages to actors refer to.
+        Idempotent."""
         ...
 
 

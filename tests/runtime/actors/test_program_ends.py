@@ -93,6 +93,15 @@ def test_closing_the_mesh_leaves_the_actors_alive(service: Service, mesh: Mesh) 
         mesh.from_shards(service.make.shards(1), "[@data]")
 
 
+def test_what_was_sent_before_the_mesh_is_closed_arrives(procs: ProcMesh, service: Service) -> None:
+    with Mesh(procs=procs) as mesh:
+        x = monarch.distribute(torch.eye(400), mesh, "[@data, -]")
+        for _ in range(100):
+            x = x @ x.T
+        service.keep.broadcast(x.redistribute("[-, -]"))
+    assert all(torch.equal(whole, torch.eye(400)) for whole in values(service.show.call()))
+
+
 def test_stopping_the_processes_is_the_end_of_the_mesh(procs: ProcMesh, mesh: Mesh) -> None:
     x = monarch.distribute(torch.ones(4), mesh, "[@data]")
     assert x.sum().item() == 4
@@ -113,9 +122,7 @@ class Limited(Actor):
 
 
 @pytest.mark.parametrize("more", range(3))
-def test_a_process_that_can_open_no_more_files_starts_no_worker(
-    procs: ProcMesh, service: Service, more: int
-) -> None:
+def test_a_process_that_can_open_no_more_files_starts_no_worker(procs: ProcMesh, service: Service, more: int) -> None:
     limited = procs.spawn("limited", Limited)
     before = values(service.maps.call())
     driven = monarch.actor.context().actor_instance._process.programs.driven
