@@ -163,7 +163,7 @@ def _kernel(name: str, kernel: Kernel, parted: Split, calls: Sequence[_Call]) ->
     ]
     homes = [f"p[{buffer}]" for buffer in range(len(kernel.inputs) + len(kernel.outputs))]
     for number, buffer in enumerate(parted.kernel.outputs[len(kernel.outputs) :]):
-        lines.append(f"    alignas(64) static char scratch{number}[{buffer.nbytes}];")
+        lines.append(f"    alignas(64) static thread_local char scratch{number}[{buffer.nbytes}];")
         homes.append(f"scratch{number}")
     bases = list(accumulate((len(nest.body) for nest in kernel.nests), initial=0))
     for origin, call in zip(parted.origin, calls, strict=True):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,7 @@ from monarch.compiler.kernels.cpp.split import split
 from monarch.compiler.kernels.ir import Kernel
 from monarch.compiler.kernels.text import parse_kernel, print_kernel
 from tests.kernels.cases import cases, check_results, operands
-from tests.kernels.cpp.built import build_all, run
+from tests.kernels.cpp.built import bound, build_all, run
 from tests.kernels.cpp.test_emit import same_bits
 from tests.kernels.strategies import kernels
 
@@ -137,6 +139,27 @@ def test_a_long_enough_one_is_split_as_it_is(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.undo()
     assert split(parse_kernel(WHOLE)).scratch == 0
     assert split(parse_kernel(WHOLE.replace("64, 48", "64, 131072").replace("[48, 1]", "[131072, 1]"))).scratch == 2
+
+
+def test_two_threads_of_a_process_at_once() -> None:
+    """Workers of two meshes may run beside the same actor, and have the same object loaded."""
+    kernel = parse_kernel(WHOLE.replace("64, 48", "64, 16384").replace("[48, 1]", "[16384, 1]"))
+    path = build_all([kernel])
+    given_ = [[torch.full((64, 16384), value), torch.ones(())] for value in (1.0, 2.0)]
+    right_ = [run(path, kernel, each) for each in given_]
+    start = threading.Barrier(2)
+
+    def many(number: int) -> bool:
+        call = bound(path, kernel)
+        start.wait(60)
+        return all(
+            torch.equal(ours, wanted)
+            for _ in range(100)
+            for ours, wanted in zip(call(given_[number]), right_[number], strict=True)
+        )
+
+    with ThreadPoolExecutor(2) as pool:
+        assert all(pool.map(many, range(2)))
 
 
 def test_a_lookup_that_fails_in_a_piece_is_known() -> None:
