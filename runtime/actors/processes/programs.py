@@ -171,14 +171,15 @@ def _described(value: object) -> tuple[list[torch.Tensor], Any]:
     for leaf in leaves or [None]:
         if not isinstance(leaf, torch.Tensor):
             raise TypeError(f"a program takes tensors, and this endpoint returned a {type(leaf).__name__}")
+        if type(leaf) not in (torch.Tensor, torch.nn.Parameter):
+            raise TypeError(
+                f"a program's workers take plain tensors, and this endpoint returned a {type(leaf).__name__}: return "
+                f"what it holds, x.full_tensor() or x.as_subclass(torch.Tensor)"
+            )
         if leaf.device.type != "cpu" or leaf.layout is not torch.strided or leaf.is_quantized:
             raise TypeError(
                 f"a program's workers take dense CPU tensors, and this endpoint returned a"
                 f" {leaf.layout} one on {leaf.device}"
-            )
-        if type(leaf.detach()) is not torch.Tensor:  # a distributed one, say
-            raise TypeError(
-                f"a program's workers take plain tensors, and this endpoint returned a {type(leaf).__name__}"
             )
     tensors = [leaf.detach().resolve_conj().resolve_neg().contiguous() for leaf in leaves]
     return tensors, pytree.tree_unflatten([TensorType(tensor.dtype, tuple(tensor.shape)) for tensor in tensors], tree)

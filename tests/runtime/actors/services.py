@@ -19,6 +19,10 @@ from monarch.distributed import Mesh
 from tests.runtime.actors.conftest import WAIT
 
 
+class Picture(torch.Tensor):
+    """A tensor that is more than that."""
+
+
 class Service(Actor):
     """Looks at tensors, keeps some, and makes some."""
 
@@ -81,6 +85,10 @@ class Service(Actor):
     @endpoint
     def make_uneven(self) -> torch.Tensor:
         return torch.zeros(1 + current_rank().rank)
+
+    @endpoint
+    def make_picture(self) -> torch.Tensor:
+        return torch.ones(1).as_subclass(Picture)
 
     @endpoint
     def make_nothing(self) -> None:

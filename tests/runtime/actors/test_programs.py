@@ -73,11 +73,15 @@ def test_its_workers_are_those_processes(procs: ProcMesh, service: Service, mesh
     assert mesh.executor.worker_pids() == values(service.pid.call())  # type: ignore[attr-defined]
 
 
-def test_a_mesh_that_does_not_fit_its_processes(procs: ProcMesh) -> None:
+def test_a_mesh_that_does_not_fit_its_processes(procs: ProcMesh, service: Service) -> None:
     with pytest.raises(LayoutError, match="has 3 workers, and the processes are {'data': 2}"):
         Mesh(data=3, procs=procs)
     with pytest.raises(LayoutError, match="`procs` says in which processes"):
         Mesh(procs=2)
+    with pytest.raises(LayoutError, match=r"`procs` says in which processes(.|\n)*what spawn_procs"):
+        Mesh(procs=service)  # type: ignore[arg-type]
+    with pytest.raises(LayoutError, match=r"mesh dim 'proc' has size ProcMesh(.|\n)*did you mean procs=\?"):
+        Mesh(proc=procs)  # type: ignore[arg-type]
     with pytest.raises(LayoutError, match="one of hosts and procs"):
         Mesh(procs=procs, hosts=monarch.this_host())
 
@@ -381,13 +385,18 @@ def test_shards_that_do_not_fit(procs: ProcMesh, service: Service, mesh: Mesh) -
         mesh.from_shards(service.make_turned.shards(), "[@data]")
     with pytest.raises(ActorError, match="this endpoint returned a NoneType"):
         mesh.from_shards(service.make_nothing.shards(), "[@data]")
+    with pytest.raises(ActorError, match="take plain tensors, and this endpoint returned a Picture"):
+        mesh.from_shards(service.make_picture.shards(), "[@data]")
     with pytest.raises(ActorError, match="no data here"):
         mesh.from_shards(service.fail_at.shards(1), "[@data]")
-    with pytest.raises(LayoutError, match="has 2 dims, and tensor 0 that the actors returned has 1"):
+    with pytest.raises(LayoutError, match="returned tensor 0 has 2 dims, and returned tensor 0 has 1"):
         mesh.from_shards(service.make.shards(1), "[@data, -]")
+    for reply in (service.make.call(1), service.make.call(1).get()):
+        with pytest.raises(LayoutError, match=rf"this is a {type(reply).__name__}\n(.|\n)*in place of .call"):
+            mesh.from_shards(reply, "[@data]")  # type: ignore[arg-type]
     with pytest.raises(LayoutError, match="3 layouts for 1 tensors"):
         mesh.from_shards(service.make.shards(1), ("[@data]",) * 3)
-    with pytest.raises(MonarchError, match="of which 1 have returned nothing"):
+    with pytest.raises(MonarchError, match="was called in 1 of the 2 processes of mesh<data=2>\n"):
         mesh.from_shards(service.slice(data=slice(0, 1)).make.shards(1), "[@data]")  # type: ignore[attr-defined]
     with Mesh(data=2) as bare, pytest.raises(MonarchError, match="not in the processes of actors"):
         bare.from_shards(service.make.shards(1), "[@data]")
