@@ -76,9 +76,9 @@ class Loop:
         if self._watched.pop(fd, None) is not None and not self._closed:
             self._epoll.unregister(fd)
 
-    def call(self, function: Callable[[], object]) -> None:
-        """Call the function soon."""
-        self._calls.append(function)
+    def call(self, function: Callable[[], object], failed: Callable[[Exception], None] | None = None) -> None:
+        """Call the function soon; `failed` with what it raises, as in `watch`."""
+        self._calls.append(function if failed is None else functools.partial(self._attempt, function, failed))
         self._start()
         self._ring()
 
@@ -202,6 +202,13 @@ class Loop:
             # A defect, of whatever kind, and nobody waits for the call: who does has asked by `run`, which tells them.
             # The thread goes on, for all others.
             _log.exception("a call on %s failed", self._name)
+
+    def _attempt(self, call: Callable[[], object], failed: Callable[[Exception], None]) -> None:
+        try:
+            call()
+        except Exception as error:
+            _log.exception("a call on %s failed", self._name)
+            failed(error)
 
     def _end(self) -> None:
         # What was asked for while the thread ended must still be done: somebody may wait for it.

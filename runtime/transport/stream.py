@@ -52,7 +52,7 @@ from monarch.runtime.transport.outbox import Outbox
 from monarch.runtime.transport.plug import Owned
 from monarch.runtime.transport.regions import WORD
 from monarch.runtime.transport.streams import Stream
-from monarch.runtime.transport.works import Pending
+from monarch.runtime.transport.works import LinkWork
 
 _log = logging.getLogger("monarch.transport")
 
@@ -62,27 +62,8 @@ _LARGEST = 1 << 48
 _LARGEST_TEXT = 1 << 20
 _MOST_WAITING = 1 << 16
 _MOST_UNDER_WAY = 1 << 14
-_ROUNDS = 64
+ROUNDS = 64  # reads of one link, before others have their turn
 _CLOSING = 2.0
-
-
-class _Work(Pending):
-    """A work that ends with its link."""
-
-    __slots__ = ("number", "works")
-
-    def __init__(self, number: int, works: dict[int, _Work], keep: Any) -> None:
-        super().__init__(keep)
-        self.number = number
-        self.works = works
-
-    def finish(self, value: int | None = None) -> None:
-        self.works.pop(self.number, None)
-        super().finish(value)
-
-    def fail(self, error: BaseException) -> None:
-        self.works.pop(self.number, None)
-        super().fail(error)
 
 
 class StreamLink:
@@ -100,7 +81,7 @@ class StreamLink:
         self._ended_call = ends.ended
         self._greedy = stream.greedy
         self._fd = stream.fileno()
-        self._works: dict[int, _Work] = {}
+        self._works: dict[int, LinkWork] = {}
         self._numbers = itertools.count(1)
         self._keys: dict[str, bytes] = {}
         self._outbox = Outbox(stream, self.loop, self)
@@ -227,13 +208,13 @@ class StreamLink:
         frame = plain(TELL, text=json.dumps(message).encode(), files=len(files))
         self._queue(Outgoing(frame, files=[os.dup(file) for file in files]))
 
-    def work(self, keep: Any = None) -> _Work:
+    def work(self, keep: Any = None) -> LinkWork:
         """A new work that ends with the link."""
         if len(self._works) >= _MOST_UNDER_WAY and not self.loop.here():
             # The owner keeps an answer for each of them until it is read.
             self._await_oldest()
         number = next(self._numbers)
-        work = self._works[number] = _Work(number, self._works, keep)
+        work = self._works[number] = LinkWork(number, self._works, keep)
         if self._error is not None:
             work.fail(self._error)
         return work
@@ -304,7 +285,7 @@ class StreamLink:
             signal.value,
         )
 
-    def _ask(self, work: _Work, header: bytes, payload: memoryview) -> _Work:
+    def _ask(self, work: LinkWork, header: bytes, payload: memoryview) -> LinkWork:
         try:
             self._send(header, payload)
         except BaseException:
@@ -369,12 +350,12 @@ class StreamLink:
         if events & select.EPOLLOUT and self._error is None:
             self._outbox.writable()
         if events & ~select.EPOLLOUT:
-            for _ in range(_ROUNDS):
+            for _ in range(ROUNDS):
                 if not self._receive():
                     break
             else:
                 # Others have their turn. What TLS has decrypted already would not make the socket ready again.
-                self.loop.call(functools.partial(self.ready, select.EPOLLIN))
+                self.loop.call(functools.partial(self.ready, select.EPOLLIN), self.defect)
 
     def _receive(self) -> bool:
         """Read once, and do what has arrived. Gives False once there is no more for now."""

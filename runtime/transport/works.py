@@ -81,6 +81,25 @@ class Pending:
                 raise TimeoutError(f"not finished within {timeout:g} s")
 
 
+class LinkWork(Pending):
+    """A work that ends with its link, which knows it by a number until then."""
+
+    __slots__ = ("number", "works")
+
+    def __init__(self, number: int, works: dict[int, LinkWork], keep: Any) -> None:
+        super().__init__(keep)
+        self.number = number
+        self.works = works
+
+    def finish(self, value: int | None = None) -> None:
+        self.works.pop(self.number, None)
+        super().finish(value)
+
+    def fail(self, error: BaseException) -> None:
+        self.works.pop(self.number, None)
+        super().fail(error)
+
+
 class Finished:
     """A `Work` that was finished when it was made."""
 

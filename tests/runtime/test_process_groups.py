@@ -186,7 +186,7 @@ class Between:
         return run
 
 
-def join(rank: int, pipe: Any, up: Any) -> None:
+def join(rank: int, pipe: Any, up: Any, where: str) -> None:
     """Be one of two workers: say where Gloo listens, wait to go on, and tell how it went."""
     listen = membership.listen
 
@@ -197,7 +197,7 @@ def join(rank: int, pipe: Any, up: Any) -> None:
         return device, listener
 
     membership.listen = told
-    member = Membership(Between(pipe, rank), ["w"], "127.0.0.1")  # type: ignore[arg-type]
+    member = Membership(Between(pipe, rank), ["w"], where)  # type: ignore[arg-type]
     try:
         up.send(member.gathered(torch.tensor([float(rank)])).tolist())
     except MonarchError as error:
@@ -207,11 +207,14 @@ def join(rank: int, pipe: Any, up: Any) -> None:
 
 
 @pytest.mark.parametrize("stranger", [False, True], ids=["alone", "a stranger comes first"])
-def test_nothing_is_sent_where_a_stranger_has_connected(stranger: bool) -> None:
+@pytest.mark.parametrize("where", ["127.0.0.1", "::1"])
+def test_nothing_is_sent_where_a_stranger_has_connected(where: str, stranger: bool) -> None:
+    if where == "::1" and not socket.has_dualstack_ipv6():
+        pytest.skip("no IPv6 on this machine")
     forked = multiprocessing.get_context("fork")
     between = forked.Pipe()
     ups = [forked.Pipe() for _ in range(2)]
-    workers = [forked.Process(target=join, args=(rank, between[rank], ups[rank][1])) for rank in range(2)]
+    workers = [forked.Process(target=join, args=(rank, between[rank], ups[rank][1], where)) for rank in range(2)]
     with ExitStack() as stack:
         for worker in workers:
             worker.start()
@@ -220,7 +223,7 @@ def test_nothing_is_sent_where_a_stranger_has_connected(stranger: bool) -> None:
         addresses = [ours.recv() for ours, _ in ups]
         if stranger:
             for address in addresses:
-                connection = stack.enter_context(closing(socket.create_connection(address)))
+                connection = stack.enter_context(closing(socket.create_connection(address[:2])))
                 connection.sendall(bytes(8))
         for ours, _ in ups:
             ours.send("go on")
@@ -231,7 +234,7 @@ def test_nothing_is_sent_where_a_stranger_has_connected(stranger: bool) -> None:
                 assert state_of_a_connection_to(address) == SYN_SENT
             return
         for result in results:
-            assert "the process group over w was not used: a connection between 127.0.0.1:" in result
+            assert f"the process group over w was not used: a connection between {where}:" in result
             assert "has no other end among the workers" in result
 
 
@@ -301,7 +304,8 @@ def test_who_waits_in_gloo_hears_of_what_breaks_no_connection(connecting: bool, 
 
 def state_of_a_connection_to(address: tuple[str, int]) -> int:
     """As TCP has it, once another connection over loopback, made later, stands."""
-    with socket.socket() as tried, socket.create_server(("127.0.0.1", 0)) as other:
+    family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+    with socket.socket(family) as tried, socket.create_server(("127.0.0.1", 0)) as other:
         tried.setblocking(False)
         with pytest.raises(BlockingIOError):
             tried.connect(address)

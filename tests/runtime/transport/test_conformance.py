@@ -96,7 +96,7 @@ def test_more_in_flight_than_are_kept_at_once(link: StreamLink, peer: Peer, monk
 
 def test_a_turn_of_reading_ends_and_goes_on(way: Way, monkeypatch: pytest.MonkeyPatch) -> None:
     """The I/O thread reads a little at a time, in both processes: nothing stays behind in a buffer."""
-    monkeypatch.setattr(stream, "_ROUNDS", 1)
+    monkeypatch.setattr(stream, "ROUNDS", 1)
     with peers(way) as (peer,), way.endpoint() as endpoint:
         region = peer.register(1 << 20)
         link = endpoint.connect(peer.address(), timeout=PATIENCE)

@@ -6,6 +6,7 @@ import errno
 import os
 import socket
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monarch.compiler.plan import MonarchError
-from monarch.runtime.transport import endpoint, frames, handshake
+from monarch.runtime.transport import endpoint, frames, handshake, stream
 from monarch.runtime.transport.endpoint import Endpoint
 from monarch.runtime.transport.frames import HEADER, NO_KEY, SIZE
 from monarch.runtime.transport.handshake import Steps, Write
@@ -64,14 +65,21 @@ def joined(endpoint: Endpoint) -> socket.socket:
     return sock
 
 
-def test_a_defect_ends_the_link_and_no_other(served: Endpoint, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("rounds", [0, stream.ROUNDS], ids=["at once", "when it has its next turn"])
+def test_a_defect_ends_the_link_and_no_other(served: Endpoint, caplog: pytest.LogCaptureFixture, rounds: int) -> None:
     """Something that nobody foresaw is raised on the I/O thread: who waits hears of it, and others are served."""
     with Endpoint(SECRET, transports=("tcp",)) as endpoint:
         link, other = endpoint.connect(served.address), endpoint.connect(served.address)
         region = served.register(bytearray(8)).region
 
+        left = iter(range(rounds))
+
         def broken() -> bool:
-            raise RuntimeError("unforeseen")
+            if next(left, None) is None:
+                raise RuntimeError("unforeseen")
+            with suppress(BlockingIOError):
+                link.stream.receive(memoryview(bytearray(1000)))
+            return True
 
         link._receive = broken  # type: ignore[method-assign]
         work = link.fetch_add(region, 0, 1)
