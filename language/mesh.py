@@ -87,7 +87,7 @@ class Mesh:
         procs: Procs | int | None = None,
         **dims: int,
     ) -> None:
-        if isinstance(procs, int):
+        if isinstance(procs, int) or (procs is not None and not hasattr(procs, "start")):
             raise LayoutError(
                 f"procs={procs}: `procs` says in which processes the workers run",
                 hint="give it what spawn_procs() returns; a mesh dim of that name is made with mesh_dim_names.",
@@ -368,6 +368,9 @@ class Mesh:
         self.close()
 
 
+_MEANT = {"host": "hosts", "proc": "procs", "processes": "procs"}
+
+
 def _checked(dims: tuple[tuple[str, int], ...]) -> tuple[tuple[str, int], ...]:
     seen: set[str] = set()
     for name, size in dims:
@@ -376,6 +379,9 @@ def _checked(dims: tuple[tuple[str, int], ...]) -> tuple[tuple[str, int], ...]:
         if name in seen:
             raise LayoutError(f"mesh dim '{name}' stands twice in the mesh")
         if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-            raise LayoutError(f"mesh dim '{name}' has size {size!r}", hint="sizes are whole numbers from 1.")
+            hint = "sizes are whole numbers from 1."
+            if (meant := _MEANT.get(name)) and not isinstance(size, (int, float)):
+                hint = f"did you mean {meant}=? It says where the workers run; dims' {hint}"
+            raise LayoutError(f"mesh dim '{name}' has size {size!r}", hint=hint)
         seen.add(name)
     return tuple(dims)

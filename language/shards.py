@@ -26,6 +26,13 @@ def from_shards(mesh: Mesh, shards: Returned, layout: LayoutLike | tuple[LayoutL
             hint="make the tensor before the program runs, and pass it as an argument.",
             source=source,
         )
+    if not hasattr(shards, "adopt"):  # a call's Future, or its ValueMesh: the data has come here
+        raise LayoutError(
+            f"from_shards() takes what actors returned and kept, and this is a {type(shards).__name__}",
+            hint="ask for it with .shards(...) in place of .call(...): mesh.from_shards(actors.f.shards(), layout).\n"
+            "What is here already goes to the workers so: monarch.distribute(tensor, mesh, layout).",
+            source=source,
+        )
     executor = mesh.executor
     found = shards.found(executor)
     _check_alike(mesh.spec, found, source)
@@ -38,7 +45,7 @@ def from_shards(mesh: Mesh, shards: Returned, layout: LayoutLike | tuple[LayoutL
             source=source,
         )
     types = [
-        type_of_shards(chosen, type_, mesh.spec, f"tensor {at} that the actors returned", source)
+        type_of_shards(chosen, type_, mesh.spec, f"returned tensor {at}", source)
         for at, (type_, chosen) in enumerate(zip(local, layouts, strict=True))
     ]
     made = []

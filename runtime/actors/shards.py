@@ -58,10 +58,10 @@ class Shards(Generic[T]):
         replies = dict(zip(self._addresses, self._replies.get().values(), strict=True))
         processes = _beside(executor)[1].processes
         if set(replies) != set(processes):
-            missing = [rank for rank, process in enumerate(processes) if process not in replies]
+            inside = sum(process in replies for process in processes)
+            others = f", and in {len(replies) - inside} others" if len(replies) > inside else ""
             raise MonarchError(
-                f"'{self._label}' was called on {len(replies)} actors, and {executor.mesh} runs on "
-                f"{len(processes)} processes, of which {len(missing)} have returned nothing",
+                f"'{self._label}' was called in {inside} of the {len(processes)} processes of {executor.mesh}{others}",
                 hint="call actors that are in the mesh's processes, one in each: Mesh(procs=procs) and "
                 "procs.spawn(...).",
             )
