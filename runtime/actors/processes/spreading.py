@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from monarch.runtime.actors.errors import SupervisionError
 from monarch.runtime.actors.messages.address import host_of
-from monarch.runtime.actors.messages.message import EMPTY, INLINE, Payload
+from monarch.runtime.actors.messages.message import EMPTY, INLINE, PACKET, Payload
 from monarch.runtime.actors.messages.protocol import (
     NUMBERED,
     READY,
@@ -44,7 +44,9 @@ if TYPE_CHECKING:
 
 FAN_OUT = 8
 MOST = 256
-"""How many processes one message can be for: their heads have to fit into a packet."""
+"""How many processes one message can be for, or fewer where addresses are long: their heads have to fit a packet."""
+_HEADS = PACKET - INLINE - (4 << 10)
+_BESIDES = 128  # the bytes of a head, without the addresses of its actor, its process and that one's agent
 LATE_SECONDS = 0.5
 
 Receivers: TypeAlias = tuple[tuple[str, int, Head], ...]
@@ -64,6 +66,7 @@ class Audience:
         places: dict[str, list[int]] = {}
         for place, address in enumerate(addresses):
             places.setdefault(host_of(address), []).append(place)
+        self._most = _most(addresses)
         self._hosts = [(host, by_host.get(host), which) for host, which in places.items()]
 
     def send(self, process: Process, head: Callable[[int], Head], payload: Payload, gather: bool = False) -> list[int]:
@@ -79,7 +82,7 @@ class Audience:
                 continue
             there = [place for place in places if router.reaches(addresses[place])]
             failed += sorted(set(places).difference(there))
-            shares += [(agent, there[begin : begin + MOST]) for begin in range(0, len(there), MOST)]
+            shares += [(agent, there[begin : begin + self._most]) for begin in range(0, len(there), self._most)]
         if shares:
             numbers = router.numbers
             sent = [
@@ -96,13 +99,18 @@ class Audience:
         return failed
 
 
+def _most(addresses: Iterable[str]) -> int:
+    return min(MOST, _HEADS // (3 * max(map(len, addresses), default=0) + _BESIDES))
+
+
 def branches(shares: Sequence[Share], fan_out: int) -> list[list[Share]]:
-    """So many equal parts, or more, so that none is for more than `MOST` processes."""
+    """So many equal parts, or more, so that none is for more processes than a message can be for."""
+    most = _most(agent for agent, _ in shares)
     parts: list[list[Share]] = []
     for begin, end in _parts(len(shares), fan_out):
         part: list[Share] = []
         for share in shares[begin:end]:
-            if part and sum(len(receivers) for _, receivers in part) + len(share[1]) > MOST:
+            if part and sum(len(receivers) for _, receivers in part) + len(share[1]) > most:
                 parts.append(part)
                 part = []
             part.append(share)

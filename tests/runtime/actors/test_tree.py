@@ -3,9 +3,11 @@ is under way comes in any order that the ways allow. Every process that lives ge
 
 from __future__ import annotations
 
+import pickle
 import random
 from collections import deque
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monarch.runtime.actors.messages.address import host_of
-from monarch.runtime.actors.messages.message import EMPTY, Payload
+from monarch.runtime.actors.messages.message import EMPTY, INLINE, PACKET, Payload
 from monarch.runtime.actors.messages.order import Numbers, Order
-from monarch.runtime.actors.messages.protocol import NUMBERED, RELAY, Head
+from monarch.runtime.actors.messages.protocol import CALL, NUMBERED, RELAY, Head
 from monarch.runtime.actors.processes import spreading
 from monarch.runtime.actors.processes.ports import Ports
 from monarch.runtime.actors.processes.spreading import MOST, Audience, Share, Spreads, branches, tree
@@ -161,6 +163,24 @@ def test_everyone_who_lives_gets_everything_in_order(
             assert network.processes[actor].got == sent[actor]
     for process in network.processes.values():
         assert not process.spreads._kept and not process.spreads._passed
+
+
+@pytest.mark.parametrize("name", [8, 63, 253])
+@pytest.mark.parametrize(("hosts", "gpus"), [(1000, 1), (500, 2), (100, 8), (1, 1000)])
+def test_every_packet_is_small_enough_whatever_hosts_are_called(name: int, hosts: int, gpus: int) -> None:
+    tags = [f"{host}/{'h' * name}:40000" for host in range(hosts)]
+    actors = [f"{gpu:032}@{tag}" for tag in tags for gpu in range(gpus)]
+    agents = [f"{gpus:032}@{tag}" for tag in tags]
+    network: Any = SimpleNamespace(under_way={})
+    sender: Any = Simulated(f"{0:032}@{hosts}/{'h' * name}:40000", network)
+
+    def head(place: int) -> Head:
+        reply = sender.address, 10**6, place
+        return CALL, f"{sender.address}.{10**6}", reply, "endpoint", False, (place, ("hosts", "gpus"), (hosts, gpus))
+
+    assert Audience(actors, agents).send(sender, head, EMPTY, gather=True) == []
+    sent = [head for heads in network.under_way.values() for head in heads]
+    assert max(len(pickle.dumps((head, b"x" * INLINE, (), ()), 5)) for head in sent) < PACKET
 
 
 @given(st.lists(st.integers(1, MOST), min_size=1, max_size=40), st.integers(1, 8))
