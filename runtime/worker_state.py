@@ -94,6 +94,7 @@ class LoadedPlan:
         self.failed = False
         self.device = torch.device("cpu") if ready is None else ready.device
         self.name = plan.name
+        self.instructions = plan.instructions
         self.sources = plan.sources
         # A number arrives as one, and is to the plan a tensor without dims.
         self.dtypes = [spec.type.dtype if spec.kind in ("scalar", "seed") else None for spec in plan.inputs]
@@ -264,7 +265,7 @@ class WorkerState:
             committed=self._committed,
         )
         if place is not None:
-            report.op = place.instruction.op
+            report.op = plan.instructions[place.number].op  # as the plan has it, also where a GPU runs a kernel for it
             report.operands = tuple(place.operands[:_OPERANDS])
             if 0 <= place.instruction.source < len(plan.sources):
                 source = plan.sources[place.instruction.source]

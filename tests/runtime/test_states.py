@@ -209,6 +209,21 @@ def test_what_a_failed_step_left_on_a_gpu_is_forgotten_before_the_next(monkeypat
             assert Ready.forgotten == number + 1 + (number and base == 30)
 
 
+def test_what_fails_on_a_gpu_is_told_by_the_plans_op(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_state, "device_for", lambda plan, worker: torch.device("cpu"))
+    worker = Worker()
+    build = Building(MESH, "attend")
+    q = build.input(whole((1, 1, 4, 8)))
+    both = build.call("aten._scaled_dot_product_flash_attention_for_cpu.default", q, q, q, 0.1)
+    build.output(build.call("getitem", both, 0), whole((1, 1, 4, 8)))
+    plan = replace(build.plan(), target="cuda:90")
+    assert worker.load(1, plan) == []
+    worker.state.values[1] = torch.ones(1, 1, 4, 8)
+    (report,) = worker.run(1, plan, 10, 1)
+    assert isinstance(report, Report) and "attention with dropout 0.1 on a GPU" in report.error
+    assert report.op == "aten._scaled_dot_product_flash_attention_for_cpu.default"
+
+
 def in_the_arena(length: int, bad: bool = False) -> Plan:
     """-exp(2 x), of which the product and the power lie in the arena."""
     build = Building(MESH, f"arena {length}")
