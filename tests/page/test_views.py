@@ -78,6 +78,10 @@ def test_without_a_trace_the_timeline_is_the_estimate(open_page: Open) -> None:
     page = open_page("small", "#view=timeline")
     expect(page.locator(".timeline")).to_contain_text("estimated: there is no trace")
     expect(page.locator(".timeline .summary")).to_contain_text("on 1 worker")
+    expect(page.locator(".timeline .summary")).not_to_contain_text("100% of it computing")  # it has a collective
+    page.locator(".timeline canvas").focus()
+    page.keyboard.press("End")
+    expect(page.locator(".panel h2")).to_have_text("%loss")
 
 
 def test_source_lines_have_their_costs_and_lead_to_values(open_page: Open) -> None:

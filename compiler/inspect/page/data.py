@@ -82,6 +82,7 @@ def plan_data(plan: Plan) -> dict[str, Any]:
         "name": plan.name,
         "hash": plan.hash,
         "target": plan.target,
+        "madeFor": plan.made_for,
         "mesh": plan.mesh.dims,
         "values": columns,
         "decisions": [_decision(decision, dims, texts) for decision in decisions.entries],

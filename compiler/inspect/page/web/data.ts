@@ -37,6 +37,8 @@ export interface PlanData {
   name: string;
   hash: string;
   target: string;
+  /** the target, and what moves its tensors where that is not Monarch's own: "cpu, over gloo" */
+  madeFor: string;
   mesh: [string, number][];
   values: Columns;
   decisions: DecisionRow[];

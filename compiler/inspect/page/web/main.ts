@@ -63,7 +63,7 @@ function start(): void {
   const top = h(
     "header",
     { class: "top" },
-    h("div", { class: "name" }, h("h1", { title: data.title }, data.title), h("p", { class: "muted" }, `${count(ops, "op")}, ${count(model.workers, "worker")}, ${model.data.target}`)),
+    h("div", { class: "name" }, h("h1", { title: data.title }, data.title), h("p", { class: "muted" }, `${count(ops, "op")}, ${count(model.workers, "worker")}, ${model.data.madeFor}`)),
     bar,
     search.element,
     theme,

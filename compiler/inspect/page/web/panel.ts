@@ -274,7 +274,7 @@ export class Panel {
     const slow = [...model.all()].filter((at) => !model.isCollective(at) && model.data.values.seconds[at]! > 0).sort((a, b) => model.data.values.seconds[b]! - model.data.values.seconds[a]!).slice(0, 6);
     const passes = Object.entries(model.data.passes);
     return [
-      h("header", {}, h("h2", {}, model.data.name), h("p", { class: "call" }, `compiled for ${model.data.target} on mesh<${model.data.mesh.map(([name, size]) => `${name}=${size}`).join(", ")}>`)),
+      h("header", {}, h("h2", {}, model.data.name), h("p", { class: "call" }, `compiled for ${model.data.madeFor} on mesh<${model.data.mesh.map(([name, size]) => `${name}=${size}`).join(", ")}>`)),
       section("One step", definitions([...this.totals([...model.all()]), ["peak memory", h("span", {}, model.size ? bytes(model.held[model.peak]!) : "0 B", " at ", model.size ? this.link(model.peak) : "")]])),
       byDim.size ? section("Moves over the mesh", definitions([...byDim].map(([name, entry]): [string, Child] => [name, `${bytes(entry.sent)} in ${count(entry.many, "collective")}`]))) : null,
       heavy.length ? section("Largest collectives", this.costList(heavy, "sent")) : null,

@@ -65,9 +65,10 @@ export class TimelineView implements Shown {
   private estimated(): Run {
     const { model } = this.page;
     const values = [...model.all()].filter((at) => model.data.values.seconds[at]! > 0);
-const lane = emptyLane(0, values.length);
+    const lane = emptyLane(0, values.length);
     let clock = 0;
     values.forEach((at, index) => {
+      lane.values[index] = at;
       lane.starts[index] = clock;
       clock += model.data.values.seconds[at]! * 1e9;
       lane.ends[index] = clock;
