@@ -114,6 +114,7 @@ class Frame:
     def __init__(self, plan: Plan, bind: Callable[..., Callable[..., Any]], arena: Arena | None = None) -> None:
         self.plan = plan
         self._bind = bind
+        # What torch's C++ imports when it first needs it is looked for among the builtins of who called it.
         self._globals: dict[str, Any] = {"__builtins__": {"__import__": __import__}}
         self._names: dict[int, str] = {}
         self._kept: list[Any] = []
