@@ -101,6 +101,10 @@ class Plan:
     costs: dict[str, Any] = field(default_factory=dict)
     hash: str = ""
 
+    def __str__(self) -> str:
+        """One line, for `print`; what it does is in `graph`, and in `monarchc inspect`."""
+        return f"plan '{self.name}' on {self.mesh}, for {self.made_for}: {len(self.instructions)} instructions"
+
     @property
     def made_for(self) -> str:
         """Its target and, where that is not Monarch's own, what moves its tensors: "cpu", "cpu, over gloo"."""

@@ -98,6 +98,7 @@ def test_a_target_is_part_of_what_is_hashed_and_saved() -> None:
     graph = parse_graph(TEXT)
     plan, other = compile_graph(graph), compile_graph(graph, target="cuda:90", report=True)
     assert (plan.target, other.target) == ("cpu", "cuda:90")
+    assert str(other).startswith(f"plan '{graph.name}' on {graph.mesh}, for cuda:90: {len(other.instructions)} instr")
     assert plan.hash != other.hash
     assert plan_from_bytes(plan_bytes(other)).target == "cuda:90"
     assert [instruction.op for instruction in plan.instructions] == [i.op for i in other.instructions]
