@@ -141,12 +141,14 @@ class CudaLink(ShmLink):
     def fetch_add(self, region: Region, offset: int, value: int) -> Work:
         if not self._lane.busy:
             return super().fetch_add(region, offset, value)
+        self.can_send()
         self.check(region, offset, WORD)
         return self._later(lambda: StreamLink.fetch_add(self, region, offset, value))
 
     def compare_swap(self, region: Region, offset: int, expected: int, desired: int) -> Work:
         if not self._lane.busy:
             return super().compare_swap(region, offset, expected, desired)
+        self.can_send()
         self.check(region, offset, WORD)
         return self._later(lambda: StreamLink.compare_swap(self, region, offset, expected, desired))
 
