@@ -31,7 +31,7 @@ from monarch.runtime.window import RING_BYTES
 
 _EXPLAIN_SECONDS = 2.0  # for the cause of a broken link to be told
 _STOP_SECONDS = 10.0
-_ANSWER_SECONDS = 5.0
+_ANSWER_SECONDS = 15.0
 _CLOCK_ROUNDS = 8
 
 _meshes = count(1)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import linecache
 import os
+import sys
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -21,6 +24,16 @@ settings.register_profile(
 settings.load_profile("monarch")
 
 torch.set_num_threads(1)  # the workers share the machine with the dense run that they are compared with
+
+
+@pytest.fixture(autouse=True)
+def forgotten_files() -> Iterator[None]:
+    """The lines of a relative `train.py` are those of one test's folder: no other test may be shown them, nor look for
+    them in folders that loaded programs can import from."""
+    path = list(sys.path)
+    yield
+    sys.path[:] = path
+    linecache.clearcache()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import linecache
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -96,16 +95,6 @@ class Result:
 
 
 Run = Callable[..., Result]
-
-
-@pytest.fixture(autouse=True)
-def forgotten_lines() -> Iterator[None]:
-    """The lines of a relative `train.py` are those of one test's folder: no other test may be shown them, nor look for
-    them in folders that loaded programs can import from."""
-    path = list(sys.path)
-    yield
-    sys.path[:] = path
-    linecache.clearcache()
 
 
 @pytest.fixture

@@ -483,11 +483,17 @@ def test_what_the_stand_in_refuses(gpus: StandIn) -> None:
 
 @pytest.fixture
 def fresh() -> Iterator[None]:
+    """This process has no endpoint yet, and none afterwards."""
+
+    def forget() -> None:
+        if rdma._process is not None:
+            rdma._process.endpoint.close()
+        rdma._after_fork()
+        rdma._options.clear()
+
+    forget()
     yield
-    if rdma._process is not None:
-        rdma._process.endpoint.close()
-    rdma._after_fork()
-    rdma._options.clear()
+    forget()
 
 
 @pytest.mark.parametrize("transport", ["cuda", "tcp"])
