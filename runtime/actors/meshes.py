@@ -18,7 +18,7 @@ from monarch.compiler.plan import Executor, MeshSpec
 from monarch.runtime.actors.actor import Actor
 from monarch.runtime.actors.adverbs import attribute
 from monarch.runtime.actors.endpoint import MESH_NAMES, ActorInterface, EndpointMethod
-from monarch.runtime.actors.errors import SupervisionError
+from monarch.runtime.actors.errors import MeshFailure, SupervisionError
 from monarch.runtime.actors.future import Future
 from monarch.runtime.actors.mesh import MeshAlgebra
 from monarch.runtime.actors.messages.address import host_of, new_address, port_of
@@ -38,6 +38,7 @@ from monarch.runtime.actors.messages.protocol import (
     ReplyTo,
 )
 from monarch.runtime.actors.processes import current
+from monarch.runtime.actors.processes.ownership import PlaceEnded
 from monarch.runtime.actors.processes.ports import All, Each, One, failing
 from monarch.runtime.actors.processes.process import Group
 from monarch.runtime.actors.processes.spreading import Audience
@@ -249,7 +250,9 @@ class ProcMesh(_Owned):
                 raise process.lost(address, f"{name}.__init__")
         payload = Payload.of((mesh, args, kwargs), members)
         process.owns(instance.actor_id, mesh, processes=False)
-        mesh._audience.send(process, lambda rank: (SPAWN, actor_id, None, rank, name, instance.owner), payload)
+        gone = mesh._audience.send(process, lambda rank: (SPAWN, actor_id, None, rank, name, instance.owner), payload)
+        for rank in gone:  # of whose end nobody has told this process, which may be younger
+            process.supervision(PlaceEnded(actor_id, rank, MeshFailure(actor_id, name, rank, "its process is gone")))
         return cast(A, mesh)
 
     def activate(self) -> AbstractContextManager[None]:

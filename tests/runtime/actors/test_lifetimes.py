@@ -364,6 +364,39 @@ def test_what_a_dead_process_owned_ends(faults: Faults) -> None:
             os.close(descriptor)
 
 
+class Late(Actor):
+    """Spawns workers in processes that it is given, and tells a port of their failures and of its own end."""
+
+    def __init__(self, port: Port[tuple[str, str]]) -> None:
+        self.port = port
+
+    @endpoint
+    def spawn(self, procs: ProcMesh) -> None:
+        procs.spawn("late", Worker, "late")
+
+    def __supervise__(self, failure: MeshFailure) -> bool:
+        self.port.send(("failed", failure.report()))
+        return True
+
+    def __cleanup__(self, exc: Exception | None) -> None:
+        self.port.send(("ended", str(exc)))
+
+
+def test_who_is_younger_than_a_death_hears_of_it_by_spawning_there(faults: Faults) -> None:
+    """Nobody has told it; what it spawned has to end all the same, or it could not end itself."""
+    port, receiver = Channel[tuple[str, str]].open()
+    gone = this_host().spawn_procs(name="gone")
+    workers = gone.spawn("workers", Worker, "worker")
+    workers.die.broadcast(3)
+    assert "exited with status 3" in faults.get(timeout=WAIT).report()
+    young = this_host().spawn_procs(name="young")
+    young.spawn("late", Late, port).spawn.call_one(gone).get(WAIT)
+    what, report = receiver.recv().get(WAIT)
+    assert what == "failed" and "its process is gone" in report
+    young.stop().get(WAIT)
+    assert receiver.recv().get(WAIT) == ("ended", "None")
+
+
 def test_a_service_survives_the_death_of_its_workers() -> None:
     port, receiver = Channel[Any].open()
     owner = spawn(1).slice(gpus=0).spawn("owner", Owner, port, "deal")

@@ -65,6 +65,8 @@ class Cluster(RuleBasedStateMachine):
         self.number = 0
         self.states: dict[str, Supervision] = {ROOT: Supervision()}
         self.dead: set[str] = set()
+        self.told: set[tuple[str, str]] = set()
+        """Of whose end which process hears: those that are there when it ends."""
         self.exited: set[str] = set()
         self.actors: dict[tuple[str, str], Actor] = {
             (ROOT, PROCESS): Actor(ROOT, PROCESS, "", 0, ("", ""))  # the user's program
@@ -139,6 +141,7 @@ class Cluster(RuleBasedStateMachine):
         for other in self.alive():
             gone = ProcessGone(address, "killed" if failed else "ended", failed, -9 if failed else 0)
             self.send(address, other, gone)  # behind all that it had sent
+            self.told.add((address, other))
 
     def choose(self, data: st.DataObject, actors: list[Actor]) -> Actor:
         return actors[data.draw(st.integers(0, len(actors) - 1))]
@@ -191,6 +194,9 @@ class Cluster(RuleBasedStateMachine):
     def deliver_one(self, sender: str, to: str) -> None:
         message = self.under_way[sender, to].popleft()
         if to in self.dead:
+            if isinstance(message, Born) and (to, sender) not in self.told:  # sending it fails
+                failure = MeshFailure(message.mesh, message.mesh, message.rank, "its process is gone")
+                self.send(to, sender, PlaceEnded(message.mesh, message.rank, failure))
             return
         if isinstance(message, StopPlace):
             if message.mesh in self.of_processes:

@@ -56,6 +56,10 @@ def test_calls_that_take_too_long_are_reported_once(capsys: pytest.CaptureFixtur
     said = ""
     while "in dream" not in said:
         said += capsys.readouterr().err
+        if "no answer within" in said:  # the machine is busy: ask again
+            said = ""
+            report_slow_calls(None)
+            report_slow_calls(0.01)
     report_slow_calls(None)
     wake.send(None)
     said += capsys.readouterr().err
