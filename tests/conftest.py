@@ -6,6 +6,7 @@ import linecache
 import os
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -41,6 +42,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     browser open it has an event loop running."""
     last = ("launch", "page")
     items.sort(key=lambda item: max((last.index(part) + 1 for part in item.path.parts if part in last), default=0))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Of several processes, one runs all that starts Ray: two clusters that start at the same time get into each other's
+    way."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class ByFile(LoadFileScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            return "tests/launch" if nodeid.startswith("tests/launch/") else super()._split_scope(nodeid)
+
+    return ByFile(config, log)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -50,7 +50,7 @@ def test_calls_that_take_too_long_are_reported_once(capsys: pytest.CaptureFixtur
     procs = this_host().spawn_procs(per_host={"gpus": 2}, name="slow")
     port, receiver = Channel[Port[None]].open()
     sleeper = procs.slice(gpus=1).spawn("sleeper", Sleeper)
-    sleeper.fall_asleep.call_one(port)
+    asleep = sleeper.fall_asleep.call_one(port)  # kept: a call whose answer nobody can look at is not reported
     wake = receiver.recv().get(WAIT)
     report_slow_calls(0.01)
     said = ""
@@ -62,6 +62,7 @@ def test_calls_that_take_too_long_are_reported_once(capsys: pytest.CaptureFixtur
             report_slow_calls(0.01)
     report_slow_calls(None)
     wake.send(None)
+    asleep.get(WAIT)
     said += capsys.readouterr().err
     assert said.count("monarch: sleeper.fall_asleep has not been answered after") == 1
     with pytest.raises(ValueError, match="above 0"):
