@@ -46,7 +46,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Of several processes, one runs all that starts Ray: two clusters that start together get into each other's way."""
+    """Of several processes, one runs all that starts Ray: clusters that start together get into each other's way."""
     from xdist.scheduler import LoadFileScheduling
 
     class ByFile(LoadFileScheduling):  # type: ignore[misc]
