@@ -347,7 +347,7 @@ def test_who_is_younger_than_a_death_is_told_when_it_calls(
     assert "SIGKILL" in faults.get(timeout=WAIT).reason
     sender = hosts.slice(hosts=0).spawn_procs().spawn("sender", Peer)
     answer = sender.ask.call_one(peers.slice(hosts=1)).get(WAIT)  # type: ignore[attr-defined]
-    assert "cannot be reached" in answer
+    assert "cannot be reached" in answer or "was killed by SIGKILL" in answer  # where the news is still on its way
 
 
 @pytest.fixture
