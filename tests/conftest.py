@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import linecache
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 from hypothesis import HealthCheck, settings
 
 os.environ["MONARCH_VERIFY"] = "1"
+signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts in the background ignores it
 
 settings.register_profile(
     "monarch",
@@ -46,7 +48,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Of several processes, one runs all that starts Ray: clusters that start together get into each other's way."""
+    """Of several processes, one runs all that needs a Ray cluster: there is one."""
     from xdist.scheduler import LoadFileScheduling
 
     class ByFile(LoadFileScheduling):  # type: ignore[misc]
