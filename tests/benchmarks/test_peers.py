@@ -16,11 +16,11 @@ SCRIPT = """
 import os, subprocess, sys
 from serving import each, serve
 def fail(): raise ValueError("it\\nbroke")
-child = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+def child(count): return subprocess.Popen(["sleep", "1000"], start_new_session=True).pid
 print("the last line", file=sys.stderr)
 serve("library 1.0", {
     "nothing": each(lambda: None), "fails": each(fail), "absent": "it has none", "ends": each(lambda: os._exit(3)),
-    "child": lambda count: child.pid, "never": each(lambda: os.read(os.pipe()[0], 1)),
+    "child": child, "never": each(lambda: os.read(os.pipe()[0], 1)),
 }, {"nothing": "a note"})
 """
 

@@ -57,6 +57,13 @@ class Owner:
         self.process.kill()
         self.process.join()
 
+    def end(self) -> None:
+        """In order: what it had sent memory with leaves a folder otherwise."""
+        if self.process.is_alive():
+            self._pipe.send("end")
+            self.process.join(30)
+        self.kill()
+
 
 def _own(pipe: Connection, make: Callable[[], Any], transports: tuple[str, ...] | None) -> None:
     if transports is not None:
@@ -98,7 +105,7 @@ def owned(request: pytest.FixtureRequest) -> Iterator[Callable[[Callable[[], Any
     start.transport = request.param  # type: ignore[attr-defined]
     yield start
     for owner in owners:
-        owner.kill()
+        owner.end()
 
 
 def some(dtype: torch.dtype, *shape: int) -> torch.Tensor:
