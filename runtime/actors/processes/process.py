@@ -325,10 +325,7 @@ class Process:
         self.router.gone(death.address)
         self.spreads.lost(death.address)
         # Owners first: who sees the error in a call, and then asks the owner, finds that it knows.
-        with self._deciding:
-            self.supervision(ProcessGone(death.address, death.reason, not death.expected, death.status, death.log))
-            for mesh in [mesh for mesh in self._spawned if self._supervision.owner_of(mesh) is None]:
-                del self._spawned[mesh]
+        self._lose(ProcessGone(death.address, death.reason, not death.expected, death.status, death.log))
         where = f"its process {death.name}[{death.rank}] {death.reason}"
         self.ports.lost(death.address, SupervisionError(f"no answer: {where}"))
         self.programs.died(death)
@@ -339,6 +336,12 @@ class Process:
         for lost, head, payload in early:
             payload.drop()
             self._never(lost, head)
+
+    def _lose(self, gone: ProcessGone) -> None:
+        with self._deciding:
+            self.supervision(gone)
+            for mesh in [mesh for mesh in self._spawned if self._supervision.owner_of(mesh) is None]:
+                del self._spawned[mesh]
 
     def connection_lost(self, address: str, why: str) -> None:
         """There is no connection to a process of another host any more. If it has ended, how is told soon, and until
@@ -363,11 +366,13 @@ class Process:
             self._explain_later()
 
     def unreached(self, address: str, why: str) -> None:
-        """There is no way to a process, and that it has ended is not known. In the I/O thread."""
+        """There is no way to a process, and that it has ended is not known: what is owned there is lost to its owners
+        here, and what is owned from there ends. In the I/O thread."""
         for lost in (address, *self.spreads.through(address)):
             if lost not in self.dead:
                 self.router.gone(lost)
                 self._wait_no_more(lost)
+                self._lose(ProcessGone(lost, f"is out of reach: {why}", failed=True))
                 self.ports.lost(lost, SupervisionError(f"no answer: the connection is lost: {why}"))
         self.spreads.lost(address)
 

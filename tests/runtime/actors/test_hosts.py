@@ -294,6 +294,35 @@ def test_what_is_owned_from_another_host_ends_with_its_owner(
         gone(pid)
 
 
+class Guardian(Owner):
+    """Deals with failures of what it owns, and can cut this process off from where that lives."""
+
+    def __init__(self, failures: Port[MeshFailure]) -> None:
+        self.failures = failures
+
+    def __supervise__(self, failure: MeshFailure) -> bool:
+        self.failures.send(failure)
+        return True
+
+    @endpoint
+    def cut(self, address: str) -> None:
+        network = current.process().router.network
+        (link,) = network._links[address]
+        assert link._stream is not None
+        link._stream.shutdown()
+
+
+def test_what_is_owned_from_another_host_is_lost_with_the_connection(hosts: HostMesh) -> None:
+    """Both hosts live, and the program reaches both processes."""
+    port, failures = Channel[MeshFailure].open()
+    guardian = hosts.slice(hosts=0).spawn_procs(name="owners").spawn("guardian", Guardian, port)
+    peers = guardian.spawn.call_one(hosts.slice(hosts=1)).get(WAIT)
+    ((_, address, pid),) = peers.where.call().get(WAIT).values()
+    guardian.cut.call_one(address).get(WAIT)
+    assert failures.recv().get(WAIT).is_of(peers)
+    gone(pid)
+
+
 def gone(pid: int) -> None:
     """Wait for a process' end, which comes within the test's time."""
     with pytest.raises(ProcessLookupError):
