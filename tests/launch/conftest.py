@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -27,28 +26,27 @@ try:
 finally:
     cluster.shutdown()
 """
-START_SECONDS = "120"
+START_SECONDS = 40
+TRIES = 3  # now and then the first of Ray's processes ends, or hangs, before it has written a word
 
 Launch = Callable[..., HostMesh]
 
 
-@contextmanager
-def cluster() -> Iterator[str]:
-    """Gives its address. It is started by a process of its own: what Ray forks there runs nothing of what this one has
-    loaded."""
-    command, pipe = [sys.executable, "-c", CLUSTER], subprocess.PIPE
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as process:
-        assert process.stdin is not None and process.stdout is not None
-        try:
-            lines = []
-            for line in process.stdout:
-                lines.append(line)
-                if line.startswith("cluster at "):
-                    yield line.removeprefix("cluster at ").strip()
-                    return
-            raise AssertionError(f"Ray's cluster has not started: {lines}")
-        finally:
-            process.stdin.close()
+def start_cluster() -> tuple[subprocess.Popen[str], str]:
+    """A process that has started a cluster, and the cluster's address. What Ray forks there runs nothing of what this
+    process has loaded."""
+    said = []
+    for _ in range(TRIES):
+        process = subprocess.Popen(
+            [sys.executable, "-c", CLUSTER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith("cluster at "):
+                return process, line.removeprefix("cluster at ").strip()
+            said.append(line)
+        process.wait()
+    raise AssertionError(f"Ray's cluster does not start: {said}")
 
 
 @pytest.fixture(scope="session")
@@ -57,10 +55,11 @@ def ray_cluster() -> Iterator[Any]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.setenv("RAY_DEDUP_LOGS", "0")
-        patch.setenv("RAY_gcs_server_port_wait_time_s", START_SECONDS)
+        patch.setenv("RAY_gcs_server_port_wait_time_s", str(START_SECONDS))
         patch.setenv("OMP_NUM_THREADS", os.environ.get("OMP_NUM_THREADS", "1"))
         ray = pytest.importorskip("ray", reason="Ray is not installed (pip install ray)")
-        with cluster() as address:
+        process, address = start_cluster()
+        with process:  # which ends when there is nothing more to be read
             ray.init(address=address, _node_ip_address=HEAD, log_to_driver=False, logging_level="ERROR")
             try:
                 yield ray
