@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,16 @@ import torch
 
 from monarch.runtime.actors.messages import memory
 from monarch.runtime.actors.messages.message import BUFFER, INLINE, PACKET, Payload, packet, unpack
+
+
+@pytest.fixture(autouse=True)
+def kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No files that other tests have left."""
+    fresh = memory._Kept()
+    monkeypatch.setattr(memory, "_kept", fresh)
+    yield
+    for file in fresh._files:
+        file.close()
 
 
 def sent(payload: Payload) -> Payload:
@@ -81,11 +92,39 @@ def test_part_of_what_came_keeps_the_file() -> None:
     assert part.tolist() == [1, 1]
 
 
+def own_mappings() -> int:
+    """How many files this process has mapped to write them again."""
+    found = 0
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        begin, end = (int(address, 16) for address in line.split()[0].split("-"))
+        found += "monarch-message" in line and " rw-s 00000000 " in line and end - begin > memory.SLOTS
+    return found
+
+
+def test_what_is_used_again_has_what_was_written_last() -> None:
+    """However much larger it was, however it was written, and whatever receivers wrote to theirs."""
+    files = set()
+    for at, count in enumerate((2 * BUFFER, BUFFER, 2 * BUFFER, BUFFER + 1, 2 * BUFFER)):
+        value = [torch.full((count,), float(at)), b"%d" % at * (2 * INLINE), torch.full((BUFFER,), -float(at))]
+        payload = Payload.of(value)
+        files.add(file_of(payload))
+        got = sent(payload).decode()
+        assert torch.equal(got[0], value[0]) and got[1] == value[1] and torch.equal(got[2], value[2])
+        got[0].fill_(9)
+        assert torch.equal(sent(payload).decode()[0], value[0])
+        del payload, got
+    assert len(files) == 1
+
+
 def test_what_is_kept_is_bounded() -> None:
-    for _ in range(3 * memory.KEEP_FILES):
-        kept = sent(Payload.of(torch.zeros(BUFFER)))
-        kept.decode()
+    for size in (BUFFER, 2 * BUFFER):  # used again, and so mapped; then pushed out by others
+        for _ in range(2):
+            many = [sent(Payload.of(torch.zeros(size))) for _ in range(memory.KEEP_FILES)]
+            assert all(float(payload.decode()[0]) == 0 for payload in many)
+            del many
+    assert 0 < own_mappings() <= memory.KEEP_FILES
     held = [sent(Payload.of(torch.zeros(BUFFER))) for _ in range(3 * memory.KEEP_FILES)]
+    assert own_mappings() == 0
     names = [os.readlink(entry) for entry in Path("/proc/self/fd").iterdir() if entry.exists() or entry.is_symlink()]
     assert sum("monarch-message" in name for name in names) <= memory.KEEP_FILES + 1
     assert all(float(payload.decode()[0]) == 0 for payload in held)
