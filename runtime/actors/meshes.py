@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, ca
 import cloudpickle
 
 from monarch.compiler.plan import Executor, MeshSpec
+from monarch.runtime.actors import classes
 from monarch.runtime.actors.actor import Actor
 from monarch.runtime.actors.adverbs import attribute
 from monarch.runtime.actors.endpoint import MESH_NAMES, ActorInterface, EndpointMethod
@@ -248,6 +249,7 @@ class ProcMesh(_Owned):
         for address in members:
             if address in process.dead:
                 raise process.lost(address, f"{name}.__init__")
+        classes.renew(cls)
         payload = Payload.of((mesh, args, kwargs), members)
         process.owns(instance.actor_id, mesh, processes=False)
         gone = mesh._audience.send(process, lambda rank: (SPAWN, actor_id, None, rank, name, instance.owner), payload)
@@ -488,10 +490,21 @@ class ActorMesh(_Owned, Generic[A]):
         return hash((self._id, self._shape))
 
     def __reduce__(self) -> tuple[object, ...]:
-        return ActorMesh, (self._id, self._label, self._cls, self._addresses, self._shape, self._agents)
+        return _unpickle, (self._id, self._label, classes.sent(self._cls), self._addresses, self._shape, self._agents)
 
     def __repr__(self) -> str:
         return f"ActorMesh('{self._label}', {self._cls.__name__}, {self.extent})"
+
+
+def _unpickle(
+    actor_id: str,
+    name: str,
+    cls: type[A] | classes.Pickled,
+    addresses: tuple[str, ...],
+    shape: Shape,
+    agents: tuple[str, ...],
+) -> ActorMesh[A]:
+    return ActorMesh(actor_id, name, classes.read(cls), addresses, shape, agents)
 
 
 def _ask(process: Process, address: str, head: Callable[[ReplyTo], tuple[Any, ...]], payload: Payload) -> Future[Any]:

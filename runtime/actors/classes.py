@@ -1,0 +1,79 @@
+"""The classes of actors, in messages that refer to actors: pickled once, and read once by each process.
+
+One that a script or a notebook defines is pickled by value, with the globals that its methods use. To do that for each
+message would cost several times what the rest of it does; and to read it again would give the methods of actors that
+run already new globals, and the class the attributes that it had where the message comes from.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, TypeAlias
+from weakref import WeakKeyDictionary, WeakValueDictionary
+
+import cloudpickle
+
+from monarch.compiler.plan import outgoing
+
+Pickled: TypeAlias = tuple[str, bytes]
+"""A token, by which a process that has read it once knows it, and the pickle."""
+
+_pickled: WeakKeyDictionary[type, Pickled] = WeakKeyDictionary()
+_read: WeakValueDictionary[str, type] = WeakValueDictionary()
+
+
+class _Now(threading.local):
+    def __init__(self) -> None:
+        self.pickling: set[type] = set()
+
+
+_now = _Now()
+
+
+def sent(cls: type) -> type | Pickled:
+    """What stands for a class in a message: the class itself, to be pickled with the message, where it cannot be
+    pickled alone."""
+    found = _pickled.get(cls)
+    if found is None:
+        if cls in _now.pickling:  # its methods use a mesh of actors of this class
+            return cls
+        try:
+            with _alone(cls):
+                data = cloudpickle.dumps(cls)
+        except Exception:  # which is raised again if that cannot be done with the message either
+            return cls
+        found = _pickled[cls] = secrets.token_hex(8), data
+        _read[found[0]] = cls
+    return found
+
+
+@contextmanager
+def _alone(cls: type) -> Iterator[None]:
+    """A distributed tensor among its globals is lent to one message, and cannot be in a pickle that others share."""
+    before = outgoing.set(None)
+    _now.pickling.add(cls)
+    try:
+        yield
+    finally:
+        _now.pickling.discard(cls)
+        outgoing.reset(before)
+
+
+def read(what: type | Pickled) -> Any:
+    """The class that `sent` stands for. Raises what unpickling raises."""
+    if isinstance(what, type):
+        return what
+    cls = _read.get(what[0])
+    if cls is None:
+        cls = cloudpickle.loads(what[1])
+        _read[what[0]] = cls
+        _pickled[cls] = what  # and is handed on as it came
+    return cls
+
+
+def renew(cls: type) -> None:
+    """Pickle it anew when it is next sent: actors are spawned of it, as it is now."""
+    _pickled.pop(cls, None)
