@@ -21,7 +21,7 @@ import weakref
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from monarch.compiler.plan import MonarchError
 from monarch.runtime.actors.future import Future
@@ -162,6 +162,9 @@ class Transfer(Future[Value]):
         return self._awaited().__await__()
 
     async def _awaited(self) -> Value:
+        if self.done():
+            await asyncio.sleep(0)  # who waits for one after the other lets others run all the same
+            return self.get()
         left = None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
         try:
             return await asyncio.wait_for(self.as_asyncio(), left)
@@ -171,25 +174,37 @@ class Transfer(Future[Value]):
             raise TimeoutError(f"the transfer has not finished within {self._patience:g} s") from None
 
 
-def _begin(start: Callable[[], Work], timeout: float | None) -> Transfer[int | None]:
-    """Begin some work, and give its future. Begins on another thread where this one runs an event loop: making a link,
-    or copying in shared memory, would stop it."""
+class _Start(NamedTuple):
+    """How a transfer is begun."""
+
+    begin: Callable[[], Work]
+    at_once: Callable[[], Work | None] | None = None
+    """The whole of it, where that takes no longer than to hand it to another thread; None where it would."""
+
+
+def _begin(start: _Start, timeout: float | None) -> Transfer[int | None]:
+    """Begin some work, and give its future. Begins on another thread where this one runs an event loop, which making a
+    link, or copying much in shared memory, would stop."""
     transfer: Transfer[int | None] = Transfer(timeout)
 
-    def begin() -> None:
+    def begin(how: Callable[[], Work | None] = start.begin) -> None:
         try:
-            work = start()
+            work = how()
         except Exception as error:
             transfer.fail(error)
         else:
-            work.then(lambda: transfer.settle(work.wait))
+            if work is not None:
+                work.then(lambda: transfer.settle(work.wait))
 
     try:
         asyncio.get_running_loop()
     except RuntimeError:
         begin()
     else:
-        _here().helper().submit(driver.as_if_here(begin))
+        if start.at_once is not None:
+            begin(start.at_once)
+        if not transfer.done():
+            _here().helper().submit(driver.as_if_here(begin))
     return transfer
 
 
@@ -287,11 +302,11 @@ class RDMABuffer:
 
     def fetch_add(self, offset: int, value: int, *, timeout: float | None = 3) -> Transfer[int]:
         """Add to the signed 8-byte word at byte `offset`; gives the old word. Atomic with all other such actions."""
-        return _number(_begin(self._adding(offset, value), timeout))
+        return _number(_begin(_Start(self._adding(offset, value)), timeout))
 
     def compare_swap(self, offset: int, expected: int, desired: int, *, timeout: float | None = 3) -> Transfer[int]:
         """Store `desired` in the word at byte `offset` if it is `expected`; gives the old word."""
-        return _number(_begin(self._swapping(offset, expected, desired), timeout))
+        return _number(_begin(_Start(self._swapping(offset, expected, desired)), timeout))
 
     def drop(self) -> Transfer[None]:
         """Take the memory back, in the process that has it: when this is done nobody else uses it any more. Dropping
@@ -309,11 +324,11 @@ class RDMABuffer:
                 _here().shared.pop(self._region.number, None)
             return _Done()
 
-        return _nothing(_begin(drop, None))
+        return _nothing(_begin(_Start(drop), None))
 
     # -- how each is begun: all that can be checked is checked first -----------------------------------------------
 
-    def _reading(self, dst: Memory, offset: int | None) -> Callable[[], Work]:
+    def _reading(self, dst: Memory, offset: int | None) -> _Start:
         room = buffers.size_of(dst)
         if offset is None and room > self.size():
             dst = _beginning(dst, self.size())
@@ -325,27 +340,34 @@ class RDMABuffer:
         self._check(offset or 0, min(room, self.size()) if offset is None else room)
         if not self._is_here():
             _checked(dst, writable=True)
-            return lambda: self._link().get(dst, self._region, offset or 0)
+            return _Start(lambda: self._link().get(dst, self._region, offset or 0), self._at_once(dst, offset, "get"))
         target = buffers.place_of(dst, writable=True)
 
         def read() -> Work:
             staging.move(target, _here().endpoint.memory(self._region, offset or 0, target.size, write=False))
             return _Done()
 
-        return read
+        return _Start(read)
 
-    def _writing(self, src: Memory, offset: int | None) -> Callable[[], Work]:
+    def _writing(self, src: Memory, offset: int | None) -> _Start:
         self._check(offset or 0, buffers.size_of(src))
         if not self._is_here():
             _checked(src, writable=False)
-            return lambda: self._link().put(src, self._region, offset or 0)
+            return _Start(lambda: self._link().put(src, self._region, offset or 0), self._at_once(src, offset, "put"))
         source = buffers.place_of(src)
 
         def write() -> Work:
             staging.move(_here().endpoint.memory(self._region, offset or 0, source.size, write=True), source)
             return _Done()
 
-        return write
+        return _Start(write)
+
+    def _at_once(self, memory: Memory, offset: int | None, what: Literal["get", "put"]) -> Callable[[], Work | None]:
+        def move() -> Work | None:
+            link = _here().links.get(self._address.process)
+            return None if link is None else link.at_once(what, memory, self._region, offset or 0)
+
+        return move
 
     def _adding(self, offset: int, value: int) -> Callable[[], Work]:
         self._check(offset, _WORD)
@@ -423,12 +445,12 @@ class RDMAAction:
 
     def read_into(self, buffer: RDMABuffer, dst: Memory, *, offset: int | None = None) -> RDMAAction:
         """As `RDMABuffer.read_into`."""
-        self._add(buffer._reading(dst, offset), dst, written=True)
+        self._add(buffer._reading(dst, offset).begin, dst, written=True)
         return self
 
     def write_from(self, buffer: RDMABuffer, src: Memory, *, offset: int | None = None) -> RDMAAction:
         """As `RDMABuffer.write_from`."""
-        self._add(buffer._writing(src, offset), src, written=False)
+        self._add(buffer._writing(src, offset).begin, src, written=False)
         return self
 
     def fetch_add(self, buffer: RDMABuffer, offset: int, value: int) -> RDMAAction:
@@ -448,7 +470,7 @@ class RDMAAction:
         transfer: Transfer[list[int | None]] = Transfer(timeout)
         left = len(starts)
         lock = threading.Lock()
-        transfers = [_begin(start, timeout) for start in starts]
+        transfers = [_begin(_Start(start), timeout) for start in starts]
 
         def ended() -> None:
             nonlocal left

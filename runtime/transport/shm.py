@@ -28,7 +28,7 @@ import os
 import secrets
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from monarch.compiler.plan import MonarchError
 from monarch.runtime import futex
@@ -44,6 +44,7 @@ from monarch.runtime.transport.works import FINISHED, Pending
 
 _SMALL = 32 << 10  # below, a slice assignment is faster than a call that gives up the interpreter's lock
 _PIECE = 16 << 20  # what is copied between two looks at whether the region was dropped
+_AT_ONCE = 1 << 20  # copying this much takes less than to have another thread do it, and to hear that it is done
 _NONCE = 16
 
 
@@ -352,6 +353,20 @@ class ShmLink(StreamLink):
                 return super().get(view, region, offset)
             self._settle_behind()
             self._copy(reach, reach.read, offset, view)
+        except AccessRefused as error:
+            return self._failed(error)
+        return FINISHED
+
+    def at_once(self, what: Literal["get", "put"], memory: Memory, region: Region, offset: int = 0) -> Work | None:
+        reach = self._reaches.get(region.key)
+        if reach is None or reach.number != region.number or reach.dropped or reach.kind not in ("file", "memory"):
+            return None
+        if self._behind is not None or buffers.size_of(memory) > _AT_ONCE or buffers.device_of(memory) != "cpu":
+            return None
+        view = view_of(memory, writable=what == "get")
+        self.check(region, offset, view.nbytes)
+        try:
+            self._copy(reach, reach.read if what == "get" else reach.write, offset, view)
         except AccessRefused as error:
             return self._failed(error)
         return FINISHED

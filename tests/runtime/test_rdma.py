@@ -321,6 +321,64 @@ def test_transfers_are_awaited(owned: Any) -> None:
     assert owners[0].ask("memory")[0].item() == 2.0
 
 
+def test_what_is_little_and_near_is_there_at_once() -> None:
+    owner = Owner(lambda: torch.arange(1000.0), ("shm",))
+    here = torch.zeros(1000)
+
+    async def move() -> None:
+        await owner.buffer.read_into(here)  # which makes the link
+        here.zero_()
+        read = owner.buffer.read_into(here)
+        assert read.done() and here[-1] == 999
+        await read
+        written = owner.buffer.write_from(-here[:10], offset=0)
+        assert written.done()
+        await written
+        with pytest.raises(AccessRefused):
+            owner.buffer.write_from(here, offset=8)
+        threads = threading.active_count()
+        await owner.buffer.read_into(here[:10], offset=0)
+        assert threading.active_count() == threads and here[9] == -9
+        owner.ask("drop")
+        with pytest.raises(AccessRefused):
+            await owner.buffer.read_into(here)
+        owner.kill()
+        with pytest.raises((AccessRefused, LinkLost)):
+            await owner.buffer.read_into(here)
+
+    try:
+        asyncio.run(move())
+    finally:
+        owner.end()
+
+
+def test_who_waits_for_one_after_the_other_lets_others_run() -> None:
+    owner = Owner(lambda: torch.zeros(10), ("shm",))
+    here = torch.zeros(10)
+    stop = False
+
+    async def poll() -> bool:
+        for _ in range(1000):
+            await owner.buffer.read_into(here)
+            if stop:
+                return True
+        return False
+
+    async def end() -> None:
+        nonlocal stop
+        stop = True
+
+    async def both() -> bool:
+        await owner.buffer.read_into(here)
+        polled, _ = await asyncio.gather(poll(), end())
+        return polled
+
+    try:
+        assert asyncio.run(both())
+    finally:
+        owner.end()
+
+
 # -- in the process that has the memory --------------------------------------------------------------------------------
 
 
