@@ -65,6 +65,8 @@ def node_work(graph: Graph, node: fx.Node, target: str, takes: int) -> tuple[flo
         moved = sum(local_bytes(graph, each.meta["type"]) for each in args_of(node)[0])
         moved += sum(local_bytes(graph, each) for each in types)
         return 0.0, moved, collective_seconds(target, ops.name_of(node.target), sent, workers), sent
+    if node.target is ops.wait:
+        return 0.0, 0, 0.0, 0  # the collective has all of it
     packet = getattr(node.target, "overloadpacket", node.target)
     made = [each for each in types if each is not None]
     dtype = made[0].dtype if made else torch.float32

@@ -60,6 +60,10 @@ permute = _op("permute", "(tensors, mesh_dims, pairs)", collective=True)
 """For each (source, target) of `pairs` (positions in the group) the target gets the source's tensors; others get
 zeros."""
 
+wait = _op("wait", "(pending, tensors)", collective=True)
+"""What the collective `pending` gives, which has only been started where it stands: plans for NCCL (see the pass
+`overlap-collectives`). `tensors` are those that it moves: they are read until here."""
+
 # -- local ops that depend on where a worker is ------------------------------------------------------------------------
 
 shard = _op("shard", "(tensor, mesh_dim, dim)")
@@ -116,8 +120,8 @@ def name_of(target: object) -> str:
 
 
 def is_collective(target: object) -> bool:
-    """Whether a node's target moves tensors between workers (`commit`, which only waits, does not)."""
-    return isinstance(target, MonarchOp) and target.collective and target is not commit
+    """Whether a node's target moves tensors between workers (`commit` and `wait`, which only wait, do not)."""
+    return isinstance(target, MonarchOp) and target.collective and target not in (commit, wait)
 
 
 def by_name(name: str) -> MonarchOp | None:

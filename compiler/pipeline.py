@@ -21,6 +21,7 @@ from monarch.compiler.passes.base import Pass
 from monarch.compiler.passes.collectives import JoinCollectives, SimplifyReductions
 from monarch.compiler.passes.decompose import DecomposeSplit
 from monarch.compiler.passes.emit import emit_plan
+from monarch.compiler.passes.overlap import OverlapCollectives
 from monarch.compiler.passes.rematerialize import Rematerialize
 from monarch.compiler.passes.simplify import SimplifyViews
 from monarch.compiler.plan import Plan
@@ -28,6 +29,7 @@ from monarch.compiler.plan.arena import overlapping
 from monarch.compiler.plan.collectives import check_backend
 from monarch.compiler.plan.gpu import check_ops
 from monarch.compiler.plan.target import check_target
+from monarch.compiler.plan.waits import STARTED
 from monarch.compiler.sizes import parse_bytes
 from monarch.compiler.text import print_graph
 from monarch.compiler.verify import verify
@@ -48,15 +50,24 @@ def pipeline(graph: Graph, *, report: bool = False) -> list[Pass]:
 
 
 def lowering(
-    kernels: str | None = None, memory_limit: int | None = None, target: str = "cpu", rounding: str = "eager"
+    kernels: str | None = None,
+    memory_limit: int | None = None,
+    target: str = "cpu",
+    rounding: str = "eager",
+    collectives: str = "monarch",
 ) -> list[Pass]:
     """The passes behind those of `pipeline`, on what one worker runs. What is recomputed to save memory is chosen among
-    kernels: the same kernels on the same values give the same bits, which other kernels of the same ops need not."""
+    kernels: the same kernels on the same values give the same bits, which other kernels of the same ops need not. What
+    collectives are started ahead of is known last."""
     kernels = kernels or knobs.kernels()
     steps: list[Pass] = [FuseKernels(kernels, rounding)]
     if target != "cpu" and kernels != "off":
         steps += _fuse_products(target, knobs.templates(), rounding)
-    return steps if memory_limit is None else [*steps, Rematerialize(memory_limit, target)]
+    if memory_limit is not None:
+        steps.append(Rematerialize(memory_limit, target))
+    if collectives in STARTED:
+        steps.append(OverlapCollectives(memory_limit, target))
+    return steps
 
 
 def _partition_by_mesh(graph: Graph, report: bool = False) -> list[Pass]:
@@ -78,6 +89,7 @@ PASSES: dict[str, Callable[[Graph], list[Pass]]] = {
     FuseKernels.name: lambda graph: [FuseKernels("all")],
     "fuse-products": lambda graph: _fuse_products("cuda:90", "all"),
     Rematerialize.name: lambda graph: [Rematerialize(1)],
+    OverlapCollectives.name: lambda graph: [OverlapCollectives()],
 }
 """What each name stands for in `run_passes`, in the order of the pipeline. "partition-by-<mesh dim>" is one dim of
 "partition-by-mesh"; two passes take something: "fuse-products=cuda:90" the GPU, "rematerialize=64MiB" the limit."""
@@ -130,11 +142,18 @@ def partition_graph(graph: Graph) -> Graph:
     return _run(pipeline(graph), graph, {})
 
 
-def graph_after(graph: Graph, name: str, *, memory_limit: int | None = None, target: str = "cpu") -> Graph:
+def graph_after(
+    graph: Graph,
+    name: str,
+    *,
+    memory_limit: int | None = None,
+    target: str = "cpu",
+    collectives: str = "monarch",
+) -> Graph:
     """The graph as the pipeline has it behind one of its passes. The argument is not changed.
 
     Raises MonarchError for a name that is none of them."""
-    steps = [*pipeline(graph), *lowering(memory_limit=memory_limit, target=target)]
+    steps = [*pipeline(graph), *lowering(memory_limit=memory_limit, target=target, collectives=collectives)]
     names = [step.name for step in steps]
     if name == "partition-by-mesh":
         name = next(entry for entry in reversed(names) if entry.startswith("partition-by-"))
@@ -174,7 +193,7 @@ def compile_graph(
     partitioned = graph.copy()
     if report:
         mark_traced(partitioned)
-    steps = [*pipeline(partitioned, report=report), *lowering(kernels, memory_limit, target, rounding)]
+    steps = [*pipeline(partitioned, report=report), *lowering(kernels, memory_limit, target, rounding, collectives)]
     partitioned = _run(steps, partitioned, seconds, progress)
     start = time.perf_counter()
     plan = emit_plan(partitioned, target=target, collectives=collectives)
@@ -186,6 +205,8 @@ def compile_graph(
     for step in steps:
         if isinstance(step, Rematerialize):
             plan.costs.update(step.costs)
+        if isinstance(step, OverlapCollectives) and step.peak_bytes is not None:
+            plan.costs["peak_bytes"] = step.peak_bytes
     if target != "cpu":
         check_ops(plan)
         when = "off" if (kernels or knobs.kernels()) == "off" else knobs.templates()

@@ -40,7 +40,9 @@ def run_reference(graph: Graph, inputs: Mapping[str | int, Value]) -> tuple[list
         if node.op == "placeholder":
             env[node] = _place(graph, node, inputs, mesh)
         elif node.op == "call_function":
-            if isinstance(node.target, ops.MonarchOp) and node.target.collective:
+            if node.target is ops.wait:
+                env[node] = env[args_of(node)[0]]
+            elif isinstance(node.target, ops.MonarchOp) and node.target.collective:
                 env[node] = _collective(node, env, mesh)
             else:
                 env[node] = [_local(node, env, worker, positions[worker], mesh) for worker in range(workers)]

@@ -188,6 +188,8 @@ class _Verifier(_Check):
             return
         if op is ops.kernel:
             self.kernel(node, given, types)
+        elif op is ops.wait:
+            self.wait(node, given, types)
         elif op.collective:
             self.collective(node, op, given, types)
         elif op in (ops.shard, ops.first_only):
@@ -232,6 +234,18 @@ class _Verifier(_Check):
                 self.fail(f"gives {expected} for %{tensor.name}, and its type says {print_type(type_)}", node)
         if not any(user.target is not operator.getitem or user.users for user in node.users):
             self.fail("is a collective whose results nobody reads", node)
+
+    def wait(self, node: fx.Node, given: dict[str, Any], types: Any) -> None:
+        pending, tensors = given["pending"], given["tensors"]
+        if not isinstance(pending, fx.Node) or not ops.is_collective(pending.target):
+            self.fail("has to wait for a collective", node)
+        moved = pending.args[0] if pending.args else pending.kwargs.get("tensors")
+        if not isinstance(tensors, list | tuple) or not isinstance(moved, list | tuple) or [*tensors] != [*moved]:
+            self.fail(f"has to take the tensors that %{pending.name} moves", node)
+        if types != pending.meta.get("type"):
+            self.fail(f"gives what %{pending.name} does, which is {print_type(pending.meta.get('type'))}", node)
+        if other := [user for user in pending.users if user is not node]:
+            self.fail(f"reads %{pending.name}, for which %{node.name} waits", other[0])
 
     def collective_gives(
         self, node: fx.Node, op: MonarchOp, given: dict[str, Any], at: int, tensor: fx.Node
@@ -382,6 +396,8 @@ class _Run(_Check):
                 return args[0]
             if target is ops.commit:
                 return None
+            if target is ops.wait:
+                return args[0]
             if target.collective:
                 return [self.moved(target, given, at, tensor) for at, tensor in enumerate(given["tensors"])]
             if target is ops.kernel:

@@ -37,6 +37,7 @@ import torch
 
 from monarch.compiler.plan import DTYPE_NAMES, OPS, Instruction, Plan, PlanError, Region, Slot
 from monarch.compiler.plan.local_ops import LOCAL_OPS
+from monarch.compiler.plan.waits import wrong_wait
 from monarch.runtime.arena import Arena
 from monarch.runtime.bindings import resolve, resolve_into
 
@@ -65,6 +66,8 @@ def check(plan: Plan) -> None:
         if instruction.op != "commit":
             written.add(instruction.out)
         written.difference_update(instruction.free)
+    if (wrong := wrong_wait(plan)) is not None:
+        raise PlanError(f"instruction {wrong[0]} of plan '{plan.name}': {wrong[1]}")
     for spec in plan.outputs:
         if spec.slot not in written:
             raise PlanError(f"output {spec.label!r} of plan '{plan.name}' is empty slot {spec.slot}")
@@ -232,6 +235,8 @@ class Frame:
         if not parameters:
             return f"{self._name(self._bind(op))}()"
         tensors = given.pop("tensors")
+        if op == "wait":  # what it waits for has the tensors
+            return f"{self._name(self._bind(op))}({self._text(given['pending'])})"
         return f"{self._name(self._bind(op, *given.values()))}({self._text(tensors)})"
 
     def _text(self, value: Any) -> str:

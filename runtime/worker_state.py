@@ -19,6 +19,7 @@ from monarch.compiler.plan import DTYPE_NAMES, MeshSpec, Plan, PlanError
 from monarch.compiler.plan.gpu import OnGpu, device_for
 from monarch.compiler.plan.local_ops import LOCAL_OPS
 from monarch.compiler.plan.native import bind
+from monarch.compiler.plan.waits import STARTED
 from monarch.runtime import wire
 from monarch.runtime.arena import Arena
 from monarch.runtime.exchange import Loan
@@ -85,12 +86,15 @@ Message = Report | Value | Count | Buffer
 
 
 class LoadedPlan:
-    """A plan as this worker runs it: the frame, and how to read its arguments. `ready` has what a GPU needs besides;
-    `failed` is whether its last step did."""
+    """A plan as this worker runs it: the frame, and how to read its arguments. `ready` has what a GPU needs besides,
+    `check` waits for what the step has started; `failed` is whether its last step did."""
 
-    def __init__(self, plan: Plan, frame: Frame, ready: OnGpu | None = None) -> None:
+    def __init__(
+        self, plan: Plan, frame: Frame, ready: OnGpu | None = None, check: Callable[[], None] = lambda: None
+    ) -> None:
         self.frame = frame
         self.ready = ready
+        self.check = check
         self.failed = False
         self.device = torch.device("cpu") if ready is None else ready.device
         self.name = plan.name
@@ -138,6 +142,7 @@ class WorkerState:
         self._kernels: Path | None = None  # of the plan that is being loaded
         self._moves: Any = collectives  # what has its collectives
         self._ready: OnGpu | None = None  # what it needs on a GPU
+        self._ahead = False  # whether its collectives are started, and waited for later
         self._mixed = False
         """Whether there were plans for a GPU: then values lie there or here, and move to where a plan needs them."""
         self._donated: list[int] = []
@@ -233,8 +238,7 @@ class WorkerState:
                 plan.ready.forget()
             plan.failed = False
             results = plan.frame.run(arguments)
-            if plan.ready is not None:
-                plan.ready.check()
+            plan.check()
         except Aborted as aborted:
             plan.failed = True
             report = Report("aborted", self.rank, step, error=str(aborted), committed=self._committed)
@@ -273,11 +277,10 @@ class WorkerState:
         return report
 
     def _commit(self) -> Callable[[], None]:
-        meet, ready = self._collectives.commit(), self._ready
+        meet, check = self._collectives.commit(), self._check
 
         def commit() -> None:
-            if ready is not None:
-                ready.check()
+            check()
             meet()
             self._committed = True
             for handle in self._donated:  # so that the plan's frees do free
@@ -287,6 +290,19 @@ class WorkerState:
 
         return commit
 
+    @property
+    def _check(self) -> Callable[[], None]:
+        """What a step of the plan that is being loaded waits for before it commits, and at its end."""
+        waits = [self._moves.finish] if self._ahead else []
+        if self._ready is not None:
+            waits.append(self._ready.check)
+
+        def check() -> None:
+            for wait in waits:
+                wait()
+
+        return check
+
     def _bind(self, name: str, *arguments: Any) -> Callable[..., Any]:
         if name == "commit":
             return self._commit()
@@ -295,8 +311,10 @@ class WorkerState:
             return bind(self._kernels, text, over, torch.get_num_threads())
         if name in LOCAL_OPS:
             return partial(LOCAL_OPS[name], self._position, self._sizes)
+        if name == "wait" and not self._ahead:
+            return _there
         bound: Callable[..., Any] = getattr(self._moves, name)(*arguments)
-        return bound if self._ready is None else partial(_by_way_of_host, self._ready.device, bound)
+        return bound if self._ready is None or self._ahead else partial(_by_way_of_host, self._ready.device, bound)
 
     # -- plans -----------------------------------------------------------------------------------------------------
 
@@ -308,15 +326,16 @@ class WorkerState:
             plan, self._kernels = pickle.loads(blob)  # made by the process of which this one is a fork
             if isinstance(plan, PlanError):  # its host has refused it
                 raise plan
-            self._moves = self._collectives.by(plan.collectives)
-            self._fit(plan.arena)
             self._ready = ready = None if plan.target == "cpu" else self._on_gpu(plan)
+            self._moves = self._collectives.by(plan.collectives)
+            self._ahead = plan.collectives in STARTED
+            self._fit(plan.arena)
             if ready is None:
                 frame = Frame(plan, self._bind, self._arena)
             else:
                 frame = Frame(ready.plan, ready.binds(self._bind))
             frame.measure(self._tracer)
-            self.plans[number] = LoadedPlan(plan, frame, ready)
+            self.plans[number] = LoadedPlan(plan, frame, ready, self._check)
         except Exception as error:  # told at each step that would run the plan
             # A plan that is not for this machine is nobody's fault here: the message says it all.
             where = "" if isinstance(error, PlanError) else "".join(traceback.format_exception(error))
@@ -435,6 +454,11 @@ class WorkerState:
                 seen = self._seen[handle]
                 if seen is None or any(ref() is not None for ref in seen):
                     arguments[at] = arguments[at].clone()
+
+
+def _there(results: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    """The wait for a collective that is over where it stands."""
+    return results
 
 
 def _by_way_of_host(

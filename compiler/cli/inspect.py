@@ -156,7 +156,10 @@ def graph_after(plan: Plan, name: str) -> str:
     traced = traced_graph(plan)
     if name == "trace":
         return plan.traced
-    return str(pipeline.graph_after(traced, name, memory_limit=limit_of(plan), target=plan.target))
+    after = pipeline.graph_after(
+        traced, name, memory_limit=limit_of(plan), target=plan.target, collectives=plan.collectives
+    )
+    return str(after)
 
 
 def limit_of(plan: Plan) -> int | None:

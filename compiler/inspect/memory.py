@@ -298,4 +298,5 @@ _COLLECTIVES: dict[str, Callable[..., list[torch.Tensor]]] = {
     "all_to_all": _all_to_all,
     "broadcast": _same,
     "permute": _same,
+    "wait": lambda mesh, pending, tensors: pending,
 }

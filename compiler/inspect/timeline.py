@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from monarch.compiler.ops import OPS
 from monarch.compiler.plan.plan import Instruction, Plan
 from monarch.compiler.plan.trace import Span, Step, Trace
+from monarch.compiler.plan.waits import dims_of
 from monarch.compiler.types import MeshSpec
 
 
@@ -147,6 +148,8 @@ def collective_dims(plan: Plan, instruction: int) -> tuple[str, ...] | None:
         return None
     if found.op == "commit":
         return plan.mesh.names
+    if found.op == "wait":
+        return dims_of(plan, instruction)
     return tuple(found.kwargs["mesh_dims"] if "mesh_dims" in found.kwargs else found.args[1])
 
 

@@ -111,6 +111,9 @@ class _Explainer:
         for number, value in enumerate(self.values):
             for read in value.reads:
                 self.readers[read].append(number)
+        for number, value in enumerate(self.values):
+            if value.op == "wait" and value.reads:
+                self.readers[value.reads[0]] += self.readers[number]
 
     def explain(self, name: str) -> Explanation:
         first, *others = self.find(name)
@@ -222,10 +225,15 @@ class _Explainer:
         """The collective that a value is, or is one result of, and which; for another value, itself."""
         value = self.values[number]
         if (index := _element(value)) is not None and len(value.reads) == 1:
-            producer = self.values[value.reads[0]]
-            if producer.mesh_dims and index < len(producer.types):
-                return value.reads[0], index
+            at = self.producer(value)
+            if self.values[at].mesh_dims and index < len(self.values[at].types):
+                return at, index
         return number, None if value.mesh_dims else 0
+
+    def producer(self, value: Value) -> int:
+        """What makes the values of which `value` is one: a collective also where its result is waited for."""
+        made = self.values[value.reads[0]]
+        return made.reads[0] if made.op == "wait" and made.reads else value.reads[0]
 
     def moved(self, collective: int, index: int) -> Moved | None:
         mover = self.values[collective]
@@ -259,7 +267,7 @@ class _Explainer:
         """The program's own value behind what the compiler made of it."""
         while is_added(self.values[number]) and self.values[number].reads:
             value = self.values[number]
-            producer = self.values[value.reads[0]]
+            producer = self.values[self.producer(value)]
             index = _element(value)
             if index is not None and producer.mesh_dims and index < len(producer.reads) == len(producer.types):
                 number = producer.reads[index]

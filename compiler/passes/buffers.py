@@ -89,7 +89,9 @@ class Buffers:
     def _place(self, at: int, node: fx.Node) -> None:
         viewed = viewed_operand(node)
         type_ = node.meta["type"]
-        if node.target is operator.getitem:
+        if node.target is ops.wait:
+            self.elements[node] = self.elements[args_of(node)[0]]
+        elif node.target is operator.getitem:
             producer, index = args_of(node)
             self.of[node] = self.elements[producer][index]
         elif viewed is not None and not self.takes[at]:

@@ -121,7 +121,7 @@ class JoinCollectives(Pass):
             for bucket in several:
                 if len(bucket.members) > 1 or bucket.late:
                     _emit(graph, bucket, at)
-        _reorder(graph, at)
+        reorder(graph, at)
         return graph
 
 
@@ -148,7 +148,7 @@ class _Bucket:
 def _bucket_of(node: fx.Node, at: dict[fx.Node, float], first_call: float, labels: dict[fx.Node, str]) -> _Bucket:
     tensors, dims, *rest = args_of(node)
     results = [user for user in node.users if user.target is operator.getitem]
-    latest = min((_first_use(result, at) for result in results), default=len(at))
+    latest = min((first_use(result, at) for result in results), default=len(at))
     inputs = [at[t] for t in tensors]
     chained = any(_is_collective_result(t) for t in tensors)
     earliest = at[node] if chained else max(*inputs, first_call - 1)
@@ -167,11 +167,11 @@ def _bucket_of(node: fx.Node, at: dict[fx.Node, float], first_call: float, label
     return _Bucket(key, [node], earliest, latest, nbytes, late=state)
 
 
-def _first_use(value: fx.Node, at: dict[fx.Node, float]) -> float:
+def first_use(value: fx.Node, at: dict[fx.Node, float]) -> float:
     """The position of the first op that reads the value or a view of it: views wait with what they view."""
     return min(
         (
-            _first_use(user, at) if getattr(user.target, "overloadpacket", None) in VIEWS else at[user]
+            first_use(user, at) if getattr(user.target, "overloadpacket", None) in VIEWS else at[user]
             for user in value.users
         ),
         default=len(at),
@@ -257,7 +257,7 @@ def _common_path(paths: list[str]) -> str:
     return ".".join(parts[0][:same])
 
 
-def _reorder(graph: Graph, at: dict[fx.Node, float]) -> None:
+def reorder(graph: Graph, at: dict[fx.Node, float]) -> None:
     """Put the nodes in the order of their positions, as far as what they read allows."""
     number = {node: i for i, node in enumerate(graph.fx.nodes)}
     waiting = {node: len(node.all_input_nodes) for node in number}

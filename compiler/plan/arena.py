@@ -170,7 +170,7 @@ def slots_in(argument: object) -> Iterator[int]:
 def _shared(op: str) -> frozenset[int] | None:
     """Which of an op's arguments its result may share memory with, by position; None for any."""
     if op in OPS:
-        return frozenset([0] if op in ("shard", "first_only") else ())
+        return frozenset([0] if op in ("shard", "first_only", "wait") else ())
     namespace, name, overload = op.split(".") if op != "getitem" else ("", "", "")
     if namespace not in ("aten", "prims"):
         return None

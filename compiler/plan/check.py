@@ -12,6 +12,7 @@ from monarch.compiler.plan.allowed import PARAMETERS, RefusedOp, UnknownOp, allo
 from monarch.compiler.plan.arena import overlapping, slots_in, wrong_region
 from monarch.compiler.plan.binaries import check_binaries
 from monarch.compiler.plan.plan import Instruction, Plan, Slot
+from monarch.compiler.plan.waits import wrong_wait
 
 
 def check_plan(plan: Plan, fail: Callable[[str], NoReturn]) -> None:
@@ -38,6 +39,9 @@ def check_plan(plan: Plan, fail: Callable[[str], NoReturn]) -> None:
                 f"plan {plan.name!a} calls {instruction.op!a}, which is not known here",
                 hint=f"Import what registers the ops of {unknown.namespace!a} first (for a command: --import MODULE).",
             ) from None
+    if (wait := wrong_wait(plan)) is not None:
+        at, why = wait
+        fail(f"instruction {at}, {plan.instructions[at].op!a}: {why}" if at < len(plan.instructions) else why)
     for spec in plan.outputs:
         if not held[spec.slot]:
             fail(f"output {spec.label!a} lies in slot {spec.slot}, which is empty at the end")

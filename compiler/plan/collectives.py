@@ -9,7 +9,7 @@ from monarch.compiler.errors import MonarchError
 BACKENDS: dict[str, str] = {
     "monarch": "the mesh's own memory, and one-sided transports between hosts",
     "gloo": "process groups of torch.distributed with Gloo, for CPUs",
-    "nccl": "process groups of torch.distributed with NCCL, for GPUs",
+    "nccl": "process groups of torch.distributed with NCCL, for GPUs, one for each worker",
 }
 
 

@@ -22,6 +22,7 @@ from monarch.runtime.window import ALIGN, Window
 
 if TYPE_CHECKING:
     from monarch.runtime.collectives.process_groups import ProcessGroups
+    from monarch.runtime.collectives.streamed import Streamed
 
 
 class Collectives(Meetings):
@@ -37,26 +38,34 @@ class Collectives(Meetings):
     ) -> None:
         super().__init__(mesh, rank, window, mirror)
         self._network = network
-        self._process_groups: ProcessGroups | None = None
+        self._backends: dict[str, ProcessGroups | Streamed] = {}
 
-    def by(self, backend: str) -> Collectives | ProcessGroups:
-        """What has the collectives of plans that choose `backend`."""
+    def by(self, backend: str) -> Collectives | ProcessGroups | Streamed:
+        """What has the collectives of plans that choose `backend`. Raises MonarchError where that cannot be used."""
         if backend == "monarch":
             return self
-        if self._process_groups is None:
-            from monarch.runtime.collectives.process_groups import ProcessGroups
+        if backend not in self._backends:
+            self._backends[backend] = self._process_groups() if backend == "gloo" else self._streamed()
+        return self._backends[backend]
 
-            self._process_groups = ProcessGroups(self, self._network)
-        return self._process_groups
+    def _process_groups(self) -> ProcessGroups:
+        from monarch.runtime.collectives.process_groups import ProcessGroups
+
+        return ProcessGroups(self, self._network)
+
+    def _streamed(self) -> Streamed:
+        from monarch.runtime.collectives import nccl
+        from monarch.runtime.collectives.streamed import Streamed
+
+        return Streamed(self, self._network, nccl.Nccl())
 
     def close(self) -> None:
-        if self._process_groups is not None:
-            self._process_groups.leave()
+        for backend in self._backends.values():
+            backend.leave()
 
-    def fail(self, step: int) -> None:
-        if self._process_groups is not None:
-            self._process_groups.give_up(step)
-        super().fail(step)
+    def leave(self, step: int) -> None:
+        for backend in self._backends.values():
+            backend.give_up(step)
 
     def commit(self) -> Callable[[], None]:
         stages: list[Group | None] = [self.group(self.mesh.names)]

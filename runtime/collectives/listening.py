@@ -40,18 +40,20 @@ class Network:
     advertise: str | None
     tls: bool
 
-    def address(self) -> str:
-        """Where a listener that does not encrypt may listen for other hosts. Raises MonarchError: nowhere."""
+    def address(self, library: str) -> str:
+        """Where a library that does not encrypt may listen for other hosts. Raises MonarchError: nowhere."""
+        instead = f'leave out collectives="{library.lower()}"'
         if self.tls and not is_loopback(self.bind):
             raise MonarchError(
-                f"Gloo does not encrypt, and the hosts have TLS: whoever is on the network of {self.bind} could listen",
-                hint='leave out collectives="gloo"; or, where nobody else is on the network, let hosts listen with\n'
+                f"{library} does not encrypt, and the hosts have TLS: whoever is on the network of {self.bind} could "
+                "listen",
+                hint=f"{instead}; or, where nobody else is on the network, let hosts listen with\n"
                 "--token-file and --trusted-network, and attach them with token= and trusted_network=True.",
             )
         if self.advertise is not None and self.advertise != self.bind:
             raise MonarchError(
-                f"Gloo would listen on {self.bind}, and other hosts reach this one as {self.advertise}",
-                hint='leave out collectives="gloo", or start hosts on addresses by which others reach them.',
+                f"{library} would listen on {self.bind}, and other hosts reach this one as {self.advertise}",
+                hint=f"{instead}, or start hosts on addresses by which others reach them.",
             )
         return self.bind
 

@@ -78,6 +78,10 @@ class Meetings:
         self._readers: list[tuple[tuple[int, ...], int]] = [((), 0)] * AREAS
         self._groups: dict[tuple[str, ...], Group] = {}
 
+    def name_of(self, rank: int) -> str:
+        """ "data=0, model=1"."""
+        return ", ".join(f"{name}={at}" for name, at in zip(self.mesh.names, self.mesh.point(rank), strict=True))
+
     # -- steps -----------------------------------------------------------------------------------------------------
 
     @property
@@ -94,6 +98,7 @@ class Meetings:
         if self._at >> STEP_BITS != step:  # it failed before it began
             self.begin(step)
         self.signals.store(LINE * (1 + self.rank), self._at | 1)
+        self.leave(step)
         if self.mirror is not None:
             self._fail_across(self.mirror, step)
         for rank in self.here:
@@ -112,6 +117,9 @@ class Meetings:
             except _Ended:
                 pass
         self.signals.store(LINE * (1 + self.rank), (step + 1) << STEP_BITS)
+
+    def leave(self, step: int) -> None:
+        """End what else peers may wait in for this worker, which has said that it fails the step."""
 
     def _fail_across(self, mirror: Mirror, step: int) -> None:
         """The part of `fail` that concerns other hosts. How far workers there are, this one does not see: the hosts

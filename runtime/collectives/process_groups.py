@@ -6,8 +6,8 @@ gives the same bits whichever way its tensors go, on all workers and from run to
     all_reduce        small: all_gather, and everyone adds; else all_to_all of shares, each adds its own, all_gather
     reduce_scatter    all_to_all of blocks, and each adds its own
 
-A group of workers has its process group made when a plan first needs it (see `membership`); `listening` says how it is
-known who is connected.
+A group of workers has its process group made when a plan first needs it (`membership`, `gloo`); `listening` says how
+it is known who is connected.
 
 Failing. A worker that fails a step cuts the connections that it has used in it, so that peers that wait in Gloo wake
 up at once; what breaks no connection they see when they next look up. They look then who has failed, and fail with the
@@ -22,16 +22,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from monarch.compiler.plan.blocks import REDUCE
+from monarch.runtime.collectives.gloo import GlooMembership
 from monarch.runtime.collectives.listening import LOOPBACK, Network
 from monarch.runtime.collectives.meeting import Collective, Tensors
-from monarch.runtime.collectives.membership import Membership
+from monarch.runtime.collectives.packing import Packing
 from monarch.runtime.collectives.shares import add, copies, split
 
 if TYPE_CHECKING:
     from monarch.runtime.collectives.collectives import Collectives
 
 _DIRECT_BYTES = 32 << 10  # up to this one round for all is worth more than additions shared out
-_ALIGN = 16  # bytes: any dtype may begin there
 
 
 class ProcessGroups:
@@ -41,16 +41,16 @@ class ProcessGroups:
     def __init__(self, at: Collectives, network: Network | None) -> None:
         self._at = at
         self._network = network
-        self._members: dict[tuple[str, ...], Membership] = {}
+        self._members: dict[tuple[str, ...], GlooMembership] = {}
 
-    def _member(self, mesh_dims: Sequence[str]) -> Membership:
+    def _member(self, mesh_dims: Sequence[str]) -> GlooMembership:
         """Raises MonarchError where the group's workers may not listen for each other."""
         key = tuple(mesh_dims)
         if key not in self._members:
             address = LOOPBACK
             if self._at.group(key).hosts and self._network is not None:
-                address = self._network.address()
-            self._members[key] = Membership(self._at, key, address)
+                address = self._network.address("Gloo")
+            self._members[key] = GlooMembership(self._at, key, address)
         return self._members[key]
 
     def give_up(self, step: int) -> None:
@@ -83,7 +83,7 @@ class ProcessGroups:
 
         return run
 
-    def _reduced(self, member: Membership, op: Any, row: torch.Tensor) -> torch.Tensor:
+    def _reduced(self, member: GlooMembership, op: Any, row: torch.Tensor) -> torch.Tensor:
         size, length = member.size, row.numel()
         if length == 0:
             return row.clone()
@@ -108,7 +108,7 @@ class ProcessGroups:
         def run(tensors: Sequence[torch.Tensor]) -> Tensors:
             if member.size == 1:
                 return copies(tensors)
-            packing = _Packing(tensors)
+            packing = Packing(tensors)
             rows = member.gathered(packing.packed([tensors]))
             blocks = zip(*(packing.views(row) for row in rows.unbind()), strict=True)
             return [torch.cat(parts, dim) for parts, dim in zip(blocks, dims, strict=True)]
@@ -150,7 +150,7 @@ class ProcessGroups:
         def run(tensors: Sequence[torch.Tensor]) -> Tensors:
             if member.size == 1:
                 return copies(tensors)
-            packing = _Packing(tensors)
+            packing = Packing(tensors)
             row = packing.packed([tensors]) if member.me == root else torch.empty(packing.size, dtype=torch.uint8)
             member.broadcast(row, root)
             return copies(packing.views(row))
@@ -163,7 +163,7 @@ class ProcessGroups:
         sources = [source for source, target in pairs if target == member.me]
 
         def run(tensors: Sequence[torch.Tensor]) -> Tensors:
-            packing = _Packing(tensors)
+            packing = Packing(tensors)
             took = torch.zeros(packing.size, dtype=torch.uint8)
             if member.size == 1 and sources:
                 return copies(tensors)
@@ -179,38 +179,10 @@ class ProcessGroups:
         return run
 
 
-class _Packing:
-    """Tensors of some shapes and dtypes, one after the other in a row of `size` bytes."""
-
-    def __init__(self, like: Sequence[torch.Tensor]) -> None:
-        self._like = like
-        self._starts = []
-        self.size = 0
-        for tensor in like:
-            self._starts.append(self.size)
-            self.size += -(-tensor.nbytes // _ALIGN) * _ALIGN
-
-    def views(self, row: torch.Tensor) -> list[torch.Tensor]:
-        return [
-            row[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
-            if tensor.nbytes
-            else torch.empty(tensor.shape, dtype=tensor.dtype)
-            for start, tensor in zip(self._starts, self._like, strict=True)
-        ]
-
-    def packed(self, rows: Sequence[Sequence[torch.Tensor]]) -> torch.Tensor:
-        """Several such lists, one behind the other."""
-        packed = torch.empty(len(rows) * self.size, dtype=torch.uint8)
-        for at, tensors in enumerate(rows):
-            for view, tensor in zip(self.views(packed[at * self.size : (at + 1) * self.size]), tensors, strict=True):
-                view.copy_(tensor)
-        return packed
-
-
-def _traded(member: Membership, tensors: Sequence[torch.Tensor], dims: Sequence[int]) -> list[Tensors]:
+def _traded(member: GlooMembership, tensors: Sequence[torch.Tensor], dims: Sequence[int]) -> list[Tensors]:
     """For each tensor, cut along its dim into a block for each worker: the blocks that they have for this one."""
     blocks = split(tensors, dims, member.size)
-    packing = _Packing([each[0] for each in blocks])
+    packing = Packing([each[0] for each in blocks])
     given = packing.packed([[each[j] for each in blocks] for j in range(member.size)])
     took = torch.empty_like(given)
     sizes = [packing.size] * member.size

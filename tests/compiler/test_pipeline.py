@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from monarch.compiler import ops
 from monarch.compiler.errors import MonarchError
 from monarch.compiler.graph import Graph
 from monarch.compiler.pipeline import PASSES, compile_graph, partition_graph, run_passes
@@ -24,7 +25,10 @@ def test_all_passes_by_name_are_the_pipeline() -> None:
     graph = parse_graph(TEXT)
     given = {"rematerialize": "=1GiB", "fuse-products": "=cuda:90"}
     names = [name + given.get(name, "") for name in PASSES]
+    assert names.pop() == "overlap-collectives"  # for plans whose collectives are started ahead
     assert str(run_passes(graph, names)) == str(partition_graph(graph))
+    apart = str(run_passes(graph, [*names, "overlap-collectives"]))
+    assert apart.count(" = wait(") == sum(ops.is_collective(node.target) for node in partition_graph(graph).calls) > 0
     assert str(graph) == str(parse_graph(TEXT))
 
 
@@ -44,8 +48,8 @@ def test_unknown_passes() -> None:
     assert str(caught.value) == (
         "unknown pass 'partition-by-dta'\n"
         "  did you mean partition-by-data? Passes are simplify-views, decompose, partition-by-mesh, "
-        "simplify-reductions, join-collectives, fuse-kernels, fuse-products, rematerialize, partition-by-data, "
-        "partition-by-model."
+        "simplify-reductions, join-collectives, fuse-kernels, fuse-products, rematerialize, overlap-collectives, "
+        "partition-by-data, partition-by-model."
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -16,6 +16,7 @@ from monarch.runtime.control.message import Message
 from monarch.runtime.controller import Argument, Connect, MeshExecutor
 from monarch.runtime.host import HostService
 from monarch.runtime.remote import RemoteConnection
+from tests.runtime.nccl import over_nccl, standing_in
 
 
 @dataclass(frozen=True)
@@ -91,31 +92,45 @@ class LoopbackTree:
 class _Choosing(MeshExecutor):
     """Runs every plan over process groups."""
 
+    chosen: Callable[[Plan], Plan]
+
     def __init__(self, mesh: MeshSpec, connect: Connect = LocalConnection) -> None:
         super().__init__(mesh, connect)
         self._chosen: dict[int, tuple[Plan, Plan]] = {}
 
     def run(self, plan: Plan, arguments: Sequence[Argument]) -> list[Handle]:
-        _, chosen = self._chosen.setdefault(id(plan), (plan, replace(plan, collectives="gloo")))
+        _, chosen = self._chosen.setdefault(id(plan), (plan, type(self).chosen(plan)))
         return super().run(chosen, arguments)
+
+
+class _Gloo(_Choosing):
+    chosen = staticmethod(lambda plan: replace(plan, collectives="gloo"))
+
+
+class _Nccl(_Choosing):
+    chosen = staticmethod(over_nccl)
+
+
+KINDS = {"": MeshExecutor, "gloo": _Gloo, "nccl": _Nccl}
 
 
 @contextmanager
 def executor_on(where: str, mesh: MeshSpec) -> Iterator[MeshExecutor]:
     """A mesh of this host's ("local"), or of several hosts in one process, whose workers speak TCP ("hosts"); with
-    "gloo" behind it, all its plans choose Gloo."""
+    "gloo" behind it, all its plans choose Gloo, with "nccl" NCCL, for which Gloo stands in, and CPUs for GPUs."""
     where, _, backend = where.partition(" ")
-    kind = _Choosing if backend == "gloo" else MeshExecutor
-    if where == "local":
-        with kind(mesh) as executor:
-            yield executor
-        return
-    tree = LoopbackTree(next(count for count in (2, 3, 1) if mesh.workers % count == 0))
-    try:
-        with kind(mesh, partial(RemoteConnection, tree, ["tcp"], 30.0)) as executor:
-            yield executor
-    finally:
-        tree.close()
+    kind = KINDS[backend]
+    with standing_in() if backend == "nccl" else nullcontext():
+        if where == "local":
+            with kind(mesh) as executor:
+                yield executor
+            return
+        tree = LoopbackTree(next(count for count in (2, 3, 1) if mesh.workers % count == 0))
+        try:
+            with kind(mesh, partial(RemoteConnection, tree, ["tcp"], 30.0)) as executor:
+                yield executor
+        finally:
+            tree.close()
 
 
 WAYS = ("local", "hosts", "local gloo", "hosts gloo")

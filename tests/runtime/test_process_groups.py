@@ -19,8 +19,8 @@ import torch
 from torch.distributed import ProcessGroupGloo
 
 from monarch.compiler.plan import DeviceMeshError, MeshSpec, MonarchError, TensorType
-from monarch.runtime.collectives import Network, listening, membership
-from monarch.runtime.collectives.membership import Membership
+from monarch.runtime.collectives import Network, gloo, listening
+from monarch.runtime.collectives.gloo import GlooMembership
 from monarch.runtime.controller import MeshExecutor
 from monarch.runtime.signals import DEAD, LINE, STEP_BITS, Aborted
 from tests.runtime.building import Building, each, whole
@@ -137,7 +137,7 @@ def test_a_failure_while_workers_find_each_other_is_told_as_it_is() -> None:
 
             return run
 
-    member = Membership(Failing(None, 0), ["w"], "127.0.0.1")  # type: ignore[arg-type]
+    member = GlooMembership(Failing(None, 0), ["w"], "127.0.0.1")  # type: ignore[arg-type]
     with pytest.raises(Aborted, match="worker 1 failed"):
         member.gathered(torch.ones(1))
 
@@ -188,7 +188,7 @@ class Between:
 
 def join(rank: int, pipe: Any, up: Any, where: str) -> None:
     """Be one of two workers: say where Gloo listens, wait to go on, and tell how it went."""
-    listen = membership.listen
+    listen = gloo.listen
 
     def told(address: str) -> Any:
         device, listener = listen(address)
@@ -196,8 +196,8 @@ def join(rank: int, pipe: Any, up: Any, where: str) -> None:
         up.recv()
         return device, listener
 
-    membership.listen = told
-    member = Membership(Between(pipe, rank), ["w"], where)  # type: ignore[arg-type]
+    gloo.listen = told
+    member = GlooMembership(Between(pipe, rank), ["w"], where)  # type: ignore[arg-type]
     try:
         up.send(member.gathered(torch.tensor([float(rank)])).tolist())
     except MonarchError as error:
@@ -240,7 +240,7 @@ def test_nothing_is_sent_where_a_stranger_has_connected(where: str, stranger: bo
 
 def quiet(pipe: Any, up: Any, met: int, deaf: bool) -> None:
     """The second of two workers: comes to so many rounds, and then neither comes nor goes."""
-    listen = membership.listen
+    listen = gloo.listen
 
     def unheard(address: str) -> Any:
         device, listener = listen(address)
@@ -248,7 +248,7 @@ def quiet(pipe: Any, up: Any, met: int, deaf: bool) -> None:
             listening.hear_nobody(listener)
         return device, listener
 
-    membership.listen = unheard
+    gloo.listen = unheard
     between = Between(pipe, 1)
     gather = between.all_gather
 
@@ -265,12 +265,12 @@ def quiet(pipe: Any, up: Any, met: int, deaf: bool) -> None:
         return run
 
     between.all_gather = all_gather  # type: ignore[method-assign]
-    Membership(between, ["w"], "127.0.0.1").gathered(torch.ones(1))  # type: ignore[arg-type]
+    GlooMembership(between, ["w"], "127.0.0.1").gathered(torch.ones(1))  # type: ignore[arg-type]
 
 
 def waiting(words: Any, pipe: Any, up: Any) -> None:
     """The first: waits for the other, and tells what it hears."""
-    member = Membership(Between(pipe, 0, words), ["w"], "127.0.0.1")  # type: ignore[arg-type]
+    member = GlooMembership(Between(pipe, 0, words), ["w"], "127.0.0.1")  # type: ignore[arg-type]
     try:
         member.gathered(torch.ones(1))
     except (Aborted, MonarchError) as error:
@@ -335,20 +335,22 @@ def test_a_listener_hears_until_it_is_told_not_to() -> None:
 
 
 def test_gloo_has_one_listener_where_it_is_told_to() -> None:
-    device, listener = membership.listen("127.0.0.1")
+    device, listener = gloo.listen("127.0.0.1")
     with listener:
         assert listener.getsockname()[0] == "127.0.0.1"
         assert isinstance(device, ProcessGroupGloo.Device)
 
 
 def test_gloo_listens_for_other_hosts_only_where_the_network_is_trusted() -> None:
-    assert Network("10.0.0.1", None, tls=False).address() == "10.0.0.1"  # such a host starts on trusted networks only
-    assert Network("127.0.0.1", None, tls=True).address() == "127.0.0.1"
+    assert (
+        Network("10.0.0.1", None, tls=False).address("Gloo") == "10.0.0.1"
+    )  # such a host starts on trusted networks only
+    assert Network("127.0.0.1", None, tls=True).address("Gloo") == "127.0.0.1"
     with pytest.raises(MonarchError, match="Gloo does not encrypt, and the hosts have TLS") as info:
-        Network("10.0.0.1", None, tls=True).address()
+        Network("10.0.0.1", None, tls=True).address("Gloo")
     assert info.value.hint is not None and "trusted_network=True" in info.value.hint
     with pytest.raises(MonarchError, match="other hosts reach this one as node1"):
-        Network("10.0.0.1", "node1", tls=False).address()
+        Network("10.0.0.1", "node1", tls=False).address("Gloo")
 
 
 # -- what a plan says ------------------------------------------------------------------------------------------------
@@ -363,5 +365,5 @@ def test_a_plan_for_nccl_says_what_it_needs() -> None:
     with MeshExecutor(mesh) as executor:
         with pytest.raises(MonarchError, match="'nccl' does not move tensors of CPUs"):
             executor.run(plan, [torch.ones(2)])
-        with pytest.raises(MonarchError, match="is to use NCCL, which workers do not do yet"):
+        with pytest.raises(MonarchError, match="instruction 1 of plan 'sum': .* nobody has waited for"):
             executor.run(replace(plan, target="cuda:90"), [torch.ones(2)])

@@ -151,9 +151,9 @@ def test_what_was_to_be_replaced_stays_where_the_step_fails(gpus: None) -> None:
         assert total.full_tensor().tolist() == [6.0, 6.0]
 
 
-def test_nccl_says_what_it_needs(gpus: None) -> None:
-    with Mesh(data=2) as mesh:
-        x = monarch.distribute(torch.ones(4), mesh, "[@data]")
-        total = monarch.program(lambda: x.sum(), collectives="nccl", target="cuda:90")
-        with pytest.raises(PlanError, match="is to use NCCL, which workers do not do yet"):
-            total().item()
+def test_a_plan_for_nccl_where_there_is_no_gpu() -> None:
+    graph = parse_graph(TEXT)
+    with MeshExecutor(MeshSpec.of(data=2)) as executor:
+        (handle,) = executor.run(compile_graph(graph, target="gfx942", collectives="nccl"), [torch.ones(4)])
+        with pytest.raises(DeviceMeshError, match="'double' is compiled for gfx942, and torch finds no GPU here"):
+            executor.shards(handle)
