@@ -83,10 +83,11 @@ class Payload:
         before = outgoing.set(sending)
         try:
             payload = Payload._of(value)
-            payload.lent = sending.lend()
-            return payload
         finally:
             outgoing.reset(before)
+        if sending.tensors:
+            payload.lent = sending.lend()
+        return payload
 
     @staticmethod
     def _of(value: object) -> Payload:

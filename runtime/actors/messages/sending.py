@@ -20,9 +20,11 @@ if TYPE_CHECKING:
 class Sending:
     """A message that is being pickled, for actors in these processes: `monarch.compiler.plan.Outgoing`."""
 
+    __slots__ = ("_to", "tensors")
+
     def __init__(self, to: Sequence[str]) -> None:
         self._to = to
-        self._tensors: dict[MeshExecutor, tuple[int, list[Remote]]] = {}
+        self.tensors: dict[MeshExecutor, tuple[int, list[Remote]]] = {}
 
     def refer(self, executor: Executor, handle: Handle, parameter: bool, requires_grad: bool) -> tuple[Any, ...]:
         from monarch.runtime.controller import MeshExecutor
@@ -41,14 +43,14 @@ class Sending:
                 hint="an actor gets the shard of the worker in its process: slice the actors, or fetch the tensor "
                 "first:\nx.full_tensor().",
             )
-        token, remotes = self._tensors.setdefault(executor, (executor.number(), []))
+        token, remotes = self.tensors.setdefault(executor, (executor.number(), []))
         remotes.append(executor.owned(handle, "the tensor that is sent"))
         return take, (executor.beside.name, token, len(remotes) - 1, parameter, requires_grad)
 
     def lend(self) -> tuple[Reference, ...]:
         """Have the workers lend what the message refers to. Raises what commands raise."""
         lent = []
-        for executor, (token, remotes) in self._tensors.items():
+        for executor, (token, remotes) in self.tensors.items():
             assert executor.beside is not None
             executor.lend(token, remotes, [self._to.count(process) for process in executor.beside.processes])
             lent.append((executor.beside.name, token))
