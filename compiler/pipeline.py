@@ -21,6 +21,7 @@ from monarch.compiler.passes.base import Pass
 from monarch.compiler.passes.collectives import JoinCollectives, SimplifyReductions
 from monarch.compiler.passes.decompose import DecomposeSplit
 from monarch.compiler.passes.emit import emit_plan
+from monarch.compiler.passes.lookups import SimplifyLookups
 from monarch.compiler.passes.overlap import OverlapCollectives
 from monarch.compiler.passes.rematerialize import Rematerialize
 from monarch.compiler.passes.simplify import SimplifyViews
@@ -43,6 +44,7 @@ def pipeline(graph: Graph, *, report: bool = False) -> list[Pass]:
     return [
         SimplifyViews(),
         DecomposeSplit(),
+        SimplifyLookups(),
         *_partition_by_mesh(graph, report),
         SimplifyReductions(),
         JoinCollectives(),
@@ -83,6 +85,7 @@ def _fuse_products(target: str, when: str, rounding: str = "eager") -> list[Pass
 PASSES: dict[str, Callable[[Graph], list[Pass]]] = {
     SimplifyViews.name: lambda graph: [SimplifyViews()],
     DecomposeSplit.name: lambda graph: [DecomposeSplit()],
+    SimplifyLookups.name: lambda graph: [SimplifyLookups()],
     "partition-by-mesh": _partition_by_mesh,
     SimplifyReductions.name: lambda graph: [SimplifyReductions()],
     JoinCollectives.name: lambda graph: [JoinCollectives()],

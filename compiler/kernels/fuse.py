@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import heapq
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -24,7 +24,8 @@ from monarch.compiler.graph import Graph, args_of
 from monarch.compiler.kernels.check import check_kernel
 from monarch.compiler.kernels.ir import Buffer, Kernel, Load, Nest, Statement, Store
 from monarch.compiler.kernels.lower import Given, Group, Space, Unfusable, lower_group, space_of
-from monarch.compiler.kernels.lower.values import HANDLERS, TRANSPARENT
+from monarch.compiler.kernels.lower.values import HANDLERS, TRANSPARENT, key_of
+from monarch.compiler.kernels.recompute import AGAIN, compute_again
 from monarch.compiler.kernels.tensors import tensors_of
 from monarch.compiler.kernels.text import print_kernel
 from monarch.compiler.passes.base import Pass
@@ -78,24 +79,13 @@ class FuseKernels(Pass):
     def run(self, graph: Graph) -> Graph:
         if self.when == "off":
             return graph
-        fusion = _Fusion(graph, self.rounding)
+        parted = graph.copy()
+        fusion = _Fusion(parted, self.rounding, compute_again(parted))
         fusion.merge()
         found = fusion.kernels(singles=self.when == "all")
         if not found or (self.when == "auto" and sum(each.spares for each in found) < WORTHWHILE):
-            for node in fusion.given.places.values():
-                graph.fx.erase_node(node)
             return graph
-        return rewritten(graph, [_made(each, fusion.tensors) for each in found])
-
-
-def key_of(node: fx.Node) -> str:
-    """What lowers a node: its op's name, or for one of several results "op#number"."""
-    if node.op != "call_function":
-        return node.op
-    if node.target is operator.getitem:
-        call, number = args_of(node)
-        return f"{key_of(call)}#{number}"
-    return ops.name_of(node.target) or str(node.target.overloadpacket)  # type: ignore[union-attr]
+        return rewritten(parted, [_made(each, fusion.tensors) for each in found])
 
 
 @dataclass
@@ -109,8 +99,10 @@ class _Found:
 
 
 class _Fusion:
-    def __init__(self, graph: Graph, rounding: str) -> None:
+    def __init__(self, graph: Graph, rounding: str, added: Collection[fx.Node]) -> None:
         self.graph = graph
+        self.added = added
+        """Nodes that the graph had not before `compute_again`."""
         places = _places(graph)
         self.tensors = tensors_of(graph)
         self.order = {node: at for at, node in enumerate(graph.fx.nodes)}
@@ -210,6 +202,10 @@ class _Fusion:
 
     def merge(self) -> None:
         for node in self.unit_of:
+            if AGAIN in node.meta and self.is_lowered(node):
+                for reader in self.readers[node]:
+                    self.try_merge(self.unit(node), self.unit(reader), least=0)
+        for node in self.unit_of:
             if self.is_lowered(node):
                 for source in self.by_size(self.sources(node)):
                     self.try_merge(self.unit(source), self.unit(node), least=0)
@@ -239,6 +235,9 @@ class _Fusion:
         except Unfusable:
             self.refused.add(pair)
             return
+        if self.needs_more(lowered) and not (self.needs_more(one.lowered) or self.needs_more(two.lowered)):
+            self.refused.add(pair)
+            return
         cost = self.cost_of(lowered)
         spared = one.cost + two.cost - cost
         if spared <= 0 or (cost > 2 * OVERHEAD and spared - OVERHEAD < cost * least):
@@ -246,6 +245,20 @@ class _Fusion:
             return
         self.join(one, two)
         one.nodes, one.spaces, one.lowered, one.cost = nodes, spaces, lowered, cost
+
+    def needs_more(self, group: Group) -> bool:
+        """Whether a group could write over a value that it reads if it did not look elements of it up besides: the loss
+        of logits and their gradient, as one, would need memory for both."""
+        body, outputs = group.nest.body, group.outputs
+        loads = [each for each in body if isinstance(each, Load)]
+        stores = [each for each in body if isinstance(each, Store)]
+        found = {load.buffer for load in loads if load.gather >= 0 and group.inputs[load.buffer].op != "placeholder"}
+        over = {load.index: load.buffer for load in loads if load.gather < 0 and load.buffer in found}
+        return any(
+            self.tensors[group.inputs[over[store.index]]] == self.tensors[outputs[store.buffer - len(group.inputs)]]
+            for store in stores
+            if store.index in over
+        )
 
     def makes_cycle(self, one: _Unit, two: _Unit) -> bool:
         """Whether something outside of both depends on the one and is needed by the other."""
@@ -329,6 +342,8 @@ class _Fusion:
 
     def apart(self, node: fx.Node) -> int:
         """The bytes that an op moves where it is ATen's: its operands and results."""
+        if node in self.added:
+            return 0
         if node.target is not operator.getitem:
             read = sum(self.tensors[source].nbytes for source in node.all_input_nodes if source in self.tensors)
             return read + self.tensors[node].nbytes
@@ -338,11 +353,12 @@ class _Fusion:
 
 
 def _places(graph: Graph) -> dict[str, fx.Node]:
-    """A value with the worker's position along each mesh dim that random numbers depend on: what a kernel that makes
-    them reads. Where none does, it is not in the new graph."""
+    """A value with the worker's position along each mesh dim on which random numbers, or lookups in a block, depend:
+    what a kernel of them reads. Where none does, it is not in the new graph."""
     names = {
         name for node in graph.calls if node.target is ops.random for nested in args_of(node)[6] for name in nested
     }
+    names |= {args_of(node)[-1] for node in graph.calls if node.target in (ops.gather_shard, ops.scatter_shard)}
     first = next((node for node in graph.fx.nodes if node.op != "placeholder"), None)
     found = {}
     if names and first is not None:
@@ -429,7 +445,7 @@ def _rebound(statement: Statement, numbers: Sequence[int]) -> Statement:
 
 def _name(nodes: Sequence[fx.Node], groups: int) -> str:
     """What the kernel does, for people: its ops, in order."""
-    packets = (key_of(node).split("#")[0].rsplit(".", 1)[-1].strip("_") for node in nodes)
+    packets = (node.meta.get("part_of", key_of(node)).split("#")[0].rsplit(".", 1)[-1].strip("_") for node in nodes)
     name = "_".join(dict.fromkeys(packets))[:60].strip("_")
     return f"{name}_x{groups}" if groups > 1 else name
 

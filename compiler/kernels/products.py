@@ -22,7 +22,7 @@ from monarch.compiler.graph import Graph, args_of
 from monarch.compiler.inspect.estimate import op_seconds
 from monarch.compiler.kernels.check import check_kernel
 from monarch.compiler.kernels.contraction import contraction
-from monarch.compiler.kernels.fuse import Made, alone, key_of, rewritten
+from monarch.compiler.kernels.fuse import Made, alone, rewritten
 from monarch.compiler.kernels.ir import (
     Buffer,
     Constant,
@@ -38,7 +38,7 @@ from monarch.compiler.kernels.ir import (
     traffic,
 )
 from monarch.compiler.kernels.lower import Given
-from monarch.compiler.kernels.lower.values import TRANSPARENT, line_of
+from monarch.compiler.kernels.lower.values import TRANSPARENT, key_of, line_of
 from monarch.compiler.kernels.nests import renumbered
 from monarch.compiler.kernels.tensors import tensors_of
 from monarch.compiler.kernels.text import parse_kernel

@@ -111,8 +111,8 @@ def test_arguments_come_from_the_command_the_file_and_the_annotations(folder: Pa
 
 def test_passes_are_shown_when_asked_for(folder: Path, monarchc: Run) -> None:
     lines = monarchc("compile", "mlp.py", "-v").err.splitlines()
-    names = ["simplify-views", "decompose", "partition-by-data", "partition-by-model"]
-    assert [line.split()[0] for line in lines][:4] == names
+    names = ["simplify-views", "decompose", "simplify-lookups", "partition-by-data", "partition-by-model"]
+    assert [line.split()[0] for line in lines][:5] == names
     assert all(re.search(r"\d ops$", line) for line in lines)
 
 

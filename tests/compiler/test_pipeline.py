@@ -47,7 +47,7 @@ def test_unknown_passes() -> None:
         run_passes(parse_graph(TEXT), ["partition-by-dta"])
     assert str(caught.value) == (
         "unknown pass 'partition-by-dta'\n"
-        "  did you mean partition-by-data? Passes are simplify-views, decompose, partition-by-mesh, "
+        "  did you mean partition-by-data? Passes are simplify-views, decompose, simplify-lookups, partition-by-mesh, "
         "simplify-reductions, join-collectives, fuse-kernels, fuse-products, rematerialize, overlap-collectives, "
         "partition-by-data, partition-by-model."
     )
@@ -87,6 +87,7 @@ def test_progress_is_told_after_each_pass() -> None:
     assert seen == [
         ("simplify-views", 0),
         ("decompose", 0),
+        ("simplify-lookups", 0),
         ("partition-by-data", 1),
         ("partition-by-model", 2),
         ("simplify-reductions", 2),

@@ -246,6 +246,27 @@ def test_lookups_out_of_range_are_errors() -> None:
             run(graph, X, torch.tensor([wrong]))
 
 
+def test_lookups_in_a_worker_s_own_block() -> None:
+    """gather_shard, and scatter_shard of one number a row: what other workers have is 0, or stays."""
+    text = """graph @f on mesh<model=3> partitioned<model> {
+  %x = input 0 : f32[6, 4] of f32[6, 12@model]
+  %i = input 1 : i64[6, 1]
+  %g = gather_shard(%x, 1, %i, "model") : f32[6, 1] of f32[6, 1] partial<sum: model>
+  %y = aten.neg(%g) : f32[6, 1] of f32[6, 1] partial<sum: model>
+  %s = scatter_shard(%x, -1, %i, 2.5, "model") : f32[6, 4] of f32[6, 12@model]
+  %z = aten.mul.Tensor(%s, 2.0) : f32[6, 4] of f32[6, 12@model]
+  return %y, %z
+}"""
+    inputs = {0: randn(6, 12), 1: torch.tensor([[0], [3], [4], [7], [8], [11]])}
+    made = fused(parse_graph(text))
+    assert not {"gather_shard", "scatter_shard"} & {str(node.target) for node in made.calls}
+    verify(made, run=True)
+    ours, _ = run_reference(made, inputs)
+    theirs, _ = run_reference(parse_graph(text), inputs)
+    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+    assert torch.equal(ours[0], -inputs[0].gather(1, inputs[1]))
+
+
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 def test_cross_entropy_with_its_gradient(reduction: str) -> None:
     """Targets to be ignored are: forward two kernels at most, backward one."""

@@ -394,6 +394,40 @@ def _gather(lower: Lowering, node: fx.Node, at: At) -> int:
     return lower.value(x, tuple(found))
 
 
+def _own(lower: Lowering, index: int, mesh_dim: str, length: int) -> int:
+    """A global index as one into this worker's block of `length`."""
+    place = lower.value(lower.places[mesh_dim], ())
+    first = lower.op("mul", place, lower.constant(length, torch.int64))
+    return lower.op("sub", lower.cast(index, torch.int64), first)
+
+
+@handler("gather_shard")
+def _gather_shard(lower: Lowering, node: fx.Node, at: At) -> int:
+    x, dim, index, mesh_dim = args_of(node)
+    length = lower.tensors[x].shape[dim]
+    local = _own(lower, lower.value(index, at), mesh_dim, length)
+    zero = lower.constant(0, torch.int64)
+    here = lower.op("and", lower.op("ge", local, zero), lower.op("lt", local, lower.constant(length, torch.int64)))
+    found: list[Any] = list(at)
+    found[dim] = Gathered(lower.op("where", here, local, zero), length)
+    value = lower.value(x, tuple(found))
+    return lower.op("where", here, value, lower.constant(0, lower.dtype(value)))
+
+
+@handler("scatter_shard")
+def _scatter_shard(lower: Lowering, node: fx.Node, at: At) -> int:
+    """One number at one index in each row: a comparison with the position."""
+    x, dim, index, value, mesh_dim = args_of(node)
+    shape = lower.tensors[x].shape
+    dim %= len(shape)
+    if isinstance(value, fx.Node) or lower.tensors[index].shape != (*shape[:dim], 1, *shape[dim + 1 :]):
+        raise Unfusable("a scatter of several elements")
+    place = lower.value(index, (*at[:dim], lower.zero, *at[dim + 1 :]))
+    here = lower.op("eq", lower.position(at[dim]), _own(lower, place, mesh_dim, shape[dim]))
+    other = lower.value(x, at)
+    return lower.op("where", here, lower.constant(value, lower.dtype(other)), other)
+
+
 @handler("aten.nll_loss_backward")
 def _nll_loss_backward(lower: Lowering, node: fx.Node, at: At) -> int:
     """`-grad` (over the weight of all valid targets, for a mean) at each row's target, 0 elsewhere."""

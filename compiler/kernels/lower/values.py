@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -11,6 +12,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from monarch.compiler import ops
+from monarch.compiler.graph import args_of
 from monarch.compiler.kernels.ir import (
     ARITHMETIC,
     BOOL,
@@ -75,6 +78,16 @@ def handler(*names: str) -> Callable[[Handler], Handler]:
         return function
 
     return register
+
+
+def key_of(node: fx.Node) -> str:
+    """What lowers a node: its op's name, or for one of several results "op#number"."""
+    if node.op != "call_function":
+        return node.op
+    if node.target is operator.getitem:
+        call, number = args_of(node)
+        return f"{key_of(call)}#{number}"
+    return ops.name_of(node.target) or str(node.target.overloadpacket)  # type: ignore[union-attr]
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from monarch.compiler.partition import PartitionByMesh
 from monarch.compiler.passes.base import Pass
 from monarch.compiler.passes.collectives import JoinCollectives, SimplifyReductions, layer_of
 from monarch.compiler.passes.decompose import DecomposeSplit
+from monarch.compiler.passes.lookups import SimplifyLookups
 from monarch.compiler.passes.simplify import SimplifyViews
 
 Expect = Callable[[str, Pass], None]
@@ -51,6 +52,44 @@ def test_a_softmax_over_a_whole_dim_stays(expect: Expect) -> None:
           return %y
         }""",
         DecomposeSplit(),
+    )
+
+
+def test_lookups_come_before_arithmetic(expect: Expect) -> None:
+    """Also through two ops; where the other operand is no number for each row they stay."""
+    expect(
+        """graph @f on mesh<model=2> {
+          %x = input 0                                   : f32[4, 8@model]
+          %m = input 1                                   : f32[4, 1]
+          %i = input 2                                   : i64[4, 1]
+          %d = aten.sub.Tensor(%x, %m)                   : f32[4, 8]
+          %e = aten.div.Tensor(%d, %m)                   : f32[4, 8]
+          %y = aten.gather(%e, 1, %i)                    : f32[4, 1]
+          %q = aten.mul.Tensor(%x, %x)                   : f32[4, 8]
+          %z = aten.gather(%q, 1, %i)                    : f32[4, 1]
+          return %y, %z
+        }""",
+        SimplifyLookups(),
+    )
+
+
+def test_a_sum_of_one_term_is_that_term(expect: Expect) -> None:
+    expect(
+        """graph @f on mesh<model=2> {
+          %x = input 0                                   : f32[4, 8@model]
+          %w = input 1                                   : f32[4, 1]
+          %i = input 2                                   : i64[4, 1]
+          %n = aten.zeros_like(%x)                       : f32[4, 8]
+          %o = aten.scatter.value(%n, 1, %i, -1.0)       : f32[4, 8]
+          %p = aten.mul.Tensor(%o, %w)                   : f32[4, 8]
+          %s = aten.sum.dim_IntList(%p, [1], true)       : f32[4, 1]
+          %y = aten.sub.Tensor(%p, %s)                   : f32[4, 8]
+          %t = aten.scatter.value(%x, 1, %i, -1.0)       : f32[4, 8]
+          %u = aten.mul.Tensor(%t, %w)                   : f32[4, 8]
+          %v = aten.sum.dim_IntList(%u, [1], true)       : f32[4, 1]
+          return %y, %v
+        }""",
+        SimplifyLookups(),
     )
 
 
