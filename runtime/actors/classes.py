@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
@@ -21,7 +19,11 @@ from monarch.compiler.plan import outgoing
 Pickled: TypeAlias = tuple[str, bytes]
 """A token, by which a process that has read it once knows it, and the pickle."""
 
-_pickled: WeakKeyDictionary[type, Pickled] = WeakKeyDictionary()
+LARGEST = 1 << 20
+"""What has more bytes is pickled with each message, so that they travel beside it, and no process keeps them."""
+
+_pickled: WeakKeyDictionary[type, Pickled | None] = WeakKeyDictionary()
+"""None for those that cannot be pickled alone."""
 _read: WeakValueDictionary[str, type] = WeakValueDictionary()
 
 
@@ -35,31 +37,30 @@ _now = _Now()
 
 def sent(cls: type) -> type | Pickled:
     """What stands for a class in a message: the class itself, to be pickled with the message, where it cannot be
-    pickled alone."""
-    found = _pickled.get(cls)
-    if found is None:
-        if cls in _now.pickling:  # its methods use a mesh of actors of this class
-            return cls
-        try:
-            with _alone(cls):
-                data = cloudpickle.dumps(cls)
-        except Exception:  # which is raised again if that cannot be done with the message either
-            return cls
-        found = _pickled[cls] = secrets.token_hex(8), data
-        _read[found[0]] = cls
-    return found
+    pickled alone, or is large."""
+    if cls in _pickled:
+        found = _pickled.get(cls)
+    elif cls in _now.pickling:  # its methods use a mesh of actors of this class
+        found = None
+    else:
+        _pickled[cls] = found = _alone(cls)
+        if found is not None:
+            _read[found[0]] = cls
+    return found or cls
 
 
-@contextmanager
-def _alone(cls: type) -> Iterator[None]:
-    """A distributed tensor among its globals is lent to one message, and cannot be in a pickle that others share."""
+def _alone(cls: type) -> Pickled | None:
+    # A distributed tensor among its globals is lent to one message, and cannot be in a pickle that others share.
     before = outgoing.set(None)
     _now.pickling.add(cls)
     try:
-        yield
+        data = cloudpickle.dumps(cls)
+    except Exception:  # which is raised again if that cannot be done with the message either
+        return None
     finally:
         _now.pickling.discard(cls)
         outgoing.reset(before)
+    return (secrets.token_hex(8), data) if len(data) <= LARGEST else None
 
 
 def read(what: type | Pickled) -> Any:

@@ -82,6 +82,18 @@ def test_a_class_is_pickled_once() -> None:
     assert again != (token, data) and classes.read(again) is Made and classes.read((token, data)) is Made
 
 
+def test_a_large_class_is_kept_by_nobody() -> None:
+    table = torch.arange(2.0 * classes.LARGEST)
+
+    class Large(Actor):
+        @endpoint
+        def at(self, place: int) -> float:
+            return float(table[place])
+
+    large = this_host().spawn_procs().spawn("large", Large)
+    assert classes.sent(Large) is Large and large.at.call_one(-1).get(timeout=WAIT) == table[-1]
+
+
 def test_what_cannot_be_pickled_alone_is_pickled_with_the_message() -> None:
     """And raises there what it raises."""
 
