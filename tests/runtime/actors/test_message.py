@@ -117,14 +117,15 @@ def test_what_is_used_again_has_what_was_written_last() -> None:
 
 
 def test_what_is_kept_is_bounded() -> None:
+    before = own_mappings()
     for size in (BUFFER, 2 * BUFFER):  # used again, and so mapped; then pushed out by others
         for _ in range(2):
             many = [sent(Payload.of(torch.zeros(size))) for _ in range(memory.KEEP_FILES)]
             assert all(float(payload.decode()[0]) == 0 for payload in many)
             del many
-    assert 0 < own_mappings() <= memory.KEEP_FILES
+    assert before < own_mappings() <= before + memory.KEEP_FILES
     held = [sent(Payload.of(torch.zeros(BUFFER))) for _ in range(3 * memory.KEEP_FILES)]
-    assert own_mappings() == 0
+    assert own_mappings() <= before
     names = [os.readlink(entry) for entry in Path("/proc/self/fd").iterdir() if entry.exists() or entry.is_symlink()]
     assert sum("monarch-message" in name for name in names) <= memory.KEEP_FILES + 1
     assert all(float(payload.decode()[0]) == 0 for payload in held)

@@ -477,7 +477,8 @@ def test_nothing_is_left_behind(way: Way) -> None:
                     link.put(b"x" * 4096, region, 8, Signal(words, 0, 1)).wait(PATIENCE)
                     link.get(bytearray(100_000), region).wait(PATIENCE)
                 ours[0].drop()
-        assert held() == before
+        for now, earlier in zip(held(), before, strict=True):
+            assert now <= earlier  # type: ignore[operator]  # what other tests had left may go meanwhile
         peer.drop(region.number)
         # The peer hears of the ends in its own time; where something is left, this ends with the test's time.
         while peer.links() > 0 or peer_files(peer) > peer_descriptors:
