@@ -6,7 +6,7 @@
 Ours is the plan of a program of one worker, with the variants of its kernels measured first (as `monarchc tune` does),
 run by the frame that workers run. Against it stand a copy of as many bytes as it reads and writes at least, what
 torch.compile makes of the same lines, and torch's own ops. Prints as it goes, and writes
-`benchmarks/results/<date>-<device>.md`.
+`benchmarks/results/<date>-<device>.md`. One GPU: what NCCL moves, and DDP over it, would take two, and is not measured.
 """
 
 from __future__ import annotations

@@ -444,7 +444,8 @@ def program(
     does, or "chain", only where a kernel stores them.
 
     `collectives` says what moves tensors between workers: "monarch", which is Monarch's own, or process groups of
-    `torch.distributed`, "gloo" on CPUs (with the same bits) or "nccl" on GPUs.
+    `torch.distributed`, "gloo" on CPUs (with the same bits) or "nccl" on GPUs (beside what they compute, and sums are
+    NCCL's own).
 
     `target` is what the workers are to run it on: "cpu", or a GPU by its kind, "cuda:90". The workers of a host take
     its GPUs in turns; tensors lie where the last program needed them. This has not run on a GPU yet (docs/kernels.md).

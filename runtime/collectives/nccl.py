@@ -89,6 +89,7 @@ class Nccl:
         made: Any = torch.distributed.ProcessGroupNCCL  # in builds that have it
         options = made.Options()
         options._timeout = _FOR_EVER
+        options.is_high_priority_stream = True  # its kernels are few, and what computes waits for them
         torch.cuda.set_device(device)  # of this thread
         backend = made(store, me, size, options)
         backend.eager_connect_single_device(device)

@@ -18,7 +18,8 @@ class Rendezvous(Store):
     """What the workers of one group leave for each other, once, while they connect.
 
     `says_least` is how many bytes a value has with which a worker has said all that it will say, also if it asks for
-    nothing (the worker that makes up NCCL's id); without it a worker has when it first asks.
+    nothing (the worker that makes up NCCL's id): it goes on when the others know it. Without it a worker has when it
+    first asks.
     """
 
     def __init__(self, says_least: int | None = None) -> None:
@@ -40,8 +41,8 @@ class Rendezvous(Store):
     def set(self, key: str, value: Any) -> None:
         data = value.encode() if isinstance(value, str) else bytes(value)
         self.own[key] = data.hex()
-        if self._says_least is not None and len(data) >= self._says_least:
-            self.asked.set()
+        if self._says_least is not None and len(data) >= self._says_least and key not in self._met():
+            raise RuntimeError("the others of the group have not come")
 
     def get(self, key: str) -> bytes:
         return bytes.fromhex(self._met()[key])

@@ -128,7 +128,7 @@ class Streamed:
             if communicator.size == 1:
                 return pending
             wires = [_wire(out) for out in outs]
-            for where in _alike(wires):
+            for where in _alike(tensors):  # and not of their wires: a sum of bools is no sum of bytes
                 rows = [wires[i] for i in where]
                 operation = _operation(tensors[where[0]], reduction)
                 pending.works.append(communicator.start(rows[0].device, partial(_sum, rows, operation)))

@@ -92,13 +92,13 @@ def test_reductions_in_every_dtype(executor: MeshExecutor, dtype: torch.dtype, r
 
 def test_a_list_goes_together_whatever_is_in_it(executor: MeshExecutor) -> None:
     dims, k = ["a", "b"], MESH.workers
-    shapes = [(k,), (0, 4), (k, 70, 30), (k * 2, 3), (k, 1)]
+    shapes = [(k,), (0, 4), (k, 70, 30), (k * 2, 3), (k, 1), (k, 5)]
+    dtypes = [torch.float32, torch.int16, torch.bfloat16, torch.bool, torch.float32, torch.uint8]
     mixed = [
         [values(shape, dtype, 10 * i + rank) for rank in range(k)]
-        for i, (shape, dtype) in enumerate(
-            zip(shapes, [torch.float32, torch.int16, torch.bfloat16, torch.bool, torch.float32], strict=True)
-        )
+        for i, (shape, dtype) in enumerate(zip(shapes, dtypes, strict=True))
     ]
+    run_and_compare(executor, "all_reduce", mixed, dims, "sum")
     run_and_compare(executor, "all_reduce", mixed, dims, "max")
     run_and_compare(executor, "all_gather", mixed, dims, [0] * len(mixed))
     run_and_compare(executor, "broadcast", mixed, dims, 1)
@@ -328,18 +328,31 @@ def test_what_a_library_says_of_a_work_fails_the_step() -> None:
 
 
 def test_the_worker_that_makes_up_the_id_has_said_all_with_it() -> None:
-    first, second = Rendezvous(says_least=128), Rendezvous()
+    first, second, alone = Rendezvous(says_least=128), Rendezvous(), Rendezvous(says_least=128)
     first.set("small", b"1")
     assert not first.asked.is_set()
-    first.set("0", bytes(range(128)))
-    assert first.asked.is_set() and first.check(["0"]) and not first.check(["1"])
-    got: list[bytes] = []
-    thread = threading.Thread(target=lambda: got.append(second.get("0")))
-    thread.start()
-    second.asked.wait()
-    second.answer({**first.own, **second.own})
-    thread.join()
+    got: list[Any] = []
+
+    def refused() -> None:
+        with pytest.raises(RuntimeError, match="the others of the group have not come"):
+            alone.set("0", bytes(128))
+
+    threads = [
+        threading.Thread(target=target)
+        for target in (lambda: first.set("0", bytes(range(128))), lambda: got.append(second.get("0")), refused)
+    ]
+    for thread in threads:
+        thread.start()
+    for store in (first, second, alone):
+        store.asked.wait()
+    told = {**first.own, **second.own}
+    for store in (first, second):
+        store.answer(told)
+    alone.answer({})
+    for thread in threads:
+        thread.join()
     assert got == [bytes(range(128))]
+    assert second.check(["0"]) and not second.check(["1"])
 
 
 def test_nccl_listens_where_it_is_told_to(monkeypatch: pytest.MonkeyPatch) -> None:
