@@ -204,7 +204,12 @@ class _Fusion:
         for node in self.unit_of:
             if AGAIN in node.meta and self.is_lowered(node):
                 for reader in self.readers[node]:
-                    self.try_merge(self.unit(node), self.unit(reader), least=0)
+                    # It is computed where the reader reads it, in whatever loops these are.
+                    unit = self.unit(node)
+                    own, unit.spaces = unit.spaces, list(self.unit(reader).spaces)
+                    self.try_merge(unit, self.unit(reader), least=0)
+                    if self.unit(reader) is not unit:
+                        unit.spaces = own
         for node in self.unit_of:
             if self.is_lowered(node):
                 for source in self.by_size(self.sources(node)):

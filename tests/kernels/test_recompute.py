@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,8 @@ from monarch.compiler.reference import run_reference
 from monarch.compiler.text import parse_graph
 from monarch.stdlib.kernels.cross_entropy import cross_entropy_backward, cross_entropy_parts
 from monarch.stdlib.kernels.launch import recorded
-from tests.kernels.graphs import fused, kernels_of
+from monarch.stdlib.kernels.norms import layer_norm, layer_norm_backward
+from tests.kernels.graphs import fused, graph_of, kernels_of
 
 ROWS, CLASSES = 64, 96
 
@@ -181,3 +183,32 @@ def test_kernels_of_a_loss_move_what_the_template_moves(classes: int) -> None:
     by_template = [sum(tensor.nbytes for tensor in launch.tensors.values()) for launch in (*forward, *backward)]
     assert sum(by_template) == 3 * logits + rows * 36
     assert 3 * logits <= sum(moved) <= 3 * logits + rows * 48
+
+
+def test_kernels_of_a_norm_move_what_the_template_moves_forward_and_more_backward() -> None:
+    """Forward residual, addend, sum and result once each. Backward the gradient of the weight is a kernel of its own,
+    which reads both tensors again; the template sums it in the same pass."""
+    rows, columns = 2048, 1024
+    x = torch.empty(rows, columns, device="meta")
+    weight, row = torch.empty(columns, device="meta"), torch.empty(rows, device="meta")
+
+    def forward(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        summed = x + residual
+        return summed, *torch.ops.aten.native_layer_norm(summed, [columns], weight, None, 1e-5)
+
+    def backward(dy: torch.Tensor, x: torch.Tensor, mean: torch.Tensor, rstd: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        weight = torch.ones(columns)
+        return torch.ops.aten.native_layer_norm_backward(dy, x, [columns], mean, rstd, weight, weight, [True] * 3)
+
+    def moved(function: Callable[..., tuple[torch.Tensor, ...]], *tensors: torch.Tensor) -> float:
+        graph = fused(graph_of(function, *(torch.zeros(each.shape) for each in tensors)))
+        return round(sum(sum(traffic(kernel)) for kernel in kernels_of(graph)) / x.nbytes, 1)
+
+    def by_template(function: Callable[..., object], *tensors: torch.Tensor, **options: torch.Tensor) -> float:
+        _, launches = recorded(function, *tensors, **options)
+        return round(sum(each.nbytes for launch in launches for each in launch.tensors.values()) / x.nbytes, 1)
+
+    column = row[:, None]
+    assert moved(forward, x, x, weight) == by_template(layer_norm, x, weight, residual=x.clone()) == 4.0
+    assert moved(backward, x, x, column, column) == 5.0
+    assert by_template(layer_norm_backward, x, x.clone(), weight, row, row.clone()) == 3.5  # with its partial sums

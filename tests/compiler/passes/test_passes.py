@@ -55,24 +55,6 @@ def test_a_softmax_over_a_whole_dim_stays(expect: Expect) -> None:
     )
 
 
-def test_lookups_come_before_arithmetic(expect: Expect) -> None:
-    """Also through two ops; where the other operand is no number for each row they stay."""
-    expect(
-        """graph @f on mesh<model=2> {
-          %x = input 0                                   : f32[4, 8@model]
-          %m = input 1                                   : f32[4, 1]
-          %i = input 2                                   : i64[4, 1]
-          %d = aten.sub.Tensor(%x, %m)                   : f32[4, 8]
-          %e = aten.div.Tensor(%d, %m)                   : f32[4, 8]
-          %y = aten.gather(%e, 1, %i)                    : f32[4, 1]
-          %q = aten.mul.Tensor(%x, %x)                   : f32[4, 8]
-          %z = aten.gather(%q, 1, %i)                    : f32[4, 1]
-          return %y, %z
-        }""",
-        SimplifyLookups(),
-    )
-
-
 def test_a_sum_of_one_term_is_that_term(expect: Expect) -> None:
     expect(
         """graph @f on mesh<model=2> {
