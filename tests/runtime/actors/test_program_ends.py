@@ -132,8 +132,11 @@ def test_a_process_that_can_open_no_more_files_starts_no_worker(procs: ProcMesh,
     limited.slice(data=1).limit.call_one(None).get(WAIT)  # type: ignore[attr-defined]
     with Mesh(procs=procs) as mesh:
         assert monarch.distribute(torch.ones(2), mesh, "[@data]").sum().item() == 2
-    assert not driven
-    assert values(service.maps.call()) == before
+    while driven:  # until the last worker has said that it is over
+        os.sched_yield()
+    port, receiver = Channel[int].open()
+    service.when_maps.broadcast(before[0], port)
+    assert [receiver.recv().get(WAIT) for _ in range(2)] == before
 
 
 def test_shutting_actors_down_is_the_end_of_meshes_on_their_processes(procs: ProcMesh) -> None:
