@@ -196,7 +196,9 @@ class _Rewrite:
             loss = add(aten.div.Tensor, loss, number, type=total)
         self.instead.add(loss)
         for user in list(node.users):
-            user.replace_all_uses_with((loss, number)[args_of(user)[1]])
+            result = (loss, number)[args_of(user)[1]]
+            _hand_on(user, result)
+            user.replace_all_uses_with(result)
             self.graph.fx.erase_node(user)
         self.graph.fx.erase_node(node)
 
@@ -221,6 +223,7 @@ class _Rewrite:
         less = add(aten.sub.Tensor, x, most, type=whole)
         total = add(aten.sum.dim_IntList, add(aten.exp.default, less, type=whole), [at], True, type=row)
         made = add(aten.sub.Tensor, less, add(aten.log.default, total, type=row), type=whole)
+        _hand_on(node, made)
         self.instead.add(made)
         node.replace_all_uses_with(made)
         self.graph.fx.erase_node(node)
@@ -229,6 +232,13 @@ class _Rewrite:
 def _asks_for_shape(node: fx.Node) -> bool:
     """Whether an op's result does not depend on the values of the scores that it is given."""
     return node.target is aten.nll_loss_backward.default
+
+
+def _hand_on(node: fx.Node, made: fx.Node) -> None:
+    """What sentences say of a value holds for the one that takes its place."""
+    made.meta.update(
+        {name: node.meta[name] for name in ("key", "stands_for", "named", "decisions") if name in node.meta}
+    )
 
 
 class _Adder:

@@ -179,6 +179,9 @@ def first_use(value: fx.Node, at: dict[fx.Node, float]) -> float:
 
 
 def _is_collective_result(value: fx.Node) -> bool:
+    """Whether the value is what a collective made, or a view of it."""
+    while getattr(value.target, "overloadpacket", None) in VIEWS:
+        value = args_of(value)[0]
     producer = args_of(value)[0] if value.target is operator.getitem else None
     return isinstance(producer, fx.Node) and ops.is_collective(producer.target)
 

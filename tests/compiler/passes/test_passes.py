@@ -203,3 +203,18 @@ def test_layers_go_by_the_last_number_in_a_name() -> None:
     assert layer_of("adamw.exp_avg[blocks.11.norm.weight]") == "blocks.11"
     assert layer_of("head.weight") == "head"
     assert layer_of("experts.3.layers.2.up") == "experts.3.layers.2"
+
+
+def test_what_moves_a_view_of_what_came_comes_after_it(expect: Expect) -> None:
+    expect(
+        """graph @f on mesh<data=2> partitioned<data> {
+          %x = input 0                                     : f32[2, 8] of f32[4@data, 8]
+          %r = all_to_all([%x], ["data"], [0], [1])        : (f32[4, 4] of f32[4, 8@data])
+          %a = getitem(%r, 0)                              : f32[4, 4] of f32[4, 8@data]
+          %v = aten.permute(%a, [1, 0])                    : f32[4, 4] of f32[8@data, 4]
+          %s = all_to_all([%v], ["data"], [0], [1])        : (f32[8, 2] of f32[8, 4@data])
+          %b = getitem(%s, 0)                              : f32[8, 2] of f32[8, 4@data]
+          return %b
+        }""",
+        JoinCollectives(),
+    )
