@@ -154,7 +154,7 @@ class Eviction:
         for number, ((call, values), read) in enumerate(zip(steps, reads, strict=True)):
             operands = {operand: self._instance(stands_in) for operand, stands_in in read.items()}
             self._repeat(call, values, operands, at, {*self._buffers(user.all_input_nodes), *last})
-            for buffer in set(self._buffers(read.values())):
+            for buffer in dict.fromkeys(self._buffers(read.values())):  # in an order that is the same each time
                 if last[buffer] == number:
                     del last[buffer]
                     if not self._is_wanted(buffer, at):
