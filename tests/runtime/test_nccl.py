@@ -32,12 +32,12 @@ from monarch.runtime.collectives.rendezvous import Rendezvous
 from monarch.runtime.controller import MeshExecutor
 from monarch.runtime.signals import LINE, STEP_BITS, Aborted
 from tests.kernels.triton.standin import stand_in
-from tests.runtime import test_failures
+from tests.runtime import test_failures, test_process_groups
 from tests.runtime.building import Building, each, op_on_each, whole
 from tests.runtime.loopback import executor_on
 from tests.runtime.nccl import GlooForNccl, over_nccl, standing_in
 from tests.runtime.test_collectives import blocks, expected, groups_of, values
-from tests.runtime.test_failures import COLLECTIVES, MESH, fail_where, healthy
+from tests.runtime.test_failures import COLLECTIVES, MESH, healthy
 
 ONE_GPU = f"needs as many GPUs as workers: torch.cuda.device_count() is {torch.cuda.device_count()}"
 
@@ -227,18 +227,7 @@ def test_only_the_groups_concerned_give_up_and_all_come_back_together(executor: 
 def test_who_waits_for_a_work_is_told(executor: MeshExecutor, failing: list[int]) -> None:
     """The group has been used in the step before somebody fails: the others wait for the works that they have started,
     and the watch ends these."""
-    build = Building(MESH, "bad")
-    x = build.input(whole((6, 6)))
-    first = build.call("getitem", build.call("all_reduce", [x], ["a", "b"], "sum"), 0)
-    y = build.call("aten.add.Tensor", first, fail_where(build, x, failing))
-    build.output(build.call("getitem", build.call("all_reduce", [y], ["a", "b"], "sum"), 0), whole((6, 6)))
-    for _ in range(2):
-        (handle,) = executor.run(build.plan(), [torch.randn(6, 6)])
-        with pytest.raises(DeviceMeshError) as info:
-            executor.wait(handle)
-        a, b = MESH.point(failing[0])
-        assert str(info.value).startswith(f"train.py:12: error: worker a={a}, b={b} failed in aten.index_select")
-        healthy(executor)
+    test_process_groups.test_who_waits_in_gloo_is_told(executor, failing)
 
 
 def test_a_worker_that_is_killed_ends_every_wait() -> None:
