@@ -197,6 +197,12 @@ class LocalActor:
             args = (Port(head[2]), *args)
         return args, kwargs
 
+    def _called(self, head: Head, payload: Payload) -> Any:
+        """What an endpoint returns. In a frame of its own, so that its arguments are let go of before the reply goes:
+        a program's next step may then replace in place the tensors that were among them."""
+        args, kwargs = self._arguments(head, payload)
+        return self._method(head)(*args, **kwargs)
+
     def _raised(self, head: Head, error: BaseException) -> None:
         """An endpoint raised: its caller is told, or the actor dies of it."""
         told = ActorError.of(error, f"{self.instance.label}.{head[3]}")
@@ -239,8 +245,7 @@ class LocalActor:
             _, head, payload = item
             running.set(Context(self.instance, head[5]))
             try:
-                args, kwargs = self._arguments(head, payload)
-                value = self._method(head)(*args, **kwargs)
+                value = self._called(head, payload)
             except BaseException as error:
                 self._raised(head, error)
             else:
@@ -387,8 +392,7 @@ class LocalActor:
         _, head, payload = call
         running.set(Context(self.instance, head[5]))
         try:
-            args, kwargs = self._arguments(head, payload)
-            value = self._method(head)(*args, **kwargs)
+            value = self._called(head, payload)
             if isinstance(value, Awaitable):
                 value = await value
         except BaseException as error:

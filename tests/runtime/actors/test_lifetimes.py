@@ -389,6 +389,9 @@ def test_who_is_younger_than_a_death_hears_of_it_by_spawning_there(faults: Fault
     workers = gone.spawn("workers", Worker, "worker")
     workers.die.broadcast(3)
     assert "exited with status 3" in faults.get(timeout=WAIT).report()
+    told = threading.Event()
+    current.process().router.soon(told.set)  # the same thread has told the others by then
+    assert told.wait(WAIT)
     young = this_host().spawn_procs(name="young")
     young.spawn("late", Late, port).spawn.call_one(gone).get(WAIT)
     what, report = receiver.recv().get(WAIT)
