@@ -8,6 +8,7 @@ import torch
 
 from monarch.compiler.kernels.cpp import expressions
 from monarch.compiler.kernels.cpp.expressions import TYPES
+from monarch.compiler.kernels.cpp.ranges import exponentials
 from monarch.compiler.kernels.cpp.schedule import TILE
 from monarch.compiler.kernels.cpp.segments import Segments
 from monarch.compiler.kernels.ir import Constant, Index, Load, Op, Position, Reduce, Store
@@ -26,6 +27,7 @@ class StatementWriter:
         self.varies = values.varies
         self.shared = shared
         self.lines = lines
+        self.exponentials = exponentials(values.body, values.dtypes)
         self.pointers: dict[tuple[int, int], tuple[str, bool]] = {}
         self.numbers: dict[tuple[object, ...], tuple[str, int]] = {}
 
@@ -108,6 +110,8 @@ class StatementWriter:
                 return [*lines, f"{head}{pointer}[{where}]{truth};{note}"]
             case Op(name, args):
                 words = [self._name(arg) for arg in args]
+                if number in self.exponentials:
+                    return [f"{head}{self.exponentials[number]}({words[0]});{note}"]
                 text = expressions.operation(name, words, [self.dtypes[arg] for arg in args], dtype)
                 return [f"{head}{text};{note}"]
             case Reduce():
