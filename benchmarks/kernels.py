@@ -39,7 +39,7 @@ COLD = 0.1
 """At most this share of Inductor's CPU-seconds."""
 REPETITIONS = 15
 LEAST_SECONDS = 0.02
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 
 Call = Callable[[], object]
 
@@ -206,9 +206,10 @@ def check(case: Case, ours: object, theirs: object) -> None:
 
 def rows() -> list[Row]:
     torch.set_num_threads(1)
-    # Memory that was used once is used again, for all alike, as in a training step.
+    # Memory that was used once is used again, for all alike and in all sizes, as in a training step: the logits of a large
+    # vocabulary would be mapped anew for each call otherwise, and their pages cost three times what is computed.
     libc = ctypes.CDLL(None)
-    libc.mallopt(M_MMAP_THRESHOLD, 32 << 20)
+    libc.mallopt(M_MMAP_MAX, 0)
     libc.mallopt(M_TRIM_THRESHOLD, 1 << 30)
     found: list[Row] = []
     sums: dict[str, list[tuple[tuple[float, ...], tuple[float, ...]]]] = {"eager": [], "torch.compile": []}
