@@ -206,8 +206,8 @@ def check(case: Case, ours: object, theirs: object) -> None:
 
 def rows() -> list[Row]:
     torch.set_num_threads(1)
-    # Memory that was used once is used again, for all alike and in all sizes, as in a training step: the logits of a large
-    # vocabulary would be mapped anew for each call otherwise, and their pages cost three times what is computed.
+    # Memory that was used once is used again, for all alike and in all sizes, as in a training step: the logits of a
+    # large vocabulary would be mapped anew for each call otherwise, and their pages cost three times the computing.
     libc = ctypes.CDLL(None)
     libc.mallopt(M_MMAP_MAX, 0)
     libc.mallopt(M_TRIM_THRESHOLD, 1 << 30)
