@@ -118,7 +118,7 @@ def _from_placeholder(options: Options, node: fx.Node, placeholder: fx.Node, str
     (source,) = options.reach[placeholder][0]
     cost = 0.0
     at = [i for i, operand in enumerate(options.operands[node]) if operand is placeholder]
-    for target in {strategy.operands[i] for i in at}:
+    for target in dict.fromkeys(strategy.operands[i] for i in at):
         reshard = reshard_cost(source, target, options.nbytes(placeholder), options.size)
         if isinstance(source, int) and target is None and placeholder.meta["kind"] == "state":
             reshard *= STATE_GATHER / GATHER

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import heapq
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -114,7 +114,8 @@ class Eviction:
             instance = self._bring(operand, at)
             if isinstance(instance, Again):
                 self._rewired.append((at, operand, instance))
-        touched = {*self._buffers(call.all_input_nodes), *(each for each in known.made(call) if each is not None)}
+        made_here = (each for each in known.made(call) if each is not None)
+        touched = list(dict.fromkeys((*self._buffers(call.all_input_nodes), *made_here)))  # in the order of the graph
         self._held += known.takes[at]
         self._fit(at, touched)
         made = known.of.get(call)
@@ -247,7 +248,7 @@ class Eviction:
         self._tickets += 1
         heapq.heappush(self._queue, (-1.0, self._tickets, buffer))
 
-    def _fit(self, at: int, pinned: set[Buffer]) -> None:
+    def _fit(self, at: int, pinned: Collection[Buffer]) -> None:
         """Give up buffers, but none that is `pinned`, until what is held fits; note the peak."""
         aside: list[tuple[float, int, Buffer]] = []
         while self._held > self.limit and self._queue:
