@@ -21,7 +21,7 @@ from typing import Any, Protocol
 import torch
 
 from monarch.compiler.plan import MeshSpec, MonarchError
-from monarch.runtime.warm import FILES_A_PACKET, PACKET_BYTES, main
+from monarch.runtime.warm import FILES_A_PACKET, PACKET_BYTES, fresh, run
 
 _END_SECONDS = 10.0
 
@@ -55,9 +55,10 @@ class WarmParent:
                 warnings.simplefilter("ignore", DeprecationWarning)
                 self.pid = os.fork()
             if self.pid == 0:
-                main(theirs.fileno(), controller)
+                run(theirs.fileno(), controller)
         else:
-            self._fresh = _spawn(theirs.fileno(), controller)
+            command = fresh(theirs.fileno(), controller)
+            self._fresh = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
             self.pid = self._fresh.pid
         theirs.close()
 
@@ -216,16 +217,6 @@ def _is_mapped(library: str) -> bool:
         return f"/{library}" in Path("/proc/self/maps").read_text()
     except OSError:
         return torch.cuda.is_initialized()
-
-
-def _spawn(control: int, controller: int) -> subprocess.Popen[bytes]:
-    """A fresh interpreter as the warm parent: slower, for torch is loaded anew."""
-    code = (
-        "import sys; sys.path[:] = sys.argv[3:]; from monarch.runtime.warm import main; "
-        "main(int(sys.argv[1]), int(sys.argv[2]))"
-    )
-    arguments = [sys.executable, "-c", code, str(control), str(controller), *sys.path]
-    return subprocess.Popen(arguments, pass_fds=[control], stdin=subprocess.DEVNULL)
 
 
 _lock = threading.Lock()

@@ -2,7 +2,7 @@
 
 It is forked from the controller when the first mesh is made, and kept for later ones; forking from it takes
 milliseconds and shares all memory that is not written. It has one thread and runs no torch operations, so there is
-nothing in it that a fork could break.
+nothing in it that a fork could break. Where libraries have started threads in it, it begins anew (`run`) or ends them.
 
 Packets on its socket (JSON; files ride along):
 
@@ -269,8 +269,50 @@ def keep_freed_memory() -> None:
         mallopt(_M_TRIM_THRESHOLD, -1)
 
 
+def run(control: int, controller: int) -> NoReturn:
+    """Be the warm parent, in a process that has just been forked.
+
+    A library may have started its threads anew in it, as gRPC does unless that is switched off before it is loaded.
+    What would be forked from here would have that library without its threads: a fresh interpreter takes its place."""
+    try:
+        if _threads() > 1:
+            os.set_inheritable(control, True)
+            command = fresh(control, controller)
+            os.execv(command[0], command)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        os._exit(1)
+    main(control, controller)
+
+
+def fresh(control: int, controller: int) -> list[str]:
+    """The command of a fresh interpreter that is the warm parent: slower, for torch is loaded anew."""
+    code = (
+        "import sys; sys.path[:] = sys.argv[3:]; from monarch.runtime.warm import main; "
+        "main(int(sys.argv[1]), int(sys.argv[2]))"
+    )
+    return [sys.executable, "-c", code, str(control), str(controller), *sys.path]
+
+
+def _threads() -> int:
+    """How many this process has, those of libraries too."""
+    try:
+        return len(os.listdir("/proc/self/task"))
+    except OSError:
+        return 1
+
+
+def _end_threads() -> None:
+    """Those that NumPy's OpenBLAS starts when it is loaded. It ends them before any fork but a plain one, and starts
+    others when it needs them; a process that was forked plainly would wait for them for ever."""
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    os.waitpid(pid, 0)
+
+
 def main(control: int, controller: int) -> NoReturn:
-    """Be the warm parent, in a process that has just been forked or started."""
+    """Be the warm parent, in a process that has one thread, or in a fresh interpreter."""
     status = 1
     try:
         os.setsid()  # Ctrl-C is the controller's alone
@@ -283,6 +325,8 @@ def main(control: int, controller: int) -> NoReturn:
         import monarch.runtime.actors.processes.process
         import monarch.runtime.worker  # noqa: F401  here, once, rather than in every worker
 
+        if _threads() > 1:
+            _end_threads()
         gc.disable()
         gc.freeze()
         Warm(socket.socket(fileno=control), controller).serve()

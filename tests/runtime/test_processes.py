@@ -396,3 +396,33 @@ def test_many_workers_on_few_cores() -> None:
     with MeshExecutor(MeshSpec.of(w=48)) as executor:
         handle = all_reduces(executor, 5)
         assert all(bool((shard == 1).all()) for shard in executor.shards(handle, [0, 17, 47]))
+
+
+def test_processes_can_fork_and_compute_where_libraries_have_threads() -> None:
+    """gRPC's handlers at a fork start its threads anew in the child, if it was loaded before they were switched off,
+    and a fresh interpreter has OpenBLAS's. Neither are in what actors' processes are forked from."""
+    code = textwrap.dedent("""
+        import os
+        import grpc
+        import numpy
+        import monarch
+        from monarch.actor import this_host
+
+        @monarch.remote
+        def compute():
+            matrix = numpy.ones((600, 600))
+            product = matrix @ matrix
+            child = os.fork()
+            if child == 0:
+                os._exit(7)
+            return float(product.sum()), os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+        channel = grpc.insecure_channel("127.0.0.1:1")
+        with this_host().spawn_procs().activate():
+            print(compute.call_one().get())
+    """)
+    environment = {name: value for name, value in os.environ.items() if name != "GRPC_ENABLE_FORK_SUPPORT"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=2 * BOUND, check=False, env=environment
+    )
+    assert (done.returncode, done.stdout) == (0, f"({600.0**3}, 7)\n"), done.stderr

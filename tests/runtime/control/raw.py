@@ -10,11 +10,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-import grpc
-
 from monarch.runtime.control.connect import METHOD
 from monarch.runtime.control.handshake import ControllerHandshake, Release, Seals
 from monarch.runtime.control.host_info import release
+from monarch.runtime.control.loop import control_loop
 from monarch.runtime.control.security import Security, split_address
 from tests.runtime.control.hosts import SECONDS
 
@@ -33,6 +32,9 @@ class RawStream:
 
     @staticmethod
     def _channel(address: str, security: Security | None) -> Any:
+        control_loop()  # switches gRPC's handlers at a fork off, which has to be done before it is loaded
+        import grpc
+
         credentials = security.channel_credentials() if security else None
         options = (("grpc.enable_http_proxy", 0),)
         if credentials:
@@ -49,6 +51,8 @@ class RawStream:
 
     def refusal(self) -> tuple[str, str]:
         """The status' name and text with which the host ends the stream, whatever it says before."""
+        import grpc
+
         try:
             for _ in self._call:
                 pass
