@@ -112,8 +112,9 @@ def test_what_is_lost_is_lost(two_hosts: Network) -> None:
     """Of 400 datagrams a tenth is lost, give or take: fewer than 400 arrive, and more than 300."""
     count = """
 import socket, sys
+SO_RCVBUFFORCE = 33  # beyond net.core.rmem_max
 with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as inbox:
-    inbox.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)  # for all of them, should this process be late
+    inbox.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, 4 << 20)  # for all of them, should this process be late
     inbox.bind((sys.argv[1], 0))
     print("port", inbox.getsockname()[1], flush=True)
     seen = 0
