@@ -29,6 +29,7 @@ from monarch.compiler.plan import Plan
 from monarch.compiler.plan.arena import overlapping
 from monarch.compiler.plan.collectives import check_backend
 from monarch.compiler.plan.gpu import check_ops
+from monarch.compiler.plan.stretches import check_graphs
 from monarch.compiler.plan.target import check_target
 from monarch.compiler.plan.waits import STARTED
 from monarch.compiler.sizes import parse_bytes
@@ -174,6 +175,7 @@ def compile_graph(
     memory_limit: int | None = None,
     rounding: str = "eager",
     collectives: str = "monarch",
+    cuda_graphs: bool = False,
     progress: Progress | None = None,
 ) -> Plan:
     """The plan of a traced graph. The argument is not changed.
@@ -184,6 +186,7 @@ def compile_graph(
     `rounding` is "eager" (every op's result in bf16 or f16 is rounded, as PyTorch does) or "chain" (only what a kernel
     stores is).
     `collectives` says what moves tensors between workers: "monarch", "gloo" or "nccl" (see `plan.collectives`).
+    `cuda_graphs` has workers record what they launch as CUDA graphs (see `plan.stretches`).
     `memory_limit` is the most bytes that a worker may hold at once, inputs and state included: values are computed
     again, rather than kept, until the plan stays within it. `Plan.costs` then has "peak_bytes", as with a report.
 
@@ -192,6 +195,7 @@ def compile_graph(
     """
     check_target(target)
     check_backend(collectives, target)
+    check_graphs(cuda_graphs, target)
     seconds: dict[str, float] = {}
     partitioned = graph.copy()
     if report:
@@ -199,7 +203,7 @@ def compile_graph(
     steps = [*pipeline(partitioned, report=report), *lowering(kernels, memory_limit, target, rounding, collectives)]
     partitioned = _run(steps, partitioned, seconds, progress)
     start = time.perf_counter()
-    plan = emit_plan(partitioned, target=target, collectives=collectives)
+    plan = emit_plan(partitioned, target=target, collectives=collectives, cuda_graphs=cuda_graphs)
     seconds["emit-plan"] = time.perf_counter() - start
     if knobs.verify() and (found := overlapping(plan)) is not None:
         raise GraphError(f"after emit-plan: instruction {found[1]} writes over what {found[0]} made, and is still read")

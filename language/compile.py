@@ -24,6 +24,7 @@ def compile_graph(
     rounding: str = "eager",
     collectives: str = "monarch",
     target: str = "cpu",
+    cuda_graphs: bool = False,
 ) -> Plan:
     """The plan of a traced graph, with which a worker holds at most `memory_limit` bytes; `report` fills what the
     inspector shows of it. Ops that were recorded outside of any program (`eager`) get generated kernels only where all
@@ -41,6 +42,7 @@ def compile_graph(
         rounding=rounding,
         collectives=collectives,
         target=target,
+        cuda_graphs=cuda_graphs,
     )
 
 

@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from monarch.compiler.errors import MonarchError, ProgramError, Source
 from monarch.compiler.graph import Graph
-from monarch.compiler.plan import Plan, check_backend, check_target
+from monarch.compiler.plan import Plan, check_backend, check_graphs, check_target
 from monarch.compiler.sizes import parse_bytes
 from monarch.compiler.types import TensorType
 from monarch.language.compile import compile_graph, partition_graph
@@ -47,6 +47,7 @@ class Traced:
     rounding: str = "eager"
     collectives: str = "monarch"
     target: str = "cpu"
+    cuda_graphs: bool = False
 
     def partition(self) -> Traced:
         """The graph with local types and explicit collectives. Raises LayoutError and RuleError."""
@@ -61,6 +62,7 @@ class Traced:
             rounding=self.rounding,
             collectives=self.collectives,
             target=self.target,
+            cuda_graphs=self.cuda_graphs,
         )
 
     def __str__(self) -> str:
@@ -90,6 +92,7 @@ class Program(Generic[P, R]):
         rounding: Rounding = "eager",
         collectives: Backend = "monarch",
         target: str = "cpu",
+        cuda_graphs: bool = False,
     ) -> None:
         if rounding not in get_args(Rounding):
             raise MonarchError(
@@ -97,6 +100,7 @@ class Program(Generic[P, R]):
             )
         check_target(target)
         check_backend(collectives)
+        check_graphs(cuda_graphs)
         functools.update_wrapper(self, function)
         self.__wrapped__ = function
         self._mesh = mesh
@@ -104,6 +108,7 @@ class Program(Generic[P, R]):
         self.rounding: Rounding = rounding
         self.collectives: Backend = collectives
         self.target = target
+        self.cuda_graphs = cuda_graphs
         self._entries: dict[Any, _Entry] = {}
         self._varying: set[tuple[str, str]] = set()
         self._annotations = _tensor_annotations(function)
@@ -143,13 +148,15 @@ class Program(Generic[P, R]):
         bound: Any = Program(
             self.__wrapped__.__get__(instance, owner),
             self._mesh,
-            self.memory_limit,
-            self.rounding,
-            self.collectives,
-            self.target,
+            *self._options,
         )
         instance.__dict__[name] = bound
         return bound
+
+    @property
+    def _options(self) -> tuple[int | None, Rounding, Backend, str, bool]:
+        """How it is compiled, in the order in which all take it."""
+        return self.memory_limit, self.rounding, self.collectives, self.target, self.cuda_graphs
 
     def _trace_again(self, entry: _Entry, args: Any, kwargs: Any, leaves: list[Any], spec: Any) -> Variant:
         held = next((variant for variant in entry.variants if variant.holds(leaves)), None)
@@ -165,7 +172,7 @@ class Program(Generic[P, R]):
             found.undo()
             raise difference(held.trace, found)
         try:
-            variant = Variant(found, self.memory_limit, self.rounding, self.collectives, self.target)
+            variant = Variant(found, *self._options)
         except BaseException:
             found.undo()
             raise
@@ -178,7 +185,7 @@ class Program(Generic[P, R]):
 
     def trace(self, *args: P.args, **kwargs: P.kwargs) -> Traced:
         """The graph for these arguments, with global types. Traces the function, and changes nothing."""
-        return Traced(self._look(args, kwargs), self.memory_limit, self.rounding, self.collectives, self.target)
+        return Traced(self._look(args, kwargs), *self._options)
 
     def compile(self, *args: P.args, **kwargs: P.kwargs) -> Plan:
         """The plan for these arguments: `plan.save("step.mplan")`. Traces the function, and changes nothing."""
@@ -399,6 +406,7 @@ def program(
     rounding: Rounding = "eager",
     collectives: Backend = "monarch",
     target: str = "cpu",
+    cuda_graphs: bool = False,
 ) -> Program[P, R]: ...
 @overload
 def program(
@@ -408,6 +416,7 @@ def program(
     rounding: Rounding = "eager",
     collectives: Backend = "monarch",
     target: str = "cpu",
+    cuda_graphs: bool = False,
 ) -> Callable[[Callable[P, R]], Program[P, R]]: ...
 def program(
     function: Callable[..., Any] | None = None,
@@ -418,6 +427,7 @@ def program(
     rounding: Rounding = "eager",
     collectives: Backend = "monarch",
     target: str = "cpu",
+    cuda_graphs: bool = False,
 ) -> Any:
     """Make a function a program: traced once for each signature, compiled, and run on the workers by one command a
     call.
@@ -450,10 +460,13 @@ def program(
     `target` is what the workers are to run it on: "cpu", or a GPU by its kind, "cuda:90". The workers of a host take
     its GPUs in turns; tensors lie where the last program needed them. This has not run on a GPU yet (docs/kernels.md).
 
+    `cuda_graphs` has workers record what a step launches between its collectives, and launch it at once from the fourth
+    step on; for GPUs of NVIDIA's, and as little tried on one.
+
     The function itself runs when it is traced: on the first call of a signature, and on calls 2, 3, 5, 9, 17, … to
     notice Python values that were built in and have changed (ProgramError). Printing and appending in it happen then,
     not at every call. Results carry no autograd history.
     """
     if function is None:
-        return lambda inner: Program(inner, mesh, memory_limit, rounding, collectives, target)
-    return Program(function, mesh, memory_limit, rounding, collectives, target)
+        return lambda inner: Program(inner, mesh, memory_limit, rounding, collectives, target, cuda_graphs)
+    return Program(function, mesh, memory_limit, rounding, collectives, target, cuda_graphs)

@@ -31,10 +31,16 @@ class Variant:
         rounding: str = "eager",
         collectives: str = "monarch",
         target: str = "cpu",
+        cuda_graphs: bool = False,
     ) -> None:
         graph = trace.graph
         self.plan: Plan = compile_graph(
-            graph, memory_limit=memory_limit, rounding=rounding, collectives=collectives, target=target
+            graph,
+            memory_limit=memory_limit,
+            rounding=rounding,
+            collectives=collectives,
+            target=target,
+            cuda_graphs=cuda_graphs,
         )
         self.key = trace.key
         self.mesh = trace.mesh

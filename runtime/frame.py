@@ -22,12 +22,27 @@ To be measured, a plan is written a second time, with what notes down times and 
         s1 = None
         freed((1,))
         ...
+
+Stretches of a plan that are to be CUDA graphs (`graphs`) are functions of their own, which it calls instead:
+
+    def stretch(arguments):
+        s0, s1, = arguments
+        arguments.clear()
+        s2 = f0(s0, s1)
+        ...
+        return (s7, s9, )
+
+    def step(arguments):
+        ...
+        given = [s0, s1, ]
+        s1 = None
+        s7, s9, = h0(given)
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import CodeType, TracebackType
@@ -37,6 +52,7 @@ import torch
 
 from monarch.compiler.plan import DTYPE_NAMES, OPS, Instruction, Plan, PlanError, Region, Slot
 from monarch.compiler.plan.local_ops import LOCAL_OPS
+from monarch.compiler.plan.stretches import Stretch
 from monarch.compiler.plan.waits import wrong_wait
 from monarch.runtime.arena import Arena
 from monarch.runtime.bindings import resolve, resolve_into
@@ -109,12 +125,38 @@ class Observer(Protocol):
     def freed(self, slots: Sequence[int]) -> None: ...
 
 
+Function = Callable[[list[Any]], tuple[Any, ...]]
+"""Takes values in order, and empties the list; gives values in order."""
+
+Placing = Callable[[TracebackType | None], Place | None]
+"""Gives the instruction from which an exception came."""
+
+
+class Graphs(Protocol):
+    """What of `runtime.graphs` a frame needs: `stretches` of its plan are run by what `captured` makes of them, and a
+    step by what `around` makes of it."""
+
+    @property
+    def stretches(self) -> Sequence[Stretch]: ...
+
+    def captured(self, stretch: Stretch, function: Function, place: Placing) -> Function: ...
+
+    def around(self, step: Function) -> Function: ...
+
+
 class Frame:
     """A plan, ready to run. `run(arguments)` takes the inputs' values in order (and empties the list), and gives the
     outputs' in order. `bind(name, *args)` gives the callable for a local op, a collective or a kernel of
-    `compiler.ops`; `arena` has room for the plan's regions, and is one of its own where none is given."""
+    `compiler.ops`; `arena` has room for the plan's regions, and is one of its own where none is given. While it is
+    measured it runs without `graphs`."""
 
-    def __init__(self, plan: Plan, bind: Callable[..., Callable[..., Any]], arena: Arena | None = None) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        bind: Callable[..., Callable[..., Any]],
+        arena: Arena | None = None,
+        graphs: Graphs | None = None,
+    ) -> None:
         self.plan = plan
         self._bind = bind
         # What torch's C++ imports when it first needs it is looked for among the builtins of who called it.
@@ -129,9 +171,9 @@ class Frame:
         if any(plan.donated) and not any(instruction.op == "commit" for instruction in plan.instructions):
             # States are replaced by all workers or by none, also where nothing is written in place.
             self._commit = f"{self._name(bind('commit'))}()"
-        self._plain = self._function(measured=False)
+        self._plain: Function = self._function() if graphs is None else self._with(graphs)
         self._measured: Callable[..., tuple[Any, ...]] | None = None
-        self.run: Callable[[list[Any]], tuple[Any, ...]] = self._plain
+        self.run: Function = self._plain
 
     def use(self, arena: Arena) -> None:
         """From the next run on, use this arena."""
@@ -147,55 +189,96 @@ class Frame:
         tell = (observer.clock, observer.enter, observer.ran, observer.met, observer.freed)
         self.run = partial(self._measured, **dict(zip(_OBSERVER, tell, strict=True)))
 
-    def _function(self, measured: bool) -> Callable[..., tuple[Any, ...]]:
-        source, line_of = self._write(measured)
-        exec(compile(source, f"<plan {self.plan.name}>", "exec"), self._globals)
-        function: Any = self._globals.pop("step")
-        self._lines_of[function.__code__] = line_of
+    def _function(self, measured: bool = False) -> Callable[..., tuple[Any, ...]]:
+        return self._made(self._write(measured), self._globals)
+
+    def _with(self, graphs: Graphs) -> Function:
+        """The step, with stretches apart. What it calls is no global of theirs: they would hold each other for ever."""
+        calls: dict[int, tuple[Stretch, str]] = {}
+        captured: dict[str, Function] = {}
+        for stretch in graphs.stretches:
+            name = f"h{len(calls)}"
+            calls[stretch.start] = stretch, name
+            function = self._made(self._write_stretch(stretch), self._globals)
+            captured[name] = graphs.captured(stretch, function, partial(_place, self.plan, self._lines_of))
+        text = self._write(stretches=calls)
+        return graphs.around(self._made(text, {**self._globals, **captured}))
+
+    def _made(self, text: _Text, globals_: dict[str, Any]) -> Callable[..., tuple[Any, ...]]:
+        exec(compile(text.source, f"<plan {self.plan.name}>", "exec"), globals_)
+        function: Any = globals_.pop(text.name)
+        self._lines_of[function.__code__] = text.line_of
         return function
 
     def source(self, measured: bool = False) -> str:
         """The function's text."""
-        return self._write(measured)[0]
+        return self._write(measured).source
 
-    def _write(self, measured: bool) -> tuple[str, dict[int, int]]:
-        """The function's text, and the instruction of each line that is one."""
+    def _write(self, measured: bool = False, stretches: Mapping[int, tuple[Stretch, str]] | None = None) -> _Text:
         plan = self.plan
-        lines: list[str] = []
-        line_of: dict[int, int] = {}
-
-        def write(line: str) -> None:
-            lines.append(f"    {line}")
+        text = _Text("step", ("arguments", *(_OBSERVER if measured else ())))
+        write = text.write
 
         def observe(line: str) -> None:
             if measured:
                 write(line)
 
-        lines.append(f"def step({', '.join(('arguments', *(_OBSERVER if measured else ())))}):")
-        heads = [f"s{_number(spec.slot)}" for spec in plan.inputs]
-        if heads:
-            write(f"{', '.join(heads)}, = arguments")
-        write("arguments.clear()")
+        text.take([spec.slot for spec in plan.inputs])
         for label, slot in plan.constant_slots.items():
             write(f"s{_number(slot)} = {self._name(plan.constants[label])}")
         given = [*(spec.slot for spec in plan.inputs), *plan.constant_slots.values()]
         observe(f"enter({_tuple(given)}, {_tuple(given, 's')})")
-        for number, (instruction, call) in enumerate(zip(plan.instructions, self._calls, strict=True)):
+        number = 0
+        while number < len(plan.instructions):
+            if stretches is not None and number in stretches:
+                stretch, name = stretches[number]
+                self._write_call(text, stretch, name)
+                number = stretch.stop
+                continue
+            instruction = plan.instructions[number]
             commit = instruction.op == "commit"
             observe("t = now()")
-            write(call if commit else f"s{_number(instruction.out)} = {call}")
-            line_of[len(lines)] = number
+            write(self._line(number), number)
             made = "" if commit else f", {instruction.out}, s{instruction.out}"
             observe(f"{'met' if instruction.op in _PARAMETERS else 'ran'}({number}, t, now(){made})")
             if instruction.free:
-                write(" = ".join(f"s{_number(slot)}" for slot in instruction.free) + " = None")
+                text.clear(instruction.free)
                 observe(f"freed({_tuple(instruction.free)})")
+            number += 1
         if self._commit:
             observe("t = now()")
             write(self._commit)
             observe(f"met({len(plan.instructions)}, t, now())")
         write(f"return {_tuple([spec.slot for spec in plan.outputs], 's')}")
-        return "\n".join(lines) + "\n", line_of
+        return text
+
+    def _write_stretch(self, stretch: Stretch) -> _Text:
+        text = _Text("stretch", ("arguments",))
+        text.take(stretch.reads)
+        gone = set(stretch.frees)
+        for number in range(stretch.start, stretch.stop):
+            if number not in stretch.apart:
+                text.write(self._line(number), number)
+                free = self.plan.instructions[number].free
+                text.clear([slot for slot in free if slot in stretch.reads or slot not in gone])
+        text.write(f"return {_tuple(stretch.gives, 's')}")
+        return text
+
+    def _write_call(self, text: _Text, stretch: Stretch, name: str) -> None:
+        for number in stretch.apart:
+            text.write(self._line(number), number)
+        text.write(f"given = [{''.join(f's{_number(slot)}, ' for slot in stretch.reads)}]")
+        text.clear(stretch.frees)
+        given = "".join(f"s{_number(slot)}, " for slot in stretch.gives)
+        text.write(f"{given}{'= ' if given else ''}{name}(given)", stretch.start)
+
+    def _line(self, number: int) -> str:
+        instruction = self.plan.instructions[number]
+        return (
+            self._calls[number]
+            if instruction.op == "commit"
+            else f"s{_number(instruction.out)} = {self._calls[number]}"
+        )
 
     def _call(self, instruction: Instruction) -> str:
         op, args, kwargs = instruction.op, instruction.args, instruction.kwargs
@@ -265,17 +348,49 @@ class Frame:
 
     def place(self, traceback: TracebackType | None) -> Place | None:
         """The instruction from which an exception came."""
-        while traceback is not None:
-            if (line_of := self._lines_of.get(traceback.tb_frame.f_code)) is not None:
-                number = line_of.get(traceback.tb_lineno)
-                if number is None:
-                    return None
-                instruction = self.plan.instructions[number]
-                values = traceback.tb_frame.f_locals
-                slots = _slots((instruction.args, tuple(instruction.kwargs.values())))
-                return Place(number, instruction, [_describe(values.get(f"s{slot}")) for slot in slots])
-            traceback = traceback.tb_next
-        return None
+        return _place(self.plan, self._lines_of, traceback)
+
+
+def _place(plan: Plan, lines_of: Mapping[CodeType, dict[int, int]], traceback: TracebackType | None) -> Place | None:
+    found: Place | None = None
+    while traceback is not None:
+        if (line_of := lines_of.get(traceback.tb_frame.f_code)) is not None:
+            number = line_of.get(traceback.tb_lineno)
+            if number is None:
+                return None
+            instruction = plan.instructions[number]
+            values = traceback.tb_frame.f_locals
+            slots = _slots((instruction.args, tuple(instruction.kwargs.values())))
+            found = Place(number, instruction, [_describe(values.get(f"s{slot}")) for slot in slots])
+        traceback = traceback.tb_next  # a stretch is called by the step
+    return found
+
+
+class _Text:
+    """A function's text as it is written, and the instruction of each line that is one."""
+
+    def __init__(self, name: str, parameters: Sequence[str]) -> None:
+        self.name = name
+        self.line_of: dict[int, int] = {}
+        self._lines = [f"def {name}({', '.join(parameters)}):"]
+
+    @property
+    def source(self) -> str:
+        return "\n".join(self._lines) + "\n"
+
+    def write(self, line: str, instruction: int | None = None) -> None:
+        self._lines.append(f"    {line}")
+        if instruction is not None:
+            self.line_of[len(self._lines)] = instruction
+
+    def take(self, slots: Sequence[int]) -> None:
+        if slots:
+            self.write(f"{', '.join(f's{_number(slot)}' for slot in slots)}, = arguments")
+        self.write("arguments.clear()")
+
+    def clear(self, slots: Sequence[int]) -> None:
+        if slots:
+            self.write(" = ".join(f"s{_number(slot)}" for slot in slots) + " = None")
 
 
 _OBSERVER = ("now", "enter", "ran", "met", "freed")

@@ -24,6 +24,7 @@ from monarch.runtime import wire
 from monarch.runtime.arena import Arena
 from monarch.runtime.exchange import Loan
 from monarch.runtime.frame import Frame
+from monarch.runtime.graphs import Graphs
 from monarch.runtime.signals import Aborted
 from monarch.runtime.tracing import CountedValues, Tracer
 from monarch.runtime.wire import Report
@@ -333,7 +334,8 @@ class WorkerState:
             if ready is None:
                 frame = Frame(plan, self._bind, self._arena)
             else:
-                frame = Frame(ready.plan, ready.binds(self._bind))
+                graphs = Graphs(plan, ready.device, f"worker {self.rank}") if plan.cuda_graphs else None
+                frame = Frame(ready.plan, ready.binds(self._bind), graphs=graphs)
             frame.measure(self._tracer)
             self.plans[number] = LoadedPlan(plan, frame, ready, self._check)
         except Exception as error:  # told at each step that would run the plan

@@ -51,6 +51,7 @@ class LoadedProgram:
     `graph`  the traced graph, with global types
     `memory_limit`  the bytes that a worker may hold at once, None for any
     `collectives`   what moves tensors between workers (`monarch.program`)
+    `cuda_graphs`   whether workers record it as CUDA graphs (`monarch.program`)
     `target`        what it is compiled for, if nothing else is asked for
     `rounding`      when values in bf16 and f16 are rounded in kernels (`monarch.program`)
     """
@@ -62,6 +63,7 @@ class LoadedProgram:
     rounding: str = "eager"
     collectives: str = "monarch"
     target: str = "cpu"
+    cuda_graphs: bool = False
 
     @property
     def name(self) -> str:
@@ -80,6 +82,7 @@ class LoadedProgram:
             memory_limit=self.memory_limit,
             rounding=self.rounding,
             collectives=self.collectives,
+            cuda_graphs=self.cuda_graphs,
             progress=progress,
         )
 
@@ -130,7 +133,8 @@ def load_program(
                 graph = program.trace(*args, **kwargs).graph
     if mesh is not None:
         _check_dims(mesh, graph.mesh, path)
-    return LoadedProgram(file, path, graph, limit, program.rounding, program.collectives, program.target)
+    options = program.rounding, program.collectives, program.target, program.cuda_graphs
+    return LoadedProgram(file, path, graph, limit, *options)
 
 
 def _split(spec: str) -> tuple[Path, str]:
@@ -321,7 +325,7 @@ def _on_mesh(program: Program[Any, Any], mesh: MeshSpec | None, file: Path, path
         return program
     if own is None:
         sized = Mesh([size for _, size in mesh.dims], mesh.names)
-        options = program.memory_limit, program.rounding, program.collectives, program.target
+        options = program.memory_limit, program.rounding, program.collectives, program.target, program.cuda_graphs
         return Program(program.__wrapped__, sized, *options)
     _check_dims(mesh, own.spec, path)
     return program

@@ -229,4 +229,5 @@ _SETTINGS: dict[str, Callable[[Plan], str]] = {
     "mesh": lambda plan: str(plan.mesh),
     "target": lambda plan: plan.target,
     "backend": lambda plan: plan.collectives,
+    "CUDA graphs": lambda plan: "yes" if plan.cuda_graphs else "no",
 }

@@ -38,13 +38,13 @@ OVERLAPPING = {aten.expand, aten.as_strided, aten.unfold}
 MAY_ALIAS = {ops.shard, ops.first_only, aten.reshape.default, aten.contiguous.default}
 
 
-def emit_plan(graph: Graph, *, target: str = "cpu", collectives: str = "monarch") -> Plan:
+def emit_plan(graph: Graph, *, target: str = "cpu", collectives: str = "monarch", cuda_graphs: bool = False) -> Plan:
     """Lower a partitioned graph: slots, lifetimes, writes in place, and the commit point.
 
     The graph gets a copy of each result that would share another's buffer; the plan then has an instruction for each of
     its calls, in their order, and one "commit" where a step writes over state.
     """
-    return _Emitter(graph, target, collectives).run()
+    return _Emitter(graph, target, collectives, cuda_graphs).run()
 
 
 @dataclass
@@ -52,6 +52,7 @@ class _Emitter:
     graph: Graph
     target: str = "cpu"
     collectives: str = "monarch"
+    cuda_graphs: bool = False
     slots: dict[fx.Node, int] = field(default_factory=dict)
     roots: dict[fx.Node, fx.Node] = field(default_factory=dict)
     """The node whose buffer a value shares: views share the buffer of what they view."""
@@ -102,6 +103,7 @@ class _Emitter:
             sources=tuple(self.sources),
             target=self.target,
             collectives=self.collectives,
+            cuda_graphs=self.cuda_graphs,
             arena=arena,
             graph=str(graph),
             costs=costs,

@@ -11,6 +11,7 @@ from monarch.compiler.plan.collectives import BACKENDS, check_backend
 from monarch.compiler.plan.executor import Executor, Handle, Hosts, Outgoing, Procs, Returned, outgoing
 from monarch.compiler.plan.plan import Instruction, Plan, Region, Slot, ValueSpec
 from monarch.compiler.plan.report import Alternative, Decision, Report, Value
+from monarch.compiler.plan.stretches import check_graphs
 from monarch.compiler.plan.target import TARGETS, check_target
 from monarch.compiler.plan.trace import Command, Handled, Span, Step, Trace, TracedPlan
 from monarch.compiler.sizes import format_bytes
@@ -55,6 +56,7 @@ __all__ = [
     "abstract_can_run",
     "attach_hosts",
     "check_backend",
+    "check_graphs",
     "check_target",
     "executor_for",
     "executors_by",

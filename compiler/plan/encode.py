@@ -36,6 +36,7 @@ def encode_head(plan: Plan) -> dict[str, Any]:
         "mesh": [list(dim) for dim in plan.mesh.dims],
         "target": plan.target,
         "collectives": plan.collectives,
+        **({"cuda_graphs": True} if plan.cuda_graphs else {}),
         "inputs": [_encode_value(spec) for spec in plan.inputs],
         "outputs": [_encode_value(spec) for spec in plan.outputs],
         "slots": plan.slots,
@@ -147,6 +148,14 @@ class Decoder:
         except MonarchError as error:
             self.fail(error.message)
         return value
+
+    def cuda_graphs(self, head: dict[str, Any], target: str) -> bool:
+        """Whether a plan is recorded as CUDA graphs: that is said where it is so."""
+        if "cuda_graphs" not in head:
+            return False
+        if head["cuda_graphs"] is not True or not target.startswith("cuda:"):
+            self.fail(f"its CUDA graphs are {short(head['cuda_graphs'])}, and it is for {target}")
+        return True
 
     def mesh(self, value: Any) -> MeshSpec:
         dims = []

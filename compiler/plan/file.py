@@ -125,6 +125,7 @@ def plan_from_bytes(data: bytes, name: str = "the plan", *, report: bool = True)
             "donated",
             "constant_slots",
             "sources",
+            *(["cuda_graphs"] if isinstance(manifest["plan"], dict) and "cuda_graphs" in manifest["plan"] else []),
         ),
     )
     mesh = decoder.mesh(head["mesh"])
@@ -157,6 +158,7 @@ def plan_from_bytes(data: bytes, name: str = "the plan", *, report: bool = True)
         sources=sources,
         target=target,
         collectives=decoder.collectives(head["collectives"], target),
+        cuda_graphs=decoder.cuda_graphs(head, target),
         graph=_load_text(GRAPH, members, decoder),
         traced=_load_text(TRACED, members, decoder),
         report=None if seen is None else decode_report(seen, decoder, mesh, len(instructions), len(sources)),

@@ -55,7 +55,7 @@ def check_ops(plan: Plan) -> None:
     """Raise MonarchError, at the user's line, where a plan for a GPU calls an op of ATen's that CPUs alone have."""
     for instruction in plan.instructions:
         name = instruction.op.removeprefix("aten.")
-        if instruction.op in _IN_PARTS or not (name.startswith(_FOR_CPUS) or "_for_cpu" in name):
+        if instruction.op in IN_PARTS or not (name.startswith(_FOR_CPUS) or "_for_cpu" in name):
             continue
         raise MonarchError(
             f"'{plan.name}' is compiled for {plan.target}, and calls {instruction.op}, which CPUs alone have",
@@ -122,8 +122,8 @@ class OnGpu:
             binary = self._calls[at]
             run = self._load(binary, binary.call, (-1,) * len(binary.call.outputs) if binary.call else ())
             return self._taken(instruction, run if _returns_several(op) else lambda tensors: run(tensors)[0])
-        if op in _IN_PARTS:
-            return self._taken(instruction, partial(_with_arguments, _IN_PARTS[op], instruction))
+        if op in IN_PARTS:
+            return self._taken(instruction, partial(_with_arguments, IN_PARTS[op], instruction))
         if op.startswith(("aten.", "prims.")) and _takes_device(op):
             return replace(instruction, kwargs={**instruction.kwargs, "device": self.device})
         return instruction
@@ -252,7 +252,7 @@ def _without(dropout: float) -> None:
 _FOR_CPUS = ("mkldnn_", "_mkldnn_", "fbgemm_")
 """How the names begin of ops of libraries for CPUs."""
 
-_IN_PARTS: dict[str, Callable[..., Any]] = {
+IN_PARTS: dict[str, Callable[..., Any]] = {
     "aten._scaled_dot_product_flash_attention_for_cpu.default": attention,
     "aten._scaled_dot_product_flash_attention_for_cpu_backward.default": attention_backward,
 }

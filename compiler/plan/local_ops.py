@@ -35,7 +35,7 @@ def first_only(position: Where, sizes: Where, tensor: torch.Tensor, mesh_dim: st
 
 
 def axis_index(position: Where, sizes: Where, mesh_dim: str) -> torch.Tensor:
-    return torch.tensor(position[mesh_dim])
+    return torch.full((), position[mesh_dim])  # filled on the device, where torch.tensor would copy it there
 
 
 def _own(index: torch.Tensor, length: int, at: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -72,6 +72,7 @@ class Plan:
                overwrites donated buffers only after a "commit" instruction.
     `target`   what it was compiled for: "cpu", "cuda:90", "gfx942"
     `collectives`  what moves tensors between workers: "monarch", "gloo", "nccl" (see `collectives`)
+    `cuda_graphs`  whether workers record it as CUDA graphs (see `stretches`)
     `graph`    the partitioned graph's text, for people
     `traced`   the traced graph's text, with global types: the passes can be run on it again
     `report`   what the compiler knows of each value, for the inspector; None for plans compiled only to be run
@@ -93,6 +94,7 @@ class Plan:
     sources: tuple[Source, ...] = ()
     target: str = "cpu"
     collectives: str = "monarch"
+    cuda_graphs: bool = False
     graph: str = ""
     traced: str = ""
     report: Report | None = None
@@ -107,8 +109,10 @@ class Plan:
 
     @property
     def made_for(self) -> str:
-        """Its target and, where that is not Monarch's own, what moves its tensors: "cpu", "cpu, over gloo"."""
-        return self.target if self.collectives == "monarch" else f"{self.target}, over {self.collectives}"
+        """Its target and, where that is not Monarch's own, what moves its tensors: "cpu", "cpu, over gloo"; "cuda:90,
+        as CUDA graphs"."""
+        over = "" if self.collectives == "monarch" else f", over {self.collectives}"
+        return f"{self.target}{over}{', as CUDA graphs' if self.cuda_graphs else ''}"
 
     def save(self, path: str) -> None:
         """Write this plan as one `.mplan` file."""

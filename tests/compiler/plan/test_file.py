@@ -121,6 +121,7 @@ def test_the_hash_is_of_what_is_run() -> None:
     other = [
         replace(plan, name="stop"),
         replace(plan, collectives="gloo"),
+        replace(plan, cuda_graphs=True),
         replace(plan, mesh=MeshSpec.of(data=4, model=4)),
         replace(plan, donated=(False, False, False)),
         replace(plan, instructions=plan.instructions[:-1]),

@@ -189,6 +189,8 @@ EDITS = {
     ("plan.collectives", '"glo"'): "unknown collectives 'glo'",
     ("plan.collectives", "[]"): "its collectives are a list of 0, not one of monarch, gloo, nccl",
     ("plan.collectives", '"nccl"'): "collectives='nccl' does not move tensors of CPUs, and the plan is for cpu",
+    ("plan.cuda_graphs", "true"): "its CUDA graphs are True, and it is for cpu",
+    ("plan.cuda_graphs", "[]"): "its CUDA graphs are a list of 0, and it is for cpu",
     ("plan.name", "null"): "its name is None, not a string",
     ("plan.name", '["x"]'): "its name is a list of 1, not a string",
     ("costs", "[]"): "'costs' is a list of 0, not an object",

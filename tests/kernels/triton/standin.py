@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -27,6 +29,8 @@ class StandIn:
         self.loaded: list[tuple[str, bytes, int]] = []
         self.launcher_cls = self.launcher
         self.utils = self
+        self.carry_out: Callable[[Callable[[Sequence[Any]], None], Sequence[Any]], None] = carry_out
+        """What is done with a launch, and its arguments."""
 
     def get_current_device(self) -> int:
         return 0
@@ -54,10 +58,18 @@ class StandIn:
                     assert source.constants[name] == value
                 else:
                     assert kind == triton.runtime.jit.mangle_type(value)
-            with interpreting(), fast_reductions():
-                kernel[(x, y, z)](*arguments)
+            self.carry_out(partial(interpret, kernel, (x, y, z)), arguments)
 
         return launch
+
+
+def interpret(kernel: Any, grid: tuple[int, int, int], arguments: Sequence[Any]) -> None:
+    with interpreting(), fast_reductions():
+        kernel[grid](*arguments)
+
+
+def carry_out(launch: Callable[[Sequence[Any]], None], arguments: Sequence[Any]) -> None:
+    launch(arguments)
 
 
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> StandIn:
