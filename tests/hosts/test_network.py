@@ -125,7 +125,7 @@ with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as inbox:
     listening = echo(two_hosts)
     two_hosts.lengthen(host, loss=0.1)
     with socket.create_connection((host.address, listening), timeout=60):
-        # Its hardware address is known now, which the bridge forgets when it changes its own with its ports: or else
+        # Its hardware address is known now, which the kernel forgets when the bridge changes its own: or else
         # asking for it may fail three times, and all that waits for the answer is dropped.
         pass
     counter = host.start([sys.executable, "-I", "-c", count, host.address])
