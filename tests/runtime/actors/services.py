@@ -138,11 +138,15 @@ class Service(Actor):
 def stop(pid: int) -> None:
     """Have a process stand still, and wait until all of its threads do."""
     os.kill(pid, signal.SIGSTOP)
-    while any(
-        re.search(r"^State:\t[tT]", task.read_text(), re.MULTILINE) is None
-        for task in Path(f"/proc/{pid}/task").glob("*/status")
-    ):
+    while any(_runs(task) for task in Path(f"/proc/{pid}/task").glob("*/status")):
         os.sched_yield()
+
+
+def _runs(task: Path) -> bool:
+    try:
+        return re.search(r"^State:\t[tT]", task.read_text(), re.MULTILINE) is None
+    except (FileNotFoundError, ProcessLookupError):  # it was about to end
+        return False
 
 
 @pytest.fixture

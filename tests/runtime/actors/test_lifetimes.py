@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from monarch.actor import (
     Channel,
     MeshFailure,
     Port,
+    PortReceiver,
     ProcMesh,
     Shape,
     SupervisionError,
@@ -38,6 +40,16 @@ from monarch.runtime.processes import warm_parent
 from tests.runtime.actors.conftest import WAIT
 
 Faults = queue.SimpleQueue[MeshFailure]
+
+
+def say(port: Port[Any], what: str, value: object) -> None:
+    port.send((monotonic(), what, value))
+
+
+def hear(receiver: PortReceiver[Any], count: int) -> list[tuple[str, Any]]:
+    """What was said, in the order in which it was, which several processes need not be heard in."""
+    said = sorted((receiver.recv().get(WAIT) for _ in range(count)), key=lambda told: told[0])
+    return [(what, value) for _, what, value in said]
 
 
 class Worker(Actor):
@@ -77,7 +89,7 @@ class Worker(Actor):
 
     def __cleanup__(self, exc: Exception | None) -> None:
         if self.port is not None:
-            self.port.send((self.name, None if exc is None else str(exc)))
+            say(self.port, self.name, None if exc is None else str(exc))
 
 
 class Owner(Actor):
@@ -113,7 +125,7 @@ class Owner(Actor):
         return self.again()
 
     def __supervise__(self, failure: MeshFailure) -> bool:
-        self.port.send(("supervise", failure))
+        say(self.port, "supervise", failure)
         if self.deal == "raise":
             raise RuntimeError("while supervising")
         if self.deal == "exit":
@@ -121,7 +133,7 @@ class Owner(Actor):
         return self.deal == "deal"
 
     def __cleanup__(self, exc: Exception | None) -> None:
-        self.port.send(("owner", None if exc is None else str(exc)))
+        say(self.port, "owner", None if exc is None else str(exc))
 
 
 class AsyncOwner(Actor):
@@ -135,12 +147,12 @@ class AsyncOwner(Actor):
 
     async def __supervise__(self, failure: MeshFailure) -> bool:
         await asyncio.sleep(0)
-        self.port.send(("supervise", failure.mesh_name))
+        say(self.port, "supervise", failure.mesh_name)
         return True
 
     async def __cleanup__(self, exc: Exception | None) -> None:
         await asyncio.sleep(0)
-        self.port.send(("owner", exc))
+        say(self.port, "owner", exc)
 
 
 def spawn(gpus: int = 2, name: str = "procs") -> ProcMesh:
@@ -162,7 +174,7 @@ def test_a_stopped_mesh_handles_what_was_sent_before_and_nothing_after() -> None
     before = workers.echo.call(1)
     workers.stop("no longer needed").get(WAIT)
     assert list(before.get(WAIT).values()) == [1, 1]
-    assert [receiver.recv().get(WAIT) for _ in range(2)] == [("worker", None)] * 2
+    assert hear(receiver, 2) == [("worker", None)] * 2
     with pytest.raises(SupervisionError, match="no longer needed"):
         workers.echo.call(1).get(WAIT)
     with pytest.raises(SupervisionError, match="no longer needed"):
@@ -187,7 +199,7 @@ def test_stopping_processes_ends_their_actors_first() -> None:
             return list((await procs.spawn("workers", Worker, "worker", port).pid.call()).values())
 
     pids = asyncio.run(main())
-    assert [receiver.recv().get(WAIT) for _ in range(2)] == [("worker", None)] * 2
+    assert hear(receiver, 2) == [("worker", None)] * 2
     assert all(map(gone, pids))
 
 
@@ -224,11 +236,11 @@ def test_an_exception_that_nobody_is_told_of_ends_the_actor(faults: Faults) -> N
     failure = faults.get(timeout=WAIT)
     assert (failure.mesh_name, failure.rank) == ("workers", 1)
     assert "ValueError: as told" in failure.reason and "in fail" in failure.reason
-    assert receiver.recv().get(WAIT) == ("worker", "as told")
+    assert hear(receiver, 1) == [("worker", "as told")]
     with pytest.raises(SupervisionError, match="as told"):
         workers.slice(gpus=1).echo.call_one(1).get(WAIT)
     with pytest.raises(SupervisionError, match="as told"):
-        for _ in range(100):  # the first may go out before it is known here
+        while True:  # the first may go out before it is known here
             workers.echo.broadcast(1)
             workers.slice(gpus=0).echo.call_one(1).get(WAIT)
     workers.slice(gpus=0).echo.broadcast(1)
@@ -246,10 +258,7 @@ def test_failures_go_to_the_owner() -> None:
     port, receiver = Channel[Any].open()
     owner = spawn(1).slice(gpus=0).spawn("owner", Owner, port, "deal")
     owner.fail_one.call_one().get(WAIT)
-    told = {}
-    for _ in range(2):
-        what, value = receiver.recv().get(WAIT)
-        told[what] = value
+    told = dict(hear(receiver, 2))
     assert told["worker"] == "as told"
     assert (told["supervise"].mesh_name, told["supervise"].rank) == ("workers", 1)
     assert len(owner.again.call_one().get(WAIT)) == 2
@@ -264,7 +273,7 @@ def test_failures_that_are_not_dealt_with_go_up(faults: Faults) -> None:
     assert "as told" in failure.report()
     with pytest.raises(SupervisionError, match="owner"):
         owner.pids.call_one().get(WAIT)
-    said = [receiver.recv().get(WAIT)[0] for _ in range(5)]
+    said = [what for what, _ in hear(receiver, 5)]
     assert sorted(said) == ["beside", "owner", "supervise", "worker", "worker"] and said[-1] == "owner"
 
 
@@ -289,7 +298,7 @@ def test_an_owners_end_is_that_of_what_it_owns() -> None:
     owner = spawn(1).slice(gpus=0).spawn("owner", Owner, port, "deal")
     pids = owner.pids.call_one().get(WAIT)
     owner.stop().get(WAIT)
-    said = [receiver.recv().get(WAIT) for _ in range(4)]
+    said = hear(receiver, 4)
     assert sorted(said[:3]) == [("beside", None), ("worker", None), ("worker", None)]
     assert said[3] == ("owner", None)
     assert all(map(gone, pids))
@@ -299,9 +308,9 @@ def test_async_supervise_and_cleanup() -> None:
     port, receiver = Channel[Any].open()
     owner = this_proc().spawn("owner", AsyncOwner, port)
     owner.fail_one.call_one().get(WAIT)
-    assert {receiver.recv().get(WAIT) for _ in range(2)} == {("beside", "as told"), ("supervise", "beside")}
+    assert set(hear(receiver, 2)) == {("beside", "as told"), ("supervise", "beside")}
     owner.stop().get(WAIT)
-    assert receiver.recv().get(WAIT) == ("owner", None)
+    assert hear(receiver, 1) == [("owner", None)]
 
 
 @pytest.mark.parametrize("how", ["kill", "exit"])
@@ -355,13 +364,9 @@ def test_what_a_dead_process_owned_ends(faults: Faults) -> None:
     pids = owner.pids.call_one().get(WAIT)
     os.kill(worker.pid.call_one().get(WAIT), signal.SIGKILL)
     assert {faults.get(timeout=WAIT).mesh_name for _ in range(2)} == {"owner", "pid"}
-    assert [receiver.recv().get(WAIT) for _ in range(2)] == [("worker", None)] * 2
+    assert hear(receiver, 2) == [("worker", None)] * 2
     procs.stop().get(WAIT)
-    for pid in pids:
-        descriptor = os.pidfd_open(pid) if not gone(pid) else -1
-        if descriptor >= 0:
-            signal.pidfd_send_signal(descriptor, 0)
-            os.close(descriptor)
+    wait_until_gone(pids)
 
 
 class Late(Actor):
@@ -405,7 +410,7 @@ def test_a_service_survives_the_death_of_its_workers() -> None:
     owner = spawn(1).slice(gpus=0).spawn("owner", Owner, port, "deal")
     pids = owner.pids.call_one().get(WAIT)
     os.kill(pids[0], signal.SIGKILL)
-    what, failure = receiver.recv().get(WAIT)
+    ((what, failure),) = hear(receiver, 1)
     assert what == "supervise" and failure.status == -9
     assert set(owner.renew.call_one().get(WAIT)).isdisjoint(pids)
 

@@ -42,9 +42,11 @@ def test_stacks_on_request() -> None:
     procs.slice(gpus=0).spawn("sleeper", Sleeper).fall_asleep.call_one(port)
     procs.slice(gpus=0).spawn("dreamer", Dreamer).fall_asleep.call_one(port)
     wake = [receiver.recv().get(WAIT) for _ in range(2)]
-    busy, idle = (text for _, text in procs.stacks().get(WAIT))
-    assert "thread 'sleeper'" in busy and "in dream\n    woken.recv().get()" in busy
-    assert "of 'dreamer'" in busy and "in dream\n    await woken.recv()" in busy
+    asleep = "in dream\n    woken.recv().get()", "in dream\n    await woken.recv()"
+    busy = ""
+    while not all(where in busy for where in asleep):  # each has said that it is about to be there
+        busy, idle = (text for _, text in procs.stacks().get(WAIT))
+    assert "thread 'sleeper'" in busy and "of 'dreamer'" in busy
     assert "in dream" not in idle
     for port in wake:
         port.send(None)
