@@ -2,7 +2,8 @@
 
 Both ends say something at least four times in a timeout. An end that says nothing for a whole one is lost; so is one
 that takes nothing for a whole one while more than enough waits for it, unless it says itself that it waits for somebody
-beneath it, for which it has a bound of its own.
+beneath it, for which it has a bound of its own. Time in which this end did not run, on a machine with too much to do,
+is not counted.
 """
 
 from __future__ import annotations
@@ -121,8 +122,13 @@ class Stream:
                 await asyncio.Event().wait()  # for the other end to close, or the watch to end this
 
     async def _watching(self) -> str:
+        looked = self._now()
         while True:
             now = self._now()
+            # While this end did not run itself, it has read nothing of what the other has said.
+            slept = max(0.0, now - looked - 2 * self.timeout / 10)
+            self._heard, self._wrote = (min(now, since + slept) for since in (self._heard, self._wrote))
+            looked = now
             if not self._waiting and now - self._heard >= self.timeout:
                 return f"nothing was heard from it for {self.timeout:g} s"
             if self.full and not self._peer_waits and now - self._wrote >= self.timeout:
