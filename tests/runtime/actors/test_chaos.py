@@ -6,6 +6,7 @@ import os
 import queue
 import random
 import signal
+import threading
 from typing import Any
 
 import pytest
@@ -86,5 +87,8 @@ def test_everything_is_answered(faults: queue.SimpleQueue[MeshFailure], seed: in
         assert error is None or isinstance(error, (SupervisionError, ActorError))
         assert "TimeoutError" not in str(error)
     shutdown_context().get(WAIT)
+    for thread in threading.enumerate():
+        if thread.name == "monarch fault":  # which tells of one
+            thread.join(WAIT)
     while not faults.empty():
         faults.get()

@@ -129,10 +129,10 @@ class Peer(Actor):
                 process.router.watch(stream.fileno(), held.pop())
 
         process.handle(ENDED, hear)
-        answers = others.pid.call()
-        stop = procs.stop()
         held.append(link._ready)
         process.router.forget(stream.fileno())
+        answers = others.pid.call()
+        stop = procs.stop()
         found = answers.get(WAIT).values()
         stop.get(WAIT)
         return found
