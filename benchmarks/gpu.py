@@ -38,6 +38,7 @@ from monarch.compiler.plan.gpu import OnGpu
 from monarch.compiler.plan.local_ops import LOCAL_OPS
 from monarch.compiler.plan.target import TARGETS
 from monarch.runtime.frame import Frame
+from monarch.runtime.graphs import WARM_UP, Graphs
 from monarch.stdlib.kernels.tuning import fastest
 
 RESULTS = Path(__file__).parent / "results"
@@ -144,7 +145,7 @@ def frame_on(plan: Plan, device: torch.device) -> Frame:
     if device.type == "cuda":
         plan = tuned(plan, on_gpu(device), fastest)
     ready = OnGpu(plan, device)
-    return Frame(ready.plan, ready.binds(alone))
+    return Frame(ready.plan, ready.binds(alone), graphs=Graphs(plan, device, "this") if plan.cuda_graphs else None)
 
 
 def by_plan(case: Case, target: str, device: torch.device) -> Call:
@@ -166,12 +167,14 @@ def _without_data(case: Case) -> Case:
     )
 
 
-def step_by_plan(target: str, device: torch.device, tokens: torch.Tensor, targets: torch.Tensor) -> Call:
+def step_by_plan(
+    target: str, device: torch.device, tokens: torch.Tensor, targets: torch.Tensor, cuda_graphs: bool = False
+) -> Call:
     """The GPT's training step: gives the loss."""
     module = importlib.import_module("benchmarks.gpt_step")
     given = dict.fromkeys(("tokens", "targets"), f"i64[{tokens.shape[0]}, {tokens.shape[1]}]")
     loaded = load_program(f"{module.__file__}:step", given=given)
-    plan = compile_graph(loaded.graph, target=target, kernels="all")
+    plan = compile_graph(loaded.graph, target=target, kernels="all", cuda_graphs=cuda_graphs)
     frame = frame_on(plan, device)
     parameters = {name: value.detach().to(device) for name, value in module.make_model().named_parameters()}
     state = {
@@ -313,6 +316,10 @@ def step_rows(target: str, device: torch.device) -> Iterator[Row]:
         width, layers = SIZES[:2]
         name = f"GPT's training step, {layers} layers of {width}, {batch}x{sequence} tokens, bfloat16"
         yield compared(name, ours, theirs, "torch.compile, fused AdamW", COMPILED)
+        recorded = step_by_plan(target, device, tokens, targets, cuda_graphs=True)
+        for _ in range(WARM_UP + 1):
+            recorded()
+        yield compared(f"{name}, as CUDA graphs", recorded, ours, "the same, without", None)
 
 
 PARTS = {"kernels": kernel_rows, "attention": attention_rows, "matmul": matmul_rows, "step": step_rows}

@@ -6,7 +6,7 @@ recorded, and what it makes lies in the same place in every step:
 
     state that stays where it is     is read and written there, and its address compared before each replay
     what another graph has made      is read there
-    all else                         is copied into fixed memory first: arguments, what collectives give
+    all else                         is copied into fixed memory first, once a step: arguments, what collectives give
     what the step gives              is copied out at its end, unless it is state
 
 All graphs of a plan are recorded in the order in which they run, into one pool of memory: what one of them needs for
@@ -106,6 +106,8 @@ class Graphs:
         self._steps = 0  # since they were recorded
         self._in_a_row = 0
         self._recording = False
+        self.fixed: dict[int, torch.Tensor] = {}
+        """By slot, where what is copied lies."""
         self._leaving: list[int] | None = None
         """Which results lie where the next step overwrites them."""
 
@@ -161,7 +163,7 @@ class Graphs:
             return self._its_recorder().record(function)
         except Exception as error:  # where it is the program's fault, it is raised again when that is run without
             at = place(error.__traceback__)
-            self._give_up(
+            self.give_up(
                 f"{'it' if at is None else self._said(at)} cannot be recorded: {type(error).__name__}: {error}"
             )
             return None
@@ -175,7 +177,7 @@ class Graphs:
         """Some state lies elsewhere now."""
         self._in_a_row = self._in_a_row + 1 if self._steps < SETTLED else 1
         if self._in_a_row > MOST_IN_A_ROW:
-            self._give_up(f"its state was somewhere else {self._in_a_row} times in a row")
+            self.give_up(f"its state was somewhere else {self._in_a_row} times in a row")
         self._drop()
 
     def _all(self) -> list[_Captured]:
@@ -192,16 +194,20 @@ class Graphs:
             torch.cuda.synchronize(self._device)  # some may run
         for each in self._all():
             each.drop()
+        self.fixed.clear()
         self._recorder = None
         self._recording = False
         self._leaving = None
 
-    def _give_up(self, why: str) -> None:
+    def give_up(self, why: str) -> None:
         self.given_up = True
         self._drop()
         print(
             f"monarch: {self._where} runs '{self._plan.name}' without CUDA graphs from here on: {why}", file=sys.stderr
         )
+
+
+_Fed = Sequence[tuple[list[torch.Tensor], list[int]]]
 
 
 @dataclass
@@ -211,10 +217,13 @@ class _Recording:
     arguments."""
 
     replay: Callable[[], None]
-    fed: list[tuple[list[torch.Tensor], list[int]]]
+    fed: _Fed
     direct: list[int]
     lie: list[tuple[int, tuple[int, ...]]]
     gives: list[Callable[[Sequence[Any]], Any]]
+
+    def feed(self, given: Sequence[Any]) -> None:
+        _feed(self.fed, given)
 
 
 class _Captured:
@@ -243,15 +252,19 @@ class _Captured:
             now = None
         if now is None and self._graphs.recording:
             now = self._record(given)
+        elif now is not None:
+            now.feed(given)
         if now is None:
             with self._graphs.aside():
                 return self._function(given)
-        for fixed, places in now.fed:
-            torch._foreach_copy_(fixed, [given[at] for at in places])
         now.replay()
         return tuple([make(given) for make in now.gives])
 
     def _record(self, given: list[Any]) -> _Recording | None:
+        """What is fed is so already."""
+        if not all(isinstance(value, torch.Tensor) for value in given):
+            self._graphs.give_up("it computes with what is no tensor")
+            return None
         owned = self._graphs.owned()
         fixed: list[Any] = list(given)
         fed: dict[torch.dtype, tuple[list[torch.Tensor], list[int]]] = {}
@@ -263,13 +276,15 @@ class _Captured:
                 if self._graphs.stays(slot) and value.numel():
                     staying.setdefault(_address(value), at)
                 continue
-            fixed[at] = torch.empty_like(value)
+            if (there := self._graphs.fixed.get(slot)) is not None:  # a stretch before this one has it copied
+                fixed[at] = there
+                continue
+            fixed[at] = self._graphs.fixed[slot] = torch.empty_like(value)
             group = fed.setdefault(value.dtype, ([], []))
             group[0].append(fixed[at])
             group[1].append(at)
-        for places, there in fed.values():
-            torch._foreach_copy_(places, [given[at] for at in there])  # what lies there may be looked at, as an index
         lie = _places(given, direct)
+        _feed([*fed.values()], given)
         found = self._graphs.record(lambda: self._function(list(fixed)), self._place)
         if found is None:
             return None
@@ -277,7 +292,7 @@ class _Captured:
         gives = [_again(value, fixed, staying) for value in made]
         kept = [*(each for group in fed.values() for each in group[0]), *_tensors(made)]
         self.owned = frozenset(_address(each) for each in kept) - staying.keys()
-        self._now = _Recording(replay, list(fed.values()), direct, lie, gives)
+        self._now = _Recording(replay, [*fed.values()], direct, lie, gives)
         return self._now
 
 
@@ -300,6 +315,11 @@ def _again(value: Any, fixed: Sequence[Any], staying: dict[int, int]) -> Callabl
         return state.as_strided(size, stride, state.storage_offset() + ahead)
 
     return view
+
+
+def _feed(fed: _Fed, given: Sequence[Any]) -> None:
+    for fixed, places in fed:
+        torch._foreach_copy_(fixed, [given[at] for at in places])
 
 
 def _places(values: Sequence[Any], at: Sequence[int]) -> list[tuple[int, tuple[int, ...]]]:

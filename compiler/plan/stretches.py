@@ -127,7 +127,7 @@ def staying(plan: Plan) -> frozenset[int]:
         elif each.op == "getitem" and isinstance(first, Slot):
             elements = over.get(first.index, [])
             root = elements[each.args[1]] if each.args[1] in range(len(elements)) else None
-        elif isinstance(first, Slot) and _shares_first(each.op):
+        elif isinstance(first, Slot) and shares_first(each.op):
             root = roots.get(first.index)
         if root is not None:
             roots[each.out] = root
@@ -197,7 +197,7 @@ def _views(op: str) -> bool:
 
 
 @cache
-def _shares_first(op: str) -> bool:
+def shares_first(op: str) -> bool:
     """Whether an op's result surely lies in the memory of its first argument: that of a view, or of an op in place."""
     if not op.startswith(("aten.", "prims.")):
         return False

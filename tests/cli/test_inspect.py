@@ -306,3 +306,35 @@ def test_what_kernels_compute_is_counted_as_it_is_without_them(fused: Plan) -> N
     assert "kernel" not in {row["op"] for row in ops(fused)}
     seconds = sum(value.seconds for value in fused.report.values) if fused.report else 0.0
     assert sum(row["seconds"] for row in ops(fused)) == pytest.approx(seconds)
+
+
+def test_cuda_graphs(folder: Path, monarchc: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How many there are, what stands between them and why, and what they keep: here 64 bytes each for two arguments,
+    what the collective moves and gives, and what the second graph leaves for the third. The result is made where the
+    collective's was copied to."""
+    monkeypatch.setenv("MONARCH_KERNELS", "off")
+    (folder / "recorded.py").write_text("""\
+import torch
+
+import monarch
+from monarch.distributed import Mesh
+
+mesh = Mesh(data=2)
+total = monarch.distribute(torch.zeros(16), mesh)
+
+
+@monarch.program(target="cuda:90", cuda_graphs=True)
+def step(x: "f32[32@data, 1]", y: "f32[1, 16]"):
+    found = torch.sin(x * y).sum(0)
+    total.add_(found.exp().cos())
+    return found.neg().tanh()
+""")
+    overview, memory = monarchc("inspect", "recorded.py").out, monarchc("inspect", "recorded.py", "--memory").out
+    assert "for cuda:90, as CUDA graphs\n" in overview
+    assert "CUDA graphs: 3 graphs of 3, 2, 3 ops\n" in overview
+    assert re.search(r"^  graph 3 +3 +recorded\.py:13 to recorded\.py:14$", overview, re.MULTILINE)
+    assert re.search(r"^  all_reduce +1 +recorded\.py:12 +it moves tensors between workers$", overview, re.MULTILINE)
+    assert re.search(r"^  commit +1 +the host waits for all workers$", overview, re.MULTILINE)
+    assert "  CUDA graphs keep at most 320 B more, for what they read and leave,\n" in memory
+    found = json.loads(monarchc("inspect", "recorded.py", "--json").out)["cuda_graphs"]
+    assert [each["ops"] for each in found["graphs"]] == [3, 2, 3] and found["kept_bytes"] == 320

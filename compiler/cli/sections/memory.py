@@ -13,6 +13,7 @@ from typing import Any
 from rich.console import Console
 
 from monarch.compiler.cli.screen import count, duration, heading, line, plain, size, table
+from monarch.compiler.inspect.graphs import graphs_of
 from monarch.compiler.inspect.memory import held, peak
 from monarch.compiler.inspect.values import kind_of, local_bytes, report_of, where
 from monarch.compiler.plan import Plan, Value
@@ -46,6 +47,7 @@ def data(plan: Plan) -> dict[str, Any]:
         "limit": plan.costs.get("memory_limit"),
         "recomputed": plan.costs.get("recomputed"),
         "arena": plan.costs.get("arena"),
+        **({"kept_by_graphs": graphs_of(plan)["kept_bytes"]} if plan.cuda_graphs else {}),
     }
 
 
@@ -196,6 +198,9 @@ def show(out: Console, plan: Plan) -> None:
         line(out, f"  the peak is at %{found['value']}{place} ({found['phase']})")
     if arena := arena_of(plan):
         line(out, f"  {arena}")
+    if plan.cuda_graphs:
+        line(out, f"  CUDA graphs keep at most {size(found['kept_by_graphs'])} more, for what they read and leave,")
+        line(out, "  and between steps what they need while they run")
     kinds = [kind for kind in (*KINDS, WAITING) if any(kind in row for row in found["alive"].values())]
     heading(out, "alive at the peak")
     table(

@@ -8,6 +8,7 @@ from rich.console import Console
 
 from monarch.compiler.cli.screen import amount, count, duration, heading, line, pairs, plain, size, table
 from monarch.compiler.cli.sections.memory import limits_of
+from monarch.compiler.inspect.graphs import graphs_of, sentence
 from monarch.compiler.inspect.labels import input_names
 from monarch.compiler.inspect.values import computed, further_results, kind_of, local_bytes
 from monarch.compiler.plan import Plan, TensorType
@@ -34,6 +35,7 @@ def data(plan: Plan) -> dict[str, Any]:
         "constants": {label: str(TensorType(t.dtype, tuple(t.shape))) for label, t in plan.constants.items()},
         "instructions": len(plan.instructions),
         "costs": plan.costs,
+        **({"cuda_graphs": graphs_of(plan)} if plan.cuda_graphs else {}),
         **({"phases": _phases(plan)} if plan.report is not None else {}),
     }
 
@@ -69,6 +71,8 @@ def show(out: Console, plan: Plan) -> None:
     if collectives := _collectives(plan.costs):
         heading(out, "collectives in a step")
         table(out, ["mesh dim", "collective", ">count", ">tensors", ">bytes a worker"], collectives)
+    if plan.cuda_graphs:
+        _graphs(out, found["cuda_graphs"])
     heading(out, "in all")
     totals = [("instructions", f"{len(plan.instructions):,}")]
     if _is_number(plan.costs.get("peak_bytes")):
@@ -84,6 +88,22 @@ def show(out: Console, plan: Plan) -> None:
             out,
             plain("  more: --ops --kernels --comms --memory --source --worker data=0 --why NAME --html p.html", "dim"),
         )
+
+
+def _graphs(out: Console, found: dict[str, Any]) -> None:
+    heading(out, "CUDA graphs", sentence(found))
+    rows = [
+        (f"graph {number}", f"{each['ops']:,}", " to ".join(dict.fromkeys(filter(None, (each["from"], each["to"])))))
+        for number, each in enumerate(found["graphs"], 1)
+    ]
+    table(out, ["", ">ops", "~lines"], rows[:_SHOWN])
+    if found["between"]:
+        line(out, plain("  between them", "dim"))
+        between = [
+            (each["op"], f"{each['count']:,}", each["where"], each["why"])
+            for each in sorted(found["between"], key=lambda each: -each["count"])
+        ]
+        table(out, ["~", ">", "~", "~"], between[:_SHOWN])
 
 
 def _interface(out: Console, found: dict[str, Any]) -> None:
