@@ -63,7 +63,7 @@ def lowering(
     kernels: the same kernels on the same values give the same bits, which other kernels of the same ops need not. What
     collectives are started ahead of is known last."""
     kernels = kernels or knobs.kernels()
-    steps: list[Pass] = [FuseKernels(kernels, rounding)]
+    steps: list[Pass] = [FuseKernels(kernels, rounding, sums=target == "cpu")]
     if target != "cpu" and kernels != "off":
         steps += _fuse_products(target, knobs.templates(), rounding)
     if memory_limit is not None:

@@ -39,6 +39,10 @@ def text(plan: Plan, language: str, name: str | None) -> str:
 
         parts = []
         for key, kernel in kernels.items():
+            if name is None and any(nest.sums for nest in kernel.nests):
+                note = "one pass, as only CPUs do it; --target cuda:90 shows what a GPU does instead"
+                parts.append(f"# {_heading(kernel)}\n# {note}\n")
+                continue
             source = emit(kernel, lines=True, tiles=_tiles(plan, key, kernel))
             launches = "".join(f"# {_launch(launch)}\n" for launch in source.launches)
             parts.append(f"# {_heading(kernel)}\n{_variants(plan, key)}{launches}\n{source.text}")

@@ -131,13 +131,15 @@ class _Check:
                 if dtype not in REDUCTIONS.get(name, ()):
                     self.fail(f"there is no {name!r:.40} of {DTYPE_NAMES[dtype]}")
                 return dtype
-            case Store(buffer, index, value):
+            case Store(buffer, index, value, sums):
                 number = buffer - len(self.kernel.inputs)
                 if not 0 <= number < len(self.kernel.outputs):
                     self.fail(f"there is no output {number}")
                 target = self.kernel.outputs[number]
                 if self.operand(value, known) != target.dtype:
                     self.fail(f"a value of another dtype is stored as {DTYPE_NAMES[target.dtype]}")
+                if sums and target.dtype not in REDUCTIONS["sum"]:
+                    self.fail(f"there is no sum of {DTYPE_NAMES[target.dtype]}")
                 if buffer in self.stored:
                     self.fail(f"output {number} is stored a second time")
                 self.stored.add(buffer)
@@ -173,11 +175,15 @@ class _Check:
             self.fail(f"it reaches element {index.last(nest.dims):,} of {max(extent, 0):,}")
 
     def check_store(self, store: Store, nest: Nest) -> None:
-        """Every element of the output, each by one position of the loops along which its value varies."""
+        """Every element of the output, each by one position of the loops along which its value varies or, where it is
+        a sum, by all positions of some kept ones."""
         target = self.kernel.buffer(store.buffer)
         moving = [(stride, size) for stride, size in zip(store.index.strides, nest.dims, strict=True) if size > 1]
         along = {at for at, stride in enumerate(store.index.strides) if stride and nest.dims[at] > 1}
-        if not nest.varies[store.value] <= along:
+        if store.sums:
+            if any(size > 1 and not stride for stride, size in _of_reduced(store, nest)):
+                self.fail("its address does not move along a reduced dim, and only kept ones are added up")
+        elif not nest.varies[store.value] <= along:
             self.fail("its value varies along a dim that its address does not move along")
         reach = 0
         for stride, size in sorted(pair for pair in moving if pair[0]):
@@ -188,3 +194,9 @@ class _Check:
             self.fail(f"it does not store all {target.numel:,} elements of its output")
         if target.extent != target.numel:
             self.fail("an output's memory has to be dense")
+
+
+def _of_reduced(store: Store, nest: Nest) -> list[tuple[int, int]]:
+    """The strides and sizes of the reduced dims."""
+    kept = len(nest.kept)
+    return list(zip(store.index.strides[kept:], nest.dims[kept:], strict=True))

@@ -67,20 +67,22 @@ class FuseKernels(Pass):
         %b = getitem(%k, 0)                  : f32[64]
 
     `when` is "auto" (where it spares enough, see WORTHWHILE), "all" or "off"; `rounding` is "eager" (every op's result
-    is rounded to its dtype, as ATen does) or "chain" (bf16 and f16 are rounded once, where a kernel stores them).
+    is rounded to its dtype, as ATen does) or "chain" (bf16 and f16 are rounded once, where a kernel stores them). With
+    `sums`, one nest may reduce rows and add up columns; emitters for GPUs take two.
     """
 
     name = "fuse-kernels"
 
-    def __init__(self, when: str = "auto", rounding: str = "eager") -> None:
+    def __init__(self, when: str = "auto", rounding: str = "eager", sums: bool = True) -> None:
         self.when = when
         self.rounding = rounding
+        self.sums = sums
 
     def run(self, graph: Graph) -> Graph:
         if self.when == "off":
             return graph
         parted = graph.copy()
-        fusion = _Fusion(parted, self.rounding, compute_again(parted))
+        fusion = _Fusion(parted, self.rounding, self.sums, compute_again(parted))
         fusion.merge()
         found = fusion.kernels(singles=self.when == "all")
         if not found or (self.when == "auto" and sum(each.spares for each in found) < WORTHWHILE):
@@ -99,7 +101,7 @@ class _Found:
 
 
 class _Fusion:
-    def __init__(self, graph: Graph, rounding: str, added: Collection[fx.Node]) -> None:
+    def __init__(self, graph: Graph, rounding: str, sums: bool, added: Collection[fx.Node]) -> None:
         self.graph = graph
         self.added = added
         """Nodes that the graph had not before `compute_again`."""
@@ -107,7 +109,7 @@ class _Fusion:
         self.tensors = tensors_of(graph)
         self.order = {node: at for at, node in enumerate(graph.fx.nodes)}
         self.keys = {node: key_of(node) for node in graph.fx.nodes}
-        self.given = Given(self.tensors, self.keys.__getitem__, rounding, places, graph.mesh.sizes)
+        self.given = Given(self.tensors, self.keys.__getitem__, rounding, places, graph.mesh.sizes, sums)
         self.units: dict[int, _Unit] = {}
         self.unit_of: dict[fx.Node, int] = {}
         self.readers: dict[fx.Node, list[fx.Node]] = {}
@@ -173,7 +175,7 @@ class _Fusion:
             if self.keys[user] in TRANSPARENT:
                 if self.is_read(user, inside, replaced):
                     return True
-            elif not (replaced(user) and set(user.users) <= inside):
+            elif not (replaced(user) and set(_taken(user)) <= inside):
                 return True
         return False
 
@@ -185,9 +187,8 @@ class _Fusion:
         return not cheap and key not in LOCAL_OPS and f"{key}#0" not in HANDLERS
 
     def all_lowered(self, call: fx.Node) -> bool:
-        return bool(call.users) and all(
-            user.target is operator.getitem and self.is_lowered(user) for user in call.users
-        )
+        taken = _taken(call)
+        return bool(taken) and all(user.target is operator.getitem and self.is_lowered(user) for user in taken)
 
     def lower(self, nodes: Sequence[fx.Node], spaces: Sequence[Space], outputs: Sequence[fx.Node]) -> Group:
         group = lower_group(nodes, outputs, spaces, self.given)
@@ -228,7 +229,7 @@ class _Fusion:
         """Make one unit of two, if that can be and spares at least such a part of what it moves."""
         if one is two or one.lowered is None or two.lowered is None or one.region != two.region:
             return
-        if not _alike(one.spaces, two.spaces) or self.makes_cycle(one, two):
+        if not _alike(one.spaces, two.spaces, self.given.sums) or self.makes_cycle(one, two):
             return
         pair = frozenset(one.nodes), frozenset(two.nodes)
         if pair in self.refused:
@@ -296,7 +297,8 @@ class _Fusion:
         chosen = {node: unit for unit in units if singles or self.is_worth_it(unit) for node in unit.nodes}
 
         def replaced(call: fx.Node) -> bool:
-            return bool(call.users) and all(user in chosen for user in call.users)
+            taken = _taken(call)
+            return bool(taken) and all(user in chosen for user in taken)
 
         # An op of which one result is needed as it is runs anyway: then kernels need not compute the others.
         while lost := {
@@ -374,15 +376,21 @@ def _places(graph: Graph) -> dict[str, fx.Node]:
     return found
 
 
-def _alike(a: Sequence[Space], b: Sequence[Space]) -> bool:
-    """Whether loops over the one can be loops over the other."""
+def _taken(call: fx.Node) -> list[fx.Node]:
+    """The users of an op but those of its results that nobody reads, of which one may be none at all."""
+    return [user for user in call.users if user.users or user.target is not operator.getitem]
+
+
+def _alike(a: Sequence[Space], b: Sequence[Space], sums: bool) -> bool:
+    """Whether loops over the one can be loops over the other; with `sums`, also where one reduces rows and the other
+    columns."""
     reducing = {(s.kept_count, s.reduced_count) for s in (*a, *b) if s.reduced_count > 1}
     plain = {s.kept_count for s in (*a, *b) if s.reduced_count == 1}
     if not reducing:
         return len(plain) == 1
-    if len(reducing) > 1:
-        return False
-    ((kept, reduced),) = reducing
+    (kept, reduced), *others = reducing
+    if others:
+        return sums and others == [(reduced, kept)] and plain <= {kept, reduced, kept * reduced}
     return plain <= {kept, kept * reduced}
 
 
@@ -393,7 +401,7 @@ def _shape_of(nest: Nest) -> tuple[object, ...]:
         if isinstance(statement, (Load, Store)):
             moving = tuple(stride > 0 for stride in statement.index.strides)
             value = statement.value if isinstance(statement, Store) else statement.gather
-            body.append((type(statement).__name__, moving, value))
+            body.append((type(statement).__name__, moving, value, isinstance(statement, Store) and statement.sums))
         else:
             body.append((type(statement).__name__, repr(statement)))
     return len(nest.dims), nest.reduced, tuple(body)

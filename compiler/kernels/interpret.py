@@ -75,11 +75,14 @@ def _run(nest: Nest, inputs: Tensors, outputs: Tensors) -> None:
                 for dim in reduced:
                     whole[dim] = nest.dims[dim]
                 values.append(_REDUCE[name](values[arg].expand(whole), reduced))
-            case Store(buffer, index, value):
+            case Store(buffer, index, value, sums):
                 tensor = outputs[buffer - len(inputs)]
                 at = _addresses(index, nest.dims)
+                stored = values[value]
+                if sums and (over := tuple(dim for dim, size in enumerate(at.shape) if size < nest.dims[dim])):
+                    stored = stored.expand(nest.dims).sum(over, keepdim=True, dtype=stored.dtype)
                 flat = tensor.as_strided((tensor.numel(),), (1,), 0)
-                flat[at.reshape(-1)] = values[value].expand(at.shape).reshape(-1)
+                flat[at.reshape(-1)] = stored.expand(at.shape).reshape(-1)
                 values.append(None)
 
 

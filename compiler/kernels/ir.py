@@ -5,6 +5,11 @@ loops, `dims`, around straight-line code: `body[i]` defines value i. The last `r
 reductions run over; the others are kept. A value varies along some of the dims; a reduction's result does not vary
 along the reduced ones any more, so it can be used beside values that still do (softmax is one nest).
 
+A store may also add up: an element whose index does not move along some kept dims is then the sum over those dims. So
+the gradients of a norm, of which one is reduced along rows and others down the columns, are one nest.
+
+    %9 = accumulate sum b1 [0, 1] %8
+
 All indices are affine: an offset and a stride for each dim. So whether a kernel stays within its buffers is decided
 here, exactly, before anything is compiled; the one exception, a gather, is checked as it runs.
 
@@ -220,11 +225,14 @@ class Reduce:
 
 @dataclass(frozen=True)
 class Store:
-    """Writes a value to the element at `index` of an output, once. Defines no value."""
+    """Writes a value to the element at `index` of an output, once; with `sums`, the sum of the values at all positions
+    of the kept dims along which `index` does not move. It moves along all reduced ones then. The order of the additions
+    is each emitter's own, and the same in every run. Defines no value."""
 
     buffer: int
     index: Index
     value: int
+    sums: bool = False
 
 
 Statement = Load | Constant | Position | Op | Reduce | Store
@@ -248,16 +256,24 @@ class Nest:
 
     @cached_property
     def varies(self) -> tuple[frozenset[int], ...]:
-        """The dims along which each value varies. For a store: those of the address that it writes."""
+        """The dims along which each value varies. For a store: those of the address that it writes; for one that adds
+        up all dims, for each position of theirs counts."""
         found: list[frozenset[int]] = []
         for statement in self.body:
             found.append(varies_along(statement, found, self.dims, self.reduced))
         return tuple(found)
 
+    @cached_property
+    def sums(self) -> tuple[Store, ...]:
+        """The stores that add up."""
+        return tuple(statement for statement in self.body if isinstance(statement, Store) and statement.sums)
+
     def touches(self) -> Iterator[tuple[Load | Store, int]]:
         """The loads and stores, and how many elements each comes to."""
         for statement, along in zip(self.body, self.varies, strict=True):
             if isinstance(statement, Load | Store):
+                if isinstance(statement, Store):
+                    along = _moving(statement.index, self.dims)
                 yield statement, math.prod(self.dims[dim] for dim in along)
 
 
@@ -275,8 +291,8 @@ def varies_along(
             return frozenset().union(*(before[arg] for arg in args))
         case Reduce(_, arg):
             return before[arg].difference(range(len(dims) - reduced, len(dims)))
-        case Store(_, index):
-            return _moving(index, dims)
+        case Store(_, index, _, sums):
+            return frozenset(dim for dim, size in enumerate(dims) if size > 1) if sums else _moving(index, dims)
         case _:
             return frozenset()
 
@@ -351,7 +367,7 @@ def may_overwrite(kernel: Kernel, output: int, operand: int) -> bool:
             return False
         # Read at an address of another loop position, or again after the loops around the store went on.
         for where, store in stores:
-            if where != number or store.index != load.index:
+            if where != number or store.index != load.index or (isinstance(store, Store) and store.sums):
                 return False
             dims = kernel.nests[where].dims
             if len(_moving(store.index, dims)) != sum(size > 1 for size in dims):

@@ -41,6 +41,31 @@ def live(body: Sequence[Statement], *, gathers: bool = False) -> frozenset[int]:
     return frozenset(found)
 
 
+MOST_ROWS = 128
+"""Of a piece of a sum over kept dims, as long as there are no more than MOST_PIECES: one after the other they are added
+to elements that stay in a cache."""
+LEAST_ROWS = 16
+"""Of a piece: for fewer, what the pieces leave would be much to put together."""
+ENOUGH_PIECES = 16
+"""For threads to share."""
+MOST_PIECES = 256
+
+
+def pieces_of(nest: Nest) -> tuple[int, int]:
+    """In how many pieces of which dim the stores of a nest that add up are taken: of one over which they all do, and
+    whose position nothing asks for. 1 where that would be too few rows, or there are no equal pieces."""
+    positions = {statement.dim for statement in nest.body if isinstance(statement, Position)}
+    dims = set(range(len(nest.kept))) - positions
+    dims -= {dim for store in nest.sums for dim, stride in enumerate(store.index.strides) if stride}
+    return max(((_pieces(nest.dims[dim]), dim) for dim in sorted(dims)), default=(1, 0))
+
+
+def _pieces(rows: int) -> int:
+    wanted = max(-(-rows // MOST_ROWS), min(ENOUGH_PIECES, rows // (2 * LEAST_ROWS)))
+    most = min(MOST_PIECES, rows // LEAST_ROWS)
+    return next((pieces for pieces in range(min(wanted, most), most + 1) if pieces > 1 and not rows % pieces), 1)
+
+
 def renumbered(statement: Statement, values: Mapping[int, int]) -> Statement:
     """The statement with the values that it uses by their new numbers."""
     match statement:

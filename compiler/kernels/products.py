@@ -176,7 +176,9 @@ class _Products:
                 made = Made(kernel, list(inputs), outputs, [node, *outputs], list(node.meta.get("fused", ())))
         elif node.op == "call_function" and node in self.tensors and node.target is not ops.random:
             made = alone(node, self.given)
-        return None if made is None or len(made.kernel.nests) > 1 or made.kernel.nests[0].reduced else made
+        if made is None or len(made.kernel.nests) > 1 or made.kernel.nests[0].reduced or made.kernel.nests[0].sums:
+            return None
+        return made
 
     def after(self, value: fx.Node, reader: fx.Node) -> Made | None:
         """The first reader of a value as a kernel that reads it directly."""

@@ -79,14 +79,15 @@ def _made(graph: Graph, types: Any) -> Any:
 
 
 def _fits(graph: Graph, result: Any, types: Any) -> bool:
-    return all(
+    results, wanted = list(_each(result)), list(_each(types))
+    return len(results) == len(wanted) and all(
         type_ is None
         or (
             isinstance(tensor, torch.Tensor)
             and tensor.shape == graph.local_shape(type_)
             and tensor.dtype == type_.dtype
         )
-        for tensor, type_ in zip(_each(result), _each(types), strict=True)
+        for tensor, type_ in zip(results, wanted, strict=True)
     )
 
 

@@ -71,8 +71,8 @@ def _statement(statement: Statement, dtype: torch.dtype | None, inputs: int) -> 
         case Reduce(name, arg):
             assert dtype is not None
             return f"reduce {name} %{arg}"
-        case Store(buffer, index, value):
-            return f"store b{buffer - inputs} {_index(index)} %{value}"
+        case Store(buffer, index, value, sums):
+            return f"{'accumulate sum' if sums else 'store'} b{buffer - inputs} {_index(index)} %{value}"
 
 
 # -- back again -------------------------------------------------------------------------------------------------------
@@ -88,7 +88,7 @@ _LOAD = re.compile(
     rf"load a(\d{{1,6}}) {_NUMBERS}(?: \+ (\d{{1,18}}))?(?: gather %(\d{{1,6}}) \* (\d{{1,18}}) of (\d{{1,18}}))?",
     re.ASCII,
 )
-_STORE = re.compile(rf"store b(\d{{1,6}}) {_NUMBERS}(?: \+ (\d{{1,18}}))? %(\d{{1,6}})", re.ASCII)
+_STORE = re.compile(rf"(store|accumulate sum) b(\d{{1,6}}) {_NUMBERS}(?: \+ (\d{{1,18}}))? %(\d{{1,6}})", re.ASCII)
 _CONSTANT = re.compile(
     r"constant (\w{1,8}) (-?(?:\d+\.\d*(?:e[-+]?\d+)?|\d+e[-+]?\d+|\d+|inf|nan)|true|false)", re.ASCII
 )
@@ -176,8 +176,8 @@ class _Reader:
         if match := _CONSTANT.fullmatch(text):
             return self.constant(self.dtype(match[1]), match[2])
         if match := _STORE.fullmatch(text):
-            index = Index(int(match[3] or 0), self.numbers(match[2]))
-            return Store(self.inputs + int(match[1]), index, int(match[4]))
+            index = Index(int(match[4] or 0), self.numbers(match[3]))
+            return Store(self.inputs + int(match[2]), index, int(match[5]), match[1] != "store")
         if match := _REDUCE.fullmatch(text):
             return Reduce(match[1], int(match[2]))
         if match := _POSITION.fullmatch(text):

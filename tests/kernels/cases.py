@@ -565,6 +565,82 @@ nest [6, 40] {
 """
 
 
+# Rows that are reduced, and columns that are added up: before, between and behind the reductions.
+NORM_GRADIENTS = """
+kernel norm_gradients(a0: f32[96, 40], a1: f32[96, 40], a2: f32[40]) -> (b0: f32[96, 40], b1: f32[40], b2: f32[40])
+nest [96 | 40] {
+  %0 = load a0 [40, 1]
+  %1 = load a1 [40, 1]
+  %2 = load a2 [0, 1]
+  %3 = mul f32(%0, %2)
+  %4 = mul f32(%3, %1)
+  %5 = reduce sum %4
+  %6 = constant f32 40.0
+  %7 = div f32(%5, %6)
+  %8 = mul f32(%1, %7)
+  %9 = sub f32(%3, %8)
+  %10 = store b0 [40, 1] %9
+  %11 = mul f32(%0, %1)
+  %12 = accumulate sum b1 [0, 1] %11
+  %13 = accumulate sum b2 [0, 1] %9
+}
+"""
+# Over several dims, of which one asks for its position; whole numbers, and a value that does not vary.
+SUMS_OF_MANY = """
+kernel sums_of_many(a0: i64[3, 64, 5, 7], a1: f32[64]) -> (b0: i64[5, 7], b1: i64[3, 7, 5], b2: f32[7, 5], b3: f32[64])
+nest [3, 64, 5, 7] {
+  %0 = load a0 [2240, 35, 7, 1]
+  %1 = position 0
+  %2 = mul i64(%0, %1)
+  %3 = accumulate sum b0 [0, 0, 7, 1] %2
+  %4 = accumulate sum b1 [35, 0, 1, 5] %0
+  %5 = load a1 [0, 1, 0, 0]
+  %6 = accumulate sum b2 [0, 0, 1, 5] %5
+  %7 = accumulate sum b3 [0, 1, 0, 0] %5
+}
+"""
+# All along the only dim: elements that all positions of the innermost loop add to.
+TOTAL = """
+kernel total(a0: f32[40, 33], a1: f32[40]) -> (b0: f32[], b1: f32[40], b2: f32[40, 33], b3: f32[])
+nest [40, 33] {
+  %0 = load a0 [33, 1]
+  %1 = accumulate sum b0 [0, 0] %0
+  %2 = accumulate sum b1 [1, 0] %0
+  %3 = accumulate sum b2 [33, 1] %0
+}
+nest [40] {
+  %0 = load a1 [1]
+  %1 = accumulate sum b3 [0] %0
+}
+"""
+PICKED_ROWS = """
+kernel picked_rows(a0: f32[9, 70], a1: i64[257]) -> (b0: f32[257], b1: f32[70])
+nest [257 | 70] {
+  %0 = load a1 [1, 0]
+  %1 = load a0 [0, 1] gather %0 * 70 of 9
+  %2 = reduce sum %1
+  %3 = store b0 [1, 0] %2
+  %4 = sub f32(%1, %2)
+  %5 = accumulate sum b1 [0, 1] %4
+}
+"""
+
+
+@cache
+def sums() -> tuple[Case, ...]:
+    """Of stores that add up, which emitters for GPUs do not know."""
+    rows = torch.arange(257) % 9
+    return (
+        _written(NORM_GRADIENTS, tolerance=1e-5),
+        _written(NORM_GRADIENTS, over=(0, -1, -1), tolerance=1e-5, name="norm gradients in place"),
+        _written(NORM_GRADIENTS, over=(1, -1, -1), tolerance=1e-5, name="norm gradients over the other"),
+        _written(SUMS_OF_MANY, tolerance=1e-5),
+        _written(TOTAL, tolerance=1e-5),
+        _written(PICKED_ROWS, a1=rows, tolerance=1e-5),
+        _written(PICKED_ROWS, a1=rows + 1, fails=True, name="picked rows beyond the end"),
+    )
+
+
 @cache
 def cases() -> tuple[Case, ...]:
     found: list[Case] = []

@@ -12,6 +12,7 @@ from monarch.compiler.kernels.ir import (
     BOOL,
     FLOATS,
     POINTWISE,
+    REDUCTIONS,
     Buffer,
     Constant,
     Index,
@@ -30,14 +31,14 @@ F32, I64 = torch.float32, torch.int64
 
 
 @st.composite
-def kernels(draw: st.DrawFn) -> Kernel:
+def kernels(draw: st.DrawFn, sums: bool = False) -> Kernel:
     """Kernels that `check_kernel` takes, without gathers, whose results are no matter of rounding: what is compared,
-    rounded or cast to a whole number is loaded or made of whole numbers."""
+    rounded or cast to a whole number is loaded or made of whole numbers. With `sums`, stores may add up."""
     nests, inputs, outputs = [], [], []
     for _ in range(draw(st.integers(1, 2))):
         dims = tuple(draw(st.lists(st.sampled_from([1, 2, 3, 5, 8, 17, 40]), max_size=4)))
         reduced = draw(st.integers(0, len(dims)))
-        made = _Nest(draw, dims, reduced, inputs, outputs)
+        made = _Nest(draw, dims, reduced, inputs, outputs, sums)
         nests.append(made.nest())
     # Outputs are numbered behind all inputs, of which there are more now than when their stores were made.
     count = len(inputs)
@@ -52,9 +53,16 @@ def kernels(draw: st.DrawFn) -> Kernel:
 
 class _Nest:
     def __init__(
-        self, draw: st.DrawFn, dims: tuple[int, ...], reduced: int, inputs: list[Buffer], outputs: list[Buffer]
+        self,
+        draw: st.DrawFn,
+        dims: tuple[int, ...],
+        reduced: int,
+        inputs: list[Buffer],
+        outputs: list[Buffer],
+        sums: bool,
     ) -> None:
         self.draw, self.dims, self.reduced, self.inputs, self.outputs = draw, dims, reduced, inputs, outputs
+        self.sums = sums
         self.body: list[Statement] = []
         self.dtypes: list[torch.dtype | None] = []
 
@@ -129,7 +137,13 @@ class _Nest:
         found = [at for at, dtype in enumerate(self.dtypes) if dtype is not None]
         value = self.draw(st.sampled_from(found))
         nest = Nest(self.dims, self.reduced, tuple(self.body))
-        along = [dim for dim in range(len(self.dims)) if dim in nest.varies[value] or self.dims[dim] == 1]
+        sums = self.sums and self.dtypes[value] in REDUCTIONS["sum"] and self.draw(st.booleans())
+        if sums:
+            kept = set(range(len(nest.kept)))
+            over = self.draw(st.sets(st.sampled_from(sorted(kept)))) if kept else set()
+            along = [dim for dim in range(len(self.dims)) if dim not in over]
+        else:
+            along = [dim for dim in range(len(self.dims)) if dim in nest.varies[value] or self.dims[dim] == 1]
         along = list(self.draw(st.permutations(along)))
         shape = tuple(self.dims[dim] for dim in along)
         strides = [0] * len(self.dims)
@@ -138,7 +152,7 @@ class _Nest:
         dtype = self.dtypes[value]
         assert dtype is not None
         self.outputs.append(Buffer.contiguous(dtype, shape))
-        self._add(Store(len(self.outputs) - 1, Index(0, tuple(strides)), value), None)
+        self._add(Store(len(self.outputs) - 1, Index(0, tuple(strides)), value, sums), None)
 
 
 _TAME = "neg abs add sub mul max min tanh sigmoid sin erf where eq lt ge isnan and xor not cast cast sign".split()

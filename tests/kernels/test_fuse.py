@@ -127,6 +127,31 @@ def test_one_result_that_atens_op_has_to_give_keeps_all_of_them() -> None:
     torch.testing.assert_close(run(fused(graph), x)[0], run(graph, x)[0])
 
 
+@pytest.mark.parametrize("third", ["none", "f32[32]"])
+@pytest.mark.parametrize("wanted", ["true", "false"])
+def test_a_result_that_is_not_there_and_that_nobody_reads(third: str, wanted: str) -> None:
+    types = f"(f32[64, 32], f32[32], {third})"
+    graph = parse_graph(f"""graph @f on mesh<> {{
+  %g = input 0 : f32[64, 32]
+  %x = input 1 : f32[64, 32]
+  %m = input 2 : f32[64, 1]
+  %r = input 3 : f32[64, 1]
+  %w = input 4 : f32[32]
+  %d = aten.neg(%g) : f32[64, 32]
+  %n = aten.native_layer_norm_backward(%d, %x, [32], %m, %r, %w, %w, [true, true, {wanted}]) : {types}
+  %a = getitem(%n, 0) : f32[64, 32]
+  %b = getitem(%n, 1) : f32[32]
+  %c = getitem(%n, 2) : none
+  return %a, %b
+}}""")
+    tensors = [torch.randn(shape) for shape in ((64, 32), (64, 32), (64, 1), (64, 1), (32,))]
+    made = fused(graph)
+    assert [(len(kernel.outputs), len(kernel.nests)) for kernel in kernels_of(made)] == [(2, 1)]
+    assert others_of(made) == []
+    for ours, theirs in zip(run(made, *tensors), run(graph, *tensors), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
 def test_kernels_verify_and_lies_about_them_do_not() -> None:
     graph = fused(graph_of(lambda x: x.softmax(1) * 2, torch.randn(4, 8)))
     verify(graph, run=True)

@@ -56,6 +56,7 @@ ONE = {
     "gelu_tanh": lambda x: aten.gelu(x, approximate="tanh"),
     "clamp": lambda x: aten.clamp(x, -0.5, 0.5), "clamp_low": lambda x: aten.clamp(x, min=0.1),
     "clamp_min": lambda x: aten.clamp_min(x, 0.2), "clamp_max": lambda x: aten.clamp_max(x, 0.2),
+    "pow0": lambda x: aten.pow(x, 0) * x, "pow1": lambda x: aten.pow(x, 1),
     "pow2": lambda x: aten.pow(x, 2), "pow3": lambda x: aten.pow(x, 3), "pow_-1": lambda x: aten.pow(x, -1),
     "rsub": lambda x: aten.rsub(x, 2.0, 3), "cast": lambda x: x.double(), "to_bool": lambda x: x.bool(),
     "to_int": lambda x: (x * 10).int(), "full_like": lambda x: x + torch.full_like(x, 2.5),
@@ -187,15 +188,14 @@ def test_softmax_backward(backward: str) -> None:
     check(lambda g, y: op(g, y, 1, torch.float32), X, getattr(Y, backward)(1))
 
 
-def test_layer_norm_backward_is_two_kernels() -> None:
-    """One over rows for the input, one over columns for weight and bias."""
+def test_layer_norm_backward_is_one_kernel() -> None:
+    """Which reduces rows for the input, and adds up columns for weight and bias."""
     w, b = X[0].clone(), Y[0].clone()
     out, mean, rstd = aten.native_layer_norm(X, [10], w, b, 1e-5)
     check(
         lambda g, x: aten.native_layer_norm_backward(g, x, [10], mean, rstd, w, b, [True, True, True]),
         Y,
         X,
-        kernels=2,
     )
 
 
@@ -227,10 +227,68 @@ def test_rms_norm() -> None:
         close(ours, theirs)
     leaves = X.clone().requires_grad_(), w.clone().requires_grad_()
     result = leaves[0] * (leaves[0].square().mean(1, keepdim=True) + 1e-5).rsqrt() * leaves[1]
-    for ours, theirs in zip(
-        run(graph(backward=True), Y, X, w, rstd), torch.autograd.grad(result, leaves, Y), strict=True
-    ):
+    backward = graph(backward=True)
+    assert [len(kernel.nests) for kernel in kernels_of(backward)] == [1]
+    for ours, theirs in zip(run(backward, Y, X, w, rstd), torch.autograd.grad(result, leaves, Y), strict=True):
         close(ours, theirs)
+
+
+SUMS: dict[str, Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, ...]]] = {
+    "of what rows give": lambda g, y: (z := aten._softmax_backward_data(g, y, 1, g.dtype), z.sum(0)),
+    "of what they are made of": lambda g, y: ((g * y).softmax(1), (g * y).sum(0), g.sum(0, keepdim=True)),
+    "of rows of rows": lambda g, y: (
+        (z := (g.view(2, 3, 10) * 2).softmax(2)),
+        z.sum((0, 1)),
+        (z * 2).view(6, 10).sum(0),
+    ),
+    "of what is used on": lambda g, y: ((z := g.softmax(1)), (z * y).sum(0).exp()),
+}
+
+
+@pytest.mark.parametrize("name", SUMS)
+@pytest.mark.parametrize("shape", [(6, 10), (6, 6)])
+def test_rows_are_reduced_and_columns_added_up_in_one_nest(name: str, shape: tuple[int, int]) -> None:
+    """Also where there are as many of the one as of the other; but what follows such a sum is a kernel of its own."""
+    x, y = randn(*shape, dtype=torch.float64), randn(*shape, dtype=torch.float64) * 2
+    if name == "of rows of rows" and shape == (6, 6):
+        x, y = x.repeat(1, 5)[:, :10].contiguous(), y.repeat(1, 5)[:, :10].contiguous()
+    function = SUMS[name]
+    check(function, x, y.softmax(1), kernels=2 if name == "of what is used on" else 1)
+    (kernel, *_) = kernels_of(fused(graph_of(function, x, y)))
+    assert any(nest.sums for nest in kernel.nests)
+    assert not any(
+        nest.sums for kernel in kernels_of(fused(graph_of(function, x, y), sums=False)) for nest in kernel.nests
+    )
+
+
+APART: dict[str, Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, ...]]] = {
+    "means": lambda g, y: ((z := g.softmax(1)), z.mean(0)),
+    "largest": lambda g, y: ((z := g.softmax(1)), z.amax(0)),
+    "columns that are reduced, and rows": lambda g, y: ((z := g.softmax(0)), z.sum(1)),
+    "a sum that rows need": lambda g, y: ((g - g.sum(0)).softmax(1),),
+}
+
+
+@pytest.mark.parametrize("name", APART)
+def test_other_reductions_of_rows_and_columns_stay_apart(name: str) -> None:
+    check(APART[name], X, Y, kernels=2)
+
+
+def test_a_sum_that_is_rounded_stays_apart() -> None:
+    half = X.bfloat16()
+    graph = fused(graph_of(lambda g: ((z := g.softmax(1)), z.sum(0)), half))
+    assert len(kernels_of(graph)) == 2
+
+
+def test_rows_that_threads_cannot_share_are_not_added_up_in_one_nest() -> None:
+    """A prime number of them, of so many elements that one thread should not go through them alone."""
+
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        z = x.softmax(1)
+        return z, z.sum(0)
+
+    assert [len(kernels_of(fused(graph_of(function, randn(1021, size))))) for size in (32, 256)] == [1, 2]
+    assert len(kernels_of(fused(graph_of(function, randn(1020, 256))))) == 1
 
 
 def test_lookups() -> None:

@@ -16,7 +16,7 @@ from monarch.compiler.kernels.cpp.expressions import TYPES, memory_type
 from monarch.compiler.kernels.cpp.schedule import TILE
 from monarch.compiler.kernels.cpp.segments import BLOCK, Segment, Segments
 from monarch.compiler.kernels.cpp.statements import StatementWriter
-from monarch.compiler.kernels.ir import FLOATS, Load, Reduce
+from monarch.compiler.kernels.ir import FLOATS, Load, Reduce, Store
 from monarch.compiler.kernels.nests import operands
 
 _CHUNK = 2048
@@ -60,12 +60,14 @@ class NestWriter(StatementWriter):
         self.out += [self._array("s", number, TILE * (TILE + 1)) for number in sorted(self.values.staged)]
         levels = self._levels(loops, scalars, set(), set())
         self.out += levels[0]
+        alone = all(store.index.strides[self.schedule.vector] for store in self.nest.sums)
         for at, dim in enumerate(loops):
+            self._clear(at)
             if tiled and dim == tiled[0]:
                 for each in tiled:
                     self.out += self._blocks(each, TILE)
                 self._stage(*tiled)
-            if at == len(loops) - 1:
+            if at == len(loops) - 1 and alone:
                 self.out.append(f"#pragma omp simd{self._clauses(levels[at + 1])}")
             self.out += [self._loop(dim, in_block=dim in tiled), *levels[at + 1]]
         self.out += ["}"] * (len(loops) + len(tiled))
@@ -84,6 +86,20 @@ class NestWriter(StatementWriter):
                 "}",
                 "}",
             ]
+
+    def _clear(self, level: int) -> None:
+        """Before the kept loop at `level`: sums start from 0 where threads share the loop outside of it out, or before
+        all loops."""
+        split = self.schedule.split
+        if level != int(split >= 0):
+            return
+        for number, statement in enumerate(self.body):
+            if isinstance(statement, Store) and statement.sums:
+                index = statement.index
+                along = [dim for dim, stride in enumerate(index.strides) if stride and dim != split]
+                self.out += [self._loop(dim) for dim in along]
+                pointer = self._pointer(statement.buffer, index.offset, True)
+                self.out += [f"{pointer}[{self._address(number, index)}] = 0;", *["}"] * len(along)]
 
     def _array(self, name: str, number: int, size: int) -> str:
         return f"alignas(64) {memory_type(self.dtypes[number])} {name}{number}[{size}];"
@@ -105,6 +121,7 @@ class NestWriter(StatementWriter):
         levels = self._levels(self.schedule.kept, [n for n in scalars if self.values.phases[n] == 0], set(), set())
         self.out += levels[0]
         for at, dim in enumerate(self.schedule.kept):
+            self._clear(at)
             self.out += [self._loop(dim), *levels[at + 1]]
         last = max((self.values.phases[number] for number in scalars), default=0)
         last = max([last, *(segment.phase for segment in self.values.segments)])

@@ -6,6 +6,9 @@ Three forms, told apart by the dim of the vectors, which is that along which mos
 - *pointwise*: no reduction; that dim is the innermost loop.
 - *rows*: it is a reduced dim; each row is reduced by one lane of accumulators.
 - *columns*: it is a kept dim; a block of columns has its accumulators in an array, and the rows go by.
+
+Where stores add up, the outermost loop is one along which they all move, so that whoever runs a part of it has elements
+of his own; and the vectors run along a dim along which they move, if there is one.
 """
 
 from __future__ import annotations
@@ -43,17 +46,30 @@ def schedule(nest: Nest) -> Schedule:
     if not nest.dims:
         return Schedule((), (), -1, -1)
     first = len(nest.dims) - nest.reduced
-    columns = sum(isinstance(statement, Reduce) for statement in nest.body) <= _MOST_ARRAYS
-    dims = range(len(nest.dims)) if columns or not nest.reduced else range(first, len(nest.dims))
+    columns = not nest.sums and sum(isinstance(statement, Reduce) for statement in nest.body) <= _MOST_ARRAYS
+    dims: Sequence[int] = range(len(nest.dims)) if columns or not nest.reduced else range(first, len(nest.dims))
+    if nest.sums and not nest.reduced:
+        dims = [dim for dim in dims if _all_move(nest, dim)] or dims
     vector = min(reversed(dims), key=lambda dim: _cost(nest, dim))
     kept = [dim for dim in range(first) if dim != vector]
     reduced = [dim for dim in range(first, len(nest.dims)) if dim != vector]
     (kept if vector < first else reduced).append(vector)
+    if nest.sums:
+        own = [dim for dim in kept if dim != vector and _all_move(nest, dim)]
+        split = max(own, key=lambda dim: nest.sums[0].index.strides[dim], default=-1)
+        if own:
+            kept.remove(split)
+            kept.insert(0, split)
+        return Schedule(tuple(kept), tuple(reduced), vector, split)
     tile = -1 if nest.reduced else _tile(nest, vector)
     if tile >= 0:
         kept.remove(tile)
         kept.insert(-1, tile)
     return Schedule(tuple(kept), tuple(reduced), vector, _split(nest, kept), tile)
+
+
+def _all_move(nest: Nest, dim: int) -> bool:
+    return all(store.index.strides[dim] for store in nest.sums)
 
 
 def _accesses(nest: Nest) -> list[tuple[Index, frozenset[int]]]:

@@ -24,6 +24,9 @@ class Simple:
 def simplify(nest: Nest, dtypes: Sequence[torch.dtype | None]) -> Simple:
     nest, origin = _live(nest)
     nest = _without_ones(nest, [dtypes[number] for number in origin])
+    # A sum over dims of size 1 is no sum.
+    body = [replace(s, sums=s.sums and 0 in s.index.strides) if isinstance(s, Store) else s for s in nest.body]
+    nest = replace(nest, body=tuple(body))
     return Simple(joined(nest, _by_strides(nest)), origin)
 
 

@@ -125,9 +125,8 @@ class StatementWriter:
         statement = self.body[number]
         assert isinstance(statement, Store)
         pointer = self._pointer(statement.buffer, statement.index.offset, True)
-        return (
-            f"{pointer}[{self._address(number, statement.index)}] = {self._name(statement.value)};{self._note(number)}"
-        )
+        where, value = self._address(number, statement.index), self._name(statement.value)
+        return f"{pointer}[{where}] {'+=' if statement.sums else '='} {value};{self._note(number)}"
 
     def _levels(
         self, loops: Sequence[int], numbers: Iterable[int], read_arrays: set[int], kept: set[int]

@@ -14,7 +14,10 @@ from monarch.compiler.kernels.lower import pointwise, random, views  # noqa: F40
 from monarch.compiler.kernels.lower.coordinates import Affine, Unfusable, flatten, unflatten
 from monarch.compiler.kernels.lower.reductions import REDUCED
 from monarch.compiler.kernels.lower.values import HANDLERS, TRANSPARENT, Given, Lowering, Tensors
-from monarch.compiler.kernels.nests import joined, live, renumbered
+from monarch.compiler.kernels.nests import joined, live, pieces_of, renumbered
+
+ALONE = 1 << 15
+"""Elements that one thread may as well go through alone."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,25 @@ class Space:
     @property
     def reduced_count(self) -> int:
         return math.prod(self.shape[dim] for dim in self.reduced)
+
+    @property
+    def runs(self) -> tuple[tuple[int, bool], ...]:
+        """The elements of neighbouring dims of one kind, and whether these are reduced: the same for all shapes that
+        are views of each other."""
+        found: list[tuple[int, bool]] = []
+        for dim, size in enumerate(self.shape):
+            kind = dim in self.reduced
+            if size > 1 and found and found[-1][1] == kind:
+                found[-1] = found[-1][0] * size, kind
+            elif size > 1:
+                found.append((size, kind))
+        return tuple(found)
+
+    def across(self, other: Space) -> bool:
+        """Whether a nest over this space, whose rows are reduced, can add up what `other` reduces: the same elements,
+        down the columns."""
+        own = self.runs
+        return len(own) > 1 and own[-1][1] and other.runs == tuple((size, not kind) for size, kind in own)
 
 
 @dataclass(frozen=True)
@@ -50,7 +72,7 @@ class Group:
 def space_of(node: fx.Node, given: Given) -> Space:
     """The space of an op. Raises Unfusable where it can be in no kernel."""
     name, tensors = given.key(node), given.tensors
-    if name not in HANDLERS or name in TRANSPARENT:
+    if name not in HANDLERS or name in TRANSPARENT or node not in tensors:
         raise Unfusable(f"{name} stays as it is")
     if name not in REDUCED:
         return Space(tensors[node].shape)
@@ -71,10 +93,10 @@ def lower_group(
     """One nest that computes `outputs`, all of them members. Raises Unfusable where there is none."""
     if any(0 in given.tensors[node].shape for node in members) or any(0 in space.shape for space in spaces):
         raise Unfusable("nothing to compute")
-    reducing = [space for space in spaces if space.reduced]
-    anchors = sorted(
-        set(reducing or spaces), key=lambda space: (-math.prod(space.shape), -len(space.shape), space.shape)
-    )
+    candidates = {space for space in spaces if space.reduced} or set(spaces)
+    if given.sums:
+        candidates = {each for each in candidates if any(map(each.across, candidates))} or candidates
+    anchors = sorted(candidates, key=lambda space: (-math.prod(space.shape), -len(space.shape), space.shape))
     error = Unfusable("no space")
     for anchor in anchors[:3]:
         try:
@@ -96,15 +118,22 @@ def _lowered(
     kept = [size for dim, size in fine if dim not in anchor.reduced]
     reduced = [size for dim, size in fine if dim in anchor.reduced]
     dims = (*kept, *reduced)
-    lower = Lowering(frozenset(members), dims, len(reduced), given)
+    across = {node for node in members if given.sums and given.key(node) in REDUCED}
+    across = {node for node in across if anchor.across(space_of(node, given))}
+    lower = Lowering(frozenset(members), dims, len(reduced), given, frozenset(across))
     whole = _coordinates(anchor, fine, dims, len(kept))
     full = flatten(whole, anchor.shape, lower.zero)
     kept_shape = [size for dim, size in enumerate(anchor.shape) if dim not in anchor.reduced]
+    row_shape = [size for dim, size in enumerate(anchor.shape) if dim in anchor.reduced]
+    inner = flatten([at for dim, at in enumerate(whole) if dim in anchor.reduced], row_shape, lower.zero)
     outer = flatten([at for dim, at in enumerate(whole) if dim not in anchor.reduced], kept_shape, lower.zero)
     # Inputs are numbered as they are met, outputs after them: until all are known, from a number that none reaches.
     far = 1 << 30
     for number, node in enumerate(outputs):
         tensor = tensors[node]
+        if node in across:
+            lower.add_up(far + number, node, unflatten(inner, tensor.shape, dims))
+            continue
         if tensor.numel == kept_count * reduced_count:
             at = unflatten(full, tensor.shape, dims)
         elif tensor.numel == kept_count:
@@ -192,4 +221,6 @@ def _finished(lower: Lowering, outputs: Sequence[fx.Node], far: int) -> Group:
     for number, statement in enumerate(nest.body):
         if isinstance(statement, Store) and not nest.varies[statement.value] <= nest.varies[number]:
             raise Unfusable("a result that is not one value for each of its elements")
+    if nest.sums and math.prod(nest.dims) > ALONE and pieces_of(nest)[0] == 1:
+        raise Unfusable("a sum of rows that cannot be shared out")
     return Group(tuple(read), tuple(outputs), nest)

@@ -157,6 +157,10 @@ def _pow(lower: Lowering, node: fx.Node, at: At) -> int:
     if isinstance(exponent, fx.Node):
         return lower.op("pow", x, lower.operand(exponent, at, shape, dtype))
     # The powers that ATen computes otherwise.
+    if exponent == 0:
+        return lower.constant(1, dtype)
+    if exponent == 1:  # as in the gradient of a square
+        return x
     if exponent == 2:
         return lower.op("mul", x, x)
     if exponent == 3:

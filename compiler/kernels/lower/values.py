@@ -99,6 +99,7 @@ class Given:
                 or f16 stays in f32 until it is stored)
     `places`    for mesh dims, the values that hold a worker's position along them
     `sizes`     of the mesh dims
+    `sums`      whether a nest may have stores that add up
     """
 
     tensors: Tensors
@@ -106,16 +107,19 @@ class Given:
     rounding: str = "eager"
     places: Mapping[str, fx.Node] = field(default_factory=dict)
     sizes: Mapping[str, int] = field(default_factory=dict)
+    sums: bool = False
 
 
 @dataclass
 class Lowering:
-    """A nest over `dims`, of which the last `reduced` are reduced, that computes values of `members`."""
+    """A nest over `dims`, of which the last `reduced` are reduced, that computes values of `members`. Those `across`
+    are sums over the kept dims, which are known behind the nest."""
 
     members: frozenset[fx.Node]
     dims: tuple[int, ...]
     reduced: int
     given: Given
+    across: frozenset[fx.Node] = frozenset()
     inputs: dict[fx.Node, int] = field(default_factory=dict)
     body: list[Statement] = field(default_factory=list)
     lines: list[str] = field(default_factory=list)
@@ -124,6 +128,10 @@ class Lowering:
     _known: dict[Any, int] = field(default_factory=dict)
     _values: dict[tuple[fx.Node, At], int] = field(default_factory=dict)
     _line: str = ""
+    _summand: int = -1
+    """What a sum over the kept dims adds up; -1 before that is known."""
+    _adds_up: bool = False
+    """Whether that is what is lowered, and reductions run over the kept dims."""
 
     def __post_init__(self) -> None:
         self.tensors, self.key, self.rounding = self.given.tensors, self.given.key, self.given.rounding
@@ -185,6 +193,11 @@ class Lowering:
         return self.op("add", total, self.constant(coordinate.offset, torch.int64)) if coordinate.offset else total
 
     def reduce(self, name: str, value: int) -> int:
+        if self._adds_up:
+            if name != "sum":
+                raise Unfusable(f"{name} over the kept dims")
+            self._summand = value
+            return value
         if name == "sum" and (only := self._only_term(value)) is not None:
             return only
         return self.add(Reduce(name, value), self.dtype(value))
@@ -241,6 +254,19 @@ class Lowering:
         stored = self.cast(value, tensor.dtype)
         self.add(Store(number, Index(address.offset, address.strides), stored), None)
 
+    def add_up(self, number: int, node: fx.Node, at: tuple[Affine, ...]) -> None:
+        """Store one of those `across` as output number `number`."""
+        tensor, address = self.tensors[node], self.zero
+        self._line = line_of(node)
+        self._summand, self._adds_up = -1, True
+        value = HANDLERS[self.key(node)](self, node, at)
+        self._adds_up = False
+        if value != self._summand or self.dtype(value) != tensor.dtype:
+            raise Unfusable("more than a sum over the kept dims")
+        for coordinate, stride in zip(at, tensor.strides, strict=True):
+            address = address + coordinate * stride
+        self.add(Store(number, Index(address.offset, address.strides), value, sums=True), None)
+
     # -- values ----------------------------------------------------------------------------------------------------
 
     def value(self, node: fx.Node, at: At) -> int:
@@ -252,12 +278,15 @@ class Lowering:
         found = self._values.get((node, at))
         if found is None:
             line, self._line = self._line, line_of(node) or self._line
+            adds_up, self._adds_up = self._adds_up, False
             found = self._values[node, at] = self._make(node, at)
-            self._line = line
+            self._line, self._adds_up = line, adds_up
         return found
 
     def _make(self, node: fx.Node, at: At) -> int:
         key = self.key(node)
+        if node in self.across:
+            raise Unfusable("what is summed over the kept dims is known behind the nest")
         if node in self.members:
             return self.rounded(HANDLERS[key](self, node, at), node)
         if key in TRANSPARENT:
@@ -325,14 +354,15 @@ class Lowering:
     # -- reductions ----------------------------------------------------------------------------------------------
 
     def over(self, at: At, shape: Sequence[int], dims: Sequence[int]) -> At:
-        """The coordinates of the elements that are reduced over tensor dims `dims`: those of the nest's reduced dims
-        along these, and `at` along the others."""
+        """The coordinates of the elements that are reduced over tensor dims `dims`: those of the nest's reduced dims,
+        or of its kept ones for a sum over these, along them, and `at` along the others."""
         lead = len(self.dims) - self.reduced
+        loops = range(lead) if self._adds_up else range(lead, len(self.dims))
         sizes = [shape[dim] for dim in dims]
-        if math.prod(sizes) != math.prod(self.dims[lead:]):
+        if math.prod(sizes) != math.prod(self.dims[dim] for dim in loops):
             raise Unfusable(f"a reduction over {sizes} in a nest over {self.dims}")
         number, step = self.zero, 1
-        for dim in range(len(self.dims) - 1, lead - 1, -1):
+        for dim in reversed(loops):
             if self.dims[dim] > 1:
                 strides = tuple(step if d == dim else 0 for d in range(len(self.dims)))
                 number = number + Affine(0, strides)
@@ -341,7 +371,7 @@ class Lowering:
         for dim, coordinate in enumerate(at):
             if dim in running:
                 continue
-            if isinstance(coordinate, Gathered) or any(coordinate.strides[lead:]):
+            if isinstance(coordinate, Gathered) or any(coordinate.strides[dim] for dim in loops):
                 raise Unfusable("a reduction whose kept coordinates run over the reduced dims")
         return tuple(running.get(dim, coordinate) for dim, coordinate in enumerate(at))
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from monarch.compiler.errors import MonarchError
-from monarch.compiler.kernels.ir import Kernel, Load, Nest, Reduce, Statement, Store
+from monarch.compiler.kernels.ir import Kernel, KernelError, Load, Nest, Reduce, Statement, Store
 from monarch.compiler.kernels.nests import live
 from monarch.compiler.kernels.triton.function import Function, comment
 from monarch.compiler.kernels.triton.loops import accesses, levels, simplified
@@ -81,6 +81,12 @@ class _Emitter:
         self.combiners: dict[str, None] = {}
 
     def run(self) -> TritonSource:
+        if any(nest.sums for nest in self.kernel.nests):
+            raise KernelError(
+                f"kernel {self.kernel.name!r:.100} reduces rows and adds up columns in one pass, and kernels for "
+                "GPUs take two",
+                hint="show the program's kernels for a GPU: --target cuda:90",
+            )
         for number, product in self.products.items():
             self.emit_product(number, product)
         for group in self.groups():

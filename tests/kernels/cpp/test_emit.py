@@ -15,7 +15,7 @@ from monarch.compiler.kernels.cpp.emit import emit
 from monarch.compiler.kernels.interpret import interpret
 from monarch.compiler.kernels.ir import Kernel, may_overwrite
 from monarch.compiler.kernels.text import parse_kernel, print_kernel
-from tests.kernels.cases import Case, cases, check_results, operands
+from tests.kernels.cases import Case, cases, check_results, operands, sums
 from tests.kernels.cpp.built import bound, build_all, run
 from tests.kernels.strategies import kernels
 
@@ -25,10 +25,10 @@ def path() -> Iterator[Path]:
     """All cases, built so that the smallest loops are worth several threads."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(emitting, "_LEAST_WORK", 8)
-        yield build_all([case.kernel for case in cases()])
+        yield build_all([case.kernel for case in (*cases(), *sums())])
 
 
-@pytest.mark.parametrize("case", cases(), ids=str)
+@pytest.mark.parametrize("case", (*cases(), *sums()), ids=str)
 def test_a_kernel_computes_what_the_ir_says(path: Path, case: Case) -> None:
     tensors = case.tensors()
     if case.fails:
@@ -55,7 +55,7 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 @settings(max_examples=3)
-@given(st.lists(kernels(), min_size=40, max_size=40))
+@given(st.lists(kernels(sums=True), min_size=40, max_size=40))
 def test_random_kernels(many: list[Kernel]) -> None:
     distinct = list({print_kernel(kernel): kernel for kernel in many}.values())
     path = build_all(distinct)

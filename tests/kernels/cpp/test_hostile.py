@@ -21,13 +21,13 @@ from monarch.compiler.kernels.cpp.build import find_compiler
 from monarch.compiler.kernels.cpp.emit import emit, symbol
 from monarch.compiler.kernels.ir import BOOL, Buffer, Kernel, KernelError
 from monarch.compiler.kernels.text import parse_kernel, print_kernel
-from tests.kernels.cases import cases
+from tests.kernels.cases import cases, sums
 from tests.kernels.strategies import kernels
 
 _NUMBERS = ("0", "1", "2", "3", "7", "64", "1000", "999999999999999999", "-1")
 _WORDS = (
     "f64 f32 f16 bf16 i64 i32 i16 i8 u8 bool add mul exp where cast fma eq shl sum max any load store constant "
-    "position reduce gather of nest kernel a0 a1 b0 b1 a9 %0 %1 %3 %9 %99999 true inf nan 1.5 -> ( ) "
+    "position reduce accumulate gather of nest kernel a0 a1 b0 b1 a9 %0 %1 %3 %9 %99999 true inf nan 1.5 -> ( ) "
     "[ ] { } | , + * = : #"
 ).split()
 
@@ -59,7 +59,7 @@ def mutated(text: str, chance: random.Random) -> str:
 def test_a_mangled_text_is_refused_or_a_kernel(seed: int) -> None:
     chance = random.Random(seed)
     for _ in range(20):
-        text = print_kernel(chance.choice(cases()).kernel)
+        text = print_kernel(chance.choice((*cases(), *sums() * 10)).kernel)
         mangled = mutated(text, chance)
         try:
             kernel = parse_kernel(mangled)
@@ -68,7 +68,7 @@ def test_a_mangled_text_is_refused_or_a_kernel(seed: int) -> None:
         assert parse_kernel(print_kernel(kernel)) == kernel
 
 
-@given(kernels())
+@given(kernels(sums=True))
 def test_a_kernel_is_read_back_from_its_text(kernel: Kernel) -> None:
     assert parse_kernel(print_kernel(kernel)) == kernel
 
@@ -115,10 +115,10 @@ def test_what_is_accepted_stays_within_its_buffers(tmp_path: Path) -> None:
     if compiler is None:
         pytest.skip("no C++ compiler: neither g++ nor clang++ is on the path")
     chance = random.Random(5)
-    base = [case.kernel for case in cases() if small(case.kernel)]
+    base = [case.kernel for case in (*cases(), *sums()) if small(case.kernel)]
     accepted: dict[str, Kernel] = {}
     # Of those written out, and of mangled ones that are still kernels, whose indices go where theirs did not.
-    for kernel in chance.sample(base, 40):
+    for kernel in (*chance.sample(base, 40), *(case.kernel for case in sums())):
         accepted[symbol(kernel)] = kernel
     while len(accepted) < 100:
         try:
@@ -141,6 +141,48 @@ def test_what_is_accepted_stays_within_its_buffers(tmp_path: Path) -> None:
     assert built.returncode == 0, built.stderr[:3000]
     ran = subprocess.run([made], capture_output=True, text=True, timeout=60)
     assert ran.returncode == 0 and ran.stdout == "done\n", ran.stderr[:3000]
+
+
+SUMS = """
+kernel sums(a0: f32[6, 8], a1: bool[6, 8]) -> (b0: f32[8], b1: f32[6])
+nest [6 | 8] {
+  %0 = load a0 [8, 1]
+  %1 = load a1 [8, 1]
+  %2 = reduce sum %0
+  %3 = store b1 [1, 0] %2
+  %4 = accumulate sum b0 [0, 1] %0
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "message"),
+    [
+        ("b0 [0, 1] %0", "b0 [1, 0] %0", "does not move along a reduced dim"),
+        ("b0 [0, 1] %0", "b0 [0, 0] %0", "does not move along a reduced dim"),
+        ("f32[8], b1", "f32[9], b1", "does not store all 9 elements"),
+        ("b0 [0, 1] %0", "b0 [0, 2] %0", "reaches element 14 of 8"),
+        ("b0 [0, 1] %0", "b0 [0, 1] + 1 %0", "reaches element 8 of 8"),
+        ("b0 [0, 1] %0", "b0 [1, 1] %0", "reaches element 12 of 8"),
+        ("b0 [0, 1] %0", "b0 [0, 1] %1", "a value of another dtype"),
+        ("b0 [0, 1] %0", "b0 [0, 1] %3", "%3 is a store, which has no value"),
+        ("b0 [0, 1] %0", "b1 [0, 1] %0", "output 1 is stored a second time"),
+        ("b1 [1, 0] %2", "b1 [1, 0] %4", "there is no value %4 before it"),
+        ("store b1 [1, 0] %2", "accumulate sum b1 [1, 0] %2", "does not move along a reduced dim"),
+        ("accumulate sum", "accumulate max", "is no statement"),
+        ("accumulate sum", "accumulate", "is no statement"),
+    ],
+)
+def test_a_wrong_sum_is_refused(right: str, wrong: str, message: str) -> None:
+    assert right in SUMS and parse_kernel(SUMS)
+    with pytest.raises(KernelError, match=re.escape(message)):
+        parse_kernel(SUMS.replace(right, wrong))
+
+
+def test_no_bools_are_added_up() -> None:
+    text = SUMS.replace("f32[8],", "bool[8],").replace("b0 [0, 1] %0", "b0 [0, 1] %1")
+    with pytest.raises(KernelError, match="there is no sum of bool"):
+        parse_kernel(text)
 
 
 def test_many_statements_take_no_more_stack_than_there_is() -> None:

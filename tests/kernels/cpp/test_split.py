@@ -11,11 +11,12 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from monarch.compiler.kernels import nests
 from monarch.compiler.kernels.cpp import split as splitting
 from monarch.compiler.kernels.cpp.split import split
 from monarch.compiler.kernels.ir import Kernel
 from monarch.compiler.kernels.text import parse_kernel, print_kernel
-from tests.kernels.cases import cases, check_results, operands
+from tests.kernels.cases import cases, check_results, operands, sums
 from tests.kernels.cpp.built import bound, build_all, run
 from tests.kernels.cpp.test_emit import same_bits
 from tests.kernels.strategies import kernels
@@ -141,6 +142,43 @@ def test_a_long_enough_one_is_split_as_it_is(monkeypatch: pytest.MonkeyPatch) ->
     assert split(parse_kernel(WHOLE.replace("64, 48", "64, 131072").replace("[48, 1]", "[131072, 1]"))).scratch == 2
 
 
+SUMMED = """
+kernel summed(a0: f32[{0}, 48]) -> (b0: f32[{0}], b1: f32[48], b2: f32[48])
+nest [{0} | 48] {{
+  %0 = load a0 [48, 1]
+  %1 = reduce max %0
+  %2 = store b0 [1, 0] %1
+  %3 = accumulate sum b1 [0, 1] %0
+  %4 = sub f32(%0, %1)
+  %5 = accumulate sum b2 [0, 1] %4
+}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("rows", "pieces"),
+    [(31, 1), (32, 2), (64, 2), (96, 3), (512, 16), (1000, 20), (4096, 32), (1 << 16, 256), (4099, 1)],
+)
+def test_sums_over_rows_are_taken_in_pieces(rows: int, pieces: int) -> None:
+    """Of 16 to 128 rows, or more where there would be too many: one after the other each would lose more bits."""
+    parted = split(parse_kernel(SUMMED.format(rows)))
+    assert parted.scratch == (2 if pieces > 1 else 0)
+    assert parted.kernel.nests[0].dims[:-1] == ((pieces, rows // pieces) if pieces > 1 else (rows,))
+    assert parted.origin == ((0, None, None) if pieces > 1 else (0,))
+
+
+@pytest.mark.parametrize("rows", [31, 1000, 4096])
+def test_sums_over_rows_have_the_same_bits_for_all_threads(rows: int) -> None:
+    kernel = parse_kernel(SUMMED.format(rows))
+    given_ = operands(kernel)
+    path = build_all([kernel])
+    found = run(path, kernel, given_)
+    check_results(kernel, given_, found, 1e-5)
+    for threads in (2, 3, 16):
+        for ours, theirs in zip(run(path, kernel, given_, threads), found, strict=True):
+            assert same_bits(ours, theirs)
+
+
 def test_two_threads_of_a_process_at_once() -> None:
     """Workers of two meshes may run beside the same actor, and have the same object loaded."""
     kernel = parse_kernel(WHOLE.replace("64, 48", "64, 16384").replace("[48, 1]", "[16384, 1]"))
@@ -178,6 +216,7 @@ def always(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(splitting, "LEAST_WORK", 1)
     monkeypatch.setattr(splitting, "FEW", 1 << 30)
     monkeypatch.setattr(splitting, "PIECES", range(2, 65))
+    monkeypatch.setattr(nests, "LEAST_ROWS", 1)
 
 
 def right(path: Path, kernel: Kernel, tensors: list[torch.Tensor], tolerance: float) -> None:
@@ -188,7 +227,7 @@ def right(path: Path, kernel: Kernel, tensors: list[torch.Tensor], tolerance: fl
 
 
 def test_the_suite_of_all_emitters_in_pieces(always: None) -> None:
-    chosen = [case for case in cases() if not case.fails]
+    chosen = [case for case in (*cases(), *sums()) if not case.fails]
     assert sum(split(case.kernel).scratch > 0 for case in chosen) > 20
     path = build_all([case.kernel for case in chosen])
     for case in chosen:
@@ -196,7 +235,7 @@ def test_the_suite_of_all_emitters_in_pieces(always: None) -> None:
 
 
 @settings(max_examples=2, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(many=st.lists(kernels(), min_size=40, max_size=40))
+@given(many=st.lists(kernels(sums=True), min_size=40, max_size=40))
 def test_random_kernels_in_pieces(always: None, many: list[Kernel]) -> None:
     distinct = list({print_kernel(kernel): kernel for kernel in many}.values())
     path = build_all(distinct)

@@ -7,9 +7,9 @@ import torch
 from hypothesis import given
 
 from monarch.compiler.kernels.interpret import interpret
-from monarch.compiler.kernels.ir import Kernel, may_overwrite
+from monarch.compiler.kernels.ir import Kernel, KernelError, may_overwrite
 from monarch.compiler.kernels.triton.emit import emit
-from tests.kernels.cases import Case, cases, check_results, operands
+from tests.kernels.cases import Case, cases, check_results, operands, sums
 from tests.kernels.strategies import kernels
 from tests.kernels.triton.emitted import launch_all
 
@@ -28,6 +28,13 @@ def test_a_kernel_computes_what_the_ir_says(case: Case) -> None:
     if case.over:
         again, _ = launch_all(case.kernel, tensors, case.over)
         assert all(torch.equal(a, b) for a, b in zip(again, found, strict=True))
+
+
+@pytest.mark.parametrize("case", sums(), ids=str)
+def test_a_kernel_that_adds_up_columns_is_for_cpus(case: Case) -> None:
+    with pytest.raises(KernelError, match="kernels for GPUs take two") as caught:
+        emit(case.kernel)
+    assert caught.value.hint == "show the program's kernels for a GPU: --target cuda:90"
 
 
 @given(kernels())

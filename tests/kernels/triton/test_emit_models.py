@@ -9,9 +9,9 @@ from monarch.compiler.cli.load import load_program
 from monarch.compiler.kernels.ir import Kernel, Load
 from monarch.compiler.kernels.triton.build import compile_launches
 from monarch.compiler.kernels.triton.emit import emit
-from monarch.compiler.pipeline import compile_graph
-from monarch.compiler.plan.binaries import kernels_of
+from monarch.compiler.pipeline import partition_graph
 from tests.kernels.cases import check_results, operands
+from tests.kernels.graphs import fused, kernels_of
 from tests.kernels.triton.assembly import assert_no_spills
 from tests.kernels.triton.emitted import launch_all
 
@@ -42,8 +42,8 @@ def step(tokens: "i64[4@data, 16]", targets: "i64[4@data, 16]"):
 def kernels(tmp_path_factory: pytest.TempPathFactory) -> list[Kernel]:
     path = tmp_path_factory.mktemp("program") / "train_small_gpt.py"
     path.write_text(PROGRAM)
-    plan = compile_graph(load_program(f"{path}:step", None, {}, False).graph, kernels="all")
-    return list(kernels_of(plan).values())
+    graph = partition_graph(load_program(f"{path}:step", None, {}, False).graph)
+    return list(dict.fromkeys(kernels_of(fused(graph, sums=False))))
 
 
 def data(kernel: Kernel) -> list[torch.Tensor]:
