@@ -14,6 +14,7 @@ Everything is removed at the end, and what a killed process left behind when the
 
 from __future__ import annotations
 
+import fcntl
 import os
 import random
 import re
@@ -232,13 +233,15 @@ def _remove_left_behind() -> None:
 @contextmanager
 def network(hosts: int) -> Iterator[Network]:
     """A network of up to 9 hosts, 10.213.X.1 and so on with a random X, and this process at 10.213.X.254."""
-    _remove_left_behind()
-    taken = re.findall(r"\b10\.213\.(\d+)\.", ip("-4", "address"))
-    number = random.SystemRandom().choice([x for x in range(256) if str(x) not in taken])
-    subnet, name = f"10.213.{number}", f"mt{os.getpid()}.{number}"
     with ExitStack() as undo:
-        _bridge(name, undo)
-        ip("address", "add", f"{subnet}.254/24", "dev", name)
+        with open(__file__) as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # nobody else looks which numbers are free before ours is taken
+            _remove_left_behind()
+            taken = re.findall(r"\b10\.213\.(\d+)\.", ip("-4", "address"))
+            number = random.SystemRandom().choice([x for x in range(256) if str(x) not in taken])
+            subnet, name = f"10.213.{number}", f"mt{os.getpid()}.{number}"
+            _bridge(name, undo)
+            ip("address", "add", f"{subnet}.254/24", "dev", name)
         made = []
         for index in range(1, hosts + 1):
             host = Host(f"{name}n{index}", f"{subnet}.{index}", f"{name}h{index}")
