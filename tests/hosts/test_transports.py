@@ -31,7 +31,7 @@ from monarch.runtime.transport.endpoint import Endpoint
 def lost(link, error):
     print("lost", error.message, flush=True)
 
-endpoint = Endpoint(sys.argv[2].encode(), bind=sys.argv[1], patience=2.0, lost=lost)
+endpoint = Endpoint(sys.argv[2].encode(), bind=sys.argv[1], patience=float(sys.argv[4]), lost=lost)
 registration = endpoint.register(bytearray(int(sys.argv[3])))
 print("serves", json.dumps([endpoint.address.to_json(), registration.region.to_json()]), flush=True)
 threading.Event().wait()
@@ -53,15 +53,16 @@ class Served:
 
 
 @pytest.fixture
-def served(two_hosts: Network) -> Iterator[Served]:
-    """An endpoint on a host, and one here that is joined to it."""
+def served(two_hosts: Network, request: pytest.FixtureRequest) -> Iterator[Served]:
+    """An endpoint on a host, and one here that is joined to it; they bear with silence for 2 s, or as the test says."""
+    patience = getattr(request, "param", 2.0)
     host = two_hosts.hosts[0]
     environment = {"PYTHONPATH": os.pathsep.join(sys.path)}
-    process = host.start([sys.executable, "-c", SERVE, host.address, SECRET, str(SIZE)], environment)
+    process = host.start([sys.executable, "-c", SERVE, host.address, SECRET, str(SIZE), str(patience)], environment)
     address, region = json.loads(process.wait_for(r"serves (.*)\n")[1])
     lost = threading.Event()
     with Endpoint(
-        SECRET.encode(), bind=two_hosts.address, patience=2.0, lost=lambda link, error: lost.set()
+        SECRET.encode(), bind=two_hosts.address, patience=patience, lost=lambda link, error: lost.set()
     ) as endpoint:
         link = endpoint.connect(Address.from_json(address), timeout=PATIENCE)
         yield Served(two_hosts, process, link.peer, Region.from_json(region), endpoint, link, lost)
@@ -113,6 +114,7 @@ def test_a_cut_cable_is_noticed_by_an_idle_link(served: Served) -> None:
     served.process.wait_for(r"lost the link to process [0-9a-f]{8} over tcp is lost", PATIENCE)
 
 
+@pytest.mark.parametrize("served", [PATIENCE], indirect=True, ids=["patient"])
 def test_a_cable_that_is_mended_in_time_is_no_loss(served: Served) -> None:
     served.cut()
     work = served.link.put(b"y" * SMALL, served.region)
