@@ -8,9 +8,10 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -33,6 +34,7 @@ from monarch.runtime.frame import Frame
 from monarch.runtime.graphs import Graphs
 from tests.kernels.triton.standin import stand_in
 from tests.runtime.cuda_graphs import OnCpus, recording_on_cpus
+from tests.runtime.nccl import standing_in
 from tests.runtime.test_states import Worker
 
 PROGRAM = """
@@ -391,7 +393,9 @@ def workers_here(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     warm.close()
 
 
-def trained(mesh: Mesh, target: str, cuda_graphs: bool) -> list[torch.Tensor]:
+def trained(
+    mesh: Mesh, target: str, cuda_graphs: bool, collectives: Literal["monarch", "nccl"] = "monarch"
+) -> list[torch.Tensor]:
     """Losses, outputs and weights of training with a program for each of two models that take turns, one of which reads
     what the other has made; held to the end."""
     torch.manual_seed(0)
@@ -399,7 +403,7 @@ def trained(mesh: Mesh, target: str, cuda_graphs: bool) -> list[torch.Tensor]:
     second = monarch.module_to_mesh(nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 4)), mesh)
     ahead, behind = (torch.optim.AdamW(model.parameters(), lr=0.02) for model in (first, second))
 
-    @monarch.program(target=target, cuda_graphs=cuda_graphs)
+    @monarch.program(target=target, cuda_graphs=cuda_graphs, collectives=collectives)
     def one(x: "f32[8@data, 8]", labels: "i64[8@data]"):  # type: ignore[no-untyped-def]
         ahead.zero_grad()
         out = first(x)
@@ -408,7 +412,7 @@ def trained(mesh: Mesh, target: str, cuda_graphs: bool) -> list[torch.Tensor]:
         ahead.step()
         return loss, out
 
-    @monarch.program(target=target, cuda_graphs=cuda_graphs)
+    @monarch.program(target=target, cuda_graphs=cuda_graphs, collectives=collectives)
     def other(x: "f32[8@data, 4]"):  # type: ignore[no-untyped-def]
         behind.zero_grad()
         loss = (second(x) - x.sin()).square().mean()
@@ -463,6 +467,18 @@ def test_training_on_workers(workers_here: Machine, monkeypatch: pytest.MonkeyPa
         found = trained(mesh, workers_here.target, True)
     with Mesh(data=2) as mesh:
         same(found, trained(mesh, workers_here.target, False))
+
+
+def test_training_over_nccl(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whose works are started and waited for between graphs."""
+    monkeypatch.setenv("MONARCH_KERNELS", "off")
+    if machine.recorder is None and torch.cuda.device_count() < 2:
+        pytest.skip(f"needs as many GPUs as workers: torch.cuda.device_count() is {torch.cuda.device_count()}")
+    with standing_in() if machine.recorder is not None else nullcontext():
+        with Mesh(data=2) as mesh:
+            found = trained(mesh, machine.target, True, "nccl")
+        with Mesh(data=2) as mesh:
+            same(found, trained(mesh, machine.target, False, "nccl"))
 
 
 def test_a_worker_without_a_peer_fails_and_goes_on(workers_here: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
