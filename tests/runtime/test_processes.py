@@ -51,11 +51,11 @@ def all_reduces(executor: MeshExecutor, count: int) -> Handle:
     return executor.run(build.plan(), [torch.ones(executor.mesh.workers, 1000)])[0]
 
 
-def keep_busy(executor: MeshExecutor) -> Handle:
-    """Start more work than any test lasts, and give a handle of its end."""
+def keep_busy(executor: MeshExecutor, calls: int = 3000) -> Handle:
+    """Start more work than any test lasts, and give a handle of its end: many steps of so many collectives each."""
     build = Building(executor.mesh)
     x = build.input(each(executor.mesh, (executor.mesh.workers, 1000)))
-    for _ in range(3000):
+    for _ in range(calls):
         x = build.call("getitem", build.call("all_reduce", [x], list(executor.mesh.names), "max"), 0, free=[x])
     build.output(x, start_type := each(executor.mesh, (executor.mesh.workers, 1000)))
     plan, handle = build.plan(), executor.put(torch.ones(executor.mesh.workers, 1000), start_type)

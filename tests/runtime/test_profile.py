@@ -322,7 +322,7 @@ def test_what_ran_before_a_worker_died_is_not_lost(where: str) -> None:
         (out,) = executor.run(plan := sums(MESH), [torch.zeros(4, 64)])
         executor.wait(out)
         pid = executor.worker_pids()[2]
-        busy = keep_busy(executor)
+        busy = keep_busy(executor, calls=1000)  # hosts answer once they have read this plan, and have a bound for it
         os.kill(pid, signal.SIGKILL)
         assert ended(pid)
         with pytest.raises(DeviceMeshError, match="worker a=1, b=0 (on host host1:4242 )?was killed by SIGKILL"):
