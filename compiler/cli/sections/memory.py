@@ -134,9 +134,14 @@ def _buffers(plan: Plan) -> list[_Buffer]:
     for number, value in enumerate(values):
         if value.allocates:
             sizes = [0 if type_ is None else local_bytes(type_, plan.mesh) for type_ in value.types]
-            sizes = sizes if sum(sizes) == value.allocates else [value.allocates]
-            own = [_Buffer(size_, number, number) for size_ in sizes]
-            made += own
+            over = _written_over(plan, value)
+            if len(over) != len(sizes) or not all(of[at] for at in over if at >= 0):
+                over = [-1] * len(sizes)
+            fresh = [size_ for size_, at in zip(sizes, over, strict=True) if at < 0]
+            if sum(fresh) != value.allocates:
+                sizes, over = [value.allocates], [-1]
+            own = [_Buffer(s, number, number) if at < 0 else of[at][0] for s, at in zip(sizes, over, strict=True)]
+            made += [buffer for buffer in own if buffer.made == number]
         elif value.reads and value.instruction >= 0:
             own = of[value.reads[0]]
             element = re.fullmatch(r"getitem\(%\w+, (\d{1,9})\)", value.call, re.ASCII)
@@ -152,6 +157,14 @@ def _buffers(plan: Plan) -> list[_Buffer]:
             for buffer in of[operand]:
                 buffer.last = max(buffer.last, number)
     return made
+
+
+def _written_over(plan: Plan, value: Value) -> list[int]:
+    """For each result of a generated kernel the value in whose memory it lies, by number, or -1; [] for other ops."""
+    if value.instruction < 0 or (instruction := plan.instructions[value.instruction]).op != "kernel":
+        return []
+    operands, _, over = instruction.args
+    return [value.reads[at] if at >= 0 else -1 for at in over] if len(operands) == len(value.reads) else []
 
 
 def _end(plan: Plan, value: Value, committed: int, replaced: Collection[str], outputs: Collection[int]) -> int:
