@@ -99,7 +99,7 @@ def test_who_has_no_certificate_gets_nowhere(two: Cluster, hosts: HostMesh) -> N
 def test_a_cut_cable_ends_calls(two_hosts: Network, tmp_path: Path, faults: queue.SimpleQueue[MeshFailure]) -> None:
     with (
         cluster(two_hosts, tmp_path) as fragile,
-        monarch.hosts(fragile.addresses, tls=fragile.tls, timeout=2.0) as attached,
+        monarch.hosts(fragile.addresses, tls=fragile.tls, timeout=6.0) as attached,
     ):
         _, peers, one, other = pair(HostMesh.of(attached))
         pids = [pid for _, _, pid in peers.where.call().get(WAIT).values()]

@@ -74,7 +74,7 @@ def sums(mesh: MeshSpec, dims: list[str] | None = None) -> Building:
     return build
 
 
-def attached(made: Cluster, timeout: float = 3.0) -> HostMesh:
+def attached(made: Cluster, timeout: float = 6.0) -> HostMesh:
     return monarch.hosts(
         made.addresses,
         tls=made.tls,
