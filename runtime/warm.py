@@ -135,6 +135,8 @@ class Warm:
 
     def _fork(self, request: dict[str, Any], files: list[int]) -> None:
         """Fork processes that run actors; a mesh of many comes in several requests."""
+        import monarch.runtime.actors.processes.process  # noqa: F401  once, rather than in each of them
+
         number = request["mesh"]
         mesh = self._meshes.setdefault(number, _Mesh(None, MeshSpec(())))
         boot, *rest = files
@@ -322,12 +324,11 @@ def main(control: int, controller: int) -> NoReturn:
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         _close_all_but(control)
         keep_freed_memory()
-        import monarch.runtime.actors.processes.process
+        gc.disable()  # before anything is imported: a collection would write to all pages that are shared
         import monarch.runtime.worker  # noqa: F401  here, once, rather than in every worker
 
         if _threads() > 1:
             _end_threads()
-        gc.disable()
         gc.freeze()
         Warm(socket.socket(fileno=control), controller).serve()
         status = 0
