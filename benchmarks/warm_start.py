@@ -33,6 +33,9 @@ def _from_plan(path: str) -> None:
     """As `monarchc run step.mplan --fill zeros` does it."""
     import torch  # noqa: F401
 
+    from monarch.compiler.cli.entry import collect_rarely
+
+    collect_rarely()
     from monarch.compiler.cli.feed import feed
     from monarch.compiler.cli.run import run_steps
     from monarch.compiler.plan import Plan, executor_for
