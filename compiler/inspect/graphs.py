@@ -76,6 +76,6 @@ def sentence(found: dict[str, Any]) -> str:
     """How many graphs there are, of how many ops."""
     ops = [each["ops"] for each in found["graphs"]]
     if not ops:
-        return "none: no " + f"{LEAST} ops that could be in one stand beside each other"
+        return f"none: no {LEAST} ops that could be in one stand beside each other"
     many = f"{len(ops):,} graph{'s' * (len(ops) > 1)} of {', '.join(f'{each:,}' for each in ops[:8])}"
     return f"{many}{' …' if len(ops) > 8 else ''} ops" + (f"; {found['alone']:,} alone" if found["alone"] else "")
