@@ -35,6 +35,8 @@ EAGER = 1 / 3
 """At most this share of eager's time, in the geometric mean."""
 COMPILED = 1.0
 """The same of torch.compile's."""
+COPY = "a copy of as many bytes"
+"""What nothing that reads and writes them in memory can be much faster than."""
 COLD = 0.1
 """At most this share of Inductor's CPU-seconds."""
 REPETITIONS = 15
@@ -204,6 +206,14 @@ def check(case: Case, ours: object, theirs: object) -> None:
             raise RuntimeError(f"{case.name}: results are {apart} apart")
 
 
+def copy_of(case: Case, results: Any) -> Call:
+    """Copies as many bytes as the case reads and writes if each operand, result and state is touched once."""
+    given = [*case.tensors, *case.state, *([] if case.upstream is None else [case.upstream])]
+    made = case.state or flat(results)
+    source = torch.ones(sum(tensor.nbytes for tensor in (*given, *made)) // 2, dtype=torch.uint8)
+    return partial(torch.empty_like(source).copy_, source)
+
+
 def rows() -> list[Row]:
     torch.set_num_threads(1)
     # Memory that was used once is used again, for all alike and in all sizes, as in a training step: the logits of a
@@ -221,13 +231,15 @@ def rows() -> list[Row]:
         state = _clones(case.state)
         check(case, by_torch(case, compiled, state), expected)
         others: dict[str, Call] = {
+            COPY: copy_of(case, expected),
             "eager": case.eager or partial(by_torch, case, case.function),
             "torch.compile": partial(by_torch, case, compiled, state),
         }
         for against, other in others.items():
             count = max(1, int(LEAST_SECONDS / seconds(ours)))
             pair = interleaved(partial(seconds, ours, count), partial(seconds, other, count), REPETITIONS, 2)
-            sums[against].append(pair)
+            if against in sums:
+                sums[against].append(pair)
             found.append(Row(case.name, *pair, against))
     for against, target in (("eager", EAGER), ("torch.compile", COMPILED)):
         mine, theirs = (
