@@ -68,28 +68,24 @@ def test_parameter(x):
     done.append(x)
     assert not first(x.replace(":", "")) and done == [x], "a second run is a process of its own that runs nothing else"
 done = []
+
+def test_worker_dies():
+    if first("worker"): os._exit(1)
 """
 STEADY = "\ndef test_steady(): pass\n"
-DIES = "\ndef test_worker_dies():\n    if first('worker'): os._exit(1)\n"
 NAMES = ["call", "call_and_tear_down", "parameter[[e]]", "parameter[a b]", "parameter[c::d]", "set_up", "timeout"]
+NAMES += ["worker_dies"]
 
 
-@pytest.mark.parametrize(
-    ("tests", "processes", "names"),
-    [(UNSTEADY, "-n0", NAMES), (UNSTEADY + DIES, "-n2", [*NAMES, "worker_dies"])],
-    ids=["in one process", "in several"],
-)
-def test_what_passes_alone_passes_and_is_named_before_the_summary(
-    tmp_path: Path, tests: str, processes: str, names: list[str]
-) -> None:
-    status, lines = run(tmp_path, tests + STEADY, processes)
+def test_what_passes_alone_passes_and_is_named_before_the_summary(tmp_path: Path) -> None:
+    status, lines = run(tmp_path, UNSTEADY + STEADY, "-n2")
     assert status == 0, lines
     found = unsteady(lines)
     # The tear-down of one of these two is the first for both.
-    assert sorted(set(found) - {"test_it.py::test_tear_down"}) == [f"test_it.py::test_{name}" for name in names]
+    assert sorted(set(found) - {"test_it.py::test_tear_down"}) == [f"test_it.py::test_{name}" for name in NAMES]
     assert any(re.fullmatch(f"=+ UNSTEADY TESTS: {len(found)} =+", line) for line in lines)
     assert lines[-1 - len(found) : -1] == [f"UNSTEADY {name}" for name in found]
-    assert re.fullmatch(rf"=+ {len(names) + 2} passed in [\d.]+s =+", lines[-1])
+    assert re.fullmatch(rf"=+ {len(NAMES) + 2} passed in .*s\b.* =+", lines[-1])
     assert sum("first run of test_it.py::" in line for line in lines) == len(found)
     assert "E   AssertionError: assert not True" in lines, "the first failure's cause is shown"
     assert not any(line.startswith(("FAILED", "ERROR")) for line in lines)
@@ -106,7 +102,7 @@ def test_skipped():
     status, lines = run(tmp_path, tests + STEADY)
     assert status == 1, lines
     assert unsteady(lines) == ["test_it.py::test_other"]
-    assert re.fullmatch(r"=+ 2 failed, 2 passed in [\d.]+s =+", lines[-1])
+    assert re.fullmatch(r"=+ 2 failed, 2 passed in .*s\b.* =+", lines[-1])
     assert "E   AssertionError: first" in lines and "E   AssertionError: second" in lines
 
 
@@ -115,7 +111,7 @@ def test_many_failures_are_not_unsteadiness(tmp_path: Path) -> None:
     status, lines = run(tmp_path, tests)
     assert status == 1, lines
     assert "21 tests failed, more than 20: none is run again" in lines
-    assert re.fullmatch(r"=+ 21 failed in [\d.]+s =+", lines[-1])
+    assert re.fullmatch(r"=+ 21 failed in .*s\b.* =+", lines[-1])
 
 
 def test_a_run_that_stops_at_the_first_failure_fails(tmp_path: Path) -> None:
@@ -128,7 +124,7 @@ def test_a_file_that_cannot_be_collected_fails_the_run(tmp_path: Path) -> None:
     (tmp_path / "test_broken.py").write_text("import no_such_module\n")
     status, lines = run(tmp_path, STEADY, "--continue-on-collection-errors")
     assert status == 1, lines
-    assert re.fullmatch(r"=+ 1 passed, 1 error in [\d.]+s =+", lines[-1])
+    assert re.fullmatch(r"=+ 1 passed, 1 error in .*s\b.* =+", lines[-1])
 
 
 def test_a_run_in_which_all_passes_names_none(tmp_path: Path) -> None:
