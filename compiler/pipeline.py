@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from monarch.compiler import knobs
+from monarch.compiler.config import settings
 from monarch.compiler.errors import GraphError, MonarchError
 from monarch.compiler.graph import Graph
 from monarch.compiler.inspect.build import build_report
@@ -62,10 +62,10 @@ def lowering(
     """The passes behind those of `pipeline`, on what one worker runs. What is recomputed to save memory is chosen among
     kernels: the same kernels on the same values give the same bits, which other kernels of the same ops need not. What
     collectives are started ahead of is known last."""
-    kernels = kernels or knobs.kernels()
+    kernels = kernels or settings.kernels
     steps: list[Pass] = [FuseKernels(kernels, rounding, sums=target == "cpu")]
     if target != "cpu" and kernels != "off":
-        steps += _fuse_products(target, knobs.templates(), rounding)
+        steps += _fuse_products(target, settings.templates, rounding)
     if memory_limit is not None:
         steps.append(Rematerialize(memory_limit, target))
     if collectives in STARTED:
@@ -181,7 +181,7 @@ def compile_graph(
     """The plan of a traced graph. The argument is not changed.
 
     `kernels` says which ops become generated kernels: "auto" (those of a program in which that spares enough time),
-    "all" that can, or "off"; without it MONARCH_KERNELS says so.
+    "all" that can, or "off"; without it the setting `kernels` says so.
 
     `rounding` is "eager" (every op's result in bf16 or f16 is rounded, as PyTorch does) or "chain" (only what a kernel
     stores is).
@@ -205,7 +205,7 @@ def compile_graph(
     start = time.perf_counter()
     plan = emit_plan(partitioned, target=target, collectives=collectives, cuda_graphs=cuda_graphs)
     seconds["emit-plan"] = time.perf_counter() - start
-    if knobs.verify() and (found := overlapping(plan)) is not None:
+    if settings.verify and (found := overlapping(plan)) is not None:
         raise GraphError(f"after emit-plan: instruction {found[1]} writes over what {found[0]} made, and is still read")
     if progress is not None:
         progress("emit-plan", seconds["emit-plan"], partitioned)
@@ -216,7 +216,7 @@ def compile_graph(
             plan.costs["peak_bytes"] = step.peak_bytes
     if target != "cpu":
         check_ops(plan)
-        when = "off" if (kernels or knobs.kernels()) == "off" else knobs.templates()
+        when = "off" if (kernels or settings.kernels) == "off" else settings.templates
         plan = _with_binaries(plan, partitioned, when, seconds, progress)
     if report:
         start = time.perf_counter()
@@ -224,7 +224,7 @@ def compile_graph(
         plan = replace(plan, report=made, traced=print_graph(graph, paths=True, modules=True))
         plan.costs["peak_bytes"] = peak(plan)[0]
         seconds["report"] = time.perf_counter() - start
-    if "plan" in knobs.log_topics():
+    if "plan" in settings.log:
         print(f"monarch: {graph.name}: the plan\n{plan.graph}", file=sys.stderr)
     return replace(plan, costs={**plan.costs, "seconds": seconds})
 
@@ -251,10 +251,10 @@ def _run(steps: list[Pass], graph: Graph, seconds: dict[str, float], progress: P
         graph = step.run(graph)
         seconds[step.name] = time.perf_counter() - start
         dump.after(step.name, graph)
-        if "passes" in knobs.log_topics():
+        if "passes" in settings.log:
             ops = sum(1 for _ in graph.calls)
             print(f"monarch: {graph.name}: {step.name} {seconds[step.name]:.3f} s, {ops} ops", file=sys.stderr)
-        if knobs.verify():
+        if settings.verify:
             verify(graph, after=step.name)
         if progress is not None:
             progress(step.name, seconds[step.name], graph)
@@ -265,7 +265,7 @@ class _Dump:
     """Writes the graph before and after each pass, with a diff, where MONARCH_DUMP says so."""
 
     def __init__(self, graph: Graph) -> None:
-        self.folder = knobs.dump_folder()
+        self.folder = settings.dump
         self.text = ""
         self.number = 0
         if self.folder:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from monarch.compiler import knobs
+from monarch.compiler.config import settings
 from monarch.compiler.graph import Graph
 from monarch.compiler.plan import Plan
 from monarch.compiler.plan.tracing import is_watched
@@ -37,7 +37,7 @@ def compile_graph(
     return pipeline.compile_graph(
         graph,
         report=report or is_watched(),
-        kernels="off" if eager and knobs.kernels() == "auto" else None,
+        kernels="off" if eager and settings.kernels == "auto" else None,
         memory_limit=memory_limit,
         rounding=rounding,
         collectives=collectives,

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from monarch.compiler.config import settings
 from monarch.compiler.plan import (
     Handle,
     LayoutError,
@@ -27,7 +28,6 @@ from monarch.compiler.plan import (
     TensorType,
     Trace,
     check_backend,
-    log_topics,
 )
 from monarch.compiler.plan.tracing import ended, started
 from monarch.runtime import frame, memory, wire
@@ -60,7 +60,7 @@ class MeshExecutor:
         self._state = self._connection.state
         self._replies = self._connection.replies
         self._refreshed = 0  # the command at which the workers' progress was last looked at
-        self._log = "commands" in log_topics()
+        self._log = "commands" in settings.log
         self._freed: deque[int] = deque()
         self._types: dict[TensorType, TensorType] = {}
         self._plans: dict[int, tuple[weakref.ref[Plan], PlanRecord]] = {}

@@ -8,7 +8,8 @@ from os import PathLike, fspath
 from os.path import isfile
 from pathlib import Path
 
-from monarch.compiler.plan import Executor, MeshSpec, MonarchError, tls_setting, token_setting
+from monarch.compiler.config import settings
+from monarch.compiler.plan import Executor, MeshSpec, MonarchError
 from monarch.runtime.connection import Beside
 from monarch.runtime.control.hosts_file import parse_hosts
 from monarch.runtime.control.security import Security
@@ -70,7 +71,7 @@ def security_from(
 ) -> Security:
     """What was given, or else what the environment says."""
     if tls is None and token is None:
-        tls, token = tls_setting(), token_setting()
+        tls, token = settings.tls, settings.token
     if tls is not None and token is not None:
         raise MonarchError("both TLS and a token were given", hint="give one: with TLS no token is needed.")
     if tls is not None:

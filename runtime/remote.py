@@ -20,7 +20,8 @@ from typing import Any, Protocol
 
 import torch
 
-from monarch.compiler.plan import MeshSpec, MonarchError, Plan, log_topics
+from monarch.compiler.config import settings
+from monarch.compiler.plan import MeshSpec, MonarchError, Plan
 from monarch.compiler.plan.file import plan_bytes
 from monarch.runtime.connection import SLEEP_MILLISECONDS, Beside, Connection
 from monarch.runtime.control.message import Message
@@ -168,7 +169,7 @@ class RemoteConnection(Connection):
         for part in self._told_by_all("links", deadline):
             for rank, links in part.items():
                 self.links[int(rank)] = links
-        if "commands" in log_topics():
+        if "commands" in settings.log:
             self._say_links()
 
     def _beside(self, host: int) -> dict[str, Any] | None:

@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, settings
 pytest_plugins = ["tests.retry"]
 
 os.environ["MONARCH_VERIFY"] = "1"
+os.environ["MONARCH_CONFIG"] = os.devnull  # not the settings of whoever runs the tests
 signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts in the background ignores it
 
 settings.register_profile(

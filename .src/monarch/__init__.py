@@ -21,7 +21,7 @@ from monarch.compiler.kernels.templates import set_templates
 if TYPE_CHECKING:
     from torch.distributed.tensor import Partial, Replicate, Shard
 
-    from monarch import actor, distributed, launch, rdma, spmd
+    from monarch import actor, config, distributed, launch, rdma, spmd
     from monarch.compiler.errors import (
         DeviceMeshError,
         GraphError,
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "monarch": ("actor", "distributed", "launch", "rdma", "spmd"),  # modules
+    "monarch": ("actor", "config", "distributed", "launch", "rdma", "spmd"),  # modules
     "monarch.compiler.errors": (
         "DeviceMeshError",
         "GraphError",
@@ -102,6 +102,7 @@ __all__ = [
     "Shard",
     "TensorType",
     "actor",
+    "config",
     "distribute",
     "distributed",
     "hosts",

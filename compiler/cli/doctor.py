@@ -49,13 +49,13 @@ def doctor(
 
 def examine(tls: Path | None = None) -> Facts:
     """All facts. Call it before this process has threads or uses a GPU: measuring transports forks."""
-    from monarch.compiler import knobs
+    from monarch.compiler.config import settings
     from monarch.runtime.doctor.certificates import look_at
     from monarch.runtime.doctor.facts import Facts
     from monarch.runtime.doctor.machine import look
     from monarch.runtime.doctor.transports import measure_copy, measure_transports
 
-    named = knobs.tls_setting() if tls is None else tls
+    named = settings.tls if tls is None else tls
     transports = measure_transports()
     return Facts(
         machine=look(),

@@ -8,7 +8,7 @@ import stat
 import time
 from pathlib import Path
 
-from monarch.compiler import knobs
+from monarch.compiler.config import settings
 from monarch.compiler.errors import MonarchError
 
 _KEEP_SECONDS = 30 * 24 * 3600
@@ -19,9 +19,9 @@ class BuildError(MonarchError):
 
 
 def private_folder(folder: Path | None = None) -> Path:
-    """The folder, by default that of `knobs.cache_folder()`, made if need be. Raises BuildError unless it is the user's
+    """The folder, by default within the setting `cache`, made if need be. Raises BuildError unless it is the user's
     own and closed to others."""
-    folder = knobs.cache_folder() / "kernels" if folder is None else folder
+    folder = (settings.cache or Path.home() / ".cache" / "monarch") / "kernels" if folder is None else folder
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         about = os.lstat(folder)

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 from torch import fx
 
-from monarch.compiler import knobs, ops
+from monarch.compiler import ops
+from monarch.compiler.config import settings
 from monarch.compiler.errors import LayoutError
 from monarch.compiler.graph import Graph, args_of
 from monarch.compiler.partition.choose import choose
@@ -58,7 +59,7 @@ class PartitionByMesh(Pass):
         choice = choose(options, extra=self.report)
         if self.report:
             decide(options, choice)
-        if not choice.exact and "passes" in knobs.log_topics():
+        if not choice.exact and "passes" in settings.log:
             print(f"monarch: {self.name}: too many alternatives for an exact choice: near the best", file=sys.stderr)
         return rewrite(options, choice)
 

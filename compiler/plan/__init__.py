@@ -5,7 +5,6 @@ The runtime may import this package and nothing else of the compiler, so what it
 
 from monarch.compiler.errors import DeviceMeshError, LayoutError, MonarchError, PlanError, Source
 from monarch.compiler.executors import abstract_can_run, attach_hosts, executor_for, executors_by, set_executor_factory
-from monarch.compiler.knobs import hosts_setting, log_topics, tls_setting, token_setting
 from monarch.compiler.ops import OPS
 from monarch.compiler.plan.collectives import BACKENDS, check_backend
 from monarch.compiler.plan.executor import Executor, Handle, Hosts, Outgoing, Procs, Returned, outgoing
@@ -61,10 +60,6 @@ __all__ = [
     "executor_for",
     "executors_by",
     "format_bytes",
-    "hosts_setting",
-    "log_topics",
     "outgoing",
     "set_executor_factory",
-    "tls_setting",
-    "token_setting",
 ]

@@ -6,7 +6,8 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from monarch.compiler.plan import MonarchError, hosts_setting
+from monarch.compiler.config import settings
+from monarch.compiler.plan import MonarchError
 from monarch.runtime.control.security import split_address
 
 _FORMS = (
@@ -19,7 +20,7 @@ def parse_hosts(value: Sequence[str] | str | os.PathLike[str] | None = None) -> 
     """The addresses, in order. `value` is a list of them; a text with commas between them; the path of a hosts file
     (one address a line; what follows a # is a comment); or None, for what MONARCH_HOSTS holds. Raises MonarchError."""
     if value is None:
-        value = hosts_setting()
+        value = settings.hosts
         if not value.strip():
             raise MonarchError("no hosts were given, and MONARCH_HOSTS is not set", hint=_FORMS)
         return parse_hosts(value)

@@ -8,7 +8,7 @@ import sys
 import textwrap
 from pathlib import Path
 
-from monarch.compiler import knobs
+from monarch.compiler.config import Settings
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -54,9 +54,27 @@ def test_the_commands_are_make_targets() -> None:
     assert {"demo", "test"} <= named <= targets
 
 
-def test_the_switches_are_those_that_are_read() -> None:
-    read = set(re.findall(r"MONARCH_\w+", Path(knobs.__file__).read_text()))
-    assert set(re.findall(r"MONARCH_[A-Z]+", README)) == read
+def settings_table() -> list[str]:
+    """The rows of docs/settings.md, from the definitions."""
+    rows = []
+    for name, each in Settings.definitions().items():
+        default = each.kind.show(each.default)
+        shown = "" if default in (None, "") else f"`{default}`"
+        rows.append(f"| `{name}` | {shown} | {each.kind.form} | {each.about}{' †' * each.local} |")
+    return rows
+
+
+def test_the_page_of_settings_is_that_of_their_definitions() -> None:
+    page = (ROOT / "docs" / "settings.md").read_text()
+    assert [line for line in page.splitlines() if line.startswith("| `")] == settings_table()
+
+
+def test_the_settings_in_the_readme_say_what_their_definitions_say() -> None:
+    rows = re.findall(r"^\| `(MONARCH_\w+)[^|]*\| (.*) \|$", README, re.MULTILINE)
+    assert len(rows) >= 8
+    by_variable = {each.variable: each.about for each in Settings.definitions().values()}
+    assert rows == [(variable, by_variable.get(variable)) for variable, _ in rows]
+    assert set(re.findall(r"MONARCH_[A-Z]+", README)) <= {*by_variable, "MONARCH_CONFIG"}
 
 
 def test_the_folders_exist() -> None:

@@ -68,7 +68,7 @@ class Unwritten:
 def build(source: str | Unwritten, compiler: Compiler, folder: Path | None = None) -> Path:
     """The shared object of a source, from the cache or freshly built.
 
-    `folder` is the cache, by default that of `knobs.cache_folder()`. Raises BuildError, with the compiler's words.
+    `folder` is the cache, by default the setting's. Raises BuildError, with the compiler's words.
     """
     folder = private_folder(folder)
     target = folder / f"{_key(source if isinstance(source, str) else source.origin, compiler)}.so"
