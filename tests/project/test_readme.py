@@ -34,11 +34,11 @@ def test_the_command_prints_what_stands_below_it() -> None:
 
 
 def test_every_page_is_linked_and_every_link_leads_somewhere() -> None:
-    pages = {f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")}
+    pages = {str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md")}
     assert pages <= set(re.findall(r"\]\(([^)#]*)", README))
     commands = (ROOT / "docs" / "monarchc.md").read_text()
     assert {"profile.md", "check.md", "inspector.md"} <= set(re.findall(r"\]\(([^)#]*)", commands))
-    for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
+    for page in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md")):
         prose = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
         for link, place in re.findall(r"\]\(([^)#:]*)(?:#([^)]*))?\)", prose):
             target = page.parent / link if link else page
