@@ -70,7 +70,12 @@ class LayoutError(MonarchError):
 
 
 class RuleError(MonarchError):
-    """An op that has no sharding rule, or a rule that does not fit the op."""
+    """A sharding rule that does not parse, an op that workers cannot run alike, or, in a strict program, an op that
+    would run whole."""
+
+
+class PerformanceWarning(UserWarning):
+    """A program that is right, and slower than it could be: an op that every worker computes whole."""
 
 
 class ProgramError(MonarchError):

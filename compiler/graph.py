@@ -10,6 +10,7 @@ What a node carries, in `node.meta`:
     "backward"  True for an op that autograd ran
     "module"    the path of the module whose forward ran the op, or the forward op that it is the backward of
     "why"       text: why the value has its layout, or why the collective is there
+    "gathered"  positions of the operands that were gathered or reduced for an op that runs whole for want of a rule
     "fused"     kernels only: the nodes that it stands for, which are of the graph before fusion
 
 and while a report is made (`pipeline.compile_graph(graph, report=True)`):

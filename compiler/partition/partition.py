@@ -16,6 +16,7 @@ from monarch.compiler.partition.cost import VIEWS
 from monarch.compiler.partition.decide import decide, decide_alone, mark_keys, pass_on
 from monarch.compiler.partition.options import find_options
 from monarch.compiler.partition.rewrite import rewrite
+from monarch.compiler.partition.whole import announce
 from monarch.compiler.passes.base import Pass
 from monarch.compiler.text import parse_layout
 from monarch.compiler.types import Layout
@@ -35,10 +36,12 @@ class PartitionByMesh(Pass):
     %y = aten.mm(%x, %v)   : f32[32, 1024] of f32[64@data, 1024]
     """
 
-    def __init__(self, mesh_dim: str, *, report: bool = False) -> None:
-        """`report`: write down at each value why it lies as it does (`decide`)."""
+    def __init__(self, mesh_dim: str, *, report: bool = False, strict: bool = False) -> None:
+        """`report`: write down at each value why it lies as it does (`decide`). `strict`: an op that would run whole,
+        for want of a rule, though an operand of it is sharded, is a RuleError."""
         self.mesh_dim = mesh_dim
         self.report = report
+        self.strict = strict
         self.name = f"partition-by-{mesh_dim}"
 
     def run(self, graph: Graph) -> Graph:
@@ -52,6 +55,7 @@ class PartitionByMesh(Pass):
             graph = self.partition(graph)
         if len(graph.partitioned) == len(graph.mesh.dims):
             drop_constraints(graph)
+            announce(graph, self.strict)
         return graph
 
     def partition(self, graph: Graph) -> Graph:

@@ -13,6 +13,7 @@ from monarch.compiler.errors import Source
 from monarch.compiler.graph import Graph, args_of
 from monarch.compiler.partition.choose import Choice
 from monarch.compiler.partition.options import Options
+from monarch.compiler.partition.whole import mark_gathered
 from monarch.compiler.rules import PARTIAL, Strategy, localize, replace_operands
 from monarch.compiler.types import Placement, TensorType, is_partial
 
@@ -64,6 +65,8 @@ class _Rewrite:
             types = self.placed(type_, strategy)
             target, args, kwargs = self.localized(node, delivered, types, strategy)
             copy = self.copy(node, target, args, kwargs, types)
+            if (rule := self.options.rules.get(node)) is not None and rule.reason:
+                mark_gathered(copy, rule, self.moved(node))
         if not isinstance(type_, TensorType):
             self.several[node] = copy
             return
@@ -71,6 +74,17 @@ class _Rewrite:
         self.at[node] = {(gives, ""): copy}
         if alternative.after != gives:
             self.at[node][alternative.after, ""] = self.reshard(copy, gives, alternative.after, node, node)
+
+    def moved(self, node: fx.Node) -> frozenset[int]:
+        """Which operands of a call are not made replicated, by position."""
+
+        def made(operand: fx.Node) -> Placement:
+            alternative = self.choice.alternatives.get(operand)
+            dim = self.options.mesh_dim
+            return alternative.gives if alternative else operand.meta["type"].layout.placement(dim)
+
+        operands = self.options.operands[node]
+        return frozenset(at for at, operand in enumerate(operands) if made(operand) is not None)
 
     def placed(self, type_: Any, strategy: Strategy) -> Any:
         dim = self.options.mesh_dim

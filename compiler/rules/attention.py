@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 from monarch.compiler.rules.call import Call
 from monarch.compiler.rules.line import Line, Shape, line
-from monarch.compiler.rules.losses import draws_numbers
 from monarch.compiler.rules.register import sharding_rule
+from monarch.compiler.rules.whole import draws_numbers
 
 
 def _mask(shape: Shape | None, batch: Sequence[str]) -> str:

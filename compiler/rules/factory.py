@@ -9,9 +9,9 @@ from monarch.compiler.graph import tensor_type
 from monarch.compiler.rules.call import Call
 from monarch.compiler.rules.line import Line, factor_names, line
 from monarch.compiler.rules.localize import LocalCall, Localized, localizer
-from monarch.compiler.rules.losses import draws_numbers
 from monarch.compiler.rules.register import sharding_rule
 from monarch.compiler.rules.views import tensor_text
+from monarch.compiler.rules.whole import draws_numbers
 
 
 @sharding_rule(

@@ -8,6 +8,7 @@ import torch
 from torch import fx
 
 from monarch.compiler import ops
+from monarch.compiler.errors import RuleError
 from monarch.compiler.rules.call import Call, dim_of
 from monarch.compiler.rules.line import Line, LineError, Shape, factor_names, line
 from monarch.compiler.rules.localize import LocalCall, Localized, localizer
@@ -179,7 +180,13 @@ def _indexing(call: Call) -> tuple[str, str, list[str], list[str]]:
     indices = call["indices"]
     tensors = [item for item in indices if isinstance(item, fx.Node)]
     if any(_is_mask(item) for item in tensors):
-        raise LineError("a boolean mask among the indices picks as many elements as it is true, which no shape tells")
+        if call.name.startswith("aten.index."):
+            raise RuleError(
+                "a boolean mask among the indices picks as many elements as it is true, which no shape tells",
+                hint="keep the shape: torch.where(mask, x, other), or x * mask.",
+                source=call.node.meta.get("source"),
+            )
+        raise LineError("a boolean mask stands among the indices")
     first = 1 + (1 if call.name.startswith("aten._unsafe_masked_index") else 0)
     shapes = call.shapes[first : first + len(tensors)]
     indexed = [dim for dim, item in enumerate(indices) if item is not None]

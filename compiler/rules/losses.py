@@ -6,11 +6,11 @@ ops and sums, it shards.
 
 from __future__ import annotations
 
-from monarch.compiler.errors import RuleError
 from monarch.compiler.rules.call import Call
 from monarch.compiler.rules.line import Line, factor_names, line
 from monarch.compiler.rules.register import sharding_rule
 from monarch.compiler.rules.views import tensor_text
+from monarch.compiler.rules.whole import draws_numbers
 
 NONE, MEAN, SUM = 0, 1, 2
 """torch's numbers for `reduction`."""
@@ -91,14 +91,3 @@ def _native_dropout(call: Call) -> Line:
     if call["train"] in (True, None) and 0 < call["p"] < 1:
         raise draws_numbers(call)
     return line("... -> ..., ...")
-
-
-def draws_numbers(call: Call) -> RuleError:
-    return RuleError(
-        f"{call.name} draws random numbers of its own, which would differ from worker to worker",
-        hint=(
-            "Random numbers that are the same on any mesh come from the op `random`, which tracing puts in place of\n"
-            "torch's: decompose this op into it, or turn its dropout off."
-        ),
-        source=call.node.meta.get("source"),
-    )

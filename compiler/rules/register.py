@@ -11,9 +11,10 @@ import torch
 from torch import fx
 
 from monarch.compiler.errors import RuleError
-from monarch.compiler.rules.call import Call, ShapeOf, lookup, op_name, result_types, tensor_operands
+from monarch.compiler.rules.call import Call, ShapeOf, lookup, result_types
 from monarch.compiler.rules.line import Line, LineError, bind, line, parse_line
 from monarch.compiler.rules.rule import Rule
+from monarch.compiler.rules.whole import whole_rule
 from monarch.compiler.types import TensorType
 
 RuleFunction = Callable[[Call], "str | Line | Rule"]
@@ -88,43 +89,33 @@ def registered() -> list[str]:
 def rule_for(node: fx.Node, shape_of: ShapeOf) -> Rule:
     """The sharding rule of one call, for the shapes that `shape_of` gives (local ones, while partitioning).
 
-    Raises RuleError where the op has no rule, or its rule does not fit this call.
+    An op without a rule, and a call that its rule does not fit, have the default one: whole (`Rule.reason` says why).
+    Raises RuleError where workers cannot run a call, such as one that draws random numbers of its own.
     """
     found = lookup(_RULES, node.target)
-    if found is None:
-        raise _no_rule(node)
     call = Call.of(node, shape_of)
+    if found is None:
+        return whole_rule(call, "it has no sharding rule")
     try:
-        spec = found(call) if callable(found) else found
-        if isinstance(spec, Rule):
-            return _linear_where_exact(spec, call)
-        return _linear_where_exact(_bind(line(spec) if isinstance(spec, str) else spec, call), call)
+        return _rule_of(found, call)
     except LineError as error:
-        operands, results = (
-            ", ".join("none" if shape is None else str(list(shape)) for shape in shapes) or "(none)"
-            for shapes in (call.shapes, call.results)
-        )
-        raise RuleError(
-            f"the sharding rule of {call.name} does not fit this call",
-            hint=f"{error}\nthe operands' shapes are {operands}, the results' {results}.",
-            source=node.meta.get("source"),
-        ) from None
+        return whole_rule(call, f"its sharding rule does not fit this call ({error})")
 
 
-def _no_rule(node: fx.Node) -> RuleError:
-    name = op_name(node.target)
-    packet = name.rsplit(".", 1)[0] if isinstance(node.target, torch._ops.OpOverload) else name
-    count = max(1, len(tensor_operands(node)))
-    example = ", ".join(["... d"] * count) + " -> ... d"
-    return RuleError(
-        f"{name} has no sharding rule, so it cannot be partitioned",
-        hint=(
-            "Say in one line how it partitions: the factors of operands and results, and those that stay whole:\n"
-            "    from monarch import sharding_rule\n"
-            f'    sharding_rule("{packet}", "{example}", whole="d")     # batch dims shard, the last dim does not'
-        ),
-        source=node.meta.get("source"),
-    )
+def fits(text: str, call: Call) -> bool:
+    """Whether a rule's text fits a call, and shards it."""
+    try:
+        rule = _rule_of(line(text), call)
+    except LineError:
+        return False
+    return any(size > 1 and len(rule.strategies(size)) > 1 for size in rule.sizes.values())
+
+
+def _rule_of(found: Line | RuleFunction, call: Call) -> Rule:
+    spec = found(call) if callable(found) else found
+    if isinstance(spec, Rule):
+        return _linear_where_exact(spec, call)
+    return _linear_where_exact(_bind(line(spec) if isinstance(spec, str) else spec, call), call)
 
 
 def _bind(spec: Line, call: Call) -> Rule:

@@ -50,6 +50,7 @@ class Rule:
                   and a result lack takes the operand as partial<sum>, or it would be added once a worker
     `kept`        (factor, result) pairs: the result lacks the factor and does not depend on it, so that it is the same
                   on every worker where the factor is sharded
+    `reason`      why every worker computes the whole call, where that is for want of a rule; else ""
     """
 
     operands: tuple[Dims, ...]
@@ -60,6 +61,7 @@ class Rule:
     linear: tuple[frozenset[int], ...] = ()
     addends: frozenset[int] = frozenset()
     kept: frozenset[tuple[str, int]] = frozenset()
+    reason: str = ""
 
     def strategies(self, k: int) -> list[Strategy]:
         """All ways to place this call on a mesh dim of size `k`: replicated, a factor sharded, pending sums passed on.

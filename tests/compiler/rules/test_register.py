@@ -11,6 +11,7 @@ import torch
 from torch import fx
 
 from monarch.compiler.errors import RuleError, Source
+from monarch.compiler.partition.whole import suggested_line
 from monarch.compiler.rules import Call, Rule, Strategy, localizer, rule_for, sharding_rule, tensor_operands
 from monarch.compiler.rules.localize import LOCALIZERS, LocalCall, Localized
 from monarch.compiler.rules.register import _RULES
@@ -98,30 +99,40 @@ def test_an_overload_binds_before_the_op(tables: None) -> None:
     assert str(rule_for(node_of(aten.mm.default, [(4, 6), (6, 8)], (4, 8)), shape_of)) == "m _, _ n -> m n"
 
 
-def test_no_rule_names_op_line_and_remedy(mylib: Any) -> None:
+def test_an_op_without_a_rule_runs_whole(mylib: Any) -> None:
     node = node_of(mylib.unknown.default, [(4, 6), (4, 6)], (4, 6))
-    node.meta["source"] = Source("/home/user/train.py", 12)
-    with pytest.raises(RuleError) as error:
-        rule_for(node, shape_of)
-    assert str(error.value) == (
-        "train.py:12: error: rulestest.unknown.default has no sharding rule, so it cannot be partitioned\n"
-        "  Say in one line how it partitions: the factors of operands and results, and those that stay whole:\n"
-        "      from monarch import sharding_rule\n"
-        '      sharding_rule("rulestest.unknown", "... d, ... d -> ... d", whole="d")'
-        "     # batch dims shard, the last dim does not"
-    )
+    rule = rule_for(node, shape_of)
+    assert (str(rule), rule.reason) == ("_ _, _ _ -> _ _", "it has no sharding rule")
+    assert [strategy.factor for strategy in rule.strategies(2)] == [""]
 
 
-def test_a_rule_that_does_not_fit(tables: None, mylib: Any) -> None:
+def test_a_call_that_its_rule_does_not_fit_runs_whole(tables: None, mylib: Any) -> None:
     sharding_rule("rulestest.unknown", "m k, k n -> m n")
-    node = node_of(mylib.unknown.default, [(4, 6), (4, 6)], (4, 6))
-    with pytest.raises(RuleError) as error:
-        rule_for(node, shape_of)
-    assert str(error.value) == (
-        "the sharding rule of rulestest.unknown.default does not fit this call\n"
-        "  factor 'k' has sizes 6 and 4: m k, k n -> m n\n"
-        "  the operands' shapes are [4, 6], [4, 6], the results' [4, 6]."
-    )
+    rule = rule_for(node_of(mylib.unknown.default, [(4, 6), (4, 6)], (4, 6)), shape_of)
+    assert str(rule) == "_ _, _ _ -> _ _"
+    assert rule.reason == "its sharding rule does not fit this call (factor 'k' has sizes 6 and 4: m k, k n -> m n)"
+
+
+@pytest.mark.parametrize(
+    ("operands", "result", "text"),
+    [
+        ([(4, 6), (4, 6)], (4, 6), "n _, n _ -> n _"),
+        ([(4, 6), (6,)], (4,), "n _, _ -> n"),
+        ([(4, 6), ()], (4, 3), "n _, [] -> n _"),
+        ([(4, 6), (6, 4)], (6, 6), "_ _, n _ -> n _"),
+        ([(4, 6), (4, 6)], (), None),  # no result has a dim
+        ([(4, 6), (4, 6)], (3, 6), None),  # and none that an operand has
+        ([(1, 6), (1, 6)], (1, 6), None),
+    ],
+)
+def test_a_suggested_rule_passes_our_own_check(
+    tables: None, mylib: Any, operands: list[tuple[int, ...]], result: tuple[int, ...], text: str | None
+) -> None:
+    node = node_of(mylib.unknown.default, operands, result)
+    assert suggested_line(Call.of(node, shape_of)) == text
+    if text is not None:
+        sharding_rule("rulestest.unknown", text)
+        assert rule_for(node, shape_of).reason == ""
 
 
 def test_a_mask_that_picks_elements_is_refused() -> None:

@@ -1,0 +1,91 @@
+"""Ops that run whole for want of a sharding rule: what was gathered for them, said once for each op and line."""
+
+from __future__ import annotations
+
+import math
+import warnings
+
+from torch import fx
+
+from monarch.compiler.errors import PerformanceWarning, RuleError, Source
+from monarch.compiler.graph import Graph
+from monarch.compiler.rules import Call, Rule, fits, tensor_operands
+from monarch.compiler.rules.call import op_name
+from monarch.compiler.sizes import format_bytes
+from monarch.compiler.types import TensorType
+
+_announced: set[tuple[str, Source | None]] = set()
+"""The ops and lines that this process has been told of."""
+
+
+def mark_gathered(node: fx.Node, rule: Rule, operands: frozenset[int]) -> None:
+    """Note on a node that runs whole which of its operands were gathered or reduced for it, and say so in the graph."""
+    if not operands:
+        return
+    before: frozenset[int] = node.meta.get("gathered", frozenset())
+    node.meta["gathered"] = before | operands
+    node.meta["why"] = f"every worker computes the whole of it, with {_gathered_text(node)} gathered: {rule.reason}"
+
+
+def announce(graph: Graph, strict: bool) -> None:
+    """Say which ops of a partitioned graph run whole though operands of theirs are sharded: a PerformanceWarning, once
+    for each op and line. With `strict` the first of them is a RuleError."""
+    for node in graph.calls:
+        if "gathered" not in node.meta:
+            continue
+        name, source = op_name(node.target), node.meta.get("source")
+        message = f"{name} runs whole on every worker, with {_gathered_text(node)} gathered for each call"
+        hint = _way_out(node, strict)
+        if strict:
+            raise RuleError(message, hint=hint, source=source)
+        if (name, source) in _announced:
+            continue
+        _announced.add((name, source))
+        text = "\n  ".join([message, *hint.splitlines()])
+        file, number = (source.file, source.line) if source else (graph.name, 0)
+        warnings.warn_explicit(text, PerformanceWarning, file, number)
+
+
+def _gathered_text(node: fx.Node) -> str:
+    operands = tensor_operands(node)
+    types: list[TensorType] = [operands[at].meta["type"] for at in node.meta["gathered"]]
+    return format_bytes(sum(math.prod(type_.shape) * type_.dtype.itemsize for type_ in types))
+
+
+def _way_out(node: fx.Node, strict: bool) -> str:
+    suggestion = suggested_line(Call.of(node, _global_shape))
+    packet = op_name(node.target).rsplit(".", 1)[0]
+    lines = []
+    if suggestion is not None:
+        lines += [
+            "If it computes each entry of the first dim from the same entry of its operands, say so, and it is sharded:",
+            f'    monarch.sharding_rule("{packet}", "{suggestion}")',
+        ]
+    if strict:
+        lines.append("Leave out strict=True to run it whole, or give it replicated operands.")
+    return "\n".join(lines)
+
+
+def suggested_line(call: Call) -> str | None:
+    """A sharding rule's text that fits this call and cuts the first dim of all that has it; None where there is none.
+
+    Whether it holds is known only to who knows the op."""
+    sizes = {shape[0] for shape in call.results if shape}
+    if len(sizes) != 1 or (size := sizes.pop()) < 2 or not any(shape and shape[0] == size for shape in call.shapes):
+        return None
+
+    def text(shape: tuple[int, ...] | None) -> str:
+        if shape is None:
+            return "-"
+        first = ["n" if shape and shape[0] == size else "_"][: len(shape)]
+        return " ".join([*first, *["_"] * (len(shape) - 1)]) or "[]"
+
+    found = f"{', '.join(map(text, call.shapes))} -> {', '.join(map(text, call.results))}"
+    return found if fits(found, call) else None
+
+
+def _global_shape(node: fx.Node) -> object:
+    type_ = node.meta["type"]
+    if isinstance(type_, TensorType):
+        return type_.shape
+    return tuple(() if part is None else part.shape for part in type_)
