@@ -97,6 +97,7 @@ __all__ = [
     "MonarchError",
     "Partial",
     "Plan",
+    "PerformanceWarning",
     "PlanError",
     "ProgramError",
     "Replicate",

@@ -58,7 +58,7 @@ def _way_out(node: fx.Node, strict: bool) -> str:
     lines = []
     if suggestion is not None:
         lines += [
-            "If it computes each entry of the first dim from the same entry of its operands, say so, and it is sharded:",
+            "If it computes each entry of dim 0 from the same entry of its operands alone, this rule shards it:",
             f'    monarch.sharding_rule("{packet}", "{suggestion}")',
         ]
     if strict:

@@ -1,4 +1,4 @@
-"""Ops that no sharding rule covers run whole: right, said once for each op and line, and refused where a program asks."""
+"""Ops that no sharding rule covers run whole: right, said once for each op and line, and refused on request."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_it_is_said_once_for_each_op_and_line() -> None:
     assert [(warning.filename, warning.lineno) for warning in said] == [("train.py", 3), ("train.py", 8)]
     assert str(said[0].message) == (
         "wholetest.sorted_rows.default runs whole on every worker, with 96 B gathered for each call\n"
-        "  If it computes each entry of the first dim from the same entry of its operands, say so, and it is sharded:\n"
+        "  If it computes each entry of dim 0 from the same entry of its operands alone, this rule shards it:\n"
         '      monarch.sharding_rule("wholetest.sorted_rows", "n _ -> n _, n _")'
     )
 
@@ -111,8 +111,8 @@ def test_a_strict_program_refuses_it_with_the_line_and_the_way_out() -> None:
     with pytest.raises(RuleError) as error:
         PartitionByMesh("data", strict=True).run(graph(SORTED.format(line=3)))
     assert str(error.value) == (
-        "train.py:3: error: wholetest.sorted_rows.default runs whole on every worker, with 96 B gathered for each call\n"
-        "  If it computes each entry of the first dim from the same entry of its operands, say so, and it is sharded:\n"
+        "train.py:3: error: wholetest.sorted_rows.default runs whole on every worker, with 96 B gathered for each "
+        "call\n  If it computes each entry of dim 0 from the same entry of its operands alone, this rule shards it:\n"
         '      monarch.sharding_rule("wholetest.sorted_rows", "n _ -> n _, n _")\n'
         "  Leave out strict=True to run it whole, or give it replicated operands."
     )
