@@ -37,8 +37,8 @@ from monarch.compiler.plan import Plan
 from monarch.compiler.plan.gpu import OnGpu
 from monarch.compiler.plan.local_ops import LOCAL_OPS
 from monarch.compiler.plan.target import TARGETS
-from monarch.runtime.frame import Frame
-from monarch.runtime.graphs import WARM_UP, Graphs
+from monarch.runtime.worker.frame import Frame
+from monarch.runtime.worker.graphs import WARM_UP, Graphs
 from monarch.stdlib.kernels.tuning import fastest
 
 RESULTS = Path(__file__).parent / "results"

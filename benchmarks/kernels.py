@@ -29,7 +29,7 @@ from benchmarks.measure import Row, interleaved, seconds, table
 from monarch.compiler.plan import Plan
 from monarch.compiler.plan.native import bind, build_kernels
 from monarch.distributed import Mesh
-from monarch.runtime.frame import Frame
+from monarch.runtime.worker.frame import Frame
 
 EAGER = 1 / 3
 """At most this share of eager's time, in the geometric mean."""

@@ -48,7 +48,7 @@ def _measure(workers: int) -> Start:
     imported = time.perf_counter()
     from benchmarks.dispatch import plan_of
     from monarch.compiler.plan import MeshSpec
-    from monarch.runtime.controller import MeshExecutor
+    from monarch.runtime.controller.executor import MeshExecutor
 
     ready = time.perf_counter()
     with MeshExecutor(MeshSpec.of(w=workers)) as executor:

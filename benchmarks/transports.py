@@ -25,7 +25,8 @@ from typing import Any
 import torch
 
 from benchmarks.measure import Row, interleaved, seconds
-from monarch.runtime import futex, rdma
+from monarch.runtime import rdma
+from monarch.runtime.shared import futex
 from monarch.runtime.transport.endpoint import Endpoint
 from monarch.runtime.transport.interface import Link, Region, Signal
 

@@ -3,10 +3,17 @@
     controller ── commands, in a ring in shared memory, read by every worker ──▶ workers
         ▲──────── progress words in shared memory; failures and values over a socket each ────┘
 
-Read in this order: `futex`, `signals` (how processes wait for each other), `window` (the shared memory), `ring` and
-`wire` (commands), `collectives`, `bindings` and `frame` (a plan as a Python function), `worker_state` and `worker`,
-`exchange` (what workers in processes of actors have to do with these), `warm` and `processes` (how workers start and
-end), `connection`, `controller_state` and `controller`.
+The folders, in the order in which they build on each other:
+
+    shared/       what two processes share: how they wait for each other, the memory, the ring, the bytes of a command
+    control/      the control plane: one tree of hosts, over gRPC
+    transport/    one-sided moves of bytes: shared memory, TCP, verbs, CUDA; `rdma.py` beside it is what users see
+    processes/    the warm parent: it forks processes, watches them, and ends them
+    collectives/  how workers meet and exchange tensors
+    worker/       a plan as a Python function, and the loop that carries commands out
+    controller/   what a step, a handle and a failure are; the executor of a mesh
+    hosts/        meshes on several hosts: a host's service, attaching to hosts, launching them, the doctor
+    actors/       actors, their messages and their processes
 """
 
 from __future__ import annotations
@@ -22,6 +29,6 @@ __all__ = ["start_local"]
 def start_local(mesh: MeshSpec) -> Executor:
     """Start a worker process on this host for each place of `mesh`. Raises MonarchError where that is too many for the
     machine's cores or memory."""
-    from monarch.runtime.controller import MeshExecutor
+    from monarch.runtime.controller.executor import MeshExecutor
 
     return MeshExecutor(mesh)

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from monarch.compiler.plan import MonarchError
-from monarch.runtime.actors.future import Future
+from monarch.runtime.future import Future
 from monarch.runtime.transport import buffers
 from monarch.runtime.transport.cuda import driver, staging
 from monarch.runtime.transport.endpoint import PREFERENCE, Endpoint, Registration

@@ -56,7 +56,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class ByFile(LoadFileScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:
-            return "tests/launch" if nodeid.startswith("tests/launch/") else super()._split_scope(nodeid)
+            launchers = "tests/runtime/hosts/launch"
+            return launchers if nodeid.startswith(f"{launchers}/") else super()._split_scope(nodeid)
 
     return ByFile(config, log)
 

@@ -143,7 +143,7 @@ def _start_local(mesh: MeshSpec) -> Any:
 
 def _attach(**options: Any) -> Any:
     """Attach hosts: a `Hosts`."""
-    return importlib.import_module("monarch.runtime.hosts").attach(**options)
+    return importlib.import_module("monarch.runtime.hosts.attach").attach(**options)
 
 
 def _templates() -> Any:

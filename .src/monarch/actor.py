@@ -26,7 +26,6 @@ from monarch.runtime.actors.debugging.console import debug
 from monarch.runtime.actors.debugging.stacks import report_slow_calls
 from monarch.runtime.actors.endpoint import concurrent_endpoint, endpoint
 from monarch.runtime.actors.errors import ActorError, MeshFailure, SupervisionError
-from monarch.runtime.actors.future import Future
 from monarch.runtime.actors.meshes import (
     ActorMesh,
     HostMesh,
@@ -40,6 +39,7 @@ from monarch.runtime.actors.processes.host import shutdown_context
 from monarch.runtime.actors.shape import Extent, NDSlice, Point, Shape
 from monarch.runtime.actors.shards import Shards
 from monarch.runtime.actors.values import ValueMesh
+from monarch.runtime.future import Future
 
 unhandled_fault_hook = _host.fault_hook
 """Called with a `MeshFailure` that no actor dealt with; assign another to `monarch.actor.unhandled_fault_hook`.

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from monarch.language import HostMesh
-from monarch.runtime.launch.launcher import launch
-from monarch.runtime.launch.local import LocalLauncher
-from monarch.runtime.launch.on_ray import RayLauncher
+from monarch.runtime.hosts.launch.launcher import launch
+from monarch.runtime.hosts.launch.local import LocalLauncher
+from monarch.runtime.hosts.launch.on_ray import RayLauncher
 
 __all__ = ["local", "ray"]
 

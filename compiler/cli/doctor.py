@@ -17,8 +17,8 @@ from rich.text import Text
 from monarch.compiler.cli.screen import clean, console, heading, plain, print_json
 
 if TYPE_CHECKING:
-    from monarch.runtime.doctor.facts import Facts, Toolchain
-    from monarch.runtime.doctor.findings import Section
+    from monarch.runtime.hosts.doctor.facts import Facts, Toolchain
+    from monarch.runtime.hosts.doctor.findings import Section
 
 SMALL_KERNEL = '#include <cmath>\n#include <cstdint>\nextern "C" int64_t one() { return 1; }\n'
 MARKS = {"good": ("✓", "green"), "absent": ("–", "dim"), "lacking": ("!", "yellow"), "broken": ("✗", "bold red")}
@@ -35,7 +35,7 @@ def doctor(
 
     Takes a few seconds. Exit status 1 where something is missing that Monarch needs.
     """
-    from monarch.runtime.doctor.findings import State, sections, worst
+    from monarch.runtime.hosts.doctor.findings import State, sections, worst
 
     facts = examine(tls)
     found = sections(facts)
@@ -50,10 +50,10 @@ def doctor(
 def examine(tls: Path | None = None) -> Facts:
     """All facts. Call it before this process has threads or uses a GPU: measuring transports forks."""
     from monarch.compiler.config import settings
-    from monarch.runtime.doctor.certificates import look_at
-    from monarch.runtime.doctor.facts import Facts
-    from monarch.runtime.doctor.machine import look
-    from monarch.runtime.doctor.transports import measure_copy, measure_transports
+    from monarch.runtime.hosts.doctor.certificates import look_at
+    from monarch.runtime.hosts.doctor.facts import Facts
+    from monarch.runtime.hosts.doctor.machine import look
+    from monarch.runtime.hosts.doctor.transports import measure_copy, measure_transports
 
     named = settings.tls if tls is None else tls
     transports = measure_transports()
@@ -71,8 +71,8 @@ def toolchain() -> Toolchain:
     """What builds kernels here, tried on a small one, and the folder in which they are kept."""
     from monarch.compiler.kernels.cache import BuildError, private_folder
     from monarch.compiler.kernels.cpp.build import build, find_compiler
-    from monarch.runtime.doctor.facts import Toolchain
-    from monarch.runtime.doctor.machine import version
+    from monarch.runtime.hosts.doctor.facts import Toolchain
+    from monarch.runtime.hosts.doctor.machine import version
 
     name = compiler_error = cache = cache_error = ""
     built: list[int] = []

@@ -79,8 +79,8 @@ def _serve(listen: str, security: Security, bind: str, advertise: str | None, tl
     # What workers are forked from has to be there before gRPC starts its threads.
     from monarch.runtime.control.agent import serve
     from monarch.runtime.control.host_info import cores
-    from monarch.runtime.host import HostService
-    from monarch.runtime.processes import warm_parent
+    from monarch.runtime.hosts.service import HostService
+    from monarch.runtime.processes.parent import warm_parent
 
     warm_parent()
     logging.basicConfig(format="monarch host: %(asctime)s %(levelname)s: %(message)s", level=logging.INFO)

@@ -1,8 +1,8 @@
 """What a plan's steps took on the workers: measured spans. `monarch.compiler.inspect.trace` keeps them in a file.
 
 All times are nanoseconds on one clock, from the trace's start. It is CLOCK_MONOTONIC, which is one clock for all
-processes of a host; a mesh over several hosts will subtract each host's offset where `runtime/tracing.py` takes the
-trace's start from what a worker says.
+processes of a host; a mesh over several hosts will subtract each host's offset where `runtime/worker/tracing.py`
+takes the trace's start from what a worker says.
 """
 
 from __future__ import annotations

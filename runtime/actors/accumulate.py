@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Generic, ParamSpec, TypeVar
 
 from monarch.runtime.actors.adverbs import Endpoint
-from monarch.runtime.actors.future import Future
+from monarch.runtime.future import Future
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-    from monarch.runtime.actors.future import Future
     from monarch.runtime.actors.mesh import MeshAlgebra
+    from monarch.runtime.future import Future
 
     class _ActorsMesh(MeshAlgebra):
         """What `spawn` gives has the endpoints of the class, and these."""

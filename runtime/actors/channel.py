@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Generic, TypeVar
 
-from monarch.runtime.actors.future import Future
 from monarch.runtime.actors.messages.protocol import ReplyTo
 from monarch.runtime.actors.processes import current
 from monarch.runtime.actors.processes.ports import Ports, Queue
+from monarch.runtime.future import Future
 
 T = TypeVar("T")
 

@@ -13,11 +13,11 @@ from monarch.compiler.plan import MonarchError
 from monarch.runtime.actors.actor import Actor
 from monarch.runtime.actors.adverbs import Endpoint
 from monarch.runtime.actors.endpoint import concurrent_endpoint
-from monarch.runtime.actors.future import Future
 from monarch.runtime.actors.meshes import ProcMesh
 from monarch.runtime.actors.processes.current import context
 from monarch.runtime.actors.processes.instance import Instance
 from monarch.runtime.actors.values import ValueMesh
+from monarch.runtime.future import Future
 
 P = ParamSpec("P")
 R = TypeVar("R")

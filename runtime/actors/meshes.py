@@ -20,7 +20,6 @@ from monarch.runtime.actors.actor import Actor
 from monarch.runtime.actors.adverbs import attribute
 from monarch.runtime.actors.endpoint import MESH_NAMES, ActorInterface, EndpointMethod
 from monarch.runtime.actors.errors import MeshFailure, SupervisionError
-from monarch.runtime.actors.future import Future
 from monarch.runtime.actors.mesh import MeshAlgebra
 from monarch.runtime.actors.messages.address import host_of, new_address, port_of
 from monarch.runtime.actors.messages.message import EMPTY, NO_ARGUMENTS, Payload
@@ -46,6 +45,7 @@ from monarch.runtime.actors.processes.spreading import Audience
 from monarch.runtime.actors.shape import Shape
 from monarch.runtime.actors.shards import Shards
 from monarch.runtime.actors.values import ValueMesh
+from monarch.runtime.future import Future
 
 if TYPE_CHECKING:
     from typing import Self
@@ -132,7 +132,7 @@ class HostMesh(MeshAlgebra):
         cannot be made or reached, RuntimeError within an actor.
         """
         from monarch.runtime.actors.processes.host import Root
-        from monarch.runtime.hosts import AttachedHosts
+        from monarch.runtime.hosts.attach import AttachedHosts
 
         if not isinstance(hosts.attached, AttachedHosts):
             return this_host()

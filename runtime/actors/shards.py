@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from monarch.compiler.plan import Executor, Handle, MonarchError, TensorType
-from monarch.runtime.actors.future import Future
 from monarch.runtime.actors.values import ValueMesh
+from monarch.runtime.future import Future
 
 if TYPE_CHECKING:
     from monarch.runtime.actors.processes.programs import Programs
-    from monarch.runtime.connection import Beside
-    from monarch.runtime.controller import MeshExecutor
+    from monarch.runtime.controller.connection import Beside
+    from monarch.runtime.controller.executor import MeshExecutor
 
 T = TypeVar("T", covariant=True)
 
@@ -78,7 +78,7 @@ class Shards(Generic[T]):
 
 
 def _beside(executor: Executor) -> tuple[MeshExecutor, Beside]:
-    from monarch.runtime.controller import MeshExecutor
+    from monarch.runtime.controller.executor import MeshExecutor
 
     if not isinstance(executor, MeshExecutor) or executor.beside is None:
         raise MonarchError(

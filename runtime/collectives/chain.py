@@ -22,9 +22,9 @@ from typing import Any
 
 import torch
 
-from monarch.runtime.blocks import Flat
 from monarch.runtime.collectives.meeting import Group, Meetings
 from monarch.runtime.collectives.shares import add, held, part_of, whole_lanes, write_but
+from monarch.runtime.shared.blocks import Flat
 
 _CHUNK_BYTES = 256 << 10  # at least, so that messages are worth sending
 _CHUNKS = 8  # where there is enough for them

@@ -10,15 +10,15 @@ import torch
 
 from monarch.compiler.plan import MeshSpec
 from monarch.compiler.plan.blocks import REDUCE
-from monarch.runtime.blocks import Flat, Piece, rounds
 from monarch.runtime.collectives.chain import Results, reduce_in_chain
 from monarch.runtime.collectives.cost import chain_scatters_faster, direct_is_faster
 from monarch.runtime.collectives.listening import Network
 from monarch.runtime.collectives.meeting import Collective, Group, Meetings, Tensors
+from monarch.runtime.collectives.mirror import Mirror
 from monarch.runtime.collectives.reduce import reduce_list, reduce_small
 from monarch.runtime.collectives.shares import add, copies, split
-from monarch.runtime.mirror import Mirror
-from monarch.runtime.window import ALIGN, Window
+from monarch.runtime.shared.blocks import Flat, Piece, rounds
+from monarch.runtime.shared.window import ALIGN, Window
 
 if TYPE_CHECKING:
     from monarch.runtime.collectives.process_groups import ProcessGroups

@@ -18,7 +18,7 @@ import torch
 from monarch.compiler.plan import PlanError
 from monarch.runtime.collectives.membership import LOOK_SECONDS, Membership
 from monarch.runtime.collectives.nccl import Library
-from monarch.runtime.signals import Aborted
+from monarch.runtime.shared.signals import Aborted
 
 if TYPE_CHECKING:
     from monarch.runtime.collectives.collectives import Collectives

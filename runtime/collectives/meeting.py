@@ -29,10 +29,10 @@ from typing import Any
 import torch
 
 from monarch.compiler.plan import MeshSpec
-from monarch.runtime import futex, signals
-from monarch.runtime.mirror import Mirror
-from monarch.runtime.signals import LINE, STEP_BITS, Aborted, Signals, TimedSignals
-from monarch.runtime.window import AREAS, Window
+from monarch.runtime.collectives.mirror import Mirror
+from monarch.runtime.shared import futex, signals
+from monarch.runtime.shared.signals import LINE, STEP_BITS, Aborted, Signals, TimedSignals
+from monarch.runtime.shared.window import AREAS, Window
 
 Tensors = list[torch.Tensor]
 Collective = Callable[[Sequence[torch.Tensor]], Tensors]

@@ -27,7 +27,7 @@ import torch
 from monarch.compiler.plan import MonarchError
 from monarch.runtime.collectives.meeting import Group
 from monarch.runtime.collectives.rendezvous import Rendezvous
-from monarch.runtime.signals import DEAD, LINE, STEP_BITS, Aborted
+from monarch.runtime.shared.signals import DEAD, LINE, STEP_BITS, Aborted
 
 if TYPE_CHECKING:
     from monarch.runtime.collectives.collectives import Collectives

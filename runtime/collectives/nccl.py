@@ -1,6 +1,6 @@
 """NCCL: how its process groups are made and ended, and what has to be set for that.
 
-Not yet run: the tests have Gloo stand in for it (`tests/runtime/nccl.py`), which has the same interface.
+Not yet run: the tests have Gloo stand in for it (`tests/runtime/collectives/nccl.py`), which has the same interface.
 
 NCCL connects over sockets that anybody who reaches them can speak to, and does not encrypt. So it listens where it is
 told to and nowhere else: on loopback for the workers of one host; between hosts on the one interface of a network that

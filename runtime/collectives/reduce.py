@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 
-from monarch.runtime.blocks import Flat
 from monarch.runtime.collectives.chain import Results, reduce_in_chain
 from monarch.runtime.collectives.cost import chain_is_faster, direct_is_faster
 from monarch.runtime.collectives.meeting import Group, Meetings, Tensors
 from monarch.runtime.collectives.shares import add, held, part_of, whole_lanes, write_but
-from monarch.runtime.window import AREAS
+from monarch.runtime.shared.blocks import Flat
+from monarch.runtime.shared.window import AREAS
 
 
 def reduce_small(at: Meetings, group: Group, op: Any, tensor: torch.Tensor) -> torch.Tensor:

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from monarch.runtime.blocks import Flat
 from monarch.runtime.collectives.meeting import Group, Meetings, Tensors
+from monarch.runtime.shared.blocks import Flat
 
 LANE = 64
 """Elements: shares are multiples of it where that can be, so that they begin at cache lines."""

@@ -11,7 +11,7 @@ import itertools
 import secrets
 import threading
 
-from monarch.runtime import futex
+from monarch.runtime.shared import futex
 from monarch.runtime.transport import buffers
 from monarch.runtime.transport.interface import AccessRefused, Memory, Region
 from monarch.runtime.transport.plug import Owned

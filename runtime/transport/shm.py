@@ -31,7 +31,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from monarch.compiler.plan import MonarchError
-from monarch.runtime import futex
+from monarch.runtime.shared import futex
 from monarch.runtime.transport import buffers, process_vm
 from monarch.runtime.transport.buffers import view_of
 from monarch.runtime.transport.cuda import staging

@@ -12,10 +12,10 @@ from dataclasses import replace
 from rich.console import Console
 
 from monarch.compiler.cli.doctor import show, toolchain
-from monarch.runtime.doctor.facts import Facts, Measured
-from monarch.runtime.doctor.findings import sections
+from monarch.runtime.hosts.doctor.facts import Facts, Measured
+from monarch.runtime.hosts.doctor.findings import sections
 from monarch.runtime.transport import plug
-from tests.doctor.facts import CONNECTX, FACTS, LIMITS, MACHINE
+from tests.runtime.hosts.doctor.facts import CONNECTX, FACTS, LIMITS, MACHINE
 
 SHOWN = """\
 machine: Linux 6.1, x86_64, Python 3.11

@@ -18,8 +18,8 @@ from monarch.runtime.actors.actor import Actor
 from monarch.runtime.actors.channel import Channel, Port, PortReceiver
 from monarch.runtime.actors.debugging.console import serve_consoles
 from monarch.runtime.actors.endpoint import concurrent_endpoint, endpoint
-from monarch.runtime.actors.future import Future
 from monarch.runtime.actors.processes import current
+from monarch.runtime.future import Future
 
 DESK = "monarch debug"
 

@@ -20,10 +20,10 @@ import cloudpickle
 import torch
 
 from monarch.compiler.plan import outgoing
-from monarch.runtime import exchange
 from monarch.runtime.actors.messages.memory import Memory, mapped
 from monarch.runtime.actors.messages.protocol import Head
 from monarch.runtime.actors.messages.sending import Sending
+from monarch.runtime.worker import exchange
 
 INLINE = 60 << 10
 BUFFER = 64 << 10

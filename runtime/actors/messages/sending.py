@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from monarch.compiler.plan import Executor, Handle, MonarchError
-from monarch.runtime.exchange import Reference, take
+from monarch.runtime.worker.exchange import Reference, take
 
 if TYPE_CHECKING:
-    from monarch.runtime.controller import MeshExecutor
-    from monarch.runtime.controller_state import Remote
+    from monarch.runtime.controller.executor import MeshExecutor
+    from monarch.runtime.controller.state import Remote
 
 
 class Sending:
@@ -27,7 +27,7 @@ class Sending:
         self.tensors: dict[MeshExecutor, tuple[int, list[Remote]]] = {}
 
     def refer(self, executor: Executor, handle: Handle, parameter: bool, requires_grad: bool) -> tuple[Any, ...]:
-        from monarch.runtime.controller import MeshExecutor
+        from monarch.runtime.controller.executor import MeshExecutor
 
         if not isinstance(executor, MeshExecutor) or executor.beside is None:
             raise MonarchError(

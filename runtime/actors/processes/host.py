@@ -23,9 +23,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from monarch.compiler.plan import MonarchError
-from monarch.runtime import signals
 from monarch.runtime.actors.errors import MeshFailure, SupervisionError
-from monarch.runtime.actors.future import Future
 from monarch.runtime.actors.messages.address import name_of, new_address
 from monarch.runtime.actors.messages.message import EMPTY, Payload
 from monarch.runtime.actors.messages.network import Across
@@ -37,10 +35,12 @@ from monarch.runtime.actors.processes.output import LAST_LINES, Output, Source
 from monarch.runtime.actors.processes.ownership import EndProcess
 from monarch.runtime.actors.processes.process import Death, Group, Process
 from monarch.runtime.actors.shape import Shape
-from monarch.runtime.processes import WarmParent, how_ended, warm_parent
+from monarch.runtime.future import Future
+from monarch.runtime.processes.parent import WarmParent, how_ended, warm_parent
+from monarch.runtime.shared import signals
 
 if TYPE_CHECKING:
-    from monarch.runtime.hosts import AttachedHosts
+    from monarch.runtime.hosts.attach import AttachedHosts
 
 STOP_SECONDS = 10.0
 """How long a process that is told to end may take for it before it is killed."""

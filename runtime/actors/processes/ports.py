@@ -11,10 +11,10 @@ from time import monotonic
 from typing import Any, Generic, Protocol, TypeVar, cast
 
 from monarch.runtime.actors.errors import SupervisionError
-from monarch.runtime.actors.future import Future
 from monarch.runtime.actors.messages.message import Payload
 from monarch.runtime.actors.shape import Shape
 from monarch.runtime.actors.values import ValueMesh
+from monarch.runtime.future import Future
 
 T = TypeVar("T")
 

@@ -78,7 +78,7 @@ from monarch.runtime.actors.shape import Shape
 if TYPE_CHECKING:
     from monarch.runtime.actors.meshes import ActorMesh, ProcMesh
     from monarch.runtime.actors.processes.host import Host
-    from monarch.runtime.hosts import AttachedHosts
+    from monarch.runtime.hosts.attach import AttachedHosts
 
 Message = tuple[str, Head, Payload]
 

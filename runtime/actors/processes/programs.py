@@ -29,14 +29,14 @@ from monarch.runtime.actors.messages.message import EMPTY, Files, Payload
 from monarch.runtime.actors.messages.protocol import DROP, WORK, WORKED, Head
 from monarch.runtime.actors.processes.ports import All, failing
 from monarch.runtime.actors.shape import Shape
-from monarch.runtime.connection import Beside, LocalConnection
-from monarch.runtime.exchange import Gifts, Loan, Loans
-from monarch.runtime.warm import mark_dead
-from monarch.runtime.window import Geometry, Window
+from monarch.runtime.controller.connection import Beside, LocalConnection
+from monarch.runtime.processes.warm import mark_dead
+from monarch.runtime.shared.window import Geometry, Window
+from monarch.runtime.worker.exchange import Gifts, Loan, Loans
 
 if TYPE_CHECKING:
-    from monarch.runtime.actors.future import Future
     from monarch.runtime.actors.processes.process import Death, Group, Process
+    from monarch.runtime.future import Future
 
 _END_SECONDS = 10.0
 """How long a worker may take for what it is doing when its mesh is closed."""
@@ -115,7 +115,7 @@ class Programs:
         up: socket.socket,
         across: dict[str, Any] | None,
     ) -> str | None:
-        from monarch.runtime.worker import serve_beside
+        from monarch.runtime.worker.loop import serve_beside
 
         try:
             serve_beside(actors, spec, rank, window, up, across)
@@ -186,7 +186,7 @@ def _described(value: object) -> tuple[list[torch.Tensor], Any]:
 
 
 class _Actors:
-    """`worker_state.Actors`: those of this process, for one worker."""
+    """`worker.state.Actors`: those of this process, for one worker."""
 
     def __init__(self, loans: Loans, gifts: Gifts, owner: str) -> None:
         self.loans = loans
@@ -296,7 +296,7 @@ def executor_in(
 ) -> Executor:
     """Start a worker for each place of a mesh in one of these processes, in order, once all are `bootstrapped`: all on
     this process' host, or as many on each of the hosts that the program has attached together. Raises MonarchError."""
-    from monarch.runtime.controller import MeshExecutor
+    from monarch.runtime.controller.executor import MeshExecutor
 
     if len(ranks) != mesh.workers:
         raise MonarchError(f"{mesh} has {mesh.workers} workers, and there are {len(ranks)} processes for them")

@@ -23,8 +23,8 @@ from monarch.compiler.plan.file import plan_bytes, plan_from_bytes
 from monarch.compiler.plan.local_ops import LOCAL_OPS
 from monarch.compiler.plan.native import bind
 from monarch.compiler.text import parse_graph
-from monarch.runtime.arena import Arena
-from monarch.runtime.frame import Frame
+from monarch.runtime.worker.arena import Arena
+from monarch.runtime.worker.frame import Frame
 from tests.compiler.programs import Program, programs
 
 SPANS = st.lists(

@@ -24,7 +24,7 @@ from monarch.compiler.plan.gpu import OnGpu, attention, attention_backward
 from monarch.compiler.plan.local_ops import LOCAL_OPS
 from monarch.compiler.plan.plan import Plan
 from monarch.compiler.text import parse_graph
-from monarch.runtime.frame import Frame
+from monarch.runtime.worker.frame import Frame
 from tests.kernels.triton.standin import StandIn, stand_in
 
 CPU = torch.device("cpu")

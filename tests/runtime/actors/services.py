@@ -173,6 +173,6 @@ def values(reply: Any) -> list[Any]:
 @monarch.remote
 def lent() -> int:
     """How many messages are still to be read here."""
-    from monarch.runtime.exchange import _of_mesh
+    from monarch.runtime.worker.exchange import _of_mesh
 
     return sum(len(loans._lent) + len(loans._read) for loans in _of_mesh.values())

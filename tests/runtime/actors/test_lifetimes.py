@@ -36,7 +36,7 @@ from monarch.runtime.actors.messages.message import Payload
 from monarch.runtime.actors.messages.protocol import CALL, SPAWN
 from monarch.runtime.actors.processes import current
 from monarch.runtime.actors.processes.ports import One
-from monarch.runtime.processes import warm_parent
+from monarch.runtime.processes.parent import warm_parent
 from tests.runtime.actors.conftest import WAIT
 
 Faults = queue.SimpleQueue[MeshFailure]

@@ -28,7 +28,7 @@ from monarch.actor import (
     this_proc,
 )
 from monarch.distributed import Mesh
-from monarch.runtime import wire
+from monarch.runtime.shared import wire
 from tests.runtime.actors.conftest import WAIT
 from tests.runtime.actors.services import Service, mesh, procs, service, stop, values
 

@@ -23,7 +23,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from monarch.runtime import futex
+from monarch.runtime.shared import futex
 from monarch.runtime.transport import process_vm
 from monarch.runtime.transport.endpoint import Endpoint, Registration
 from monarch.runtime.transport.interface import AccessRefused, Address, Region, Signal

@@ -1,0 +1,102 @@
+"""A mesh over several hosts: each host holds the whole of the mesh's shared memory, and workers keep the parts that
+they write the same where they are read.
+
+What a worker writes, its area of the windows and its progress word, is read by peers of its own host as ever. For peers
+on another host it posts the bytes that are read there, and then its progress word, into that host's copy of the memory:
+once a host, not once a peer. It does so over a link to its *counterpart*, the worker with the same place on that host,
+whose endpoint writes what arrives; posts over one link arrive in order, so that the word comes after the bytes. So
+every collective, and how workers wait and give up, is the same whether peers are near or far.
+
+Of what the control words hold, only the progress of workers elsewhere is mirrored, and as far as somebody waits for
+it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+from monarch.compiler.plan import MeshSpec
+from monarch.runtime.shared import signals
+from monarch.runtime.shared.window import Window
+from monarch.runtime.transport.interface import LinkLost, Signal
+
+if TYPE_CHECKING:
+    from monarch.runtime.worker.peers import Peer
+
+
+class Mirror:
+    """This worker's way to the other hosts' copies of what it writes. `peers` are its counterparts, by host."""
+
+    def __init__(self, mesh: MeshSpec, rank: int, window: Window, peers: dict[int, Peer]) -> None:
+        self.per_host = mesh.workers // (len(peers) + 1)
+        self.host = rank // self.per_host
+        self.here = range(self.host * self.per_host, (self.host + 1) * self.per_host)
+        self.others = tuple(sorted(peers))
+        self._window = window
+        self._peers = peers
+        self._word = 8 * (signals.line_of(rank) + signals.PROGRESS)
+        self._parts: dict[int, list[tuple[int, int]]] = {host: [] for host in peers}
+        self._owed: set[int] = set()  # hosts that have not been told the newest progress
+
+    @property
+    def messages(self) -> int:
+        """Handshakes and other control messages that went over the links so far: a step sends none."""
+        return sum(peer.link.messages for peer in self._peers.values())
+
+    def hosts_of(self, ranks: Iterable[int]) -> tuple[int, ...]:
+        """The other hosts on which any of `ranks` are."""
+        return tuple(sorted({rank // self.per_host for rank in ranks} - {self.host}))
+
+    def by_host(self, ranks: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+        """The ranks of one host after the other; nothing where hosts take turns, or have different numbers of them."""
+        blocks = [tuple(block) for _, block in groupby(ranks, lambda rank: rank // self.per_host)]
+        even = len({len(block) for block in blocks}) == 1
+        hosts = {block[0] // self.per_host for block in blocks}
+        return tuple(blocks) if even and len(hosts) == len(blocks) else ()
+
+    def write(self, hosts: Iterable[int], offset: int, size: int) -> None:
+        """Bytes of the memory, to be there on `hosts` before the next progress is."""
+        for host in hosts:
+            parts = self._parts[host]
+            if parts and parts[-1][1] == offset:
+                parts[-1] = (parts[-1][0], offset + size)
+            else:
+                parts.append((offset, offset + size))
+
+    def tell(self, hosts: Iterable[int], progress: int) -> None:
+        """Send what was written for `hosts`, and then the progress. Raises LinkLost."""
+        memory = self._window.bytes
+        for host in hosts:
+            peer = self._peers[host]
+            signal = Signal(peer.region, self._word, progress)
+            parts = self._parts[host]
+            self._owed.discard(host)
+            if not parts:
+                peer.link.post(b"", peer.region, 0, signal)
+                continue
+            for start, end in parts[:-1]:
+                peer.link.post(memory[start:end], peer.region, start)
+            start, end = parts[-1]
+            peer.link.post(memory[start:end], peer.region, start, signal)
+            parts.clear()
+
+    def owe(self, hosts: Iterable[int]) -> None:
+        """The progress has gone on, and these hosts are to know it; at the latest when this worker waits."""
+        self._owed.update(hosts)
+
+    def settle(self, progress: int) -> None:
+        """Tell those that have not been told."""
+        if self._owed:
+            self.tell(tuple(self._owed), progress)
+
+    def give_up(self, progress: int) -> None:
+        """Forget what was to be sent for a step that has failed, and tell all hosts that can be reached."""
+        for parts in self._parts.values():
+            parts.clear()
+        self._owed.clear()
+        for host in self.others:
+            with suppress(LinkLost):  # whose end is told elsewhere
+                self.tell((host,), progress)

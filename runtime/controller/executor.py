@@ -1,0 +1,446 @@
+"""The executor of a mesh: values, plans and steps as commands, over a `connection` to the workers.
+
+Commands go to all workers at once through the ring; nothing is waited for until a value or a failure is asked for, or
+the workers are too far behind.
+"""
+
+from __future__ import annotations
+
+import pickle
+import sys
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from itertools import count
+from typing import Any
+
+import torch
+
+from monarch.compiler.config import settings
+from monarch.compiler.plan import (
+    Handle,
+    LayoutError,
+    MeshSpec,
+    MonarchError,
+    Plan,
+    TensorType,
+    Trace,
+    check_backend,
+)
+from monarch.compiler.plan.tracing import ended, started
+from monarch.runtime.controller.connection import Beside, Connection, LocalConnection
+from monarch.runtime.controller.placing import Blocks, pieces
+from monarch.runtime.controller.state import PlanRecord, Remote, Step
+from monarch.runtime.shared import memory, wire
+from monarch.runtime.shared.window import STAGING_BYTES
+from monarch.runtime.worker import frame
+from monarch.runtime.worker.tracing import Recorder, buffer_words, clock
+
+MAX_UNDER_WAY = 256
+_REFRESH_EVERY = 16
+_ASK_ABOVE = 16 << 20
+_FREE_AT_ONCE = 4096
+
+Argument = Handle | torch.Tensor | float | int
+
+
+Connect = Callable[[MeshSpec, Callable[[], None]], Connection]
+
+
+class MeshExecutor:
+    """`monarch.compiler.plan.Executor` over worker processes: on this host, or where `connect` has them. Safe to use
+    from several threads."""
+
+    def __init__(self, mesh: MeshSpec, connect: Connect = LocalConnection) -> None:
+        me = weakref.ref(self)
+        self._connection = connect(mesh, lambda: ended(executor) if (executor := me()) is not None else None)
+        self._mesh = mesh
+        self._lock = self._connection.lock
+        self._state = self._connection.state
+        self._replies = self._connection.replies
+        self._refreshed = 0  # the command at which the workers' progress was last looked at
+        self._log = "commands" in settings.log
+        self._freed: deque[int] = deque()
+        self._types: dict[TensorType, TensorType] = {}
+        self._plans: dict[int, tuple[weakref.ref[Plan], PlanRecord]] = {}
+        self._records: dict[str, PlanRecord] = {}
+        self._unloaded: deque[tuple[str, int]] = deque()
+        self._recorder: Recorder | None = None
+        self._numbers = count()
+        self._lent = 0  # so many commands are done once all is lent that actors were sent
+        started(self)
+
+    @property
+    def mesh(self) -> MeshSpec:
+        return self._mesh
+
+    # -- values ----------------------------------------------------------------------------------------------------
+
+    def put(self, tensor: torch.Tensor, type: TensorType) -> Remote:
+        with self._lock:
+            self._connection.enter()
+            handle = self._put(tensor, type)
+            self._connection.publish()
+            return handle
+
+    def _put(self, tensor: torch.Tensor, type: TensorType, what: str = "the tensor") -> Remote:
+        start = clock()
+        if tuple(tensor.shape) != type.shape or tensor.dtype != type.dtype:
+            raise LayoutError(
+                f"{what} is {TensorType(tensor.dtype, tuple(tensor.shape))}, and {type} is to be placed",
+                hint=f"give a tensor of the global shape {list(type.shape)} and dtype {type.dtype}.",
+            )
+        type.check(self._mesh, what)
+        self._flush_freed()
+        blocks = Blocks.of(tensor.detach(), type, self._mesh)
+        total = blocks.size * self._mesh.workers
+        if total > _ASK_ABOVE:
+            memory.require(total, f"{type} on {self._mesh.workers} workers", memory.available_bytes)
+        id = self._state.handles(1)
+        for piece in pieces(blocks.size, len(blocks.distinct), STAGING_BYTES // 8):
+            step = self._state.step(f"put {type}")
+            length = piece.stop - piece.start
+            staged = length * len(blocks.distinct)
+            if staged <= wire.INLINE_BYTES:
+                record = blocks.head(id, wire.INLINE, piece) + b"".join(
+                    block[piece].numpy().tobytes() for block in blocks.distinct
+                )
+            else:
+                offset = self._connection.stage([block[piece].numpy() for block in blocks.distinct], step.sequence)
+                record = blocks.head(id, offset, piece)
+            self._connection.write(record, step.sequence)
+        if self._log:
+            self._say(f"put {id} {type}")
+        if self._recorder is not None:
+            self._recorder.did("put", str(type), start, step.sequence)
+        return Remote(id, self._types.setdefault(type, type), step, self, self._freed)
+
+    def shards(self, handle: Handle, workers: Sequence[int] | None = None) -> list[torch.Tensor]:
+        start = clock()
+        ranks = list(range(self._mesh.workers)) if workers is None else list(workers)
+        with self._lock:
+            self._connection.enter()
+            remote = self._own(handle, "the value that is fetched")
+            for rank in ranks:
+                if not 0 <= rank < self._mesh.workers:
+                    raise MonarchError(
+                        f"no worker {rank}: the mesh {self._mesh} has workers 0 to {self._mesh.workers - 1}"
+                    )
+            size = remote.type.nbytes * len(ranks)
+            if size > _ASK_ABOVE:
+                memory.require(size, f"fetching {remote.type} from {len(ranks)} workers", memory.available_bytes)
+            self._flush_freed()
+            step = self._state.step("fetch")
+            self._replies.expect(step.sequence)
+            self._connection.write(wire.numbers(wire.FETCH, remote.id, *ranks), step.sequence)
+            self._connection.publish()
+            if self._log:
+                self._say(f"fetch {remote.id} from {ranks}")
+        try:
+            self._connection.gather(step, set(ranks))
+            with self._lock:
+                self._state.check(remote.step)
+                self._state.check(step)
+                found = self._replies.of(step.sequence)
+                return [found[rank] for rank in ranks]
+        finally:
+            with self._lock:
+                self._replies.forget(step.sequence)
+                if self._recorder is not None:
+                    self._recorder.did("fetch", str(remote.type), start, step.sequence)
+
+    def held_values(self) -> list[int]:
+        """How many values each worker holds, once it has done everything asked of it so far."""
+        with self._lock:
+            self._connection.enter()
+            self._flush_freed()
+            step = self._state.step("count")
+            self._replies.expect(step.sequence)
+            self._connection.write(wire.numbers(wire.COUNT), step.sequence)
+            self._connection.publish()
+        self._connection.gather(step, set(range(self._mesh.workers)))
+        with self._lock:
+            self._state.check(step)
+            found = self._replies.of(step.sequence)
+            self._replies.forget(step.sequence)
+            return [int(found[rank].item()) for rank in range(self._mesh.workers)]
+
+    def worker_pids(self) -> list[int]:
+        """The workers' process ids, by rank, once all have started."""
+        self._until(self._state.next_command)
+        return self._connection.pids()
+
+    def wait(self, handle: Handle) -> None:
+        start = clock()
+        remote = self._own(handle, "the value that is waited for")
+        step = remote.step
+        self._until(step.sequence + 1)
+        with self._lock:
+            if self._recorder is not None:
+                self._recorder.did("wait", step.name, start, step.sequence)
+            self._state.check(step)
+
+    def recover(self, handle: Handle) -> Remote:
+        """For a state that a failed step was to make: the newest value of it that there is, which is that of the last
+        step that committed. Gives `handle` itself where nothing failed; raises DeviceMeshError where nothing is
+        left."""
+        remote = self._own(handle, "the value")
+        self._until(self._state.next_command)
+        with self._lock:
+            return self._state.recover(remote)
+
+    # -- steps -----------------------------------------------------------------------------------------------------
+
+    def run(self, plan: Plan, arguments: Sequence[Argument]) -> list[Handle]:
+        with self._lock:
+            self._connection.enter()
+            start = clock() if self._recorder is not None else 0
+            known = self._plans.get(id(plan))
+            record = known[1] if known is not None and known[0]() is plan else self._load(plan)
+            if len(arguments) != len(record.dtypes):
+                raise MonarchError(
+                    f"plan '{record.name}' takes {len(record.dtypes)} arguments, and {len(arguments)} were given"
+                )
+            values: list[Any] = []
+            held = []  # temporary handles, which live until the command is written
+            for at, (argument, dtype) in enumerate(zip(arguments, record.dtypes, strict=True)):
+                if dtype is not None:
+                    values.append(self._number_for(record, at, argument, dtype))
+                elif type(argument) is Remote:
+                    if (
+                        argument.owner is not self
+                        or argument.taken_by is not None
+                        or argument.type is not record.input_types[at]
+                    ):
+                        self._refuse(record, at, argument)
+                    values.append(argument.id)
+                elif isinstance(argument, torch.Tensor):
+                    made = self._put(argument, record.input_types[at], f"argument {at} of plan '{record.name}'")
+                    held.append(made)
+                    values.append(made.id)
+                else:
+                    self._refuse(record, at, argument)
+            if self._freed or self._unloaded:
+                self._flush_freed()
+            state = self._state
+            base = state.handles(len(record.output_types))
+            donated = tuple([handle for at in record.donated if type(handle := arguments[at]) is Remote])
+            step = state.step(record.name, donated)
+            if donated:
+                step.previous = (record, base, arguments)
+            body = record.struct.pack(wire.RUN, record.number, base, len(record.output_types), *values)
+            self._connection.write(body, step.sequence)
+            self._connection.publish()
+            if self._log:
+                self._say(f"run {record.name} ({', '.join(map(str, values))}) -> {base} ...")
+            if self._recorder is not None:
+                self._recorder.ran(record.number, plan)
+                self._recorder.did("run", record.name, start, step.sequence)
+            if step.sequence - self._refreshed >= _REFRESH_EVERY:
+                self._refreshed = step.sequence
+                self._connection.refresh()
+                if step.sequence - state.finished_commands > MAX_UNDER_WAY:
+                    self._connection.catch_up(step.sequence - MAX_UNDER_WAY // 2)
+            freed = self._freed
+            return [Remote(base + at, type_, step, self, freed) for at, type_ in enumerate(record.output_types)]
+
+    def _number_for(self, record: PlanRecord, at: int, argument: Any, dtype: torch.dtype) -> float | int:
+        if isinstance(argument, torch.Tensor):
+            argument = argument.item()
+        if not isinstance(argument, (int, float)):
+            self._refuse(record, at, argument)
+        return float(argument) if dtype.is_floating_point else int(argument)
+
+    def _refuse(self, record: PlanRecord, at: int, argument: object) -> None:
+        """Raise what is wrong with an argument; return where nothing is."""
+        spec = record.inputs[at]
+        what = f"{spec.kind} {spec.label!r} of plan '{record.name}'"
+        if not isinstance(argument, Remote):
+            raise MonarchError(f"{what} is {spec.type}, and a {type(argument).__name__} was given")
+        self._own(argument, what)
+        self._state.refuse_donated(argument, what)
+        if argument.type != spec.type:
+            raise MonarchError(f"{what} is {spec.type}, and a handle of {argument.type} was given")
+
+    def _load(self, plan: Plan) -> PlanRecord:
+        """Send the plan to the workers, unless they have it."""
+        if plan.mesh != self._mesh:
+            raise MonarchError(f"plan '{plan.name}' is for {plan.mesh}, and this mesh is {self._mesh}")
+        check_backend(plan.collectives, plan.target)
+        bare = replace(plan, graph="", traced="", report=None, costs={})
+        key = plan.hash or f"unnamed {hash(pickle.dumps(bare))}"
+        record = self._records.get(key)
+        if record is None:
+            start = clock()
+            frame.check(plan)
+            blob = self._connection.packed(bare)
+            record = PlanRecord(self._state.next_command, plan, self._types)
+            self._connection.load(blob, self._state.step("load").sequence)
+            self._records[key] = record
+            if self._log:
+                self._say(f"load {record.name} as {record.number}: {len(blob)} bytes")
+            if self._recorder is not None:
+                self._recorder.did("load", record.name, start, record.number)
+        # When the last object that stands for the plan is gone, the workers need not keep it either.
+        identity = id(plan)
+        record.users += 1
+
+        def forget(
+            _: object, plans: Any = self._plans, records: Any = self._records, gone: Any = self._unloaded
+        ) -> None:
+            plans.pop(identity, None)
+            record.users -= 1
+            if record.users == 0:
+                gone.append((key, record.number))
+
+        self._plans[identity] = (weakref.ref(plan, forget), record)
+        return record
+
+    # -- actors in the workers' processes --------------------------------------------------------------------------
+
+    @property
+    def beside(self) -> Beside | None:
+        """The processes in which the workers are, where these are processes of actors."""
+        return self._connection.beside
+
+    def number(self) -> int:
+        """For something that is lent to actors: a new one."""
+        return next(self._numbers)
+
+    def owned(self, handle: Handle, what: str) -> Remote:
+        """The handle, which is this mesh's, and whose value no step has taken. Raises MonarchError."""
+        remote = self._own(handle, what)
+        self._state.refuse_donated(remote, what)
+        return remote
+
+    def lend(self, number: int, values: Sequence[Remote], messages: Sequence[int]) -> None:
+        """Have the workers lend values, each to so many messages in its process (see `exchange`)."""
+        with self._lock:
+            self._connection.enter()
+            for value in values:  # another thread may have run a step since the message was pickled
+                self._state.refuse_donated(value, "a tensor in the message")
+            self._flush_freed()
+            step = self._state.step("lend")
+            ids = [value.id for value in values]
+            self._connection.write(wire.numbers(wire.LEND, number, len(ids), *ids, *messages), step.sequence)
+            self._connection.publish()
+            self._lent = step.sequence + 1
+
+    def adopt(self, number: int, types: Sequence[TensorType]) -> list[Handle]:
+        """Values of tensors that actors have made, one of each type."""
+        with self._lock:
+            self._connection.enter()
+            self._flush_freed()
+            base = self._state.handles(len(types))
+            step = self._state.step("adopt")
+            self._connection.write(wire.numbers(wire.ADOPT, number, base, len(types)), step.sequence)
+            self._connection.publish()
+            types = [self._types.setdefault(type_, type_) for type_ in types]
+            return [Remote(base + at, type_, step, self, self._freed) for at, type_ in enumerate(types)]
+
+    # -- measuring -------------------------------------------------------------------------------------------------
+
+    def trace_start(self) -> None:
+        words = buffer_words(self._mesh.workers)
+        size = 8 * words * self._mesh.workers
+        memory.require(size, f"tracing {self._mesh.workers} workers", memory.available_bytes)
+        with self._lock:
+            if self._recorder is not None:
+                raise MonarchError(f"the mesh {self._mesh} is being traced already", hint="stop that trace first.")
+            step = self._command_trace(words)
+        try:
+            self._connection.gather(step, set(range(self._mesh.workers)))
+            with self._lock:
+                self._state.check(step)
+                self._recorder = Recorder(self._mesh)
+                self._recorder.buffers = self._replies.of(step.sequence)
+            self._recorder.offsets = self._connection.clock_offsets()
+        except BaseException:
+            with suppress(MonarchError):
+                self._command_trace(0)
+            raise
+        finally:
+            with self._lock:
+                self._replies.forget(step.sequence)
+
+    def trace_stop(self) -> Trace:
+        with self._lock:
+            if self._recorder is None:
+                raise MonarchError(f"the mesh {self._mesh} is not being traced", hint="call trace_start() first.")
+            recorder, self._recorder = self._recorder, None
+        # A mesh that is closed, or has lost a worker, does nothing any more: what was measured is there all the same.
+        with suppress(MonarchError):
+            step = self._command_trace(0)
+            self._until(step.sequence + 1)
+            self._replies.forget(step.sequence)
+        with suppress(MonarchError):
+            self._connection.measured(recorder.buffers)
+        return recorder.trace()
+
+    def _command_trace(self, words: int) -> Step:
+        with self._lock:
+            self._connection.enter()
+            self._flush_freed()
+            step = self._state.step("trace")
+            self._replies.expect(step.sequence)
+            self._connection.write(wire.numbers(wire.TRACE, words), step.sequence)
+            self._connection.publish()
+            return step
+
+    # -- in between ------------------------------------------------------------------------------------------------
+
+    def _flush_freed(self) -> None:
+        """Tell the workers which values and plans are no longer needed."""
+        while self._freed:
+            ids: list[int] = []
+            while self._freed and len(ids) < _FREE_AT_ONCE:
+                ids.append(self._freed.popleft())
+            self._connection.write(wire.numbers(wire.FREE, *ids), self._state.step("free").sequence)
+        while self._unloaded:
+            key, number = self._unloaded.popleft()
+            record = self._records.get(key)
+            if record is not None and record.number == number and record.users == 0:
+                del self._records[key]
+                self._connection.write(wire.numbers(wire.UNLOAD, number), self._state.step("unload").sequence)
+
+    def _until(self, commands: int) -> None:
+        """Wait until all workers have finished so many commands. Raises DeviceMeshError where the mesh is lost."""
+        with self._lock:
+            self._connection.enter()
+            if self._freed:
+                self._flush_freed()
+        self._connection.catch_up(commands)
+
+    def _own(self, handle: Handle, what: str) -> Remote:
+        if not isinstance(handle, Remote) or handle.owner is not self:
+            raise MonarchError(
+                f"{what} is not on this mesh, {self._mesh}",
+                hint="fetch it there and distribute it here.",
+            )
+        return handle
+
+    def _say(self, text: str) -> None:
+        print(f"monarch: {self._mesh} {self._state.next_command - 1}: {text}", file=sys.stderr)
+
+    # -- the end ---------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        ended(self)
+        if self._state.finished_commands < self._lent:  # messages on their way to actors refer to it
+            with suppress(MonarchError):
+                self._connection.catch_up(self._lent)
+        if self._recorder is not None:
+            with suppress(MonarchError):
+                self._connection.measured(self._recorder.buffers)
+        self._connection.close()
+        with self._lock:
+            self._plans.clear()
+            self._records.clear()
+
+    def __enter__(self) -> MeshExecutor:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,57 @@
+"""Placing a tensor of the controller's on the workers: which blocks there are, and who gets which."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from monarch.compiler.plan import MeshSpec, TensorType
+from monarch.compiler.plan.blocks import block_of
+from monarch.runtime.shared import wire
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """The distinct blocks of a tensor, as rows of bytes, and the number of each worker's."""
+
+    type: TensorType
+    shape: tuple[int, ...]
+    distinct: list[torch.Tensor]
+    of_worker: list[int]
+    size: int
+
+    @staticmethod
+    def of(tensor: torch.Tensor, type: TensorType, mesh: MeshSpec) -> Blocks:
+        sharding = {name for names in type.layout.shards for name in names}
+        partial = {name for name, _ in type.layout.partial}
+        numbers: dict[tuple[int, ...], int] = {}
+        distinct: list[torch.Tensor] = []
+        of_worker: list[int] = []
+        for rank, position in enumerate(mesh.coordinates()):
+            # Workers at the same place along the sharding dims hold the same block; a partial value has a first place.
+            key = tuple(
+                at if name in sharding else min(at, 1) if name in partial else 0 for name, at in position.items()
+            )
+            if key not in numbers:
+                numbers[key] = len(distinct)
+                distinct.append(wire.raw(block_of(tensor, type, mesh, rank)))
+            of_worker.append(numbers[key])
+        return Blocks(type, type.local_shape(mesh), distinct, of_worker, distinct[0].numel())
+
+    def head(self, handle: int, offset: int, piece: slice) -> bytes:
+        """The PUT record up to the piece's bytes."""
+        code = wire.DTYPE_CODES[self.type.dtype]
+        return wire.PUT_HEAD.pack(
+            wire.PUT, handle, code, len(self.shape), self.size, offset, piece.start, piece.stop, len(self.of_worker)
+        ) + wire.numbers(*self.shape, *self.of_worker)
+
+
+def pieces(size: int, copies: int, limit: int) -> Iterator[slice]:
+    """Cut `size` bytes, of which there are `copies`, so that all copies of a piece take at most `limit`. At least one
+    piece, and boundaries at multiples of 64 where the limit allows it."""
+    step = max(1, limit // copies)
+    step = step // 64 * 64 or step
+    for start in range(0, max(size, 1), step):
+        yield slice(start, min(start + step, size))

@@ -1,0 +1,229 @@
+"""What the controller knows of its mesh: commands under way, handles, and what went wrong. Pure: it is told what
+happens (`finished`, `report`, `died`) and decides what that means; it reads no socket and no shared memory."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from monarch.compiler.plan import DeviceMeshError, MeshSpec, MonarchError, Plan, Source, TensorType
+from monarch.runtime.shared import wire
+from monarch.runtime.shared.wire import Report
+
+_REMEMBERED = 1024
+_KIND_RANK = {"failed": 0, "dependent": 1, "aborted": 2}
+
+
+class Remote:
+    """A tensor on the workers: what `Executor.put` and `run` give. Dropping it frees the tensor there."""
+
+    __slots__ = ("__weakref__", "_freed", "id", "owner", "step", "taken_by", "type")
+
+    def __init__(self, id: int, type: TensorType, step: Step, owner: object, freed: deque[int]) -> None:
+        self.id = id
+        self.type = type
+        self.step = step  # that makes it
+        self.owner = owner
+        self.taken_by: Step | None = None  # the step to which it was donated
+        self._freed = freed
+
+    def __del__(self) -> None:
+        # May run at any point of any thread: an append is all that is safe. What a step has taken it has freed.
+        if self.taken_by is None:
+            self._freed.append(self.id)
+
+    def __repr__(self) -> str:
+        return f"<handle {self.id}: {self.type}>"
+
+
+class Step:
+    """A command that makes values."""
+
+    __slots__ = ("donated", "error", "lost", "name", "previous", "sequence")
+
+    # How to find what a state was before the step: the plan, the first output's handle, and the arguments.
+    Previous = tuple["PlanRecord", int, Sequence[object]]
+
+    def __init__(self, sequence: int, name: str, donated: tuple[Remote, ...] = ()) -> None:
+        self.sequence = sequence
+        self.name = name
+        self.donated = donated  # kept until it is known that the step worked
+        self.previous: Step.Previous | None = None
+        self.error: DeviceMeshError | None = None
+        self.lost = False  # it failed after its commit
+
+
+class PlanRecord:
+    """A plan that the workers hold, with what `run` needs of it laid out for speed."""
+
+    def __init__(self, number: int, plan: Plan, types: dict[TensorType, TensorType]) -> None:
+        self.number = number
+        self.name = plan.name
+        self.users = 0
+        self.inputs = plan.inputs
+        self.dtypes: list[torch.dtype | None] = [
+            spec.type.dtype if spec.kind in ("scalar", "seed") else None for spec in plan.inputs
+        ]
+        # One object a type, so that a handle's type is nearly always compared by identity.
+        self.input_types = [types.setdefault(spec.type, spec.type) for spec in plan.inputs]
+        self.output_types = [types.setdefault(spec.type, spec.type) for spec in plan.outputs]
+        self.struct = wire.run_struct(self.dtypes)
+        self.donated = [at for at, donated in enumerate(plan.donated) if donated and self.dtypes[at] is None]
+        before = {spec.label: at for at, spec in enumerate(plan.inputs) if spec.kind == "state"}
+        self.state_pairs = [
+            (out, before[spec.label])
+            for out, spec in enumerate(plan.outputs)
+            if spec.kind == "state" and spec.label in before
+        ]
+
+
+class ControllerState:
+    def __init__(self, mesh: MeshSpec) -> None:
+        self.mesh = mesh
+        self.next_command = 0
+        self.next_handle = 1
+        self.finished_commands = 0
+        self.dead: DeviceMeshError | None = None
+        self._coordinates = [
+            ", ".join(f"{name}={at}" for name, at in point.items()) or "0" for point in mesh.coordinates()
+        ]
+        self._under_way: deque[Step] = deque()
+        self._reports: dict[int, list[Report]] = {}
+        self._failures: OrderedDict[int, DeviceMeshError] = OrderedDict()
+
+    # -- commands --------------------------------------------------------------------------------------------------
+
+    def step(self, name: str, donated: tuple[Remote, ...] = ()) -> Step:
+        """The next command, one that makes values."""
+        step = Step(self.next_command, name, donated)
+        self.next_command += 1
+        for handle in donated:
+            handle.taken_by = step
+        self._under_way.append(step)
+        return step
+
+    def handles(self, count: int) -> int:
+        """The first of `count` new handles' numbers."""
+        first = self.next_handle
+        self.next_handle += count
+        return first
+
+    def refuse_donated(self, handle: Remote, what: str) -> None:
+        """Raise MonarchError for a handle whose value another step has taken."""
+        step = handle.taken_by
+        if step is not None:
+            raise MonarchError(
+                f"{what} was donated to step {step.sequence} ('{step.name}'), which replaces it",
+                hint="use the handle that that step returned for it; a failed step gives its inputs back.",
+            )
+
+    # -- what happens ----------------------------------------------------------------------------------------------
+
+    def report(self, report: Report) -> None:
+        """A worker says that a command failed there. Reports come before the command counts as finished."""
+        self._reports.setdefault(report.step, []).append(report)
+
+    def finished(self, commands: int) -> None:
+        """Every worker has finished this many commands, and all reports of theirs are in."""
+        self.finished_commands = commands
+        under_way = self._under_way
+        while under_way and under_way[0].sequence < commands:
+            step = under_way.popleft()
+            if self._reports and step.sequence in self._reports:
+                self._fail(step, self._reports.pop(step.sequence))
+            else:
+                step.previous = None
+            step.donated = ()
+        if self._reports:
+            for sequence in [sequence for sequence in self._reports if sequence < commands]:
+                self._remember(sequence, self.explain(self._reports.pop(sequence)))
+
+    def died(self, deaths: Iterable[tuple[int, str]]) -> None:
+        """Workers have ended: nothing of this mesh can be relied on any more."""
+        deaths = list(deaths)
+        if self.dead is None and deaths:
+            who = "; ".join(f"worker {self._coordinates[rank]} {how}" for rank, how in deaths)
+            self.give_up(f"the mesh {self.mesh} has lost a worker: {who}")
+
+    def give_up(self, message: str, hint: str = "") -> None:
+        if self.dead is None:
+            hint = hint or (
+                "All values on the mesh are lost with it. A worker that was killed by SIGKILL was most often killed\n"
+                "for memory: look at the kernel's log. Make a new mesh, and start again from the last checkpoint."
+            )
+            self.dead = DeviceMeshError(message, hint=hint)
+
+    def check(self, step: Step) -> None:
+        """Raise what went wrong in a finished step, if anything did."""
+        if step.error is not None:
+            raise fresh(step.error)
+        if self.dead is not None:
+            raise fresh(self.dead)
+
+    def recover(self, handle: Remote) -> Remote:
+        """For a state that a failed step was to make: the newest value of it that there is. Raises what `check` raises
+        where there is none."""
+        while handle.step.error is not None:
+            before = None
+            if handle.step.previous is not None:
+                record, base, arguments = handle.step.previous
+                at = dict(record.state_pairs).get(handle.id - base)
+                before = None if at is None else arguments[at]
+            if not isinstance(before, Remote):
+                self.check(handle.step)
+                raise AssertionError("a step with an error raises it")
+            handle = before
+        self.check(handle.step)
+        return handle
+
+    # -- failures --------------------------------------------------------------------------------------------------
+
+    def _remember(self, sequence: int, error: DeviceMeshError) -> None:
+        self._failures[sequence] = error
+        while len(self._failures) > _REMEMBERED:
+            self._failures.popitem(last=False)
+
+    def _fail(self, step: Step, reports: list[Report]) -> None:
+        step.error = self.explain(reports, step)
+        step.lost = any(report.committed for report in reports)
+        self._remember(step.sequence, step.error)
+        for handle in step.donated:
+            handle.taken_by = None
+            if step.lost:  # some workers may still hold it
+                handle.step = step
+        if step.lost:
+            step.previous = None
+
+    def explain(self, reports: Sequence[Report], step: Step | None = None) -> DeviceMeshError:
+        """One error from what the workers say: the first cause, and how far it reaches."""
+        cause = min(reports, key=lambda report: (_KIND_RANK[report.kind], report.rank))
+        if cause.kind == "dependent" and cause.root in self._failures:
+            first = self._failures[cause.root]
+            return fresh(first)
+        who = f"worker {self._coordinates[cause.rank]}"
+        what = f" in {cause.op}" if cause.op else ""
+        message = f"{who} failed{what}: {cause.error or 'a value that it needs is missing'}"
+        hint = []
+        if step is not None:
+            hint.append(f"step {step.sequence} ('{step.name}') on {self.mesh}")
+        if cause.operands:
+            hint.append(f"operands: {', '.join(cause.operands)}")
+        failed = [self._coordinates[report.rank] for report in reports if report.kind == "failed"]
+        if len(failed) > 1:
+            shown = "; ".join(failed[:8]) + ("; ..." if len(failed) > 8 else "")
+            hint.append(f"{len(failed)} of {self.mesh.workers} workers failed: {shown}")
+        if any(report.committed for report in reports):
+            hint.append("the step had committed: the state that it replaces is gone")
+        if cause.traceback:
+            hint.append("the worker's traceback:")
+            hint.extend("  " + line for line in cause.traceback.rstrip().splitlines())
+        source = Source(*cause.source) if cause.source else None
+        return DeviceMeshError(message, hint="\n".join(hint), source=source)
+
+
+def fresh(error: DeviceMeshError) -> DeviceMeshError:
+    """The same error to be raised once more: one that has been raised keeps the frames that it went through alive, and
+    the handles in them."""
+    return DeviceMeshError(error.message, hint=error.hint, source=error.source)

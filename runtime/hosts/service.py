@@ -1,0 +1,326 @@
+"""What a host does for a controller: it starts its part of a mesh's workers, hands them their commands, and tells how
+far they are.
+
+    down   start     dims, host (this one's number in the mesh), hosts, secret, transports, timeout, beside: nothing,
+                     or the processes of actors that the workers are to be in, its name there, and its owner
+           peers     data: for every worker of the mesh its endpoint and memory, as JSON
+           load      number; data: the plan's bytes
+           stage     offset; data: for the staging area
+           commands  first; data: records, each behind its length (8 bytes)
+           release   step: all workers of all hosts have finished or given up so many commands
+           dead      rank: a worker elsewhere has ended
+           clock     sent: the controller's clock, which comes back with this host's
+           measured  what workers have measured is to be sent
+           links     how many control messages workers have sent to peers on other hosts is to be told
+           stop
+           actors    secret, root, number: an agent for the controller's actors; with nothing, its end
+    up     workers   for each: its process id, endpoint and memory
+           links     for each: the transport to each other host, and why
+           packet    rank; data: what that worker sent, and behind it the file that came with it
+           exited    rank, how
+           lost      rank, peer, why: the link between the two has broken
+           refused   message, hint: the start, or what came before `links`, has failed
+           progress  (commands finished by all, commands finished or given up by all)
+           clock     sent, here
+           measured  rank; data: the written part of its buffer (see `tracing`)
+           counted   messages
+           stopped
+           actors    address: where that agent is reached
+
+The plan is decoded and checked here, and its kernels are built here, for this host's processors.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import pickle
+import struct
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from monarch.compiler.plan import MeshSpec, MonarchError, PlanError
+from monarch.compiler.plan.file import plan_from_bytes
+from monarch.runtime.control.message import Message, Reply
+from monarch.runtime.controller.connection import pack_plan
+from monarch.runtime.processes.workers import Processes, Workers
+from monarch.runtime.shared import signals, wire
+from monarch.runtime.shared.ring import Full
+from monarch.runtime.shared.window import STAGING_BYTES
+from monarch.runtime.worker.peers import pack, unpack
+from monarch.runtime.worker.tracing import clock, measured_part
+
+if TYPE_CHECKING:
+    from monarch.runtime.actors.processes.agent import Agent
+
+RECORD = struct.Struct("=q")
+
+
+class HostService:
+    """`control.message.Service`: the parts of an attached controller's meshes that are on this host."""
+
+    def __init__(self, reply: Reply, bind: str, tls: str | None, advertise: str | None = None) -> None:
+        """`bind` is the address on which this host's workers listen for those of others, and `advertise` the one by
+        which they are reached, if that is another; `tls` the folder with this host's certificates, which connections
+        between workers are to use, or None."""
+        self._reply = reply
+        self._across = {"bind": bind, "advertise": advertise, "tls": tls}
+        self._parts: dict[int, _Part] = {}
+        self._actors: Agent | None = None
+
+    def receive(self, message: Message) -> None:
+        if message.kind == "start":
+            try:
+                self._parts[message.mesh] = _Part(message.mesh, message.head, self._reply, self._across, self._actors)
+            except MonarchError as error:
+                self._reply(Message("refused", message.mesh, head={"message": error.message, "hint": error.hint}))
+        elif message.kind == "stop":
+            part = self._parts.pop(message.mesh, None)
+            if part is not None:
+                part.stop()
+            self._reply(Message("stopped", message.mesh))
+        elif message.kind == "actors":
+            self._end_actors()
+            if message.head:
+                self._start_actors(message)
+        else:
+            part = self._parts.get(message.mesh)
+            if part is not None:  # one that could not start is told the rest as well
+                part.receive(message)
+
+    def _start_actors(self, message: Message) -> None:
+        from monarch.runtime.actors.messages.network import Across
+        from monarch.runtime.actors.processes.agent import Agent
+
+        head, own = message.head, self._across
+        across = Across(bytes.fromhex(head["secret"]), own["tls"], str(own["bind"]), own["advertise"])
+        try:
+            self._actors = Agent(str(head["root"]), int(head["number"]), across)
+        except MonarchError as error:
+            self._reply(Message("refused", message.mesh, head={"message": error.message, "hint": error.hint}))
+        else:
+            self._reply(Message("actors", message.mesh, head={"address": self._actors.address}))
+
+    def _end_actors(self) -> None:
+        if self._actors is not None:
+            self._actors.end()
+            self._actors = None
+
+    def detached(self) -> None:
+        self._end_actors()
+        while self._parts:
+            self._parts.popitem()[1].stop()
+
+
+def _processes(beside: dict[str, Any] | None, ranks: range, actors: Agent | None) -> Processes | None:
+    """Where workers are to run, if not in processes of their own."""
+    if beside is None:
+        return None
+    if actors is None:
+        raise MonarchError("the processes that the mesh is to run in have ended")
+    from monarch.runtime.actors.processes.programs import WorkersInProcesses
+
+    where = dict(zip(ranks, map(str, beside["processes"]), strict=True))
+    return WorkersInProcesses(actors, str(beside["name"]), where, str(beside["owner"]))
+
+
+class _Stopping(Exception):
+    pass
+
+
+class _Part:
+    """One mesh's workers here. Commands come in the service's thread; a thread of its own listens to the workers."""
+
+    def __init__(
+        self, number: int, head: dict[str, Any], reply: Reply, own: dict[str, Any], actors: Agent | None
+    ) -> None:
+        spec = MeshSpec(tuple((str(name), int(size)) for name, size in head["dims"]))
+        self._number = number
+        self._reply = reply
+        self._host = int(head["host"])
+        hosts = int(head["hosts"])
+        self._each = spec.workers // hosts
+        ranks = range(self._host * self._each, (self._host + 1) * self._each)
+        across = {
+            "secret": head["secret"],
+            "transports": head["transports"],
+            "timeout": head["timeout"],
+            "hosts": hosts,
+            **own,
+        }
+        self._workers = Workers(spec, ranks, across, _processes(head["beside"], ranks, actors))
+        self._buffers: dict[int, mmap.mmap] = {}  # what workers measure into, by rank
+        self._joined: dict[int, dict[str, Any]] = {}
+        self._links: dict[int, dict[str, Any]] = {}
+        self._stopping = False
+        self._told = (-1, -1)
+        self._listener = threading.Thread(target=self._listen, name=f"mesh {number}", daemon=True)
+        self._listener.start()
+        self._handlers: dict[str, Callable[[dict[str, Any], Any], None]] = {
+            "peers": self._peers,
+            "load": self._load,
+            "stage": self._stage,
+            "commands": self._commands,
+            "release": self._release,
+            "dead": self._dead,
+            "clock": self._clock,
+            "measured": self._measured,
+            "links": self._count_links,
+        }
+
+    # -- down ------------------------------------------------------------------------------------------------------
+
+    def receive(self, message: Message) -> None:
+        handler = self._handlers.get(message.kind)
+        if handler is None:
+            raise MonarchError(f"a controller sent a message of an unknown kind, {message.kind!r}")
+        with suppress(_Stopping):  # a worker has died, which is told by the listener: the mesh takes no commands
+            handler(message.head, message.data)
+
+    def _peers(self, head: dict[str, Any], data: Any) -> None:
+        everyone = json.loads(bytes(data))
+        for rank in self._workers.ranks:
+            place = rank % self._each
+            counterparts = range(place, len(everyone), self._each)
+            peers = {
+                host: {"rank": peer, **everyone[peer]} for host, peer in enumerate(counterparts) if host != self._host
+            }
+            self._workers.send(rank, pack({"peers": peers}))
+
+    def _load(self, head: dict[str, Any], data: Any) -> None:
+        number = int(head["number"])
+        try:
+            blob = pack_plan(plan_from_bytes(bytes(data)))
+        except PlanError as error:  # for the workers to tell, at each step that would run it
+            blob = pickle.dumps((error, None))
+        self._write(partial(self._workers.load, number, blob, number))
+        self._workers.ring.publish()
+
+    def _stage(self, head: dict[str, Any], data: Any) -> None:
+        offset = int(head["offset"])
+        if offset < 0 or offset + len(data) > STAGING_BYTES:
+            raise MonarchError(f"{len(data)} bytes at {offset} are not within the staging area of {STAGING_BYTES}")
+        self._workers.stage(offset, [data])
+
+    def _commands(self, head: dict[str, Any], data: Any) -> None:
+        command, view = int(head["first"]), memoryview(data)
+        while view:
+            (size,) = RECORD.unpack_from(view)
+            if size < wire.KIND.size or RECORD.size + size > len(view):
+                raise MonarchError(f"command {command} is said to have {size} bytes, and {len(view)} have come")
+            record = bytes(view[RECORD.size : RECORD.size + size])
+            view = view[RECORD.size + size :]
+            self._write(partial(self._workers.ring.write, record, command))
+            command += 1
+        self._workers.ring.publish()
+
+    def _write(self, write: Callable[[int], None]) -> None:
+        """The controller writes only what there is room for, so that it hardly ever has to be waited for here."""
+        while True:
+            try:
+                write(self._workers.finished())
+                return
+            except Full as full:
+                self._workers.ring.publish()
+                self._workers.wait(full.sequence + 1, self._check)
+
+    def _check(self, seen: int) -> None:
+        if self._stopping or self._workers.signals.words[signals.DEAD]:
+            raise _Stopping
+
+    def _release(self, head: dict[str, Any], data: Any) -> None:
+        self._workers.signals.store(signals.RELEASED, int(head["step"]))
+
+    def _dead(self, head: dict[str, Any], data: Any) -> None:
+        self._workers.mark_dead(int(head["rank"]))
+
+    def _clock(self, head: dict[str, Any], data: Any) -> None:
+        self._say("clock", sent=head["sent"], here=clock())
+
+    def _measured(self, head: dict[str, Any], data: Any) -> None:
+        for rank, buffer in list(self._buffers.items()):
+            self._say("measured", bytes(measured_part(memoryview(buffer))), rank=rank)
+
+    def _count_links(self, head: dict[str, Any], data: Any) -> None:
+        self._say("counted", messages=self._workers.link_messages())
+
+    # -- up --------------------------------------------------------------------------------------------------------
+
+    def _say(self, kind: str, data: Any = b"", **head: Any) -> None:
+        self._reply(Message(kind, self._number, head=head, data=data))
+
+    def _listen(self) -> None:
+        """Tell what the workers send, how far they are, and which of them end. Reports of a command are told before the
+        command counts as finished."""
+        try:
+            while True:
+                finished = self._workers.finished()
+                self._look()
+                over = self._workers.over()
+                if (finished, over) != self._told:
+                    self._told = (finished, over)
+                    self._reply(Message("progress", self._number, progress=(finished, over)))
+                self._workers.wait(finished + 1, self._while_waiting)
+        except _Stopping:
+            pass
+        except BaseException as error:
+            self._say("exited", rank=self._workers.ranks[0], how=f"can no longer be heard: {error}")
+            raise
+
+    def _while_waiting(self, seen: int) -> None:
+        finished, over = self._told
+        self._look()
+        if self._workers.over() > over:
+            self._told = (finished, self._workers.over())
+            self._reply(Message("progress", self._number, progress=self._told))
+
+    def _look(self) -> None:
+        if self._stopping:
+            raise _Stopping
+        for rank, packet, file in self._workers.packets():
+            kind, _ = wire.UP_HEAD.unpack_from(packet)
+            try:
+                if kind == wire.STARTUP:
+                    self._startup(rank, unpack(packet))
+                elif kind == wire.BUFFER_FILE:
+                    self._buffers[rank] = mmap.mmap(file, 0)
+                    self._say("packet", packet, rank=rank)
+                elif file >= 0:
+                    with mmap.mmap(file, 0, prot=mmap.PROT_READ) as contents:
+                        self._say("packet", b"".join((packet, contents)), rank=rank)
+                else:
+                    self._say("packet", packet, rank=rank)
+            finally:
+                if file >= 0:
+                    os.close(file)
+        for rank, how in self._workers.exits():
+            self._say("exited", rank=rank, how=how)
+        if self._workers.lost_at_once:
+            self._say("exited", rank=self._workers.ranks[0], how="has lost the process that it was forked from")
+            raise _Stopping
+
+    def _startup(self, rank: int, what: dict[str, Any]) -> None:
+        """See `peers` for what a worker says before its first command."""
+        if "address" in what:
+            self._joined[rank] = what
+            if len(self._joined) == self._each:
+                self._say("workers", json.dumps(self._joined).encode())
+        elif "links" in what:
+            self._links[rank] = what["links"]
+            if len(self._links) == self._each:
+                self._say("links", json.dumps(self._links).encode())
+        elif "failed" in what:
+            self._say("refused", message=f"worker {rank}: {what['failed']}", hint=what["hint"])
+        else:
+            self._say("lost", rank=rank, peer=what["lost"], why=what["why"])
+
+    # -- the end ---------------------------------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        self._stopping = True
+        self._listener.join()
+        self._workers.stop()

@@ -1,0 +1,258 @@
+"""The controller's side of the warm parent: one for the whole process, started when the first mesh is made."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import warnings
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from monarch.compiler.plan import MeshSpec, MonarchError
+from monarch.runtime.processes.warm import FILES_A_PACKET, PACKET_BYTES, fresh, run
+
+_END_SECONDS = 10.0
+
+Packet = dict[str, Any]
+
+
+class Inbox(Protocol):
+    """Where what is said about a mesh goes: a deque, from which it is taken, or what acts on it at once, in whichever
+    thread happens to read."""
+
+    def append(self, packet: Packet, /) -> None: ...
+
+
+class WarmParent:
+    """A process that forks workers on request. `alive` turns false when it has gone."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.alive = True
+        self.ops = registered_ops()
+        self._inboxes: dict[int, Inbox] = {}
+        self._next = 0
+        self._fresh: subprocess.Popen[bytes] | None = None
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        controller = os.getpid()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        if can_fork():
+            with warnings.catch_warnings():
+                # Other threads are no danger: the child runs no code but ours, and replaces no lock that they may hold.
+                warnings.simplefilter("ignore", DeprecationWarning)
+                self.pid = os.fork()
+            if self.pid == 0:
+                run(theirs.fileno(), controller)
+        else:
+            command = fresh(theirs.fileno(), controller)
+            self._fresh = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+            self.pid = self._fresh.pid
+        theirs.close()
+
+    def start(
+        self,
+        mesh: MeshSpec,
+        ranks: Sequence[int],
+        memory: int,
+        sockets: list[socket.socket],
+        threads: int,
+        across: dict[str, Any] | None,
+    ) -> int:
+        """Fork workers for `ranks` of a mesh; gives the mesh's number. Each worker gets one of `sockets`."""
+        with self.lock:
+            number = self._next
+            self._next += 1
+            self._inboxes[number] = deque()
+            batch = FILES_A_PACKET - 1
+            for first in range(0, len(sockets), batch):
+                part = sockets[first : first + batch]
+                request = {
+                    "do": "start",
+                    "mesh": number,
+                    "dims": mesh.dims,
+                    "ranks": list(ranks[first : first + len(part)]),
+                    "threads": threads,
+                    "across": across,
+                }
+                files = [memory, *(end.fileno() for end in part)]
+                socket.send_fds(self._socket, [json.dumps(request).encode()], files)
+            return number
+
+    def fork(self, ranks: Sequence[int], boot: int, files: list[tuple[int, int, int]], inbox: Inbox) -> int:
+        """Fork processes that run actors, these ranks of a mesh; gives its number, of which `inbox` hears.
+
+        `boot` is a file that says what they are to be; each gets a listening socket and pipes for what it prints.
+        """
+        with self.lock:
+            number = self._next
+            self._next += 1
+            self._inboxes[number] = inbox
+            batch = (FILES_A_PACKET - 1) // 3
+            for first in range(0, len(ranks), batch):
+                request = {"do": "fork", "mesh": number, "ranks": list(ranks[first : first + batch])}
+                handed = [boot, *(fd for own in files[first : first + batch] for fd in own)]
+                socket.send_fds(self._socket, [json.dumps(request).encode()], handed)
+            return number
+
+    def fileno(self) -> int:
+        """The socket on which the warm parent speaks: readable when `read` has something to do."""
+        return self._socket.fileno()
+
+    def read(self, seconds: float = 0.0) -> bool:
+        """Hand out the next thing that was said, about whichever mesh. False where nothing came."""
+        with self.lock:
+            if not self.alive or not self._readable(seconds):
+                return False
+            try:
+                packet = self._socket.recv(PACKET_BYTES)
+            except ConnectionError:
+                packet = b""
+            if not packet:
+                self.alive = False
+                return False
+            message = json.loads(packet)
+            if message["mesh"] in self._inboxes:
+                self._inboxes[message["mesh"]].append(message)
+            return True
+
+    def messages(self, mesh: int, seconds: float = 0.0) -> list[Packet]:
+        """What has been said about the mesh since the last call. Waits up to `seconds` for the first of it."""
+        with self.lock:
+            inbox = self._inboxes[mesh]
+            assert isinstance(inbox, deque)
+            while self.read(0.0 if inbox else seconds):
+                pass
+            taken = list(inbox)
+            inbox.clear()
+            return taken
+
+    def ask_to_stop(self, mesh: int) -> None:
+        """Have the mesh's processes killed, without waiting: its inbox hears of it."""
+        with self.lock, suppress(OSError):
+            self._socket.send(json.dumps({"do": "stop", "mesh": mesh}).encode())
+
+    def forget(self, mesh: int) -> None:
+        with self.lock:
+            self._inboxes.pop(mesh, None)
+
+    def _readable(self, seconds: float) -> bool:
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        return bool(poll.poll(seconds * 1000))
+
+    def stop(self, mesh: int) -> None:
+        """Kill the mesh's workers, and wait until they are gone."""
+        with self.lock:
+            self.ask_to_stop(mesh)
+            while self.alive:
+                messages = self.messages(mesh, _END_SECONDS)
+                if not messages or any(message["is"] == "stopped" for message in messages):
+                    break
+            self._inboxes.pop(mesh, None)
+
+    def settle(self, mesh: int) -> None:
+        """`stop` has waited."""
+
+    def close(self) -> None:
+        """End the process, and with it all workers that it still has."""
+        with self.lock:
+            self.alive = False
+            self._socket.close()
+            if self._fresh is not None:
+                self._fresh.wait()
+                return
+            with suppress(ChildProcessError):
+                os.waitpid(self.pid, 0)
+
+    @property
+    def idle(self) -> bool:
+        return not self._inboxes
+
+    @property
+    def runs(self) -> bool:
+        """Whether it is there; what it has said may still be waiting to be read."""
+        if not self.alive:
+            return False
+        poll = select.poll()
+        poll.register(self._socket, 0)  # to hear of its end alone
+        return not poll.poll(0)
+
+
+def how_ended(status: int) -> str:
+    """What an exit status (negative: a signal) says of a process, as the rest of a sentence."""
+    if status >= 0:
+        return f"exited with status {status}"
+    try:
+        return f"was killed by {signal.Signals(-status).name}"
+    except ValueError:
+        return f"was killed by signal {-status}"
+
+
+def registered_ops() -> int:
+    """How many ops torch knows: workers forked before one was registered do not have it."""
+    return len(torch._C._dispatch_get_all_op_names())
+
+
+def can_fork() -> bool:
+    """Not with CUDA's driver loaded (`torch.cuda.is_available()` does so), whose state does not survive a fork, nor
+    with Ray, which aborts or stops the child."""
+    return hasattr(os, "fork") and not _is_mapped("libcuda.so") and "ray._raylet" not in sys.modules
+
+
+def _is_mapped(library: str) -> bool:
+    try:
+        return f"/{library}" in Path("/proc/self/maps").read_text()
+    except OSError:
+        return torch.cuda.is_initialized()
+
+
+_lock = threading.Lock()
+_all: list[WarmParent] = []  # the newest last
+_owner = 0
+
+
+def warm_parent() -> WarmParent:
+    """The warm parent of this process; a new one where there is none, it has died, or ops have been registered
+    since."""
+    global _owner
+    with _lock:
+        if _owner != os.getpid():  # the first here, or a fork of a process that had one: that one's is not ours
+            _owner = os.getpid()
+            _all.clear()
+            atexit.register(_end)
+        if _all and _all[-1].runs and _all[-1].ops == registered_ops():
+            return _all[-1]
+        for old in [old for old in _all if old.idle]:
+            old.close()
+            _all.remove(old)
+        try:
+            _all.append(WarmParent())
+        except OSError as error:
+            raise MonarchError(
+                f"cannot start a process for the workers: {error}",
+                hint="A limit is reached: on processes (ulimit -u), open files (ulimit -n) or memory.",
+            ) from error
+        return _all[-1]
+
+
+def _end() -> None:
+    """At exit. A forked child of this process has inherited the list, and leaves the processes alone."""
+    if os.getpid() == _owner:
+        for warm in _all:
+            warm.close()
+
+
+__all__ = ["WarmParent", "can_fork", "how_ended", "registered_ops", "warm_parent"]

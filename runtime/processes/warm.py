@@ -1,0 +1,348 @@
+"""The warm parent: a process that has torch loaded and does nothing but fork workers, watch them, and end them.
+
+It is forked from the controller when the first mesh is made, and kept for later ones; forking from it takes
+milliseconds and shares all memory that is not written. It has one thread and runs no torch operations, so there is
+nothing in it that a fork could break. Where libraries have started threads in it, it begins anew (`run`) or ends them.
+
+Packets on its socket (JSON; files ride along):
+
+    controller → warm   {"do": "start", "mesh": 3, "dims": [["data", 4]], "ranks": [0, 1], "threads": 1, "across": null}
+                        and with it the mesh's memory and a socket for each rank
+                        {"do": "fork", "mesh": 4, "ranks": [0, 1]}
+                        for processes that run actors: with it a file that says what they are to be, and for each rank
+                        the socket that it listens on and the pipes for what it prints
+                        {"do": "stop", "mesh": 3}
+    warm → controller   {"is": "started", "mesh": 3, "rank": 0, "pid": 7}
+                        {"is": "exited", "mesh": 3, "rank": 0, "status": -9}
+                        {"is": "stopped", "mesh": 3}
+
+Nothing outlives the controller. The warm parent watches it through a pidfd (an inherited copy of a socket in some other
+child of the controller's would hide the end of file), kills the workers and ends; should the warm parent itself be
+killed, the kernel kills the workers (PR_SET_PDEATHSIG).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import traceback
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+from monarch.compiler.plan import MeshSpec
+from monarch.runtime.shared import futex, signals
+from monarch.runtime.shared.window import Geometry, Window
+
+PACKET_BYTES = 64 << 10
+FILES_A_PACKET = 200  # the kernel's limit is 253
+_FILES_OF_ACTORS = 3
+
+_PR_SET_PDEATHSIG = 1
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
+
+
+@dataclass
+class _Mesh:
+    window: Window | None  # processes that run actors have none
+    spec: MeshSpec
+    rank_of: dict[int, int] = field(default_factory=dict)
+    stopping: bool = False
+
+
+class Warm:
+    def __init__(self, control: socket.socket, controller: int) -> None:
+        self._control = control
+        self._controller = controller
+        self._meshes: dict[int, _Mesh] = {}
+
+    def serve(self) -> None:
+        """Until the controller closes its end, or is gone."""
+        wakeup, self._wakeup = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(self._wakeup, warn_on_full_buffer=False)
+        poll = select.poll()
+        poll.register(self._control, select.POLLIN)
+        poll.register(wakeup, select.POLLIN)
+        watch = -1
+        with suppress(OSError, AttributeError):
+            watch = os.pidfd_open(self._controller)
+            poll.register(watch, select.POLLIN)
+        self._own = [wakeup, self._wakeup, self._control.fileno(), *([watch] if watch >= 0 else [])]
+        try:
+            while True:
+                # Where there are no pidfds, a look now and then.
+                ready = {fd for fd, _ in poll.poll(None if watch >= 0 else 1000)}
+                if watch in ready or (watch < 0 and os.getppid() != self._controller):
+                    return
+                if wakeup in ready:
+                    with suppress(BlockingIOError):
+                        os.read(wakeup, 4096)
+                    self._reap()
+                if self._control.fileno() in ready:
+                    try:
+                        packet, files, _, _ = socket.recv_fds(self._control, PACKET_BYTES, FILES_A_PACKET + 1)
+                    except ConnectionError:
+                        return
+                    if not packet:
+                        return
+                    self._do(json.loads(packet), files)
+        finally:
+            for mesh in self._meshes.values():
+                _kill(mesh.rank_of)
+
+    def _do(self, request: dict[str, Any], files: list[int]) -> None:
+        if request["do"] == "start":
+            self._start(request, files)
+            return
+        if request["do"] == "fork":
+            self._fork(request, files)
+            return
+        mesh = self._meshes.get(request["mesh"])
+        if mesh is None:  # it was stopped before
+            return
+        mesh.stopping = True
+        _kill(mesh.rank_of)
+        self._reap()
+
+    def _start(self, request: dict[str, Any], files: list[int]) -> None:
+        """Fork workers for some ranks; a mesh of many comes in several requests."""
+        number = request["mesh"]
+        memory, *sockets = files
+        if request["across"] is not None:
+            import monarch.runtime.worker.peers  # noqa: F401  once, rather than in each of them
+        if number not in self._meshes:
+            spec = MeshSpec(tuple((name, size) for name, size in request["dims"]))
+            self._meshes[number] = _Mesh(Window(Geometry.of(spec.workers), memory, memory), spec)
+        else:
+            os.close(memory)
+        mesh = self._meshes[number]
+        parent = os.getpid()
+        for rank, fd in zip(request["ranks"], sockets, strict=True):
+            pid = plain_fork()
+            if pid == 0:
+                self._become_worker(mesh, rank, fd, [other for other in sockets if other != fd], parent, request)
+            mesh.rank_of[pid] = rank
+            self._tell({"is": "started", "mesh": number, "rank": rank, "pid": pid})
+        for fd in sockets:
+            os.close(fd)
+
+    def _fork(self, request: dict[str, Any], files: list[int]) -> None:
+        """Fork processes that run actors; a mesh of many comes in several requests."""
+        import monarch.runtime.actors.processes.process  # noqa: F401  once, rather than in each of them
+
+        number = request["mesh"]
+        mesh = self._meshes.setdefault(number, _Mesh(None, MeshSpec(())))
+        boot, *rest = files
+        parent = os.getpid()
+        for at, rank in enumerate(request["ranks"]):
+            own = rest[_FILES_OF_ACTORS * at : _FILES_OF_ACTORS * (at + 1)]
+            pid = plain_fork()
+            if pid == 0:
+                self._become_actors(rank, boot, own, [fd for fd in rest if fd not in own], parent)
+            mesh.rank_of[pid] = rank
+            self._tell({"is": "started", "mesh": number, "rank": rank, "pid": pid})
+        for fd in files:
+            os.close(fd)
+
+    def _become_actors(self, rank: int, boot: int, own: list[int], others: list[int], parent: int) -> NoReturn:
+        try:
+            self._become_child(others, parent)
+            listener, out, err = own
+            os.dup2(out, 1)
+            os.dup2(err, 2)
+            os.close(out)
+            os.close(err)
+            from monarch.runtime.actors.processes.process import serve
+
+            serve(rank, boot, socket.socket(fileno=listener))
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(1)
+
+    def _become_child(self, others: list[int], parent: int) -> None:
+        """In a process just forked: die with the parent, and drop what is the parent's."""
+        die_with_parent()
+        if os.getppid() != parent:  # it died before that was said
+            os._exit(0)
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for other in (*others, *self._own):
+            os.close(other)
+
+    def _become_worker(
+        self, mesh: _Mesh, rank: int, fd: int, others: list[int], parent: int, request: dict[str, Any]
+    ) -> NoReturn:
+        try:
+            self._become_child(others, parent)
+            from monarch.runtime.worker.loop import serve
+
+            assert mesh.window is not None
+            serve(mesh.spec, rank, mesh.window, socket.socket(fileno=fd), request["threads"], request["across"])
+        finally:
+            os._exit(1)
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                pid = 0
+            if pid == 0:
+                break
+            for number, mesh in self._meshes.items():
+                rank = mesh.rank_of.pop(pid, None)
+                if rank is not None:
+                    if mesh.window is not None and not mesh.stopping:
+                        mark_dead(mesh.window, rank)
+                    code = os.waitstatus_to_exitcode(status)
+                    self._tell({"is": "exited", "mesh": number, "rank": rank, "status": code})
+        for number in [number for number, mesh in self._meshes.items() if mesh.stopping and not mesh.rank_of]:
+            window = self._meshes.pop(number).window
+            if window is not None:
+                os.close(window.file)
+            self._tell({"is": "stopped", "mesh": number})
+
+    def _tell(self, message: dict[str, Any]) -> None:
+        with suppress(ConnectionError):  # the controller's end is noticed by the loop
+            self._control.send(json.dumps(message).encode())
+
+
+def plain_fork() -> int:
+    """`os.fork` for a process with one thread, without the handlers that libraries have registered with the system:
+    those of gRPC count on threads that a forked process no longer has, and abort it."""
+    plain = getattr(_calls, "_Fork", None)  # the GNU C library's, from 2.34 on
+    if plain is None:
+        return os.fork()
+    _calls.PyOS_BeforeFork()
+    pid: int = plain()
+    if pid == 0:
+        _calls.PyOS_AfterFork_Child()
+        return 0
+    number = ctypes.get_errno()
+    _calls.PyOS_AfterFork_Parent()
+    if pid < 0:
+        raise OSError(number, os.strerror(number))
+    return pid
+
+
+_calls = ctypes.PyDLL(None, use_errno=True)  # with the interpreter's lock held
+
+
+def mark_dead(window: Window, rank: int) -> None:
+    """Let everyone who waits for anything in this mesh know that a worker died."""
+    words = window.words
+    if not words[signals.DEAD]:
+        words[signals.DEAD] = 1 + rank
+    futex.fence()
+    futex.wake(window.address + 8 * signals.HEAD)
+    for worker in range(window.geometry.workers):
+        line = signals.line_of(worker)
+        futex.wake(window.address + 8 * (line + signals.PROGRESS))
+        futex.wake(window.address + 8 * (line + signals.DONE))
+
+
+def die_with_parent() -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0):
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+
+
+def _kill(pids: dict[int, int]) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def keep_freed_memory() -> None:
+    """Have malloc keep what is freed. A step allocates what the last one freed, and pages that go back to the system
+    between the two cost more to get again than most ops take. One arena, since a worker computes in one thread."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # the GNU C library's
+    if mallopt is not None:
+        mallopt(_M_ARENA_MAX, 1)
+        mallopt(_M_MMAP_THRESHOLD, 32 << 20)
+        mallopt(_M_TRIM_THRESHOLD, -1)
+
+
+def run(control: int, controller: int) -> NoReturn:
+    """Be the warm parent, in a process that has just been forked.
+
+    A library may have started its threads anew in it, as gRPC does unless that is switched off before it is loaded.
+    What would be forked from here would have that library without its threads: a fresh interpreter takes its place."""
+    try:
+        if _threads() > 1:
+            os.set_inheritable(control, True)
+            command = fresh(control, controller)
+            os.execv(command[0], command)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        os._exit(1)
+    main(control, controller)
+
+
+def fresh(control: int, controller: int) -> list[str]:
+    """The command of a fresh interpreter that is the warm parent: slower, for torch is loaded anew."""
+    code = (
+        "import sys; sys.path[:] = sys.argv[3:]; from monarch.runtime.processes.warm import main; "
+        "main(int(sys.argv[1]), int(sys.argv[2]))"
+    )
+    return [sys.executable, "-c", code, str(control), str(controller), *sys.path]
+
+
+def _threads() -> int:
+    """How many this process has, those of libraries too."""
+    try:
+        return len(os.listdir("/proc/self/task"))
+    except OSError:
+        return 1
+
+
+def _end_threads() -> None:
+    """Those that NumPy's OpenBLAS starts when it is loaded. It ends them before any fork but a plain one, and starts
+    others when it needs them; a process that was forked plainly would wait for them for ever."""
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    os.waitpid(pid, 0)
+
+
+def main(control: int, controller: int) -> NoReturn:
+    """Be the warm parent, in a process that has one thread, or in a fresh interpreter."""
+    status = 1
+    try:
+        os.setsid()  # Ctrl-C is the controller's alone
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        for name in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM):
+            signal.signal(name, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        _close_all_but(control)
+        keep_freed_memory()
+        gc.disable()  # before anything is imported: a collection would write to all pages that are shared
+        import monarch.runtime.worker.loop  # noqa: F401  here, once, rather than in every worker
+
+        if _threads() > 1:
+            _end_threads()
+        gc.freeze()
+        Warm(socket.socket(fileno=control), controller).serve()
+        status = 0
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        os._exit(status)
+
+
+def _close_all_but(control: int) -> None:
+    """Files that the controller has open are none of the workers' business: a pipe that they kept open would not
+    end."""
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    limit = os.sysconf("SC_OPEN_MAX")
+    os.closerange(3, control)
+    os.closerange(control + 1, limit)

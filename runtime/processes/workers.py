@@ -1,0 +1,267 @@
+"""The worker processes of a mesh that run on this host, all of them or some, and the memory that they share.
+
+Whoever drives them writes commands here, and looks here how far they are: the controller for a mesh on its own host,
+a host's service for the part of a mesh that is there.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import weakref
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from typing import Any, Protocol
+
+from monarch.compiler.plan import MeshSpec, MonarchError
+from monarch.runtime.processes.parent import how_ended, warm_parent
+from monarch.runtime.processes.warm import mark_dead
+from monarch.runtime.shared import futex, memory, signals, wire
+from monarch.runtime.shared.ring import RingWriter
+from monarch.runtime.shared.window import RING_BYTES, STAGING_BYTES, Geometry, Window
+
+WORKERS_PER_CORE = 64
+EXIT_SECONDS = 2.0
+_WORKER_BYTES = 8 << 20  # what a forked worker has of its own before it computes anything
+_SEND_SECONDS = 0.05
+
+Packet = tuple[int, bytes, int]
+"""From a worker: its rank, what it sent, and a file that came with it, which is the receiver's to close, or -1."""
+
+
+class Processes(Protocol):
+    """Where workers run: processes of their own (`parent.WarmParent`), or those of actors."""
+
+    @property
+    def alive(self) -> bool:
+        """False once all workers are gone because what they depend on is."""
+        ...
+
+    def start(
+        self,
+        mesh: MeshSpec,
+        ranks: Sequence[int],
+        memory: int,
+        sockets: list[socket.socket],
+        threads: int,
+        across: dict[str, Any] | None,
+    ) -> int:
+        """Start workers; gives a number for them. Raises OSError where a limit is reached."""
+        ...
+
+    def messages(self, mesh: int, seconds: float = 0.0) -> list[dict[str, Any]]:
+        """What has become of them since the last call, as the warm parent says it ("started", "exited"). Waits up to
+        `seconds` for the first of it."""
+        ...
+
+    def stop(self, mesh: int) -> None:
+        """End them, also from a finalizer."""
+        ...
+
+    def settle(self, mesh: int) -> None:
+        """Wait until they have ended."""
+        ...
+
+
+class Workers:
+    """The workers for `ranks` of a mesh. Not thread-safe but for waiting; `stop` is called at the latest when this is
+    collected.
+
+    `across` is what workers need that have peers on other hosts (see `peers`): it is handed to them as JSON.
+    """
+
+    def __init__(
+        self,
+        mesh: MeshSpec,
+        ranks: range | None = None,
+        across: dict[str, Any] | None = None,
+        processes: Processes | None = None,
+    ) -> None:
+        self.mesh = mesh
+        self.ranks = range(mesh.workers) if ranks is None else ranks
+        geometry = Geometry.of(mesh.workers)
+        _check_size(mesh, len(self.ranks), geometry)
+        processes = processes or warm_parent()
+        fd = Window.create(geometry)
+        ends: dict[int, socket.socket] = {}
+        theirs: list[socket.socket] = []
+        try:
+            for rank in self.ranks:
+                mine, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                mine.setblocking(False)
+                ends[rank] = mine
+                theirs.append(other)
+            self.window = Window(geometry, fd)
+            threads = max(1, signals.cores() // len(self.ranks))
+            number = processes.start(mesh, self.ranks, fd, theirs, threads, across)
+        except (OSError, MonarchError) as error:
+            for end in ends.values():
+                end.close()
+            if isinstance(error, MonarchError):
+                raise
+            if isinstance(error, ConnectionError):
+                what, hint = "the process that forks them has ended meanwhile", "Try again: a new one is started."
+            else:
+                what = str(error)
+                hint = (
+                    "A limit is reached: on open files (ulimit -n), of which each worker takes one, or processes\n"
+                    "(ulimit -u)."
+                )
+            raise MonarchError(f"cannot start {len(self.ranks)} workers: {what}", hint=hint) from error
+        finally:
+            os.close(fd)
+            for end in theirs:
+                end.close()
+        self.pids: dict[int, int] = {}
+        """Of those that are known to have started, by rank."""
+        self.ends = ends
+        self.signals = self.window.signals()
+        self.signals.spins = 0
+        self.ring = RingWriter(self.window.bytes[geometry.ring : geometry.ring + RING_BYTES], self.signals)
+        self._processes = processes
+        self._number = number
+        self._stop = weakref.finalize(self, _stop, processes, number, list(ends.values()), os.getpid())
+
+    # -- down ------------------------------------------------------------------------------------------------------
+
+    def stage(self, offset: int, parts: Iterable[Any]) -> None:
+        """Copy buffers, one after the other, into the staging area."""
+        at = self.window.geometry.staging + offset
+        for part in parts:
+            row = memoryview(part).cast("B")
+            self.window.bytes[at : at + len(row)] = row
+            at += len(row)
+
+    def load(self, number: int, blob: bytes, command: int, finished: int) -> None:
+        """Command the workers to load a plan, which each of them gets as a file over its own socket."""
+        fd = os.memfd_create("monarch-plan", os.MFD_CLOEXEC)
+        try:
+            rest = memoryview(blob)
+            while rest:
+                rest = rest[os.write(fd, rest) :]
+            self.ring.write(wire.numbers(wire.LOAD, number), command, finished)
+            for rank in self.ranks:
+                self.send(rank, b"plan", fd)
+        finally:
+            os.close(fd)
+
+    def send(self, rank: int, packet: bytes, file: int = -1) -> None:
+        """Hand a packet to one worker. One that has died is passed over: its death is told by `exits`."""
+        end = self.ends[rank]
+        extra = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [file]))] if file >= 0 else []
+        with suppress(ConnectionError):
+            while True:
+                try:
+                    end.sendmsg([packet], extra)
+                    return
+                except BlockingIOError:
+                    if self.signals.words[signals.DEAD]:
+                        return
+                    select.select([], [end], [], _SEND_SECONDS)
+
+    # -- up --------------------------------------------------------------------------------------------------------
+
+    def finished(self) -> int:
+        """How many commands every worker here has finished."""
+        words = self.signals.words
+        return min([words[signals.line_of(rank) + signals.DONE] for rank in self.ranks])
+
+    def over(self) -> int:
+        """How many commands every worker here has finished or given up."""
+        words, done, over = self.signals.words, signals.DONE, signals.OVER
+        return min([max(words[line + done], words[line + over]) for line in map(signals.line_of, self.ranks)])
+
+    def reports(self) -> int:
+        """How many failures the workers here have reported, all together."""
+        words = self.signals.words
+        return sum([words[signals.line_of(rank) + signals.REPORTS] for rank in self.ranks])
+
+    def link_messages(self) -> int:
+        """What the workers here have sent to peers on other hosts besides tensors and progress."""
+        words = self.signals.words
+        return sum([words[signals.line_of(rank) + signals.LINK_MESSAGES] for rank in self.ranks])
+
+    def wait(self, commands: int, check: Callable[[int], None]) -> None:
+        """Until every worker here has finished so many commands; `check` is called before each sleep, and raises to
+        give up."""
+        words = self.signals.words
+        for rank in self.ranks:
+            index = signals.line_of(rank) + signals.DONE
+            if words[index] < commands:
+                self.signals.wait(index, commands, check)
+
+    def packets(self) -> Iterator[Packet]:
+        """What the workers have sent by now."""
+        for rank, end in self.ends.items():
+            while True:
+                try:
+                    packet, extra, _, _ = end.recvmsg(wire.PACKET_BYTES, socket.CMSG_SPACE(4))
+                except (BlockingIOError, ConnectionError):
+                    break
+                if not packet:
+                    break
+                file = -1
+                for level, type_, data in extra:
+                    if level == socket.SOL_SOCKET and type_ == socket.SCM_RIGHTS:
+                        (file,) = array("i", data)
+                yield rank, packet, file
+
+    def sleep(self, ranks: Iterable[int], milliseconds: int) -> None:
+        """Wait a little, at most until one of `ranks` sends something. Safe to call from any thread."""
+        poll = select.poll()
+        for rank in ranks:
+            if rank in self.ends and (fd := self.ends[rank].fileno()) >= 0:  # closed by another thread
+                poll.register(fd, select.POLLIN)
+        poll.poll(milliseconds)
+
+    def exits(self, seconds: float = 0.0) -> list[tuple[int, str]]:
+        """The workers that have ended since the last call, and how. Waits up to `seconds` for news."""
+        exits = []
+        for message in self._processes.messages(self._number, seconds):
+            if message["is"] == "started":
+                self.pids[message["rank"]] = message["pid"]
+            elif message["is"] == "exited":
+                exits.append((message["rank"], message.get("how") or how_ended(message["status"])))
+        return exits
+
+    @property
+    def lost_at_once(self) -> bool:
+        """Whether the process that they were forked from has gone, and they with it."""
+        return not self._processes.alive
+
+    def mark_dead(self, rank: int) -> None:
+        """Let the workers here know that one has died, here or elsewhere: whoever waits gives up."""
+        mark_dead(self.window, rank)
+
+    # -- the end ---------------------------------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """End the workers, and wait until they are gone. Idempotent."""
+        if self._stop.alive:
+            self._stop()
+            self._processes.settle(self._number)
+            geometry = self.window.geometry
+            self.window.give_back(geometry.ring, geometry.total - geometry.ring)
+
+
+def _stop(processes: Processes, number: int, ends: list[socket.socket], owner: int) -> None:
+    if os.getpid() == owner:
+        processes.stop(number)
+    for end in ends:
+        end.close()
+
+
+def _check_size(mesh: MeshSpec, here: int, geometry: Geometry) -> None:
+    if not futex.supported():
+        raise MonarchError("workers need Linux, on a processor whose futex call is known")
+    most = WORKERS_PER_CORE * signals.cores()
+    if here > most or here < 1:
+        raise MonarchError(
+            f"{mesh} has {here} workers{'' if here == mesh.workers else ' here'}, and this machine runs 1 to {most}",
+            hint=f"it has {signals.cores()} cores, and at most {WORKERS_PER_CORE} workers a core make sense.\n"
+            "To compile for a larger mesh without running, make it abstract.",
+        )
+    windows = geometry.total - STAGING_BYTES
+    memory.require(windows + here * _WORKER_BYTES, f"{here} workers", memory.available_bytes)

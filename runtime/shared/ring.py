@@ -1,0 +1,120 @@
+"""Commands in shared memory: one writer, and every worker reads all of them.
+
+A record is its length (8 bytes, with itself, a multiple of 8) and its body; a length of 0 sends the reader back to the
+start. The writer publishes records by moving the mesh's head word, so its cost does not depend on the number of
+workers. Room is reused once every worker has finished the commands that it held.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from collections.abc import Callable
+
+from monarch.runtime.shared import signals
+from monarch.runtime.shared.signals import Signals
+
+_HEADER = 8
+
+
+class Full(Exception):
+    """No room until the command with this number has been finished by all workers."""
+
+    def __init__(self, sequence: int) -> None:
+        super().__init__(sequence)
+        self.sequence = sequence
+
+
+class Space:
+    """What of a circular buffer is free: pure bookkeeping, in bytes counted from the start of time.
+
+    Blocks do not wrap around; a block is given back once its command is finished, oldest first.
+    """
+
+    def __init__(self, size: int, restart: bool) -> None:
+        self.size = size
+        self.restart = restart  # from offset 0 whenever nothing is in use, so as to touch few pages
+        self.head = 0
+        self.tail = 0
+        self.touched = 0  # how far into the buffer blocks have reached
+        self._blocks: deque[tuple[int, int]] = deque()  # (command, end)
+
+    def reserve(self, size: int, finished: int) -> int:
+        """Where to put `size` bytes (the position modulo `self.size` is the offset). `finished` is the number of
+        commands that all workers have finished. Raises Full where there is no room yet."""
+        blocks = self._blocks
+        while blocks and blocks[0][0] < finished:
+            self.tail = blocks.popleft()[1]
+        at = self.head
+        if not blocks:
+            if self.restart:
+                at += -at % self.size
+            self.tail = at
+        if at % self.size + size > self.size:
+            at += self.size - at % self.size
+        if at + size - self.tail > self.size:
+            assert blocks, f"{size} bytes never fit into {self.size}"
+            raise Full(blocks[0][0])
+        return at
+
+    def take(self, at: int, size: int, command: int) -> None:
+        self.head = at + size
+        self.touched = max(self.touched, at % self.size + size)
+        self._blocks.append((command, self.head))
+
+    def in_use(self, finished: int) -> bool:
+        return bool(self._blocks) and self._blocks[-1][0] >= finished
+
+
+def record_size(body: int) -> int:
+    """What a record with a body of so many bytes takes of the ring."""
+    return (_HEADER + body + 7) & -8
+
+
+class RingWriter:
+    def __init__(self, memory: memoryview, signals_: Signals) -> None:
+        self.memory = memory
+        self.space = Space(len(memory), restart=False)
+        self._signals = signals_
+        self._published = 0
+
+    def write(self, body: bytes | bytearray, command: int, finished: int) -> None:
+        """Append a record; workers see it after `publish`. Raises Full."""
+        size = record_size(len(body))
+        before = self.space.head
+        # Room for the length word that sends readers back to the start is always there: sizes are multiples of 8.
+        at = self.space.reserve(size, finished)
+        ring = len(self.memory)
+        if at != before and before % ring:
+            struct.pack_into("q", self.memory, before % ring, 0)
+        offset = at % ring
+        struct.pack_into("q", self.memory, offset, size)
+        self.memory[offset + _HEADER : offset + _HEADER + len(body)] = body
+        self.space.take(at, size, command)
+
+    def publish(self) -> None:
+        if self.space.head != self._published:
+            self._published = self.space.head
+            self._signals.store(signals.HEAD, self._published)
+
+
+class RingReader:
+    def __init__(self, memory: memoryview, signals_: Signals) -> None:
+        self.memory = memory
+        self._signals = signals_
+        self._at = 0
+
+    def read(self, idle: Callable[[int], None]) -> bytearray:
+        """The next record's body: waits for one. `idle(seen)` is called before each sleep."""
+        at, ring = self._at, len(self.memory)
+        words = self._signals.words
+        if words[signals.HEAD] <= at:
+            self._signals.wait(signals.HEAD, at + 1, idle)
+        offset = at % ring
+        (size,) = struct.unpack_from("q", self.memory, offset)
+        if size == 0:
+            at += ring - offset
+            offset = 0
+            (size,) = struct.unpack_from("q", self.memory, 0)
+        self._at = at + size
+        return bytearray(self.memory[offset + _HEADER : offset + size])

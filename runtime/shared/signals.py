@@ -1,0 +1,145 @@
+"""How the processes of a mesh tell each other how far they are: words in shared memory, one writer each.
+
+Every worker has two counters that only grow, and that only it writes:
+
+    progress   step << STEP_BITS | event | failed      where it is inside a step: what peers in a collective wait for
+    done       the number of commands it has finished  what the controller waits for
+    over       those that it has finished or given up, said where that differs and peers are on other hosts
+    link messages   handshakes and the like that it has sent to peers on other hosts, for whoever counts them
+
+Events count by 2 within a step, and the lowest bit of `progress` says that the worker has failed the step. All workers
+run the same instructions, so the same event has the same number everywhere, whichever group of workers it concerns:
+to wait for a peer is to wait until its progress reaches one's own number, and a group needs no counter of its own.
+Numbers grow from step to step, so nothing has to be reset, also after a failed step. See `collectives` for the rule
+that keeps a failed worker from overtaking peers that still wait for it.
+
+There is one writer a word, so no atomic instruction is needed but a fence; a sleeper sets the word's hint first, and a
+writer that finds the hint set wakes the sleepers. Sleeps are bounded all the same, so that a lost wake costs
+milliseconds and a death is noticed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+
+from monarch.runtime.shared import futex
+
+STEP_BITS = 24
+
+# One cache line a worker; offsets in 8-byte words.
+LINE = 8
+PROGRESS, PROGRESS_HINT, DONE, DONE_HINT, REPORTS, OVER, LINK_MESSAGES = range(7)
+
+# The mesh's own line comes first: the ring's head, its hint, 1 + the rank of a worker that died, and how many commands
+# all workers of all hosts have finished or given up, which is said only while some stand still after a failure.
+HEAD, HEAD_HINT, DEAD, RELEASED, RELEASED_HINT = range(5)
+
+_SLEEP = 0.05
+
+
+class Aborted(Exception):
+    """A peer failed the step, or died, while this worker waited for it."""
+
+    def __init__(self, rank: int, died: bool) -> None:
+        super().__init__(f"worker {rank} {'died' if died else 'failed'}")
+        self.rank = rank
+        self.died = died
+
+
+def line_of(rank: int) -> int:
+    return LINE * (1 + rank)
+
+
+def size_in_bytes(workers: int) -> int:
+    return 8 * LINE * (1 + workers)
+
+
+def cores() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+class Signals:
+    """The words of one mesh, as seen by one process. `words` is its control page as 8-byte integers."""
+
+    def __init__(self, words: memoryview, address: int, workers: int) -> None:
+        self.words = words
+        self.address = address
+        self.workers = workers
+        # With a core for every worker a short spin saves the cost of sleeping; without, the core is another's.
+        crowded = workers > cores()
+        self.spins = 0 if crowded else 150
+        self.yields = 2 if crowded else 6
+
+    # -- waiting ---------------------------------------------------------------------------------------------------
+
+    def store(self, index: int, value: int) -> None:
+        """Set a word, and wake whoever sleeps on it."""
+        words = self.words
+        if not futex.ORDERED:
+            futex.fence()
+        words[index] = value
+        futex.fence()
+        if words[index + 1]:
+            words[index + 1] = 0
+            futex.wake(self.address + 8 * index)
+
+    def wait(self, index: int, target: int, check: Callable[[int], None]) -> None:
+        """Return once the word reaches `target`. `check(seen)` is called before each sleep, and raises to give up."""
+        self._wait(index, target, check)
+        if not futex.ORDERED:
+            futex.fence()
+
+    def _wait(self, index: int, target: int, check: Callable[[int], None]) -> None:
+        words = self.words
+        for _ in range(self.spins):
+            if words[index] >= target:
+                return
+        for _ in range(self.yields):
+            os.sched_yield()
+            if words[index] >= target:
+                return
+        while (seen := words[index]) < target:
+            check(seen)
+            words[index + 1] = 1
+            futex.fence()
+            if words[index] >= target:
+                return
+            futex.wait(self.address + 8 * index, seen, _SLEEP)
+
+    # -- one worker's view -----------------------------------------------------------------------------------------
+
+    def wait_for_peer(self, rank: int, target: int, group: Sequence[int]) -> None:
+        """Wait until a peer's progress reaches `target`. Raises Aborted once one of `group` has failed the same step,
+        or any worker has died. A peer that reached `target` before it failed counts as having reached it."""
+        step = target >> STEP_BITS
+        words = self.words
+
+        def check(seen: int) -> None:
+            if words[DEAD]:
+                if words[LINE * (1 + rank)] < target:
+                    raise Aborted(words[DEAD] - 1, died=True)
+                return
+            for peer in group:
+                progress = words[LINE * (1 + peer)]
+                if progress & 1 and progress >> STEP_BITS == step and words[LINE * (1 + rank)] < target:
+                    raise Aborted(peer, died=False)
+
+        self.wait(LINE * (1 + rank), target, check)
+
+
+class TimedSignals(Signals):
+    """Signals that add up how long they waited, by a clock, in `waited`."""
+
+    def __init__(self, like: Signals, clock: Callable[[], int]) -> None:
+        super().__init__(like.words, like.address, like.workers)
+        self.spins, self.yields = like.spins, like.yields
+        self.waited = 0
+        self._clock = clock
+
+    def wait(self, index: int, target: int, check: Callable[[int], None]) -> None:
+        start = self._clock()
+        try:
+            super().wait(index, target, check)
+        finally:
+            self.waited += self._clock() - start

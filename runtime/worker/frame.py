@@ -1,0 +1,422 @@
+"""A plan as one straight Python function, a line an instruction, so that running it costs little more than its ops.
+
+    def step(arguments):
+        s0, s1 = arguments; arguments.clear()
+        s2 = f0(s0, s1)
+        s1 = None
+        s3 = f1([s2])
+        return (s3,)
+
+Names are made here, from slot numbers; ops and constants are bound as globals; only ints, bools, None and finite
+floats are written out. So nothing that a plan says becomes code. When an op fails, the line number of the traceback
+gives the instruction, at no cost to the steps that do not fail.
+
+To be measured, a plan is written a second time, with what notes down times and values between the lines:
+
+    def step(arguments, now, enter, ran, met, freed):
+        s0, s1 = arguments; arguments.clear()
+        enter((0, 1), (s0, s1))
+        t = now()
+        s2 = f0(s0, s1)
+        ran(0, t, now(), 2, s2)
+        s1 = None
+        freed((1,))
+        ...
+
+Stretches of a plan that are to be CUDA graphs (`graphs`) are functions of their own, which it calls instead:
+
+    def stretch(arguments):
+        s0, s1, = arguments
+        arguments.clear()
+        s2 = f0(s0, s1)
+        ...
+        return (s7, s9, )
+
+    def step(arguments):
+        ...
+        given = [s0, s1, ]
+        s1 = None
+        s7, s9, = h0(given)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from types import CodeType, TracebackType
+from typing import Any, Protocol
+
+import torch
+
+from monarch.compiler.plan import DTYPE_NAMES, OPS, Instruction, Plan, PlanError, Region, Slot
+from monarch.compiler.plan.local_ops import LOCAL_OPS
+from monarch.compiler.plan.stretches import Stretch
+from monarch.compiler.plan.waits import wrong_wait
+from monarch.runtime.worker.arena import Arena
+from monarch.runtime.worker.bindings import resolve, resolve_into
+
+_LITERALS = (str, torch.dtype, torch.device, torch.layout, torch.memory_format)
+
+_PARAMETERS = {
+    name: tuple(part.strip() for part in op.signature.strip("()").split(",") if part.strip())
+    for name, op in OPS.items()
+    if op.collective
+}
+
+
+def check(plan: Plan) -> None:
+    """Raise PlanError unless every op of the plan is known and every slot that is read has been written."""
+    written = {spec.slot for spec in plan.inputs} | set(plan.constant_slots.values())
+    for number, instruction in enumerate(plan.instructions):
+        if instruction.op == "kernel" and (len(instruction.args) != 3 or instruction.kwargs):
+            raise PlanError(f"instruction {number} of plan '{plan.name}': a kernel takes (tensors, text, over)")
+        if instruction.op not in LOCAL_OPS and instruction.op not in _PARAMETERS:
+            resolve(instruction.op)
+        for slot in _slots((instruction.args, tuple(instruction.kwargs.values()))):
+            if slot not in written:
+                raise PlanError(
+                    f"instruction {number} of plan '{plan.name}' ({instruction.op}) reads empty slot {slot}"
+                )
+        if instruction.op != "commit":
+            written.add(instruction.out)
+        written.difference_update(instruction.free)
+    if (wrong := wrong_wait(plan)) is not None:
+        raise PlanError(f"instruction {wrong[0]} of plan '{plan.name}': {wrong[1]}")
+    for spec in plan.outputs:
+        if spec.slot not in written:
+            raise PlanError(f"output {spec.label!r} of plan '{plan.name}' is empty slot {spec.slot}")
+    if len(plan.donated) != len(plan.inputs):
+        raise PlanError(f"plan '{plan.name}' has {len(plan.inputs)} inputs and says of {len(plan.donated)} if donated")
+
+
+def _slots(value: Any) -> list[int]:
+    if isinstance(value, Slot):
+        return [value.index]
+    if isinstance(value, (list, tuple)):
+        return [slot for item in value for slot in _slots(item)]
+    return []
+
+
+@dataclass
+class Place:
+    """Where in a plan an exception came from."""
+
+    number: int
+    instruction: Instruction
+    operands: list[str]
+
+
+class Observer(Protocol):
+    """What a frame that is measured tells, in this order: the inputs and constants; for each instruction, whether it
+    `ran` alone or `met` other workers (a commit makes no value, and comes without slot), and what was `freed` behind
+    it."""
+
+    @property
+    def clock(self) -> Callable[[], int]: ...
+
+    def enter(self, slots: Sequence[int], values: Sequence[Any]) -> None: ...
+
+    def ran(self, instruction: int, start: int, end: int, slot: int, value: Any) -> None: ...
+
+    def met(self, instruction: int, start: int, end: int, slot: int = -1, value: Any = None) -> None: ...
+
+    def freed(self, slots: Sequence[int]) -> None: ...
+
+
+Function = Callable[[list[Any]], tuple[Any, ...]]
+"""Takes values in order, and empties the list; gives values in order."""
+
+Placing = Callable[[TracebackType | None], Place | None]
+"""Gives the instruction from which an exception came."""
+
+
+class Graphs(Protocol):
+    """What of `runtime.graphs` a frame needs: `stretches` of its plan are run by what `captured` makes of them, and a
+    step by what `around` makes of it."""
+
+    @property
+    def stretches(self) -> Sequence[Stretch]: ...
+
+    def captured(self, stretch: Stretch, function: Function, place: Placing) -> Function: ...
+
+    def around(self, step: Function) -> Function: ...
+
+
+class Frame:
+    """A plan, ready to run. `run(arguments)` takes the inputs' values in order (and empties the list), and gives the
+    outputs' in order. `bind(name, *args)` gives the callable for a local op, a collective or a kernel of
+    `compiler.ops`; `arena` has room for the plan's regions, and is one of its own where none is given. While it is
+    measured it runs without `graphs`."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        bind: Callable[..., Callable[..., Any]],
+        arena: Arena | None = None,
+        graphs: Graphs | None = None,
+    ) -> None:
+        self.plan = plan
+        self._bind = bind
+        # What torch's C++ imports when it first needs it is looked for among the builtins of who called it.
+        self._globals: dict[str, Any] = {"__builtins__": {"__import__": __import__}}
+        self._names: dict[int, str] = {}
+        self._kept: list[Any] = []
+        self._lines_of: dict[CodeType, dict[int, int]] = {}
+        self._regions: dict[str, Region] = {}
+        self._calls = [self._call(instruction) for instruction in plan.instructions]
+        self.use(Arena(plan.arena) if arena is None else arena)
+        self._commit = ""
+        if any(plan.donated) and not any(instruction.op == "commit" for instruction in plan.instructions):
+            # States are replaced by all workers or by none, also where nothing is written in place.
+            self._commit = f"{self._name(bind('commit'))}()"
+        self._plain: Function = self._function() if graphs is None else self._with(graphs)
+        self._measured: Callable[..., tuple[Any, ...]] | None = None
+        self.run: Function = self._plain
+
+    def use(self, arena: Arena) -> None:
+        """From the next run on, use this arena."""
+        self._globals.update((name, arena.at(region)) for name, region in self._regions.items())
+
+    def measure(self, observer: Observer | None) -> None:
+        """From the next run on, tell the observer what happens; with None, nothing any more."""
+        if observer is None:
+            self.run = self._plain
+            return
+        if self._measured is None:
+            self._measured = self._function(measured=True)
+        tell = (observer.clock, observer.enter, observer.ran, observer.met, observer.freed)
+        self.run = partial(self._measured, **dict(zip(_OBSERVER, tell, strict=True)))
+
+    def _function(self, measured: bool = False) -> Callable[..., tuple[Any, ...]]:
+        return self._made(self._write(measured), self._globals)
+
+    def _with(self, graphs: Graphs) -> Function:
+        """The step, with stretches apart. What it calls is no global of theirs: they would hold each other for ever."""
+        calls: dict[int, tuple[Stretch, str]] = {}
+        captured: dict[str, Function] = {}
+        for stretch in graphs.stretches:
+            name = f"h{len(calls)}"
+            calls[stretch.start] = stretch, name
+            function = self._made(self._write_stretch(stretch), self._globals)
+            captured[name] = graphs.captured(stretch, function, partial(_place, self.plan, self._lines_of))
+        text = self._write(stretches=calls)
+        return graphs.around(self._made(text, {**self._globals, **captured}))
+
+    def _made(self, text: _Text, globals_: dict[str, Any]) -> Callable[..., tuple[Any, ...]]:
+        exec(compile(text.source, f"<plan {self.plan.name}>", "exec"), globals_)
+        function: Any = globals_.pop(text.name)
+        self._lines_of[function.__code__] = text.line_of
+        return function
+
+    def source(self, measured: bool = False) -> str:
+        """The function's text."""
+        return self._write(measured).source
+
+    def _write(self, measured: bool = False, stretches: Mapping[int, tuple[Stretch, str]] | None = None) -> _Text:
+        plan = self.plan
+        text = _Text("step", ("arguments", *(_OBSERVER if measured else ())))
+        write = text.write
+
+        def observe(line: str) -> None:
+            if measured:
+                write(line)
+
+        text.take([spec.slot for spec in plan.inputs])
+        for label, slot in plan.constant_slots.items():
+            write(f"s{_number(slot)} = {self._name(plan.constants[label])}")
+        given = [*(spec.slot for spec in plan.inputs), *plan.constant_slots.values()]
+        observe(f"enter({_tuple(given)}, {_tuple(given, 's')})")
+        number = 0
+        while number < len(plan.instructions):
+            if stretches is not None and number in stretches:
+                stretch, name = stretches[number]
+                self._write_call(text, stretch, name)
+                number = stretch.stop
+                continue
+            instruction = plan.instructions[number]
+            commit = instruction.op == "commit"
+            observe("t = now()")
+            write(self._line(number), number)
+            made = "" if commit else f", {instruction.out}, s{instruction.out}"
+            observe(f"{'met' if instruction.op in _PARAMETERS else 'ran'}({number}, t, now(){made})")
+            if instruction.free:
+                text.clear(instruction.free)
+                observe(f"freed({_tuple(instruction.free)})")
+            number += 1
+        if self._commit:
+            observe("t = now()")
+            write(self._commit)
+            observe(f"met({len(plan.instructions)}, t, now())")
+        write(f"return {_tuple([spec.slot for spec in plan.outputs], 's')}")
+        return text
+
+    def _write_stretch(self, stretch: Stretch) -> _Text:
+        text = _Text("stretch", ("arguments",))
+        text.take(stretch.reads)
+        gone = set(stretch.frees)
+        for number in range(stretch.start, stretch.stop):
+            if number not in stretch.apart:
+                text.write(self._line(number), number)
+                free = self.plan.instructions[number].free
+                text.clear([slot for slot in free if slot in stretch.reads or slot not in gone])
+        text.write(f"return {_tuple(stretch.gives, 's')}")
+        return text
+
+    def _write_call(self, text: _Text, stretch: Stretch, name: str) -> None:
+        for number in stretch.apart:
+            text.write(self._line(number), number)
+        text.write(f"given = [{''.join(f's{_number(slot)}, ' for slot in stretch.reads)}]")
+        text.clear(stretch.frees)
+        given = "".join(f"s{_number(slot)}, " for slot in stretch.gives)
+        text.write(f"{given}{'= ' if given else ''}{name}(given)", stretch.start)
+
+    def _line(self, number: int) -> str:
+        instruction = self.plan.instructions[number]
+        return (
+            self._calls[number]
+            if instruction.op == "commit"
+            else f"s{_number(instruction.out)} = {self._calls[number]}"
+        )
+
+    def _call(self, instruction: Instruction) -> str:
+        op, args, kwargs = instruction.op, instruction.args, instruction.kwargs
+        if op == "getitem" and isinstance(args[1], int):
+            return f"{self._text(args[0])}[{args[1]:d}]"
+        if op in _PARAMETERS:
+            return self._collective(op, args, kwargs)
+        if op == "kernel":
+            tensors, text, over = args
+            into = f", ({', '.join(map(self._placed, instruction.regions))},)" if instruction.regions else ""
+            return f"{self._name(self._bind(op, text, over))}({self._text(tensors)}{into})"
+        function = self._bind(op) if op in LOCAL_OPS else resolve(op)
+        parts = [self._text(arg) for arg in args]
+        for name, value in kwargs.items():
+            if not name.isidentifier():
+                raise PlanError(f"{op} has an argument called {name!r}")
+            parts.append(f"{name}={self._text(value)}")
+        if instruction.regions:
+            function, argument = resolve_into(op)
+            parts.append(f"{argument}={self._placed(instruction.regions[0])}")
+        return f"{self._name(function)}({', '.join(parts)})"
+
+    def _placed(self, region: Region | None) -> str:
+        """A global that is the tensor in the arena."""
+        if region is None:
+            return "None"
+        name = f"a{len(self._regions)}"
+        self._regions[name] = region
+        return name
+
+    def _collective(self, op: str, args: Sequence[Any], kwargs: dict[str, Any]) -> str:
+        """Everything but the tensors is known now: the group, the blocks, the reduction."""
+        parameters = _PARAMETERS[op]
+        given = dict(zip(parameters, args, strict=False)) | kwargs
+        if set(given) != set(parameters) or len(args) > len(parameters):
+            raise PlanError(f"{op} takes ({', '.join(parameters)}), and the plan gives ({', '.join(given)})")
+        if not parameters:
+            return f"{self._name(self._bind(op))}()"
+        tensors = given.pop("tensors")
+        if op == "wait":  # what it waits for has the tensors
+            return f"{self._name(self._bind(op))}({self._text(given['pending'])})"
+        return f"{self._name(self._bind(op, *given.values()))}({self._text(tensors)})"
+
+    def _text(self, value: Any) -> str:
+        if isinstance(value, Slot):
+            return f"s{_number(value.index)}"
+        if value is None or type(value) in (bool, int) or (type(value) is float and math.isfinite(value)):
+            return f"({value!r})" if isinstance(value, (int, float)) and value < 0 else repr(value)
+        if isinstance(value, (list, tuple)):
+            if _slots(value):
+                return f"[{', '.join(self._text(item) for item in value)}]"
+            return self._name(_frozen(value))
+        if isinstance(value, (float, *_LITERALS)):
+            return self._name(value)
+        raise PlanError(f"a plan cannot hold a {type(value).__name__} as an argument: {value!r}")
+
+    def _name(self, value: Any) -> str:
+        """A global that stands for the value."""
+        name = self._names.get(id(value))
+        if name is None:
+            name = self._names[id(value)] = f"g{len(self._kept)}"
+            self._kept.append(value)  # an id names a value only as long as it lives
+            self._globals[name] = value
+        return name
+
+    # -- errors ----------------------------------------------------------------------------------------------------
+
+    def place(self, traceback: TracebackType | None) -> Place | None:
+        """The instruction from which an exception came."""
+        return _place(self.plan, self._lines_of, traceback)
+
+
+def _place(plan: Plan, lines_of: Mapping[CodeType, dict[int, int]], traceback: TracebackType | None) -> Place | None:
+    found: Place | None = None
+    while traceback is not None:
+        if (line_of := lines_of.get(traceback.tb_frame.f_code)) is not None:
+            number = line_of.get(traceback.tb_lineno)
+            if number is None:
+                return None
+            instruction = plan.instructions[number]
+            values = traceback.tb_frame.f_locals
+            slots = _slots((instruction.args, tuple(instruction.kwargs.values())))
+            found = Place(number, instruction, [_describe(values.get(f"s{slot}")) for slot in slots])
+        traceback = traceback.tb_next  # a stretch is called by the step
+    return found
+
+
+class _Text:
+    """A function's text as it is written, and the instruction of each line that is one."""
+
+    def __init__(self, name: str, parameters: Sequence[str]) -> None:
+        self.name = name
+        self.line_of: dict[int, int] = {}
+        self._lines = [f"def {name}({', '.join(parameters)}):"]
+
+    @property
+    def source(self) -> str:
+        return "\n".join(self._lines) + "\n"
+
+    def write(self, line: str, instruction: int | None = None) -> None:
+        self._lines.append(f"    {line}")
+        if instruction is not None:
+            self.line_of[len(self._lines)] = instruction
+
+    def take(self, slots: Sequence[int]) -> None:
+        if slots:
+            self.write(f"{', '.join(f's{_number(slot)}' for slot in slots)}, = arguments")
+        self.write("arguments.clear()")
+
+    def clear(self, slots: Sequence[int]) -> None:
+        if slots:
+            self.write(" = ".join(f"s{_number(slot)}" for slot in slots) + " = None")
+
+
+_OBSERVER = ("now", "enter", "ran", "met", "freed")
+
+
+def _tuple(slots: Sequence[int], prefix: str = "") -> str:
+    return f"({''.join(f'{prefix}{_number(slot)}, ' for slot in slots)})"
+
+
+def _number(slot: int) -> int:
+    if type(slot) is not int or slot < 0:
+        raise PlanError(f"a slot has to be a number from 0, not {slot!r}")
+    return slot
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(_frozen(item) for item in value) if isinstance(value, (list, tuple)) else _checked(value)
+
+
+def _checked(value: Any) -> Any:
+    if value is None or isinstance(value, (bool, int, float, *_LITERALS)):
+        return value
+    raise PlanError(f"a plan cannot hold a {type(value).__name__} as an argument: {value!r}")
+
+
+def _describe(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"{DTYPE_NAMES.get(value.dtype, value.dtype)}{list(value.shape)}"
+    return type(value).__name__

@@ -1,0 +1,99 @@
+"""How a worker finds its counterparts on other hosts, once, before its first command.
+
+    worker → host    {"pid": ..., "address": ..., "region": ...}    its endpoint, and its mapping of the mesh's memory
+    host → worker    {"peers": {"1": {"rank": 4, "address": ..., "region": ...}}}        by the number of the host
+    worker → host    {"links": {"1": {"transport": "tcp", "reasons": [...]}}}, or {"failed": "why", "hint": "..."}
+    worker → host    {"lost": 4, "why": "..."}                      later, when a link has broken
+
+Packets are JSON, on the worker's own socket (`wire.STARTUP`). Nothing of this happens again while the mesh lives.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from typing import Any
+
+from monarch.compiler.plan import MonarchError
+from monarch.runtime.control.security import Security
+from monarch.runtime.processes.warm import mark_dead
+from monarch.runtime.shared import wire
+from monarch.runtime.shared.window import Window
+from monarch.runtime.transport.endpoint import Endpoint
+from monarch.runtime.transport.interface import Address, Link, LinkLost, Region
+
+
+class NotConnected(Exception):
+    """There is no way to a counterpart. The host has been told."""
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A counterpart: the link to it, and its mapping of the mesh's memory."""
+
+    rank: int
+    link: Link
+    region: Region
+
+
+def connect_peers(window: Window, up: socket.socket, across: dict[str, Any], end: ExitStack) -> dict[int, Peer]:
+    """This worker's counterparts by host, from whom `end` parts. `across` is what the host says to all its workers:
+
+    `secret`      32 bytes, hex: of this mesh, known to its workers only
+    `transports`  which to try, in order
+    `bind`        the address on which this host listens for workers of others
+    `advertise`   the one by which they reach it, or None where that is the same
+    `tls`         the folder with this host's certificates, or None
+    `timeout`     seconds for each connection
+    `hosts`       how many there are; the only one has no endpoints
+    """
+    if across["hosts"] == 1:
+        up.send(pack({"pid": os.getpid(), "address": None, "region": None}))
+        up.recv(wire.PACKET_BYTES)
+        up.send(pack({"links": {}}))
+        return {}
+    secret = bytes.fromhex(across["secret"])
+    tls = None if across["tls"] is None else Security.tls(across["tls"]).contexts()
+    ranks: dict[str, int] = {}  # of the counterparts, by their endpoint
+
+    def lost(link: Link, error: LinkLost) -> None:
+        rank = ranks.get(link.peer.process)
+        if rank is not None:
+            with suppress(OSError):
+                up.send(pack({"lost": rank, "why": error.message}))
+            mark_dead(window, rank)
+
+    reached = {"bind": across["bind"], "advertise": across["advertise"]}
+    endpoint = Endpoint(secret, **reached, transports=across["transports"], tls=tls, lost=lost)
+    end.callback(endpoint.close)
+    region = endpoint.register(window.memory, file=window.file).region
+    up.send(pack({"pid": os.getpid(), "address": endpoint.address.to_json(), "region": region.to_json()}))
+    told = unpack(up.recv(wire.PACKET_BYTES))
+    peers: dict[int, Peer] = {}
+    for host, peer in told["peers"].items():
+        address = Address.from_json(peer["address"])
+        ranks[address.process] = peer["rank"]
+        try:
+            link = endpoint.connect(address, timeout=across["timeout"])
+        except MonarchError as error:
+            why = {"failed": f"no connection to worker {peer['rank']}: {error.message}", "hint": error.hint}
+            up.send(pack(why))
+            raise NotConnected from error
+        peers[int(host)] = Peer(peer["rank"], link, Region.from_json(peer["region"]))
+    links = {
+        host: {"transport": peer.link.transport, "reasons": list(peer.link.reasons)} for host, peer in peers.items()
+    }
+    up.send(pack({"links": links}))
+    return peers
+
+
+def pack(what: dict[str, Any]) -> bytes:
+    return wire.UP_HEAD.pack(wire.STARTUP, 0) + json.dumps(what).encode()
+
+
+def unpack(packet: bytes) -> dict[str, Any]:
+    what: dict[str, Any] = json.loads(packet[wire.UP_HEAD.size :])
+    return what

@@ -1,0 +1,474 @@
+"""What a worker holds, and what each command does to it: no sockets, no clock, no waiting but in the plan's
+collectives."""
+
+from __future__ import annotations
+
+import pickle
+import struct
+import traceback
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from monarch.compiler.plan import DTYPE_NAMES, MeshSpec, Plan, PlanError
+from monarch.compiler.plan.gpu import OnGpu, device_for
+from monarch.compiler.plan.local_ops import LOCAL_OPS
+from monarch.compiler.plan.native import bind
+from monarch.compiler.plan.waits import STARTED
+from monarch.runtime.shared import wire
+from monarch.runtime.shared.signals import Aborted
+from monarch.runtime.shared.wire import Report
+from monarch.runtime.worker.arena import Arena
+from monarch.runtime.worker.exchange import Loan
+from monarch.runtime.worker.frame import Frame
+from monarch.runtime.worker.graphs import Graphs
+from monarch.runtime.worker.tracing import CountedValues, Tracer
+
+_OPERANDS = 16
+_RUN_HEAD = struct.Struct("=4q")
+
+
+class Steps(Protocol):
+    """What of `collectives.Collectives` the state machine needs."""
+
+    def begin(self, step: int) -> None: ...
+
+    def commit(self) -> Callable[[], None]: ...
+
+    def by(self, backend: str) -> Any: ...
+
+
+class Actors(Protocol):
+    """What of `exchange` a worker needs that runs in a process of actors."""
+
+    def lend(self, token: int, loans: Sequence[Loan | str], messages: int) -> None: ...
+
+    def adopt(self, token: int) -> list[torch.Tensor]: ...
+
+
+@dataclass(frozen=True)
+class Missing:
+    """Stands where a value would be, had command `root` not failed."""
+
+    root: int
+    committed: bool = False
+
+
+@dataclass(frozen=True)
+class Value:
+    """A tensor on its way to the controller, for the FETCH command `step`."""
+
+    step: int
+    tensor: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Count:
+    """How many values this worker holds, for the COUNT command `step`."""
+
+    step: int
+    values: int
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """Where this worker writes what it measures, for the TRACE command `step`."""
+
+    step: int
+    tracer: Tracer
+
+
+Message = Report | Value | Count | Buffer
+
+
+class LoadedPlan:
+    """A plan as this worker runs it: the frame, and how to read its arguments. `ready` has what a GPU needs besides,
+    `check` waits for what the step has started; `failed` is whether its last step did."""
+
+    def __init__(
+        self, plan: Plan, frame: Frame, ready: OnGpu | None = None, check: Callable[[], None] = lambda: None
+    ) -> None:
+        self.frame = frame
+        self.ready = ready
+        self.check = check
+        self.failed = False
+        self.device = torch.device("cpu") if ready is None else ready.device
+        self.name = plan.name
+        self.instructions = plan.instructions
+        self.sources = plan.sources
+        # A number arrives as one, and is to the plan a tensor without dims.
+        self.dtypes = [spec.type.dtype if spec.kind in ("scalar", "seed") else None for spec in plan.inputs]
+        self.struct = wire.run_struct(self.dtypes)
+        self.donated = [at for at, donated in enumerate(plan.donated) if donated and self.dtypes[at] is None]
+
+
+class WorkerState:
+    """`handle(step, body)` carries out command number `step` and gives what is to be sent to the controller.
+
+    A report among the messages says that the command failed here. The values that it would have made are then missing,
+    those that it would have replaced are kept (unless the step had committed), and commands that do not need them work.
+    """
+
+    def __init__(
+        self,
+        mesh: MeshSpec,
+        rank: int,
+        collectives: Steps,
+        staging: Callable[[int, int], torch.Tensor],
+        tracer: Callable[[int], Tracer | None],
+        received: Callable[[], bytes],
+        actors: Actors | None = None,
+    ) -> None:
+        """`tracer(words)` gives what measures into a buffer of so many words; with 0 it ends that, and gives None.
+        `received()` gives the file that comes with a LOAD. Without `actors` there is no LEND and no ADOPT."""
+        self.rank = rank
+        self.values: dict[int, torch.Tensor | Missing] = {}
+        self.plans: dict[int, LoadedPlan | Report] = {}
+        self._position = dict(zip(mesh.names, mesh.point(rank), strict=True))
+        self._sizes = dict(mesh.sizes)
+        self._collectives = collectives
+        self._staging = staging
+        self._new_tracer = tracer
+        self._received = received
+        self._actors = actors
+        self._seen: dict[int, list[weakref.ref[Any]] | None] = {}
+        """Values that actors may see: as long as one of these lives, or (None) for ever."""
+        self._arena = Arena()
+        self._tracer: Tracer | None = None
+        self._kernels: Path | None = None  # of the plan that is being loaded
+        self._moves: Any = collectives  # what has its collectives
+        self._ready: OnGpu | None = None  # what it needs on a GPU
+        self._ahead = False  # whether its collectives are started, and waited for later
+        self._mixed = False
+        """Whether there were plans for a GPU: then values lie there or here, and move to where a plan needs them."""
+        self._donated: list[int] = []
+        self._committed = False
+        self._handlers: dict[int, Callable[[int, bytearray], list[Message]]] = {
+            wire.RUN: self._run,
+            wire.PUT: self._put,
+            wire.LOAD: self._load,
+            wire.UNLOAD: self._unload,
+            wire.FREE: self._free,
+            wire.FETCH: self._fetch,
+            wire.COUNT: self._count,
+            wire.TRACE: self._trace,
+            wire.LEND: self._lend,
+            wire.ADOPT: self._adopt,
+        }
+        self._untraced = self._handlers
+
+    def handle(self, step: int, body: bytearray) -> list[Message]:
+        (kind,) = wire.KIND.unpack_from(body)
+        return self._handlers[kind](step, body)
+
+    # -- measuring -------------------------------------------------------------------------------------------------
+
+    def _trace(self, step: int, body: bytearray) -> list[Message]:
+        """Measure from here on, or no longer: the handlers, the frames and the values are changed for those that note
+        things down, and back, so that what is not measured does not ask whether it is."""
+        _, words = wire.unpack_numbers(body)
+        try:
+            tracer = self._new_tracer(words)
+        except OSError as error:
+            return [Report("failed", self.rank, step, f"tracing with a buffer of {8 * words} bytes: {error}")]
+        self._tracer = tracer
+        self.values = dict(self.values)
+        self._handlers = self._untraced
+        if tracer is not None:
+            self.values = CountedValues(self.values, tracer.held)
+            self._handlers = {
+                kind: handler if kind in (wire.TRACE, wire.COUNT) else partial(self._measured, kind, handler, tracer)
+                for kind, handler in self._untraced.items()
+            }
+        for plan in self.plans.values():
+            if isinstance(plan, LoadedPlan):
+                plan.frame.measure(tracer)
+        return [] if tracer is None else [Buffer(step, tracer)]
+
+    def _measured(
+        self,
+        kind: int,
+        handler: Callable[[int, bytearray], list[Message]],
+        tracer: Tracer,
+        step: int,
+        body: bytearray,
+    ) -> list[Message]:
+        start = tracer.clock()
+        messages = handler(step, body)
+        if kind == wire.RUN:
+            tracer.step(step, _RUN_HEAD.unpack_from(body)[1], start, failed=bool(messages))
+        else:
+            tracer.other(kind, step, start)
+        return messages
+
+    # -- steps -----------------------------------------------------------------------------------------------------
+
+    def _run(self, step: int, body: bytearray) -> list[Message]:
+        _, number, base, outputs = _RUN_HEAD.unpack_from(body)
+        plan = self.plans[number]
+        if isinstance(plan, Report):
+            return [self._miss(step, base, outputs, replace(plan, step=step))]
+        arguments: list[Any] = list(plan.struct.unpack_from(body)[4:])
+        self._donated = [arguments[at] for at in plan.donated]
+        self._committed = False
+        values = self.values
+        elsewhere: list[tuple[int, int]] = []
+        for at, dtype in enumerate(plan.dtypes):
+            if dtype is not None:
+                arguments[at] = torch.scalar_tensor(arguments[at], dtype=dtype, device=plan.device)
+                continue
+            handle = arguments[at]
+            value = arguments[at] = values[handle]
+            if isinstance(value, Missing):
+                report = Report("dependent", self.rank, step, root=value.root)
+                return [self._miss(step, base, outputs, report)]
+            if self._mixed and value.device != plan.device:
+                elsewhere.append((at, handle))
+        self._collectives.begin(step)
+        try:
+            if self._seen:
+                self._part_from_actors(plan, arguments)
+            for at, handle in elsewhere:
+                arguments[at] = values[handle] = arguments[at].to(plan.device)
+            if plan.failed and plan.ready is not None:
+                plan.ready.forget()
+            plan.failed = False
+            results = plan.frame.run(arguments)
+            plan.check()
+        except Aborted as aborted:
+            plan.failed = True
+            report = Report("aborted", self.rank, step, error=str(aborted), committed=self._committed)
+            return [self._miss(step, base, outputs, report)]
+        except Exception as error:  # whatever an op raises is the step's failure, and is told with all that is known
+            plan.failed = True
+            report = self._explain(step, plan, error)
+            error.__traceback__ = None  # it holds the step's values
+            return [self._miss(step, base, outputs, report)]
+        for at, result in enumerate(results):
+            values[base + at] = result
+        return []
+
+    def _miss(self, step: int, base: int, outputs: int, report: Report) -> Report:
+        root = report.root if report.kind == "dependent" else step
+        for at in range(outputs):
+            self.values[base + at] = Missing(root, report.committed)
+        return report
+
+    def _explain(self, step: int, plan: LoadedPlan, error: Exception) -> Report:
+        place = plan.frame.place(error.__traceback__)
+        report = Report(
+            "failed",
+            self.rank,
+            step,
+            error=_describe(error),
+            traceback="".join(traceback.format_exception(error)),
+            committed=self._committed,
+        )
+        if place is not None:
+            report.op = plan.instructions[place.number].op  # as the plan has it, also where a GPU runs a kernel for it
+            report.operands = tuple(place.operands[:_OPERANDS])
+            if 0 <= place.instruction.source < len(plan.sources):
+                source = plan.sources[place.instruction.source]
+                report.source = (source.file, source.line, source.column, source.end_column)
+        return report
+
+    def _commit(self) -> Callable[[], None]:
+        meet, check = self._collectives.commit(), self._check
+
+        def commit() -> None:
+            check()
+            meet()
+            self._committed = True
+            for handle in self._donated:  # so that the plan's frees do free
+                self.values.pop(handle, None)
+                if self._seen:
+                    self._seen.pop(handle, None)
+
+        return commit
+
+    @property
+    def _check(self) -> Callable[[], None]:
+        """What a step of the plan that is being loaded waits for before it commits, and at its end."""
+        waits = [self._moves.finish] if self._ahead else []
+        if self._ready is not None:
+            waits.append(self._ready.check)
+
+        def check() -> None:
+            for wait in waits:
+                wait()
+
+        return check
+
+    def _bind(self, name: str, *arguments: Any) -> Callable[..., Any]:
+        if name == "commit":
+            return self._commit()
+        if name == "kernel":
+            text, over = arguments
+            return bind(self._kernels, text, over, torch.get_num_threads())
+        if name in LOCAL_OPS:
+            return partial(LOCAL_OPS[name], self._position, self._sizes)
+        if name == "wait" and not self._ahead:
+            return _there
+        bound: Callable[..., Any] = getattr(self._moves, name)(*arguments)
+        return bound if self._ready is None or self._ahead else partial(_by_way_of_host, self._ready.device, bound)
+
+    # -- plans -----------------------------------------------------------------------------------------------------
+
+    def _load(self, step: int, body: bytearray) -> list[Message]:
+        _, number = wire.unpack_numbers(body)
+        blob = self._received()
+        try:
+            plan: Plan | PlanError
+            plan, self._kernels = pickle.loads(blob)  # made by the process of which this one is a fork
+            if isinstance(plan, PlanError):  # its host has refused it
+                raise plan
+            self._ready = ready = None if plan.target == "cpu" else self._on_gpu(plan)
+            self._moves = self._collectives.by(plan.collectives)
+            self._ahead = plan.collectives in STARTED
+            self._fit(plan.arena)
+            if ready is None:
+                frame = Frame(plan, self._bind, self._arena)
+            else:
+                graphs = Graphs(plan, ready.device, f"worker {self.rank}") if plan.cuda_graphs else None
+                frame = Frame(ready.plan, ready.binds(self._bind), graphs=graphs)
+            frame.measure(self._tracer)
+            self.plans[number] = LoadedPlan(plan, frame, ready, self._check)
+        except Exception as error:  # told at each step that would run the plan
+            # A plan that is not for this machine is nobody's fault here: the message says it all.
+            where = "" if isinstance(error, PlanError) else "".join(traceback.format_exception(error))
+            self.plans[number] = report = Report("failed", self.rank, step, _describe(error), where)
+            return [report]
+        return []
+
+    def _unload(self, step: int, body: bytearray) -> list[Message]:
+        for number in wire.unpack_numbers(body)[1:]:
+            self.plans.pop(number, None)
+        if not any(isinstance(plan, LoadedPlan) and plan.frame.plan.arena for plan in self.plans.values()):
+            self._arena.fit(0)
+        return []
+
+    def _on_gpu(self, plan: Plan) -> OnGpu:
+        ready = OnGpu(plan, device_for(plan, self.rank))
+        if ready.device.type == "cuda":
+            torch.cuda.set_device(ready.device)
+        self._mixed = True
+        return ready
+
+    def _fit(self, size: int) -> None:
+        """Have room for a plan's values."""
+        if size and self._arena.fit(size):
+            for plan in self.plans.values():
+                if isinstance(plan, LoadedPlan):
+                    plan.frame.use(self._arena)
+
+    # -- values ----------------------------------------------------------------------------------------------------
+
+    def _put(self, step: int, body: bytearray) -> list[Message]:
+        head = wire.PUT_HEAD
+        _, handle, code, ndim, size, offset, start, end, workers = head.unpack_from(body)
+        shape = struct.unpack_from(f"={ndim}q", body, head.size)
+        at = head.size + 8 * ndim
+        (block,) = struct.unpack_from("=q", body, at + 8 * self.rank)
+        at += 8 * workers
+        length = end - start
+        try:
+            value = self.values.get(handle)
+            if start == 0:
+                value = self.values[handle] = torch.empty(shape, dtype=wire.DTYPE_LIST[code])
+            if isinstance(value, torch.Tensor) and length:
+                row = value.reshape(-1).view(torch.uint8)
+                if offset == wire.INLINE:
+                    piece = torch.frombuffer(body, dtype=torch.uint8, count=length, offset=at + block * length)
+                else:
+                    piece = self._staging(offset + block * length, length)
+                row[start:end] = piece
+        except RuntimeError as error:  # no memory left
+            what = f"{DTYPE_NAMES[wire.DTYPE_LIST[code]]}{list(shape)}"
+            self.values[handle] = Missing(step)
+            return [Report("failed", self.rank, step, f"placing {what} ({size} bytes): {_describe(error)}")]
+        return []
+
+    def _free(self, step: int, body: bytearray) -> list[Message]:
+        for handle in wire.unpack_numbers(body)[1:]:
+            self.values.pop(handle, None)
+            if self._seen:
+                self._seen.pop(handle, None)
+        return []
+
+    def _fetch(self, step: int, body: bytearray) -> list[Message]:
+        _, handle, *ranks = wire.unpack_numbers(body)
+        if self.rank not in ranks:
+            return []
+        value = self.values[handle]
+        if isinstance(value, Missing):
+            return [Report("dependent", self.rank, step, root=value.root)]
+        if not isinstance(value, torch.Tensor):
+            return [Report("failed", self.rank, step, f"the value is a {type(value).__name__}, not one tensor")]
+        return [Value(step, value.cpu())]
+
+    def _count(self, step: int, body: bytearray) -> list[Message]:
+        return [Count(step, len(self.values))]
+
+    # -- actors of this process ------------------------------------------------------------------------------------
+
+    def _lend(self, step: int, body: bytearray) -> list[Message]:
+        _, token, count, *rest = wire.unpack_numbers(body)
+        messages = rest[count:][self.rank]
+        if messages:
+            assert self._actors is not None
+            self._actors.lend(token, [self._loan(handle) for handle in rest[:count]], messages)
+        return []
+
+    def _loan(self, handle: int) -> Loan | str:
+        value = self.values[handle]
+        if isinstance(value, Missing):
+            return f"command {value.root}, which was to make it, failed"
+        loan = Loan(value.cpu())
+        held = loan.held() if value.device.type == "cpu" else None  # or else it is a copy
+        known = self._seen.get(handle, [])
+        if held is not None and known is not None:
+            self._seen[handle] = [*(ref for ref in known if ref() is not None), held]
+        return loan
+
+    def _adopt(self, step: int, body: bytearray) -> list[Message]:
+        _, token, base, count = wire.unpack_numbers(body)
+        assert self._actors is not None
+        try:
+            tensors = self._actors.adopt(token)
+        except KeyError:
+            for handle in range(base, base + count):
+                self.values[handle] = Missing(step)
+            return [Report("failed", self.rank, step, "what an actor has returned for a program is not there any more")]
+        for handle, tensor in enumerate(tensors, base):
+            self.values[handle] = tensor
+            self._seen[handle] = None
+        return []
+
+    def _part_from_actors(self, plan: LoadedPlan, arguments: list[Any]) -> None:
+        """What the step may write in place, and an actor may see, is copied for the step."""
+        for at, handle in zip(plan.donated, self._donated, strict=True):
+            if handle in self._seen:
+                seen = self._seen[handle]
+                if seen is None or any(ref() is not None for ref in seen):
+                    arguments[at] = arguments[at].clone()
+
+
+def _there(results: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    """The wait for a collective that is over where it stands."""
+    return results
+
+
+def _by_way_of_host(
+    device: torch.device, collective: Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]], tensors: Any
+) -> list[torch.Tensor]:
+    """A collective of tensors on a GPU, through the host's memory."""
+    return [made.to(device) for made in collective([tensor.cpu() for tensor in tensors])]
+
+
+def _describe(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
