@@ -90,5 +90,12 @@ class PlanError(MonarchError):
     """A plan file that cannot be loaded: truncated, edited, of another version."""
 
 
-class DeviceMeshError(MonarchError):
-    """A worker or a step failed: who, where and why. Every handle that depends on it raises this."""
+class DeviceMeshError(MonarchError, RuntimeError):
+    """A worker or a step failed: who, where and why. Every handle that depends on it raises this.
+
+    Also a RuntimeError, as what PyTorch raises for a failing op.
+    """
+
+
+class DeviceIndexError(DeviceMeshError, IndexError):
+    """A worker met an index that is out of range. Also an IndexError, as what PyTorch raises for most of such ops."""

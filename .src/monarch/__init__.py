@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from monarch import actor, config, distributed, launch, rdma, spmd
     from monarch.compiler.errors import (
+        DeviceIndexError,
         DeviceMeshError,
         GraphError,
         LayoutError,
@@ -55,6 +56,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "monarch": ("actor", "config", "distributed", "launch", "rdma", "spmd"),  # modules
     "monarch.compiler.errors": (
+        "DeviceIndexError",
         "DeviceMeshError",
         "GraphError",
         "LayoutError",
@@ -86,6 +88,7 @@ _HOMES = {
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "DeviceIndexError",
     "DeviceMeshError",
     "DistributedTensor",
     "GraphError",

@@ -57,8 +57,9 @@ def _run(nest: Nest, inputs: Tensors, outputs: Tensors) -> None:
                 at = _addresses(index, nest.dims)
                 if gather >= 0:
                     picked = values[gather]
-                    if bool(((picked < 0) | (picked >= size)).any()):
-                        raise IndexError(f"index out of range: there are {size} rows")
+                    outside = picked[(picked < 0) | (picked >= size)]
+                    if outside.numel():
+                        raise IndexError(f"index out of range: {int(outside[0])}, and there are {size} rows")
                     at = at + picked * stride
                 tensor = inputs[buffer]
                 memory = tensor.as_strided((_extent(tensor),), (1,), tensor.storage_offset())

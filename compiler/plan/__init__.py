@@ -3,7 +3,7 @@
 The runtime may import this package and nothing else of the compiler, so what it needs of types and errors is here too.
 """
 
-from monarch.compiler.errors import DeviceMeshError, LayoutError, MonarchError, PlanError, Source
+from monarch.compiler.errors import DeviceIndexError, DeviceMeshError, LayoutError, MonarchError, PlanError, Source
 from monarch.compiler.executors import abstract_can_run, attach_hosts, executor_for, executors_by, set_executor_factory
 from monarch.compiler.ops import OPS
 from monarch.compiler.plan.collectives import BACKENDS, check_backend
@@ -26,6 +26,7 @@ __all__ = [
     "REDUCTIONS",
     "TARGETS",
     "Decision",
+    "DeviceIndexError",
     "DeviceMeshError",
     "Executor",
     "Handle",

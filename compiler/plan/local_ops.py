@@ -38,24 +38,41 @@ def axis_index(position: Where, sizes: Where, mesh_dim: str) -> torch.Tensor:
     return torch.full((), position[mesh_dim])  # filled on the device, where torch.tensor would copy it there
 
 
-def _own(index: torch.Tensor, length: int, at: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Global indices as indices into the worker's own block (0 where they are not), and where they are."""
-    local = index - at * length
+def _own(
+    index: torch.Tensor, length: int, mesh_dim: str, position: Where, sizes: Where
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Global indices as indices into the worker's own block of `length` (0 where they are another worker's), and which
+    are. Raises IndexError for an index that is no worker's."""
+    _check_range(index, length * sizes[mesh_dim])
+    local = index - position[mesh_dim] * length
     own = (local >= 0) & (local < length)
     return torch.where(own, local, 0), own
+
+
+def _check_range(index: torch.Tensor, size: int) -> None:
+    """Raise IndexError unless all of `index` is in 0 <= i < size. On a GPU the device stops, as in ATen's lookups."""
+    if index.numel() == 0:
+        return
+    if index.device.type != "cpu" or type(index) is not torch.Tensor:  # on a GPU, or without data
+        torch._assert_async(((index >= 0) & (index < size)).all())
+        return
+    least, most = (int(bound) for bound in index.aminmax())
+    if least < 0 or most >= size:
+        wrong = least if least < 0 else most
+        raise IndexError(f"index out of range: {wrong}, and there are {size} rows")
 
 
 def embedding_shard(
     position: Where, sizes: Where, weight: torch.Tensor, indices: torch.Tensor, mesh_dim: str
 ) -> torch.Tensor:
-    local, own = _own(indices, weight.shape[0], position[mesh_dim])
+    local, own = _own(indices, weight.shape[0], mesh_dim, position, sizes)
     return torch.nn.functional.embedding(local, weight) * own.unsqueeze(-1)
 
 
 def embedding_backward_shard(
     position: Where, sizes: Where, grad: torch.Tensor, indices: torch.Tensor, rows: int, padding_idx: int, mesh_dim: str
 ) -> torch.Tensor:
-    local, own = _own(indices, rows, position[mesh_dim])
+    local, own = _own(indices, rows, mesh_dim, position, sizes)
     if padding_idx >= 0:
         own = own & (indices != padding_idx)
     return torch.ops.aten.embedding_dense_backward(grad * own.unsqueeze(-1), local, rows, -1, False)
@@ -64,7 +81,7 @@ def embedding_backward_shard(
 def gather_shard(
     position: Where, sizes: Where, tensor: torch.Tensor, dim: int, index: torch.Tensor, mesh_dim: str
 ) -> torch.Tensor:
-    local, own = _own(index, tensor.shape[dim], position[mesh_dim])
+    local, own = _own(index, tensor.shape[dim], mesh_dim, position, sizes)
     return torch.where(own, tensor.gather(dim, local), 0)
 
 
@@ -77,7 +94,7 @@ def scatter_shard(
     value: torch.Tensor | float,
     mesh_dim: str,
 ) -> torch.Tensor:
-    local, own = _own(index, tensor.shape[dim], position[mesh_dim])
+    local, own = _own(index, tensor.shape[dim], mesh_dim, position, sizes)
     # Elements of other workers are written to one extra place past the block, which is then cut off.
     length = tensor.shape[dim]
     padded = torch.cat([tensor, tensor.narrow(dim, 0, 1)], dim)

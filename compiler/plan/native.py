@@ -127,19 +127,24 @@ def _native(kernel: Kernel, path: Path, over: Sequence[int], threads: int) -> Bo
         )
         write(addresses, 0, *map(_address, tensors), *map(_address, results))
         if failed := function(head, threads):
-            raise _failure(kernel, failed)
+            raise _failure(kernel, failed, tensors)
         return results
 
     return call
 
 
-def _failure(kernel: Kernel, failed: int) -> IndexError:
+def _failure(kernel: Kernel, failed: int, tensors: Sequence[torch.Tensor]) -> IndexError:
+    what = ""
+    try:  # once more, slowly, for the index
+        interpret(kernel, tensors)
+    except IndexError as error:
+        what = str(error).partition(": ")[2].partition("there")[0]
     number = failed - 1
     for nest in kernel.nests:
         if number < len(nest.body):
             statement = nest.body[number]
             assert isinstance(statement, Load)
             where = f" ({nest.lines[number]})" if nest.lines and nest.lines[number] else ""
-            return IndexError(f"index out of range in {kernel.name}: there are {statement.size} rows{where}")
+            return IndexError(f"index out of range in {kernel.name}: {what}there are {statement.size} rows{where}")
         number -= len(nest.body)
     raise AssertionError(f"kernel {kernel.name} gave {failed}")

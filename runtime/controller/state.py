@@ -3,16 +3,20 @@ happens (`finished`, `report`, `died`) and decides what that means; it reads no 
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
 
 import torch
 
-from monarch.compiler.plan import DeviceMeshError, MeshSpec, MonarchError, Plan, Source, TensorType
+from monarch.compiler.plan import DeviceIndexError, DeviceMeshError, MeshSpec, MonarchError, Plan, Source, TensorType
 from monarch.runtime.shared import wire
 from monarch.runtime.shared.wire import Report
 
 _REMEMBERED = 1024
+_OUT_OF_RANGE = re.compile(r"^IndexError\b|\bindex .* is out of bounds for dimension")
+"""What PyTorch says of an index that is out of range. Of `gather` and `scatter` it is a RuntimeError."""
+
 _KIND_RANK = {"failed": 0, "dependent": 1, "aborted": 2}
 
 
@@ -220,10 +224,11 @@ class ControllerState:
             hint.append("the worker's traceback:")
             hint.extend("  " + line for line in cause.traceback.rstrip().splitlines())
         source = Source(*cause.source) if cause.source else None
-        return DeviceMeshError(message, hint="\n".join(hint), source=source)
+        kind = DeviceIndexError if _OUT_OF_RANGE.search(cause.error or "") else DeviceMeshError
+        return kind(message, hint="\n".join(hint), source=source)
 
 
 def fresh(error: DeviceMeshError) -> DeviceMeshError:
     """The same error to be raised once more: one that has been raised keeps the frames that it went through alive, and
     the handles in them."""
-    return DeviceMeshError(error.message, hint=error.hint, source=error.source)
+    return type(error)(error.message, hint=error.hint, source=error.source)

@@ -418,5 +418,9 @@ def _checked(value: Any) -> Any:
 
 def _describe(value: Any) -> str:
     if isinstance(value, torch.Tensor):
-        return f"{DTYPE_NAMES.get(value.dtype, value.dtype)}{list(value.shape)}"
+        text = f"{DTYPE_NAMES.get(value.dtype, value.dtype)}{list(value.shape)}"
+        if value.dtype == torch.int64 and value.numel() and value.device.type == "cpu":  # indices, most often
+            least, most = value.aminmax()
+            text += f" from {int(least)} to {int(most)}"
+        return text
     return type(value).__name__

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import re
 import signal
 
 import pytest
@@ -81,3 +82,21 @@ def test_a_killed_worker_is_named_and_nothing_hangs() -> None:
 
 def _replicated(model: nn.Module) -> dict[str, list[None]]:
     return {name: [None] * p.ndim for name, p in model.named_parameters()}
+
+
+def test_an_index_out_of_range_in_a_sharded_table_is_an_index_error() -> None:
+    with Mesh(model=2) as mesh:
+        table = monarch.distribute(torch.randn(8, 64), mesh, "[@model, -]")
+
+        @monarch.program
+        def look_up(index):
+            return F.embedding(index, table), F.one_hot(index, 8).float() @ table
+
+        for result in look_up(torch.tensor([1, 9])):
+            with pytest.raises(IndexError) as caught:
+                result.full_tensor()
+            assert isinstance(caught.value, DeviceMeshError)
+            assert "test_failures.py" in str(caught.value)
+            assert re.search(r"\b9\b", str(caught.value))
+        with pytest.raises(RuntimeError, match="from 1 to 9|index 9"):  # without a program, from ATen's own lookup
+            monarch.distribute(torch.ones(8), mesh)[torch.tensor([1, 9])].full_tensor()

@@ -399,10 +399,10 @@ def _gather(lower: Lowering, node: fx.Node, at: At) -> int:
 
 
 def _own(lower: Lowering, index: int, mesh_dim: str, length: int) -> int:
-    """A global index as one into this worker's block of `length`."""
-    place = lower.value(lower.places[mesh_dim], ())
-    first = lower.op("mul", place, lower.constant(length, torch.int64))
-    return lower.op("sub", lower.cast(index, torch.int64), first)
+    """A global index as one into this worker's block of `length`, which fails where it is no worker's."""
+    index = lower.cast(index, torch.int64)
+    place = lower.checked(lower.places[mesh_dim], index, length * lower.sizes[mesh_dim])
+    return lower.op("sub", index, lower.op("mul", place, lower.constant(length, torch.int64)))
 
 
 @handler("gather_shard")
@@ -445,6 +445,8 @@ def _nll_loss_backward(lower: Lowering, node: fx.Node, at: At) -> int:
     slope = lower.op("neg", lower.operand(grad, at[:1], lower.tensors[node].shape[:1], dtype))
     if reduction == 1:
         slope = lower.op("div", slope, lower.operand(total, at[:1], lower.tensors[node].shape[:1], dtype))
-    here = lower.op("eq", lower.position(at[1]), label)
     valid = lower.op("ne", label, lower.constant(ignore, torch.int64))
+    zero = lower.constant(0, torch.int64)
+    label = lower.checked_load(label, lower.op("where", valid, label, zero), lower.tensors[node].shape[1])
+    here = lower.op("eq", lower.position(at[1]), label)
     return lower.op("where", lower.op("and", here, valid), slope, lower.constant(0, dtype))

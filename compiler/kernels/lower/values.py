@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
@@ -327,6 +327,20 @@ class Lowering:
         else:
             loaded = self.add(Load(number, index, gathered.value, step, gathered.size), tensor.dtype)
         return self.cast(loaded, compute_dtype(tensor.dtype))
+
+    def checked(self, node: fx.Node, index: int, size: int) -> int:
+        """The one element of a tensor without dims, by a load that fails unless 0 <= index < size."""
+        number = self.inputs.setdefault(node, len(self.inputs))
+        return self.add(
+            Load(number, Index(0, self.zero.strides), gather=index, stride=0, size=size), self.tensors[node].dtype
+        )
+
+    def checked_load(self, value: int, index: int, size: int) -> int:
+        """A value that is loaded, by a load that fails unless 0 <= index < size."""
+        load = self.body[value]
+        if not isinstance(load, Load) or load.gather >= 0:
+            raise Unfusable("a check of an index beside no load")
+        return self.add(replace(load, gather=index, stride=0, size=size), self.dtypes[value])
 
     def operand(self, argument: Any, at: At, shape: Sequence[int], dtype: torch.dtype | None = None) -> int:
         """The value of an op's operand, a tensor that is broadcast to the op's `shape` or a number, at the op's

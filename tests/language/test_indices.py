@@ -1,0 +1,118 @@
+"""Indices that point outside: PyTorch raises, and so does every layout, with and without generated kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import monarch
+from monarch.compiler.plan.local_ops import LOCAL_OPS
+from monarch.distributed import Mesh
+from tests.language.partitioned import partitioned_mesh
+
+TABLE = torch.arange(48.0).reshape(8, 6)
+RAISED = (IndexError, RuntimeError)
+
+
+@pytest.fixture(params=[False, True], ids=["ops", "kernels"])
+def mesh(request: pytest.FixtureRequest) -> Iterator[Mesh]:
+    with partitioned_mesh(request.param, model=2) as made:
+        yield made
+
+
+def _scatter_add(x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+    return x.scatter_add(0, i[:, None].expand(-1, 6), torch.ones(len(i), 6))
+
+
+def _index_put(x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+    return x.index_put((i,), torch.tensor(2.0))
+
+
+def _lookup(x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+    return F.embedding(i, x) * 2
+
+
+def _loss(x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(x.T[: len(i)], i)
+
+
+def _gradient(x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+    """Only the gradient, so that nothing of the forward pass need be run."""
+    return torch.func.grad(lambda x: F.cross_entropy(x.T[: len(i)], i))(x)
+
+
+def _of_lookup(x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+    return torch.func.grad(lambda x: (F.embedding(i, x) ** 2).sum())(x)
+
+
+OPS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "embedding": _lookup,
+    "embedding, gradient": _of_lookup,
+    "cross_entropy": _loss,
+    "cross_entropy, gradient": _gradient,
+    "nll_loss": lambda x, i: F.nll_loss(x.T[: len(i)], i, reduction="none"),
+    "smoothed": lambda x, i: F.cross_entropy(x.T[: len(i)], i, label_smoothing=0.1),
+    "one_hot": lambda x, i: F.one_hot(i, 8).float() @ x,
+    "gather": lambda x, i: x.gather(0, i[:, None].expand(-1, 6)) + 1,
+    "take_along_dim": lambda x, i: torch.take_along_dim(x, i[:, None], 0),
+    "scatter": lambda x, i: x.scatter(0, i[:, None].expand(-1, 6), 5.0),
+    "scatter one": lambda x, i: x.T.scatter(1, F.pad(i, (0, 3))[:, None], 5.0) * 2,
+    "scatter_add": _scatter_add,
+    "index_select": lambda x, i: x.index_select(0, i),
+    "index": lambda x, i: x[i],
+    "index_put": _index_put,
+    "index_add": lambda x, i: x.index_add(0, i, torch.ones(len(i), 6)),
+    "index_copy": lambda x, i: x.index_copy(0, i, torch.ones(len(i), 6)),
+    "index_fill": lambda x, i: x.index_fill(0, i, 3.0),
+}
+LAYOUTS = ["[-, -]", "[@model, -]", "[-, @model]"]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("op", OPS)
+def test_an_index_is_refused_where_pytorch_refuses_it(mesh: Mesh, op: str, layout: str) -> None:
+    """In range, out of it and negative: the values that PyTorch gives, or an error where it raises."""
+    function = OPS[op]
+    x = monarch.distribute(TABLE, mesh, layout)
+    program: Any = monarch.program(lambda i: function(x, i))
+    for entry in (0, 8, -1, -9, 1 << 40):
+        index = torch.tensor([3, entry, 7])
+        try:
+            expected = function(TABLE, index)
+        except RAISED:
+            with pytest.raises(RAISED, match=r"out of (range|bounds)"):
+                program(index).full_tensor()
+        else:
+            torch.testing.assert_close(program(index).full_tensor(), expected)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("ignored", [-100, 9])
+def test_a_target_that_is_ignored_may_be_anything(mesh: Mesh, layout: str, ignored: int) -> None:
+    targets = torch.tensor([2, ignored, 5, 0, ignored, 7])
+    x = monarch.distribute(TABLE.sin(), mesh, layout)
+
+    def loss(x: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        grad, value = torch.func.grad_and_value(lambda x: F.cross_entropy(x.T, targets, ignore_index=ignored))(x)
+        return value, grad
+
+    program = monarch.program(lambda targets: loss(x, targets))
+    for ours, expected in zip(program(targets), loss(TABLE.sin(), targets), strict=True):
+        torch.testing.assert_close(ours.full_tensor(), expected)
+
+
+def test_a_block_of_rows_refuses_an_index_that_is_in_no_block() -> None:
+    where: tuple[dict[str, int], dict[str, int]] = {"model": 1}, {"model": 2}
+    index, rows = torch.tensor([2, 11]), torch.ones(2, 6)
+    for call in (
+        lambda: LOCAL_OPS["embedding_shard"](*where, TABLE[4:], index, "model"),
+        lambda: LOCAL_OPS["embedding_backward_shard"](*where, rows, index, 4, 2, "model"),
+        lambda: LOCAL_OPS["gather_shard"](*where, TABLE[4:], 0, index[:, None], "model"),
+        lambda: LOCAL_OPS["scatter_shard"](*where, TABLE[4:], 0, index[:, None], 1.0, "model"),
+    ):
+        with pytest.raises(IndexError, match="out of range: 11, and there are 8 rows"):
+            call()
