@@ -19,6 +19,7 @@ from monarch.compiler.partition import PartitionByMesh, nesting_order
 from monarch.compiler.partition.decide import mark_traced
 from monarch.compiler.passes.base import Pass
 from monarch.compiler.passes.collectives import JoinCollectives, SimplifyReductions
+from monarch.compiler.passes.commit import CommitLast
 from monarch.compiler.passes.decompose import DecomposeSplit
 from monarch.compiler.passes.emit import emit_plan
 from monarch.compiler.passes.lookups import SimplifyLookups
@@ -66,6 +67,7 @@ def lowering(
     steps: list[Pass] = [FuseKernels(kernels, rounding, sums=target == "cpu")]
     if target != "cpu" and kernels != "off":
         steps += _fuse_products(target, settings.templates, rounding)
+    steps.append(CommitLast(target))
     if memory_limit is not None:
         steps.append(Rematerialize(memory_limit, target))
     if collectives in STARTED:
@@ -92,6 +94,7 @@ PASSES: dict[str, Callable[[Graph], list[Pass]]] = {
     JoinCollectives.name: lambda graph: [JoinCollectives()],
     FuseKernels.name: lambda graph: [FuseKernels("all")],
     "fuse-products": lambda graph: _fuse_products("cuda:90", "all"),
+    CommitLast.name: lambda graph: [CommitLast()],
     Rematerialize.name: lambda graph: [Rematerialize(1)],
     OverlapCollectives.name: lambda graph: [OverlapCollectives()],
 }

@@ -17,6 +17,7 @@ from monarch.compiler.graph import Graph, args_of, tensor_type
 from monarch.compiler.kernels.ir import may_overwrite
 from monarch.compiler.kernels.text import parse_kernel
 from monarch.compiler.passes.arena import Placing, lower_bound
+from monarch.compiler.passes.failing import before_the_commit
 from monarch.compiler.plan.file import hash_of
 from monarch.compiler.plan.plan import Instruction, Plan, Slot, ValueSpec
 from monarch.compiler.types import TensorType
@@ -47,6 +48,14 @@ def emit_plan(graph: Graph, *, target: str = "cpu", collectives: str = "monarch"
     return _Emitter(graph, target, collectives, cuda_graphs).run()
 
 
+def state_writers(graph: Graph, target: str = "cpu") -> list[int]:
+    """The positions of the calls that a plan of the graph has write over state. The graph is changed as by
+    `emit_plan`."""
+    emitter = _Emitter(graph, target)
+    emitter.walk()
+    return emitter.state_writers
+
+
 @dataclass
 class _Emitter:
     graph: Graph
@@ -60,14 +69,19 @@ class _Emitter:
     overlapping: set[fx.Node] = field(default_factory=set)
     """Values whose elements share memory (expand): never written in place."""
     sources: dict[Source, int] = field(default_factory=dict)
+    early: set[fx.Node] = field(default_factory=set)
+    """Calls that run before the commit, because they or a reader of their results can fail."""
+    state_writers: list[int] = field(default_factory=list)
 
-    def run(self) -> Plan:
+    def walk(self) -> tuple[list[fx.Node], dict[fx.Node, int], list[Instruction]]:
+        """The calls, the last use of each value that is no result, and the instructions, with no place in the arena."""
         graph = self.graph
         self.find_roots()
         self.copy_shared_results()
         for value, root in self.roots.items():
             self.members.setdefault(root, []).append(value)
         calls = list(graph.calls)
+        self.early = before_the_commit(calls)
         for i, node in enumerate((*graph.placeholders, *calls)):
             self.slots[node] = i
         last = self.last_uses(calls)
@@ -76,13 +90,19 @@ class _Emitter:
         for value, at in last.items():
             free.setdefault(at, []).append(self.slots[value])
         instructions: list[Instruction] = []
-        committed = False
         for i, node in enumerate(calls):
             written = self.written(node, i, last, replaced)
-            if any(root.op == "placeholder" for root in written) and not committed:
-                instructions.append(Instruction("commit", (), {}, -1))
-                committed = True
+            if any(root.op == "placeholder" for root in written):
+                if not self.state_writers:
+                    instructions.append(Instruction("commit", (), {}, -1))
+                self.state_writers.append(i)
             instructions.append(self.instruction(node, bool(written), tuple(sorted(free.get(i, ())))))
+        return calls, last, instructions
+
+    def run(self) -> Plan:
+        graph = self.graph
+        calls, last, instructions = self.walk()
+        replaced = graph.states.keys() & graph.updates.keys()
         costs = graph_costs(graph)
         arena = 0
         if self.target == "cpu":
@@ -197,7 +217,7 @@ class _Emitter:
         the result's from then on.
 
         It may where the type is the same and nobody reads the buffer again, also not through a view. A part of a larger
-        buffer is not written over: the result would keep all of it.
+        buffer is not written over: the result would keep all of it. State is not written over before the commit.
         """
         if target in self.overlapping or self.is_part(target):
             return None
@@ -205,7 +225,9 @@ class _Emitter:
         if a.dtype != b.dtype or self.graph.local_shape(a) != self.graph.local_shape(b):
             return None
         root = self.roots[target]
-        if root.op == "placeholder" and not (root.meta["kind"] == "state" and root.meta["label"] in replaced):
+        if root.op == "placeholder" and (
+            call in self.early or not (root.meta["kind"] == "state" and root.meta["label"] in replaced)
+        ):
             return None
         sharing = self.members[root]
         if any(value not in last or last[value] > i for value in sharing):

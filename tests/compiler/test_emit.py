@@ -31,6 +31,20 @@ def test_state_is_updated_in_place_after_the_commit() -> None:
     assert plan.donated == (True, False)
 
 
+def test_an_update_that_something_reads_that_can_fail_has_memory_of_its_own() -> None:
+    """The lookup comes before the commit, and no state is written before that."""
+    plan = plan_of(
+        """%w = state "w" : f32[8]
+           %i = input 0 : i64[1]
+           %n = aten.mul.Tensor(%w, 0.9) : f32[8]
+           %y = aten.index_select(%n, 0, %i) : f32[1]
+           update "w" = %n
+           return %y"""
+    )
+    assert ops(plan) == ["aten.mul.Tensor", "aten.index_select.default"]
+    assert plan.donated == (True, False)
+
+
 def test_an_argument_is_never_written() -> None:
     plan = plan_of(
         """%x = input 0 : f32[8]

@@ -48,8 +48,8 @@ def test_unknown_passes() -> None:
     assert str(caught.value) == (
         "unknown pass 'partition-by-dta'\n"
         "  did you mean partition-by-data? Passes are simplify-views, decompose, simplify-lookups, partition-by-mesh, "
-        "simplify-reductions, join-collectives, fuse-kernels, fuse-products, rematerialize, overlap-collectives, "
-        "partition-by-data, partition-by-model."
+        "simplify-reductions, join-collectives, fuse-kernels, fuse-products, commit-last, rematerialize, "
+        "overlap-collectives, partition-by-data, partition-by-model."
     )
 
 
@@ -93,6 +93,7 @@ def test_progress_is_told_after_each_pass() -> None:
         ("simplify-reductions", 2),
         ("join-collectives", 2),
         ("fuse-kernels", 2),
+        ("commit-last", 2),
         ("emit-plan", 2),
     ]
     assert list(plan.costs["seconds"]) == [name for name, _ in seen]

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from monarch.compiler.partition import PartitionByMesh
 from monarch.compiler.passes.base import Pass
 from monarch.compiler.passes.collectives import JoinCollectives, SimplifyReductions, layer_of
+from monarch.compiler.passes.commit import CommitLast
 from monarch.compiler.passes.decompose import DecomposeSplit
 from monarch.compiler.passes.lookups import SimplifyLookups
 from monarch.compiler.passes.simplify import SimplifyViews
@@ -217,4 +218,48 @@ def test_what_moves_a_view_of_what_came_comes_after_it(expect: Expect) -> None:
           return %b
         }""",
         JoinCollectives(),
+    )
+
+
+def test_a_metric_behind_the_optimizer_comes_before_the_commit(expect: Expect) -> None:
+    expect(
+        """graph @f on mesh<data=2> partitioned<data> {
+          %w = state "w"                         : f32[8]
+          %v = state "v"                         : f32[8]
+          %g = input 0                           : f32[8]
+          %i = input 1                           : i64[1]
+          %a = aten.sub.Tensor(%w, %g)           : f32[8]
+          %d = aten.mul.Tensor(%g, 0.5)          : f32[8]
+          %b = aten.sub.Tensor(%v, %d)           : f32[8]
+          %e = aten.exp(%g)                      : f32[8]
+          %m = aten.index_select(%e, 0, %i)      : f32[1]
+          update "w" = %a
+          update "v" = %b
+          return %m
+        }""",
+        CommitLast(),
+    )
+
+
+def test_a_running_mean_is_updated_behind_the_loss(expect: Expect) -> None:
+    """Two calls move down, rather than all between them up."""
+    expect(
+        """graph @f on mesh<data=2> partitioned<data> {
+          %mean = state "mean"                   : f32[8]
+          %w = state "w"                         : f32[8]
+          %x = input 0                           : f32[8]
+          %i = input 1                           : i64[1]
+          %old = aten.mul.Tensor(%mean, 0.9)     : f32[8]
+          %new = aten.add.Tensor(%old, %x)       : f32[8]
+          %y = aten.mul.Tensor(%x, %w)           : f32[8]
+          %z = aten.exp(%y)                      : f32[8]
+          %p = aten.neg(%z)                      : f32[8]
+          %m = aten.index_select(%p, 0, %i)      : f32[1]
+          %g = aten.mul.Tensor(%z, %x)           : f32[8]
+          %n = aten.sub.Tensor(%w, %g)           : f32[8]
+          update "mean" = %new
+          update "w" = %n
+          return %m
+        }""",
+        CommitLast(),
     )

@@ -1,0 +1,70 @@
+"""Which calls can fail on a worker, whatever the shapes: those that look a value up (an index may be out of range),
+check one (a probability), or belong to a user. What else there is fails only where memory runs out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import fx
+
+from monarch.compiler import ops
+from monarch.compiler.graph import tensor_type
+
+_SAFE = {
+    ops.shard,
+    ops.first_only,
+    ops.axis_index,
+    ops.mean_shard,
+    ops.arange_shard,
+    ops.random,
+    ops.constrain,
+    ops.wait,
+    ops.commit,
+}
+_DIVIDE = ("div", "floor_divide", "remainder", "fmod")
+"""They raise where an integer is divided by zero."""
+_CHECK = ("linalg_", "cholesky", "inverse", "lu_", "_assert", "binary_cross_entropy")
+"""Beginnings of the names of ops that check the values that they are given."""
+
+
+def can_fail(call: fx.Node) -> bool:
+    """Whether a call may raise for the values that it is given. A collective raises only where another call did."""
+    target = call.target
+    if target is ops.kernel:  # it may look something up
+        return any(_is_integer(operand) for operand in call.all_input_nodes)
+    if isinstance(target, ops.MonarchOp):
+        return not target.collective and target not in _SAFE
+    if not isinstance(target, torch._ops.OpOverload):
+        return False  # getitem
+    if target.namespace not in ("aten", "prims"):
+        return True
+    name = target.overloadpacket.__name__.rstrip("_")
+    if name.startswith(_CHECK) or torch.Tag.nondeterministic_seeded in target.tags:
+        return True
+    integers = [each for each in call.all_input_nodes if _is_integer(each)]
+    if not integers or any(result.alias_info is not None for result in target._schema.returns):
+        return False
+    if torch.Tag.pointwise in target.tags or name in ("_to_copy", "clone"):
+        return name in _DIVIDE and _is_integer(call)
+    return True
+
+
+def _is_integer(value: fx.Node) -> bool:
+    type_ = value.meta.get("type")
+    if type_ is None or isinstance(type_, tuple):
+        return False
+    dtype = tensor_type(value).dtype
+    return dtype is not torch.bool and not dtype.is_floating_point and not dtype.is_complex
+
+
+def before_the_commit(calls: Iterable[fx.Node]) -> set[fx.Node]:
+    """The calls that can fail, and those whose results they read: a step makes these before it overwrites any state."""
+    found: set[fx.Node] = set()
+    stack = [call for call in calls if can_fail(call)]
+    while stack:
+        call = stack.pop()
+        if call.op == "call_function" and call not in found:
+            found.add(call)
+            stack.extend(call.all_input_nodes)
+    return found
