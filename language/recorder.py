@@ -15,6 +15,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from monarch.compiler.errors import MonarchError, ProgramError
+from monarch.compiler.ops.schema import memory_of
 from monarch.compiler.passes.capture import Expr, Number, Op, Value, View
 from monarch.compiler.passes.numbers import number_arguments, takes_whole_numbers
 from monarch.language.errors import OperatorError, branch_error
@@ -197,24 +198,8 @@ def _results(
     encoded = tuple(pair[0] for pair in places)
     encoded_kwargs = tuple((name, pair[0]) for name, pair in keywords.items())
     if schema.is_mutable:
-        written = _written(func, args, kwargs)
-        for tensor in written:
-            if not isinstance(tensor, DistributedTensor):
-                raise _plain_write(tensor)
-            if id(tensor._ref.cell) in recording.input_cells:
-                raise ProgramError(
-                    "an argument of the program is changed in place",
-                    hint="its caller would not see the change: return the new value, or close over the tensor "
-                    "instead of passing it.",
-                    source=user_source(),
-                )
-            if tensor._ref.fake.shape != tensor.shape:
-                raise _reshaped_in_place(func)
-        recording.append(func, encoded, encoded_kwargs, None)
-        if single:
-            return written[0]
-        return tuple(written) if fakes else None
-    view = _is_view(func)
+        return _results_of_write(recording, func, args, kwargs, encoded, encoded_kwargs, out)
+    view = memory_of(func).view
     where = source_now()
     results: list[Any] = []
     values: list[Value | None] = []
@@ -243,35 +228,61 @@ def _viewed(args: tuple[Any, ...]) -> DistributedTensor:
     return source
 
 
-_views: dict[Any, bool] = {}
+def _results_of_write(
+    recording: Recording,
+    func: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    encoded: tuple[Any, ...],
+    encoded_kwargs: tuple[tuple[str, Any], ...],
+    out: Any,
+) -> Any:
+    """Put a call that writes to its arguments on the tape. Of its results some are tensors that it writes."""
+    written = _written(func, args, kwargs)
+    for tensor in (each for value in written.values() for each in (value if isinstance(value, list) else [value])):
+        if not isinstance(tensor, DistributedTensor):
+            raise _plain_write(tensor)
+        if id(tensor._ref.cell) in recording.input_cells:
+            raise ProgramError(
+                "an argument of the program is changed in place",
+                hint="its caller would not see the change: return the new value, or close over the tensor "
+                "instead of passing it.",
+                source=user_source(),
+            )
+        if tensor._ref.fake.shape != tensor.shape:
+            raise _reshaped_in_place(func)
+    single = len(func._schema.returns) == 1
+    names = memory_of(func).results
+    fakes: list[Any] = [out] if single else list(out or ())
+    if any(isinstance(fake, (list, tuple)) for fake in fakes):
+        raise ProgramError(f"{func} writes to its arguments and gives a list of tensors", source=user_source())
+    values = [
+        None if name or not isinstance(fake, torch.Tensor) else recording.tape.value(fake)
+        for name, fake in zip(names, fakes, strict=True)
+    ]
+    recorded = None if not any(values) else values[0] if single else tuple(values)
+    recording.append(func, encoded, encoded_kwargs, recorded)
+    results = [
+        written.get(name) if name else fake if value is None else recording.new(fake, value)
+        for name, fake, value in zip(names, fakes, values, strict=True)
+    ]
+    return (results[0] if single else tuple(results)) if results else None
 
 
-def _is_view(func: Any) -> bool:
-    known = _views.get(func)
-    if known is None:
-        returns = func._schema.returns
-        known = _views[func] = (
-            bool(returns)
-            and all(value.alias_info is not None and not value.alias_info.is_write for value in returns)
-            and func.overloadpacket is not aten.lift_fresh
-        )
-    return known
-
-
-def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-    """The tensors that a call writes to."""
-    found = []
+def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The tensors, or lists of them, that a call writes to, by the arguments' names."""
+    found = {}
     for position, argument in enumerate(func._schema.arguments):
         if argument.is_write:
             value = args[position] if position < len(args) else kwargs.get(argument.name)
-            if isinstance(value, (list, tuple)):
+            if isinstance(value, (list, tuple)) and func.namespace == "aten":
                 raise ProgramError(
                     f"{func.overloadpacket} changes lists of tensors in place, which cannot be recorded",
                     hint="for an optimizer: leave out fused=True.",
                     source=user_source(),
                 )
             if value is not None:
-                found.append(value)
+                found[argument.name] = list(value) if isinstance(value, tuple) else value
     return found
 
 
@@ -379,7 +390,7 @@ class _Factories(TorchDispatchMode):
         if plain or any(
             isinstance(entry, (list, tuple)) and any(isinstance(e, torch.Tensor) for e in entry) for entry in args
         ):
-            for tensor in _written(func, args, kwargs) if func._schema.is_mutable else ():
+            for tensor in _written(func, args, kwargs).values():
                 raise _plain_write(tensor)
             return func(*args, **kwargs)
         if not any("Tensor" in str(value.type) for value in func._schema.returns):

@@ -244,7 +244,7 @@ def _empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
 
 
 def _gives_list(op: str) -> bool:
-    return op in _COLLECTIVES or op == "kernel" or len(find_op(op)._schema.returns) != 1
+    return op in _COLLECTIVES or op in ("kernel", "out_of_place") or len(find_op(op)._schema.returns) != 1
 
 
 # -- collectives: what they give, on one worker ------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from torch import fx
 from monarch.compiler.errors import PerformanceWarning, RuleError, Source
 from monarch.compiler.graph import Graph
 from monarch.compiler.rules import Call, Rule, fits, tensor_operands
-from monarch.compiler.rules.call import op_name
+from monarch.compiler.rules.call import called_op, op_name
 from monarch.compiler.sizes import format_bytes
 from monarch.compiler.types import TensorType
 
@@ -33,7 +33,7 @@ def announce(graph: Graph, strict: bool) -> None:
     for node in graph.calls:
         if "gathered" not in node.meta:
             continue
-        name, source = op_name(node.target), node.meta.get("source")
+        name, source = op_name(called_op(node)), node.meta.get("source")
         message = f"{name} runs whole on every worker, with {_gathered_text(node)} gathered for each call"
         hint = _way_out(node, strict)
         if strict:
@@ -54,7 +54,7 @@ def _gathered_text(node: fx.Node) -> str:
 
 def _way_out(node: fx.Node, strict: bool) -> str:
     suggestion = suggested_line(Call.of(node, _global_shape))
-    packet = op_name(node.target).rsplit(".", 1)[0]
+    packet = op_name(called_op(node)).rsplit(".", 1)[0]
     lines = []
     if suggestion is not None:
         lines += [

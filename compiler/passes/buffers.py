@@ -12,7 +12,8 @@ from monarch.compiler import ops
 from monarch.compiler.costs import local_bytes, node_work
 from monarch.compiler.graph import Graph, args_of
 from monarch.compiler.inspect.memory import footprint, types_of
-from monarch.compiler.passes.emit import emit_plan, viewed_operand
+from monarch.compiler.ops.schema import viewed_operand
+from monarch.compiler.passes.emit import emit_plan
 from monarch.compiler.plan import Plan
 from monarch.compiler.rules.call import argument
 

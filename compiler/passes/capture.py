@@ -160,6 +160,11 @@ class Op:
     def key(self) -> tuple[Any, ...]:
         return (self.func, self.args, self.kwargs, self.out)
 
+    def argument(self, name: str) -> Any:
+        """An argument by its name in the schema of `func`; None where it is not given."""
+        at = next(at for at, argument in enumerate(self.func._schema.arguments) if argument.name == name)
+        return self.args[at] if at < len(self.args) else dict(self.kwargs).get(name)
+
 
 @dataclass(slots=True)
 class Input:

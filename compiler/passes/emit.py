@@ -16,6 +16,7 @@ from monarch.compiler.errors import Source
 from monarch.compiler.graph import Graph, args_of, tensor_type
 from monarch.compiler.kernels.ir import may_overwrite
 from monarch.compiler.kernels.text import parse_kernel
+from monarch.compiler.ops.schema import viewed_operand
 from monarch.compiler.passes.arena import Placing, lower_bound
 from monarch.compiler.passes.failing import before_the_commit
 from monarch.compiler.plan.file import hash_of
@@ -35,8 +36,6 @@ ROW_MAJOR = {aten.view.default: "aten.reshape.default", aten._unsafe_view.defaul
 
 OVERLAPPING = {aten.expand, aten.as_strided, aten.unfold}
 """Views in which one element may stand at several places."""
-
-MAY_ALIAS = {ops.shard, ops.first_only, aten.reshape.default, aten.contiguous.default}
 
 
 def emit_plan(graph: Graph, *, target: str = "cpu", collectives: str = "monarch", cuda_graphs: bool = False) -> Plan:
@@ -271,23 +270,6 @@ class _Emitter:
         for label, node in self.graph.updates.items():
             type_: TensorType = states.get(label, tensor_type(node))
             yield ValueSpec("state", label, type_, self.slots[node])
-
-
-def viewed_operand(node: fx.Node) -> fx.Node | None:
-    """The operand whose memory the node's result shares, or may share."""
-    if node.op != "call_function":
-        return None
-    if node.target is operator.getitem:
-        producer = args_of(node)[0]
-        return viewed_operand(producer)
-    if node.target in MAY_ALIAS:
-        return args_of(node)[0]
-    schema = getattr(node.target, "_schema", None)
-    if schema is None:
-        return None
-    if any(result.alias_info is not None for result in schema.returns):
-        return args_of(node)[0]
-    return args_of(node)[0] if node.target in ROW_MAJOR else None
 
 
 def _op_name(target: Any) -> str:

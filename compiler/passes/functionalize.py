@@ -22,6 +22,7 @@ from torch import fx
 from monarch.compiler import ops
 from monarch.compiler.errors import ProgramError, Source
 from monarch.compiler.graph import Graph, Types, tensor_type
+from monarch.compiler.ops.schema import memory_of, viewed_operand
 from monarch.compiler.passes.capture import Expr, Number, Op, Tape, Value
 from monarch.compiler.passes.numbers import with_tensors
 from monarch.compiler.passes.views import read_view, write_view
@@ -256,33 +257,63 @@ class Functionalizer(Emitter):
         self.define(op.out, self.call(op.func, *args, type=type_))
 
     def _aten(self, op: Op) -> None:
-        written = _written(op)
-        func = _functional(op) if written else op.func
+        written = memory_of(op.func).writes
+        func = _pure_form(op.func) if written else op.func
+        if func is None:
+            self._out_of_place(op)
+            return
         args, kwargs = op.args, op.kwargs
+        targets = [value for name in written if isinstance(value := op.argument(name), Value)]
         if written and func._schema.name == op.func._schema.name:  # an out= overload
-            kwargs = tuple(entry for entry in kwargs if entry[0] not in {name for name, _ in written})
-        results = [value for _, value in written] or op.out
-        dtypes = results[0] if isinstance(results, list) and len(results) == 1 else results
-        types: Types = (
-            dtypes.type
-            if isinstance(dtypes, Value)
-            else tuple(None if value is None else value.type for value in dtypes or ())
-        )
+            kwargs = tuple(entry for entry in kwargs if entry[0] not in written)
+        several = targets if len(targets) > 1 else op.out if not targets else targets[0]
+        types = _types(several)
         if _has_expr(args) or _has_expr(kwargs):
             first = next(value for value in _leaves((args, kwargs)) if isinstance(value, Value))
             func, decoded, keywords = with_tensors(self, func, args, dict(kwargs), types, first)
             node = self.call(func, *decoded, type=types, **keywords)
         else:
             node = self.call(func, *(self.decode(a) for a in args), type=types, **self.decode_kwargs(kwargs))
-        outs = [dtypes] if isinstance(dtypes, Value) else list(dtypes)
-        for index, out in enumerate(outs):
-            if out is None:
-                continue
-            part = node if isinstance(dtypes, Value) else self.item(node, index, out.type)
-            if written:
-                self.write(out, part)
-            else:
-                self.define(out, part)
+        if isinstance(several, Value):
+            self._made(several, node, written=bool(targets))
+            return
+        for index, out in enumerate(several or ()):
+            if out is not None:
+                self._made(out, self.item(node, index, out.type), written=bool(targets))
+
+    def _made(self, out: Value, node: fx.Node, *, written: bool) -> None:
+        if written:
+            self.write(out, node)
+        else:
+            self.define(out, node)
+
+    def _out_of_place(self, op: Op) -> None:
+        """An op that writes to its arguments, and has no pure form: it runs on copies of them."""
+        memory, schema = memory_of(op.func), op.func._schema
+        given = dict(zip((argument.name for argument in schema.arguments), op.args, strict=False)) | dict(op.kwargs)
+        written = [name for name in memory.writes if given.get(name) is not None]
+        copies = [value for name in written for value in _leaves(given[name])]
+        roots = [value.root for value in _leaves(tuple(given.values())) if isinstance(value, Value)]
+        if any(roots.count(copy.root) > 1 for copy in copies):
+            raise ProgramError(
+                f"{op.func} writes to an operand that shares memory with another operand of it",
+                hint="give it a copy of one of them: x.clone().",
+                source=op.source,
+            )
+        outs = (op.out,) if isinstance(op.out, Value) else op.out or ()
+        made = [outs[at] for at in memory.gives]
+        arguments = [list(given), [self.decode(value) for value in given.values()], written]
+        node = self.call(ops.out_of_place, str(op.func), *arguments, type=_types((*made, *copies)))
+        for index, value in enumerate((*made, *copies)):
+            if value is not None:
+                self._made(value, self.item(node, index, value.type), written=index >= len(made))
+
+
+def _types(values: Any) -> Types:
+    """The type of a value, or of each of several."""
+    if isinstance(values, Value):
+        return values.type
+    return tuple(None if value is None else value.type for value in values or ())
 
 
 def _small_key(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -316,42 +347,26 @@ def _has_expr(tree: Any) -> bool:
     return any(isinstance(leaf, Expr) for leaf in _leaves(tree))
 
 
-def _written(op: Op) -> list[tuple[str, Value]]:
-    """The arguments that an op writes to: (name, value)."""
-    schema = op.func._schema
-    if not schema.is_mutable:
-        return []
-    kwargs = dict(op.kwargs)
-    found = []
-    for position, argument in enumerate(schema.arguments):
-        if argument.is_write:
-            value = op.args[position] if position < len(op.args) else kwargs.get(argument.name)
-            if isinstance(value, Value):
-                found.append((argument.name, value))
-    return found
-
-
-def _functional(op: Op) -> Any:
-    """The overload that computes what `op` writes: `add_.Tensor` -> `add.Tensor`, `cumsum.out` -> `cumsum.default`."""
-    name, overload = op.func._schema.name.split("::")[1], op.func._schema.overload_name
+def _pure_form(op: torch._ops.OpOverload) -> Any:
+    """The ATen overload that computes what `op` writes, and nothing else: `add_.Tensor` -> `add.Tensor`,
+    `cumsum.out` -> `cumsum.default`. None where there is none: an op of the user's is not known by its name."""
+    if op.namespace != "aten" or memory_of(op).gives:
+        return None
+    name, overload = op._schema.name.split("::")[1], op._schema.overload_name
     if name.endswith("_") and not name.endswith("__"):
         packet = getattr(aten, name[:-1], None)
         if packet is not None and (overload or "default") in packet.overloads():
             return getattr(packet, overload or "default")
-    else:
-        wanted = [(arg.name, str(arg.type)) for arg in op.func._schema.arguments if not arg.is_write]
-        for other in op.func.overloadpacket.overloads():
-            candidate = getattr(op.func.overloadpacket, other)
-            if (
-                not candidate._schema.is_mutable
-                and [(arg.name, str(arg.type)) for arg in candidate._schema.arguments][: len(wanted)] == wanted
-            ):
-                return candidate
-    raise ProgramError(
-        f"aten.{name} changes a tensor in place and has no pure form",
-        hint="use the form of the op that returns a new tensor.",
-        source=op.source,
-    )
+        return None
+    wanted = [(arg.name, str(arg.type)) for arg in op._schema.arguments if not arg.is_write]
+    for other in op.overloadpacket.overloads():
+        candidate = getattr(op.overloadpacket, other)
+        if (
+            not candidate._schema.is_mutable
+            and [(arg.name, str(arg.type)) for arg in candidate._schema.arguments][: len(wanted)] == wanted
+        ):
+            return candidate
+    return None
 
 
 # -- ops that are normalised -------------------------------------------------------------------------------------------
@@ -517,26 +532,18 @@ def _shared_inputs(tape: Tape, finals: Mapping[str, fx.Node], walk: Functionaliz
     }
 
 
-_ALIASING = {aten.view.default, aten.permute.default, aten.expand.default, aten.slice.Tensor, aten.select.int}
-
-
 def _own_buffer(walk: Functionalizer, node: fx.Node, held: set[fx.Node]) -> fx.Node:
     """The node, or a copy where its buffer is another output's or an input's: what one holds, the other may
     overwrite."""
     base = node
-    while base.op == "call_function" and (base.target in _ALIASING or _is_view(base.target)):
-        base = base.args[0]  # type: ignore[assignment]
+    while (viewed := viewed_operand(base)) is not None:
+        base = viewed
     if base.op == "placeholder" or base in held:
         type_ = tensor_type(node)
         node = walk.graph.call(aten.clone.default, node, type=type_, source=node.meta.get("source"))
         base = node
     held.add(base)
     return node
-
-
-def _is_view(target: Any) -> bool:
-    schema = getattr(target, "_schema", None)
-    return schema is not None and any(value.alias_info is not None for value in schema.returns)
 
 
 def _drop_dead(graph: Graph) -> None:

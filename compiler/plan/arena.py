@@ -11,12 +11,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-import torch
-
 from monarch.compiler.kernels.ir import Kernel
 from monarch.compiler.kernels.text import parse_kernel
 from monarch.compiler.ops import OPS
+from monarch.compiler.ops.schema import memory_of
 from monarch.compiler.plan.plan import Instruction, Plan, Region, Slot
+from monarch.compiler.text.names import find_op
 
 ALIGN = 64
 """Every region starts at a multiple of so many bytes, as torch's own buffers do."""
@@ -171,10 +171,4 @@ def _shared(op: str) -> frozenset[int] | None:
     """Which of an op's arguments its result may share memory with, by position; None for any."""
     if op in OPS:
         return frozenset([0] if op in ("shard", "first_only", "wait") else ())
-    namespace, name, overload = op.split(".") if op != "getitem" else ("", "", "")
-    if namespace not in ("aten", "prims"):
-        return None
-    if name == "reshape":
-        return frozenset([0])
-    schema = getattr(getattr(getattr(torch.ops, namespace), name), overload)._schema
-    return frozenset(at for at, argument in enumerate(schema.arguments) if argument.alias_info is not None)
+    return memory_of(find_op(op)).shares if op.startswith(("aten.", "prims.")) else None

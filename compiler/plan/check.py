@@ -90,6 +90,8 @@ def _check_own_op(instruction: Instruction, plan: Plan) -> None:
     given.update(instruction.kwargs)
     if instruction.op == "kernel":
         _check_kernel(**given)
+    if instruction.op == "out_of_place":
+        _check_out_of_place(**given)
     dims: list[Any] = [given["mesh_dim"]] if "mesh_dim" in given else []
     if "mesh_dims" in given:
         if not isinstance(given["mesh_dims"], list):
@@ -98,6 +100,20 @@ def _check_own_op(instruction: Instruction, plan: Plan) -> None:
     for dim in dims:
         if not isinstance(dim, str) or dim not in plan.mesh.sizes or dims.count(dim) > 1:
             raise _Wrong(f"{dim!a} is not a dim of {plan.mesh}, or stands twice")
+
+
+def _check_out_of_place(op: Any, names: Any, values: Any, written: Any) -> None:
+    """The op that it runs has to be one that a plan may call."""
+    if not isinstance(op, str) or op in PARAMETERS or op == "getitem":
+        raise _Wrong(f"{op!a:.100} is no op that writes to its arguments")
+    try:
+        allow(op)
+    except RefusedOp as refused:
+        raise _Wrong(f"{op!a:.100}: {refused}") from None
+    if not isinstance(names, list) or not isinstance(values, list) or len(names) != len(values):
+        raise _Wrong("it takes as many names as values")
+    if not isinstance(written, list) or not all(isinstance(name, str) and name in names for name in written):
+        raise _Wrong(f"it cannot write {written!a:.100}")
 
 
 def _check_kernel(tensors: Any, text: Any, over: Any) -> None:

@@ -13,6 +13,8 @@ import torch
 
 from monarch.compiler.kernels.interpret import interpret
 from monarch.compiler.kernels.text import parse_kernel
+from monarch.compiler.ops.schema import memory_of
+from monarch.compiler.text.names import find_op
 
 Where = Mapping[str, int]
 
@@ -185,6 +187,22 @@ def kernel(
     return tuple(interpret(parse_kernel(text), tensors))
 
 
+def out_of_place(
+    position: Where, sizes: Where, op: str, names: Sequence[str], values: Sequence[Any], written: Sequence[str]
+) -> tuple[Any, ...]:
+    given = dict(zip(names, values, strict=True))
+    copies: list[torch.Tensor] = []
+    for name in written:
+        value = given[name]
+        several = [each.clone() for each in value] if isinstance(value, (list, tuple)) else [value.clone()]
+        given[name] = several if isinstance(value, (list, tuple)) else several[0]
+        copies += several
+    overload = find_op(op)
+    made = overload(**given)
+    results = made if isinstance(made, (list, tuple)) else [made]
+    return (*(results[at] for at in memory_of(overload).gives), *copies)
+
+
 LOCAL_OPS: dict[str, Callable[..., Any]] = {
     "shard": shard,
     "first_only": first_only,
@@ -197,4 +215,5 @@ LOCAL_OPS: dict[str, Callable[..., Any]] = {
     "arange_shard": arange_shard,
     "random": random,
     "kernel": kernel,
+    "out_of_place": out_of_place,
 }

@@ -14,9 +14,11 @@ import torch
 
 from monarch.compiler.errors import MonarchError
 from monarch.compiler.ops import OPS
+from monarch.compiler.ops.schema import memory_of
 from monarch.compiler.plan.arena import slots_in
 from monarch.compiler.plan.gpu import IN_PARTS
 from monarch.compiler.plan.plan import Instruction, Plan, Slot
+from monarch.compiler.text.names import find_op
 
 LEAST = 2
 """Ops that launch something, in a stretch: a graph of one spares nothing."""
@@ -153,6 +155,8 @@ def why_not(instruction: Instruction) -> str | None:
     if op == "random":
         seed = instruction.args[3] if len(instruction.args) > 3 else instruction.kwargs.get("seed")
         return None if isinstance(seed, Slot) else "its seed comes from the host"
+    if op == "out_of_place":
+        return _why_not_aten(str(instruction.args[0]))
     if op in OPS or op == "getitem" or op in IN_PARTS:
         return None
     return _why_not_aten(op)
@@ -163,7 +167,7 @@ def _why_not_aten(op: str) -> str | None:
     namespace, name, _ = op.split(".")
     if namespace not in ("aten", "prims"):
         return f"whether an op of '{namespace}' waits for the device is not known"
-    tags = _overload(op).tags
+    tags = find_op(op).tags
     if torch.Tag.nondeterministic_seeded in tags:
         return "it draws from torch's own generator"
     if torch.Tag.cudagraph_unsafe in tags:
@@ -171,7 +175,7 @@ def _why_not_aten(op: str) -> str | None:
     dynamic = torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags
     if (dynamic and op != "aten.index.Tensor") or name.startswith(_ON_THE_HOST):  # no mask: shapes of a plan are fixed
         return "the host waits for its result"
-    if any(not isinstance(given.type, _TENSORS) for given in _overload(op)._schema.returns):
+    if any(not isinstance(given.type, _TENSORS) for given in find_op(op)._schema.returns):
         return "the host waits for its result"
     return None
 
@@ -190,32 +194,14 @@ def _launches(instruction: Instruction) -> bool:
     return instruction.op != "getitem" and (instruction.op in OPS or not _views(instruction.op))
 
 
-@cache
 def _views(op: str) -> bool:
-    returns = _overload(op)._schema.returns if op.startswith(("aten.", "prims.")) else []
-    return any(given.alias_info is not None and not given.alias_info.is_write for given in returns)
+    return memory_of(find_op(op)).view
 
 
-@cache
 def shares_first(op: str) -> bool:
     """Whether an op's result surely lies in the memory of its first argument: that of a view, or of an op in place."""
-    if not op.startswith(("aten.", "prims.")):
-        return False
-    schema = _overload(op)._schema
-    if len(schema.returns) != 1 or not schema.arguments or op.split(".")[1] in _MAY_COPY:
-        return False
-    first, made = schema.arguments[0].alias_info, schema.returns[0].alias_info
-    return first is not None and made is not None and bool(set(first.before_set) & set(made.before_set))
-
-
-_MAY_COPY = frozenset("reshape reshape_as contiguous to type_as flatten ravel".split())
-"""Ops whose schemas say that they are views, and that copy where they have to."""
-
-
-def _overload(op: str) -> torch._ops.OpOverload:
-    namespace, name, overload = op.split(".")
-    found: torch._ops.OpOverload = getattr(getattr(getattr(torch.ops, namespace), name), overload)
-    return found
+    overload = find_op(op)
+    return isinstance(overload, torch._ops.OpOverload) and memory_of(overload).exact
 
 
 def _read(instruction: Instruction) -> Iterator[int]:

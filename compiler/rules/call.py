@@ -11,8 +11,9 @@ from typing import Any, TypeVar
 import torch
 from torch import fx
 
-from monarch.compiler.ops import MonarchOp
+from monarch.compiler.ops import MonarchOp, out_of_place
 from monarch.compiler.rules.line import Shape
+from monarch.compiler.text.names import find_op
 from monarch.compiler.types import TensorType
 
 T = TypeVar("T")
@@ -26,6 +27,11 @@ def op_name(target: Any) -> str:
     if isinstance(target, (torch._ops.OpOverload, MonarchOp)):
         return str(target)
     return getattr(target, "__name__", str(target))
+
+
+def called_op(node: fx.Node) -> Any:
+    """The op that a node calls, also out of place."""
+    return find_op(str(node.args[0])) if node.target is out_of_place else node.target
 
 
 def lookup(table: Mapping[str, T], target: Any) -> T | None:

@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from monarch.compiler.errors import RuleError
-from monarch.compiler.rules.call import Call, ShapeOf, lookup, result_types
+from monarch.compiler.rules.call import Call, ShapeOf, called_op, lookup, result_types
 from monarch.compiler.rules.line import Line, LineError, bind, line, parse_line
 from monarch.compiler.rules.rule import Rule
 from monarch.compiler.rules.whole import whole_rule
@@ -92,7 +92,7 @@ def rule_for(node: fx.Node, shape_of: ShapeOf) -> Rule:
     An op without a rule, and a call that its rule does not fit, have the default one: whole (`Rule.reason` says why).
     Raises RuleError where workers cannot run a call, such as one that draws random numbers of its own.
     """
-    found = lookup(_RULES, node.target)
+    found = lookup(_RULES, called_op(node))
     call = Call.of(node, shape_of)
     if found is None:
         return whole_rule(call, "it has no sharding rule")

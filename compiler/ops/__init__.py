@@ -106,6 +106,10 @@ kernel = _op("kernel", "(tensors, text, over)")
 """The outputs of the generated kernel whose text is `text` (`monarch.compiler.kernels`), a tuple of tensors. `over[i]`
 is the number of the tensor whose memory output i takes, or -1 for memory of its own."""
 
+out_of_place = _op("out_of_place", "(op, names, values, written)")
+"""What the op named `op`, which writes to its arguments, makes of copies of them: its results that are tensors of their
+own, then the copies, a tuple. `names` and `values` are its arguments, `written` the names of those that it writes."""
+
 constrain = _op("constrain", "(tensor, layout)")
 """The tensor, laid out as the user says (`layout` is a Layout's text). Stands only before partitioning, which makes
 it so."""

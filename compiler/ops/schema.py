@@ -1,0 +1,90 @@
+"""What an op's schema says of memory: which arguments it writes, and which its results may share memory with.
+
+Everything that asks "is it a view?" or "what does it write?" asks here.
+"""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import fx
+
+from monarch.compiler.graph import args_of
+from monarch.compiler.ops import MonarchOp, first_only, shard
+
+aten = torch.ops.aten
+
+_MAY_COPY = frozenset("reshape reshape_as contiguous to type_as flatten ravel".split())
+"""ATen ops whose schemas say that they are views, and that copy where they have to."""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What an op does to memory.
+
+    `writes`   names of the arguments that it writes
+    `results`  for each result, the name of the argument that it is (one that the op writes), or "" for another tensor
+    `shares`   positions of the arguments that a result may share memory with; None for any: an op whose schema says
+               nothing of it, for it is not torch's
+    `view`     every result shares memory with an argument, and nothing is written
+    `exact`    its one result surely lies in the memory of its first argument
+    """
+
+    writes: tuple[str, ...]
+    results: tuple[str, ...]
+    shares: frozenset[int] | None
+    view: bool
+    exact: bool
+
+    @property
+    def gives(self) -> tuple[int, ...]:
+        """Which results are tensors of their own, by position."""
+        return tuple(at for at, name in enumerate(self.results) if not name)
+
+
+@cache
+def memory_of(op: torch._ops.OpOverload) -> Memory:
+    """What an op's schema says of memory."""
+    schema = op._schema
+    of_torch = op.namespace in ("aten", "prims")
+    written = {argument.name: argument.alias_info for argument in schema.arguments if argument.is_write}
+    results = tuple(
+        next((name for name, info in written.items() if _meet(result.alias_info, info)), "")
+        for result in schema.returns
+    )
+    infos = [result.alias_info for result in schema.returns]
+    shares = frozenset(at for at, argument in enumerate(schema.arguments) if argument.alias_info is not None)
+    if op.overloadpacket in (aten.reshape, aten._unsafe_view):
+        shares = frozenset([0])  # their schemas leave it out
+    first = schema.arguments[0].alias_info if schema.arguments else None
+    return Memory(
+        writes=tuple(written),
+        results=results,
+        shares=shares if of_torch or shares else None,
+        view=bool(infos)
+        and all(info is not None and not info.is_write for info in infos)
+        and op.overloadpacket is not aten.lift_fresh,
+        exact=of_torch and len(infos) == 1 and _meet(infos[0], first) and op.overloadpacket.__name__ not in _MAY_COPY,
+    )
+
+
+def _meet(one: Any, other: Any) -> bool:
+    """Whether two arguments or results of a schema may share memory."""
+    return one is not None and other is not None and bool(set(one.before_set) & set(other.before_set))
+
+
+def viewed_operand(node: fx.Node) -> fx.Node | None:
+    """The operand of a graph's node whose memory the node's result shares, or may share."""
+    if node.op != "call_function":
+        return None
+    if node.target is operator.getitem:
+        return viewed_operand(args_of(node)[0])
+    if isinstance(node.target, MonarchOp):
+        shares = node.target in (shard, first_only)
+    else:
+        shares = bool(memory_of(node.target).shares)
+    return args_of(node)[0] if shares else None
