@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, ca
 
 import cloudpickle
 
+from monarch.compiler.config import for_spawned
 from monarch.compiler.plan import Executor, MeshSpec
 from monarch.runtime.actors import classes
 from monarch.runtime.actors.actor import Actor
@@ -175,6 +176,7 @@ class HostMesh(MeshAlgebra):
             path=tuple(sys.path),
             folder=os.getcwd(),
             environ=tuple(os.environ.items()),
+            settings=tuple(for_spawned().items()),
         )
         mesh = ProcMesh(group, shape)
         try:
@@ -320,7 +322,7 @@ class ProcMesh(_Owned):
         return hash((self._id, self._shape))
 
     def __reduce__(self) -> tuple[type[ProcMesh], tuple[Group, Shape]]:
-        return ProcMesh, (replace(self._group, bootstrap=None, path=(), environ=()), self._shape)
+        return ProcMesh, (replace(self._group, bootstrap=None, path=(), environ=(), settings=()), self._shape)
 
     def __repr__(self) -> str:
         return f"ProcMesh('{self._name}', {self.extent})"

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 import torch
 
-from monarch.compiler.config import settings
+from monarch.compiler.config import for_spawned, settings
 from monarch.compiler.plan import MeshSpec, MonarchError, Plan
 from monarch.compiler.plan.file import plan_bytes
 from monarch.runtime.control.message import Message
@@ -155,6 +155,7 @@ class RemoteConnection(Connection):
             "secret": secrets.token_hex(32),
             "transports": list(transports),
             "timeout": timeout,
+            "settings": for_spawned(),
         }
         for host in range(hosts):
             here = {"host": host, "beside": self._beside(host)}

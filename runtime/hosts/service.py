@@ -152,7 +152,7 @@ class _Part:
             "hosts": hosts,
             **own,
         }
-        self._workers = Workers(spec, ranks, across, _processes(head["beside"], ranks, actors))
+        self._workers = Workers(spec, ranks, across, _processes(head["beside"], ranks, actors), head["settings"])
         self._buffers: dict[int, mmap.mmap] = {}  # what workers measure into, by rank
         self._joined: dict[int, dict[str, Any]] = {}
         self._links: dict[int, dict[str, Any]] = {}

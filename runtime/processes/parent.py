@@ -70,6 +70,7 @@ class WarmParent:
         sockets: list[socket.socket],
         threads: int,
         across: dict[str, Any] | None,
+        settings: dict[str, Any],
     ) -> int:
         """Fork workers for `ranks` of a mesh; gives the mesh's number. Each worker gets one of `sockets`."""
         with self.lock:
@@ -86,6 +87,7 @@ class WarmParent:
                     "ranks": list(ranks[first : first + len(part)]),
                     "threads": threads,
                     "across": across,
+                    "settings": settings,
                 }
                 files = [memory, *(end.fileno() for end in part)]
                 socket.send_fds(self._socket, [json.dumps(request).encode()], files)

@@ -6,7 +6,8 @@ nothing in it that a fork could break. Where libraries have started threads in i
 
 Packets on its socket (JSON; files ride along):
 
-    controller → warm   {"do": "start", "mesh": 3, "dims": [["data", 4]], "ranks": [0, 1], "threads": 1, "across": null}
+    controller → warm   {"do": "start", "mesh": 3, "dims": [["data", 4]], "ranks": [0, 1], "threads": 1, "across": null,
+                         "settings": {}}
                         and with it the mesh's memory and a socket for each rank
                         {"do": "fork", "mesh": 4, "ranks": [0, 1]}
                         for processes that run actors: with it a file that says what they are to be, and for each rank
@@ -36,6 +37,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
+from monarch.compiler.config import spawned_with
 from monarch.compiler.plan import MeshSpec
 from monarch.runtime.shared import futex, signals
 from monarch.runtime.shared.window import Geometry, Window
@@ -182,6 +184,7 @@ class Warm:
     ) -> NoReturn:
         try:
             self._become_child(others, parent)
+            spawned_with(request["settings"])
             from monarch.runtime.worker.loop import serve
 
             assert mesh.window is not None

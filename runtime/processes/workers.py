@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
 
+from monarch.compiler.config import for_spawned
 from monarch.compiler.plan import MeshSpec, MonarchError
 from monarch.runtime.processes.parent import how_ended, warm_parent
 from monarch.runtime.processes.warm import mark_dead
@@ -47,6 +48,7 @@ class Processes(Protocol):
         sockets: list[socket.socket],
         threads: int,
         across: dict[str, Any] | None,
+        settings: dict[str, Any],
     ) -> int:
         """Start workers; gives a number for them. Raises OSError where a limit is reached."""
         ...
@@ -78,7 +80,9 @@ class Workers:
         ranks: range | None = None,
         across: dict[str, Any] | None = None,
         processes: Processes | None = None,
+        settings: dict[str, Any] | None = None,
     ) -> None:
+        """`settings` are those of the program that the workers run for: this process's, unless given."""
         self.mesh = mesh
         self.ranks = range(mesh.workers) if ranks is None else ranks
         geometry = Geometry.of(mesh.workers)
@@ -95,7 +99,9 @@ class Workers:
                 theirs.append(other)
             self.window = Window(geometry, fd)
             threads = max(1, signals.cores() // len(self.ranks))
-            number = processes.start(mesh, self.ranks, fd, theirs, threads, across)
+            number = processes.start(
+                mesh, self.ranks, fd, theirs, threads, across, for_spawned() if settings is None else settings
+            )
         except (OSError, MonarchError) as error:
             for end in ends.values():
                 end.close()

@@ -21,6 +21,7 @@ from itertools import count
 from time import monotonic
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from monarch.compiler.config import spawned_with
 from monarch.runtime.actors.debugging.stacks import SlowCalls, stacks_here
 from monarch.runtime.actors.errors import ActorError, MeshFailure, SupervisionError
 from monarch.runtime.actors.messages.address import host_of
@@ -124,6 +125,8 @@ class Group:
     """The environment of whoever spawns them, as it is then."""
     threads: int = 1
     """How many each may compute with, as the agent of their host says."""
+    settings: tuple[tuple[str, Any], ...] = ()
+    """The settings of whoever spawns them, as they are then (`config.for_spawned`)."""
 
     def host_of(self, rank: int) -> str:
         return self.hosts[rank * len(self.hosts) // len(self.addresses)]
@@ -514,6 +517,7 @@ def serve(rank: int, boot: int, listener: socket.socket) -> NoReturn:
         sys.path[:] = group.path
         os.environ.clear()  # what is there is as it was when the warm parent started
         os.environ.update(group.environ)
+    spawned_with(dict(group.settings))
     with suppress(OSError):  # it may have gone since
         os.chdir(group.folder)
     process = Process(group, rank, listener)

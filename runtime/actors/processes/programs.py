@@ -225,6 +225,7 @@ class WorkersInProcesses:
         sockets: list[socket.socket],
         threads: int,
         across: dict[str, Any] | None,
+        settings: dict[str, Any],  # the processes have their spawner's
     ) -> int:
         process = self._process
         self._window = Window(Geometry.of(mesh.workers), memory)

@@ -149,3 +149,25 @@ def test_processes_have_the_environment_of_who_spawns_them(monkeypatch: pytest.M
     monkeypatch.delenv("MONARCH_TEST_VARIABLE")
     with this_host().spawn_procs().activate():
         assert read.call_one("MONARCH_TEST_VARIABLE").get(WAIT) is None
+
+
+def shown_settings(*names: str) -> list[Any]:
+    return [monarch.config.get_global_config()[name] for name in names]
+
+
+def nested() -> list[list[Any]]:
+    """The settings of a process that this one spawns within a block of its own."""
+    with monarch.config.configured(templates="all"), this_host().spawn_procs().activate():
+        return monarch.remote(shown_settings).call_one("kernels", "templates").get(WAIT)
+
+
+def test_processes_have_the_settings_of_who_spawns_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    read = monarch.remote(shown_settings)
+    monkeypatch.setenv("MONARCH_LOG", "plan")
+    with monarch.config.configured(kernels="off"):
+        procs = this_host().spawn_procs()
+    with procs.activate():  # what is set later, or no longer, changes nothing in them
+        assert read.call_one("kernels", "templates", "log").get(WAIT) == ["off", "auto", "plan"]
+        assert monarch.remote(nested).call_one().get(WAIT) == ["off", "all"]
+    with this_host().spawn_procs().activate():
+        assert read.call_one("kernels").get(WAIT) == ["auto"]

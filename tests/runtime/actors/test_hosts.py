@@ -225,6 +225,19 @@ def test_functions_run_on_all_hosts(hosts: HostMesh) -> None:
         assert rank.call().get(WAIT).values() == [0, 1, 2, 3]
 
 
+def settings_of(name: str) -> object:
+    return monarch.config.get_global_config()[name]
+
+
+def test_settings_reach_processes_on_all_hosts(hosts: HostMesh, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MONARCH_TEMPLATES", "off")
+    with monarch.config.configured(kernels="all", token="other"):
+        procs = hosts.spawn_procs()
+    with procs.activate():
+        for name, value in (("kernels", "all"), ("templates", "off"), ("token", None)):
+            assert monarch.remote(settings_of).call(name).get(WAIT).values() == [value, value]
+
+
 def test_programs_run_on_the_same_hosts(two: Hosts) -> None:
     with monarch.hosts(two.addresses, token=TOKEN) as attached:
         _, peers, one, _ = pair(HostMesh.of(attached))

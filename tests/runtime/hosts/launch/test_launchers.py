@@ -63,12 +63,17 @@ OWN_OPS = """\
 import torch
 
 import monarch
+from monarch.config import get_global_config as config
 
 library = torch.library.Library("launchtest", "DEF")
 library.define("twice(Tensor x) -> Tensor")
 library.impl("twice", lambda x: x * 2, "CPU")
 library.impl("twice", torch.empty_like, "Meta")
 monarch.sharding_rule("launchtest.twice", "... -> ...")
+library.define("kernels_are(Tensor x) -> Tensor")
+library.impl("kernels_are", lambda x: x + {"auto": 0, "all": 1, "off": 2}[config()["kernels"]], "CPU")
+library.impl("kernels_are", torch.empty_like, "Meta")
+monarch.sharding_rule("launchtest.kernels_are", "... -> ...")
 """
 
 
@@ -85,6 +90,18 @@ def test_hosts_know_the_ops_of_what_they_import(launch: Launch, own_ops: str) ->
     with launch(2, imports=[own_ops]) as hosts, Mesh(data=2, hosts=hosts) as mesh:
         there = monarch.distribute(torch.ones(4), mesh, "[@data]")
         assert torch.ops.launchtest.twice(there).full_tensor().tolist() == [2] * 4
+
+
+def test_workers_have_the_settings_of_the_program(launch: Launch, own_ops: str) -> None:
+    """On this machine and on hosts, as they were when the workers were started."""
+    with launch(2, imports=[own_ops]) as hosts:
+        for kernels, number in (("off", 2), ("all", 1)):
+            for where in (None, hosts):
+                with Mesh(data=2, hosts=where) as mesh:
+                    with monarch.config.configured(kernels=kernels):
+                        there = monarch.distribute(torch.zeros(4), mesh, "[@data]")
+                        assert there.sum().item() == 0
+                    assert torch.ops.launchtest.kernels_are(there).full_tensor().tolist() == [number] * 4
 
 
 def test_hosts_that_do_not_know_an_op_say_so_and_work_on(launch: Launch, own_ops: str) -> None:
