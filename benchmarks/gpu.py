@@ -36,6 +36,7 @@ from monarch.compiler.pipeline import compile_graph
 from monarch.compiler.plan import Plan
 from monarch.compiler.plan.gpu import OnGpu
 from monarch.compiler.plan.local_ops import LOCAL_OPS
+from monarch.compiler.plan.options import CompileOptions
 from monarch.compiler.plan.target import TARGETS
 from monarch.runtime.worker.frame import Frame
 from monarch.runtime.worker.graphs import WARM_UP, Graphs
@@ -151,7 +152,7 @@ def frame_on(plan: Plan, device: torch.device) -> Frame:
 def by_plan(case: Case, target: str, device: torch.device) -> Call:
     """The case's plan, ready to run on the device: gives the results, or the new state, as `by_torch` does."""
     program, typed = program_of(_without_data(case))
-    plan = compile_graph(program.trace(*typed).graph, target=target, kernels="all")
+    plan = compile_graph(program.trace(*typed).graph, CompileOptions(target=target, kernels="all"))
     return steps(case, plan, frame_on(plan, device))
 
 
@@ -174,7 +175,7 @@ def step_by_plan(
     module = importlib.import_module("benchmarks.gpt_step")
     given = dict.fromkeys(("tokens", "targets"), f"i64[{tokens.shape[0]}, {tokens.shape[1]}]")
     loaded = load_program(f"{module.__file__}:step", given=given)
-    plan = compile_graph(loaded.graph, target=target, kernels="all", cuda_graphs=cuda_graphs)
+    plan = compile_graph(loaded.graph, CompileOptions(target=target, kernels="all", cuda_graphs=cuda_graphs))
     frame = frame_on(plan, device)
     parameters = {name: value.detach().to(device) for name, value in module.make_model().named_parameters()}
     state = {

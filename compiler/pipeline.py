@@ -17,7 +17,7 @@ from monarch.compiler.inspect.memory import peak
 from monarch.compiler.kernels.fuse import FuseKernels
 from monarch.compiler.partition import PartitionByMesh, nesting_order
 from monarch.compiler.partition.decide import mark_traced
-from monarch.compiler.passes.base import Pass
+from monarch.compiler.passes.base import Context, Pass
 from monarch.compiler.passes.collectives import JoinCollectives, SimplifyReductions
 from monarch.compiler.passes.commit import CommitLast
 from monarch.compiler.passes.decompose import DecomposeSplit
@@ -28,61 +28,55 @@ from monarch.compiler.passes.rematerialize import Rematerialize
 from monarch.compiler.passes.simplify import SimplifyViews
 from monarch.compiler.plan import Plan
 from monarch.compiler.plan.arena import overlapping
-from monarch.compiler.plan.collectives import check_backend
 from monarch.compiler.plan.gpu import check_ops
-from monarch.compiler.plan.stretches import check_graphs
-from monarch.compiler.plan.target import check_target
+from monarch.compiler.plan.options import CompileOptions
 from monarch.compiler.plan.waits import STARTED
 from monarch.compiler.sizes import parse_bytes
 from monarch.compiler.text import print_graph
 from monarch.compiler.verify import verify
 
+DEFAULT = CompileOptions()
+
 Progress = Callable[[str, float, Graph], None]
 """Called after each pass: its name, how many seconds it took, and the graph that it left."""
 
 
-def pipeline(graph: Graph, *, report: bool = False) -> list[Pass]:
+def pipeline(graph: Graph) -> list[Pass]:
     """The passes from a traced graph with global types to one with local types and explicit collectives."""
     return [
         SimplifyViews(),
         DecomposeSplit(),
         SimplifyLookups(),
-        *_partition_by_mesh(graph, report),
+        *_partition_by_mesh(graph),
         SimplifyReductions(),
         JoinCollectives(),
     ]
 
 
-def lowering(
-    kernels: str | None = None,
-    memory_limit: int | None = None,
-    target: str = "cpu",
-    rounding: str = "eager",
-    collectives: str = "monarch",
-) -> list[Pass]:
+def lowering(context: Context) -> list[Pass]:
     """The passes behind those of `pipeline`, on what one worker runs. What is recomputed to save memory is chosen among
     kernels: the same kernels on the same values give the same bits, which other kernels of the same ops need not. What
     collectives are started ahead of is known last."""
-    kernels = kernels or settings.kernels
-    steps: list[Pass] = [FuseKernels(kernels, rounding, sums=target == "cpu")]
-    if target != "cpu" and kernels != "off":
-        steps += _fuse_products(target, settings.templates, rounding)
-    steps.append(CommitLast(target))
-    if memory_limit is not None:
-        steps.append(Rematerialize(memory_limit, target))
-    if collectives in STARTED:
-        steps.append(OverlapCollectives(memory_limit, target))
+    options = context.options
+    steps: list[Pass] = [FuseKernels()]
+    if options.target != "cpu" and context.kernels != "off":
+        steps.append(_fuse_products())
+    steps.append(CommitLast())
+    if options.memory_limit is not None:
+        steps.append(Rematerialize())
+    if options.collectives in STARTED:
+        steps.append(OverlapCollectives())
     return steps
 
 
-def _partition_by_mesh(graph: Graph, report: bool = False) -> list[Pass]:
-    return [PartitionByMesh(dim, report=report) for dim in nesting_order(graph) if dim not in graph.partitioned]
+def _partition_by_mesh(graph: Graph) -> list[Pass]:
+    return [PartitionByMesh(dim) for dim in nesting_order(graph) if dim not in graph.partitioned]
 
 
-def _fuse_products(target: str, when: str, rounding: str = "eager") -> list[Pass]:
+def _fuse_products() -> Pass:
     from monarch.compiler.kernels.products import FuseProducts  # only GPUs need what it needs
 
-    return [FuseProducts(target, when, rounding)]
+    return FuseProducts()
 
 
 PASSES: dict[str, Callable[[Graph], list[Pass]]] = {
@@ -92,10 +86,10 @@ PASSES: dict[str, Callable[[Graph], list[Pass]]] = {
     "partition-by-mesh": _partition_by_mesh,
     SimplifyReductions.name: lambda graph: [SimplifyReductions()],
     JoinCollectives.name: lambda graph: [JoinCollectives()],
-    FuseKernels.name: lambda graph: [FuseKernels("all")],
-    "fuse-products": lambda graph: _fuse_products("cuda:90", "all"),
+    FuseKernels.name: lambda graph: [FuseKernels()],
+    "fuse-products": lambda graph: [_fuse_products()],
     CommitLast.name: lambda graph: [CommitLast()],
-    Rematerialize.name: lambda graph: [Rematerialize(1)],
+    Rematerialize.name: lambda graph: [Rematerialize()],
     OverlapCollectives.name: lambda graph: [OverlapCollectives()],
 }
 """What each name stands for in `run_passes`, in the order of the pipeline. "partition-by-<mesh dim>" is one dim of
@@ -113,21 +107,29 @@ def run_passes(graph: Graph, names: Sequence[str], *, progress: Progress | None 
     Raises MonarchError for a name that is no pass, and what the passes raise."""
     graph = graph.copy()
     for name in names:
+        name, context = _named(name)
         for step in _passes_named(name, graph):
-            graph = _run([step], graph, {}, progress)
+            graph = _run([step], graph, context, progress)
     return graph
 
 
-def _passes_named(name: str, graph: Graph) -> list[Pass]:
+def _named(name: str) -> tuple[str, Context]:
+    """A pass's name without what it takes, and the context in which it has that."""
     known, _, given = name.partition("=")
+    options = CompileOptions(kernels="all")
     if known in _TAKES:
         what, example = _TAKES[known]
         if not given or given == "cpu":
             raise MonarchError(f"pass '{name}' needs {what}", hint=f"write {known}{example}.")
+        name = known
         if known == Rematerialize.name:
-            return [Rematerialize(parse_bytes(given, f"the limit of {known}"))]
-        check_target(given)
-        return _fuse_products(given, "all")
+            options = replace(options, memory_limit=parse_bytes(given, f"the limit of {known}"))
+        else:
+            options = replace(options, target=given)
+    return name, Context(options, templates="all")
+
+
+def _passes_named(name: str, graph: Graph) -> list[Pass]:
     if name in PASSES:
         return PASSES[name](graph)
     names = [*PASSES, *(f"partition-by-{dim}" for dim in graph.mesh.names)]
@@ -143,84 +145,53 @@ def _passes_named(name: str, graph: Graph) -> list[Pass]:
     )
 
 
-def partition_graph(graph: Graph) -> Graph:
+def partition_graph(graph: Graph, options: CompileOptions = DEFAULT) -> Graph:
     """A traced graph, partitioned for its mesh. The argument is not changed. Raises LayoutError and RuleError."""
     graph = graph.copy()
-    return _run(pipeline(graph), graph, {})
+    return _run(pipeline(graph), graph, Context(options))
 
 
-def graph_after(
-    graph: Graph,
-    name: str,
-    *,
-    memory_limit: int | None = None,
-    target: str = "cpu",
-    collectives: str = "monarch",
-) -> Graph:
+def graph_after(graph: Graph, name: str, options: CompileOptions = DEFAULT) -> Graph:
     """The graph as the pipeline has it behind one of its passes. The argument is not changed.
 
     Raises MonarchError for a name that is none of them."""
-    steps = [*pipeline(graph), *lowering(memory_limit=memory_limit, target=target, collectives=collectives)]
+    context = Context(options)
+    steps = [*pipeline(graph), *lowering(context)]
     names = [step.name for step in steps]
     if name == "partition-by-mesh":
         name = next(entry for entry in reversed(names) if entry.startswith("partition-by-"))
     if name not in names:
         raise MonarchError(f"the plan went through no pass '{name}'", hint=f"its passes are trace, {', '.join(names)}.")
-    return _run(steps[: names.index(name) + 1], graph.copy(), {})
+    return _run(steps[: names.index(name) + 1], graph.copy(), context)
 
 
 def compile_graph(
-    graph: Graph,
-    *,
-    report: bool = False,
-    target: str = "cpu",
-    kernels: str | None = None,
-    memory_limit: int | None = None,
-    rounding: str = "eager",
-    collectives: str = "monarch",
-    cuda_graphs: bool = False,
-    progress: Progress | None = None,
+    graph: Graph, options: CompileOptions = DEFAULT, *, report: bool = False, progress: Progress | None = None
 ) -> Plan:
     """The plan of a traced graph. The argument is not changed.
 
-    `kernels` says which ops become generated kernels: "auto" (those of a program in which that spares enough time),
-    "all" that can, or "off"; without it the setting `kernels` says so.
-
-    `rounding` is "eager" (every op's result in bf16 or f16 is rounded, as PyTorch does) or "chain" (only what a kernel
-    stores is).
-    `collectives` says what moves tensors between workers: "monarch", "gloo" or "nccl" (see `plan.collectives`).
-    `cuda_graphs` has workers record what they launch as CUDA graphs (see `plan.stretches`).
-    `memory_limit` is the most bytes that a worker may hold at once, inputs and state included: values are computed
-    again, rather than kept, until the plan stays within it. `Plan.costs` then has "peak_bytes", as with a report.
-
     `report` fills `Plan.report` and `Plan.traced`, for the inspector: it takes some time, and nothing of it runs on a
-    worker. Raises LayoutError and RuleError, and MonarchError for an unknown target and a limit that cannot be kept.
+    worker. With it, and under a memory limit, `Plan.costs` has "peak_bytes". Raises LayoutError and RuleError, and
+    MonarchError for options that do not go together and a limit that cannot be kept.
     """
-    check_target(target)
-    check_backend(collectives, target)
-    check_graphs(cuda_graphs, target)
-    seconds: dict[str, float] = {}
+    options.check()
+    context = Context(options, report)
+    seconds = context.seconds
     partitioned = graph.copy()
     if report:
         mark_traced(partitioned)
-    steps = [*pipeline(partitioned, report=report), *lowering(kernels, memory_limit, target, rounding, collectives)]
-    partitioned = _run(steps, partitioned, seconds, progress)
+    partitioned = _run([*pipeline(partitioned), *lowering(context)], partitioned, context, progress)
     start = time.perf_counter()
-    plan = emit_plan(partitioned, target=target, collectives=collectives, cuda_graphs=cuda_graphs)
+    plan = emit_plan(partitioned, options)
     seconds["emit-plan"] = time.perf_counter() - start
     if settings.verify and (found := overlapping(plan)) is not None:
         raise GraphError(f"after emit-plan: instruction {found[1]} writes over what {found[0]} made, and is still read")
     if progress is not None:
         progress("emit-plan", seconds["emit-plan"], partitioned)
-    for step in steps:
-        if isinstance(step, Rematerialize):
-            plan.costs.update(step.costs)
-        if isinstance(step, OverlapCollectives) and step.peak_bytes is not None:
-            plan.costs["peak_bytes"] = step.peak_bytes
-    if target != "cpu":
+    plan.costs.update(context.costs)
+    if options.target != "cpu":
         check_ops(plan)
-        when = "off" if (kernels or settings.kernels) == "off" else settings.templates
-        plan = _with_binaries(plan, partitioned, when, seconds, progress)
+        plan = _with_binaries(plan, partitioned, context.templates, seconds, progress)
     if report:
         start = time.perf_counter()
         made = build_report(partitioned, plan)
@@ -247,11 +218,12 @@ def _with_binaries(plan: Plan, graph: Graph, when: str, seconds: dict[str, float
     return plan
 
 
-def _run(steps: list[Pass], graph: Graph, seconds: dict[str, float], progress: Progress | None = None) -> Graph:
+def _run(steps: list[Pass], graph: Graph, context: Context, progress: Progress | None = None) -> Graph:
     dump = _Dump(graph)
+    seconds = context.seconds
     for step in steps:
         start = time.perf_counter()
-        graph = step.run(graph)
+        graph = step.run(graph, context)
         seconds[step.name] = time.perf_counter() - start
         dump.after(step.name, graph)
         if "passes" in settings.log:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from monarch.compiler.config import settings
 from monarch.compiler.graph import Graph
-from monarch.compiler.plan import Plan
+from monarch.compiler.plan import CompileOptions, Plan
 from monarch.compiler.plan.tracing import is_watched
 
 Compile = Callable[[Graph], Plan]
@@ -17,39 +17,30 @@ _compile: Compile | None = None
 
 def compile_graph(
     graph: Graph,
+    options: CompileOptions,
     *,
     report: bool = False,
-    eager: bool = False,
-    memory_limit: int | None = None,
-    rounding: str = "eager",
-    collectives: str = "monarch",
-    target: str = "cpu",
-    cuda_graphs: bool = False,
 ) -> Plan:
-    """The plan of a traced graph, with which a worker holds at most `memory_limit` bytes; `report` fills what the
-    inspector shows of it. Ops that were recorded outside of any program (`eager`) get generated kernels only where all
-    do: who tries things out should not wait for a compiler."""
+    """The plan of a traced graph; `report` fills what the inspector shows of it."""
     if _compile is not None:
         return _compile(graph)
     from monarch.compiler import pipeline
 
     # A trace is read with the report of what it measured.
-    return pipeline.compile_graph(
-        graph,
-        report=report or is_watched(),
-        kernels="off" if eager and settings.kernels == "auto" else None,
-        memory_limit=memory_limit,
-        rounding=rounding,
-        collectives=collectives,
-        target=target,
-        cuda_graphs=cuda_graphs,
-    )
+    return pipeline.compile_graph(graph, options, report=report or is_watched())
 
 
-def partition_graph(graph: Graph) -> Graph:
+def eager_options() -> CompileOptions:
+    """For ops that were recorded outside of any program, which get generated kernels only where all ops do: users who
+    try things out should not wait for a compiler."""
+    return CompileOptions(kernels="off" if settings.kernels == "auto" else None)
+
+
+def partition_graph(graph: Graph, options: CompileOptions) -> Graph:
+    """A traced graph, partitioned for its mesh."""
     from monarch.compiler import pipeline
 
-    return pipeline.partition_graph(graph)
+    return pipeline.partition_graph(graph, options)
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from typing import Any
 from monarch.compiler.passes.capture import Value
 from monarch.compiler.passes.functionalize import functionalize
 from monarch.compiler.plan import Plan
-from monarch.language.compile import compile_graph
+from monarch.language.compile import compile_graph, eager_options
 from monarch.language.mesh import Mesh
 from monarch.language.recording import Recording
 from monarch.language.tensor import Cell
@@ -67,7 +67,7 @@ def _run(mesh: Mesh, recording: Recording, live: list[tuple[Cell, Value]]) -> No
         graph, aliases = functionalize(tape, name="eager", mesh=mesh.spec, returns=[], updates=updates)
         if not graph.updates:
             return
-        compiled = _Compiled(compile_graph(graph, eager=True), _groups(aliases))
+        compiled = _Compiled(compile_graph(graph, eager_options()), _groups(aliases))
         _plans[key] = compiled
         if len(_plans) > _PLANS:
             _plans.popitem(last=False)

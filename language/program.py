@@ -7,14 +7,14 @@ import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, get_args, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, overload
 
 import torch
 from torch.utils import _pytree as pytree
 
 from monarch.compiler.errors import MonarchError, ProgramError, Source
 from monarch.compiler.graph import Graph
-from monarch.compiler.plan import Plan, check_backend, check_graphs, check_target
+from monarch.compiler.plan import CompileOptions, Plan
 from monarch.compiler.sizes import parse_bytes
 from monarch.compiler.types import TensorType
 from monarch.language.compile import compile_graph, partition_graph
@@ -43,27 +43,15 @@ class Traced:
     """A program's graph, for reading: `print(step.trace(x).graph)`."""
 
     graph: Graph
-    memory_limit: int | None = None
-    rounding: str = "eager"
-    collectives: str = "monarch"
-    target: str = "cpu"
-    cuda_graphs: bool = False
+    options: CompileOptions
 
     def partition(self) -> Traced:
         """The graph with local types and explicit collectives. Raises LayoutError and RuleError."""
-        return Traced(partition_graph(self.graph))
+        return Traced(partition_graph(self.graph, self.options), self.options)
 
     def compile(self) -> Plan:
         """The plan that workers run."""
-        return compile_graph(
-            self.graph,
-            report=True,
-            memory_limit=self.memory_limit,
-            rounding=self.rounding,
-            collectives=self.collectives,
-            target=self.target,
-            cuda_graphs=self.cuda_graphs,
-        )
+        return compile_graph(self.graph, self.options, report=True)
 
     def __str__(self) -> str:
         return str(self.graph)
@@ -84,31 +72,11 @@ class Program(Generic[P, R]):
 
     __wrapped_program__ = True
 
-    def __init__(
-        self,
-        function: Callable[P, R],
-        mesh: Mesh | None = None,
-        memory_limit: str | int | None = None,
-        rounding: Rounding = "eager",
-        collectives: Backend = "monarch",
-        target: str = "cpu",
-        cuda_graphs: bool = False,
-    ) -> None:
-        if rounding not in get_args(Rounding):
-            raise MonarchError(
-                f"rounding={rounding!r}", hint="it is 'eager' (after every op) or 'chain' (once a kernel)."
-            )
-        check_target(target)
-        check_backend(collectives)
-        check_graphs(cuda_graphs)
+    def __init__(self, function: Callable[P, R], mesh: Mesh | None, options: CompileOptions) -> None:
         functools.update_wrapper(self, function)
         self.__wrapped__ = function
         self._mesh = mesh
-        self.memory_limit = None if memory_limit is None else parse_bytes(memory_limit, "memory_limit")
-        self.rounding: Rounding = rounding
-        self.collectives: Backend = collectives
-        self.target = target
-        self.cuda_graphs = cuda_graphs
+        self.options = options
         self._entries: dict[Any, _Entry] = {}
         self._varying: set[tuple[str, str]] = set()
         self._annotations = _tensor_annotations(function)
@@ -145,18 +113,9 @@ class Program(Generic[P, R]):
         if instance is None:
             return self
         name = self.__wrapped__.__name__
-        bound: Any = Program(
-            self.__wrapped__.__get__(instance, owner),
-            self._mesh,
-            *self._options,
-        )
+        bound: Any = Program(self.__wrapped__.__get__(instance, owner), self._mesh, self.options)
         instance.__dict__[name] = bound
         return bound
-
-    @property
-    def _options(self) -> tuple[int | None, Rounding, Backend, str, bool]:
-        """How it is compiled, in the order in which all take it."""
-        return self.memory_limit, self.rounding, self.collectives, self.target, self.cuda_graphs
 
     def _trace_again(self, entry: _Entry, args: Any, kwargs: Any, leaves: list[Any], spec: Any) -> Variant:
         held = next((variant for variant in entry.variants if variant.holds(leaves)), None)
@@ -172,7 +131,7 @@ class Program(Generic[P, R]):
             found.undo()
             raise difference(held.trace, found)
         try:
-            variant = Variant(found, *self._options)
+            variant = Variant(found, self.options)
         except BaseException:
             found.undo()
             raise
@@ -185,7 +144,7 @@ class Program(Generic[P, R]):
 
     def trace(self, *args: P.args, **kwargs: P.kwargs) -> Traced:
         """The graph for these arguments, with global types. Traces the function, and changes nothing."""
-        return Traced(self._look(args, kwargs), *self._options)
+        return Traced(self._look(args, kwargs), self.options)
 
     def compile(self, *args: P.args, **kwargs: P.kwargs) -> Plan:
         """The plan for these arguments: `plan.save("step.mplan")`. Traces the function, and changes nothing."""
@@ -467,6 +426,13 @@ def program(
     notice Python values that were built in and have changed (ProgramError). Printing and appending in it happen then,
     not at every call. Results carry no autograd history.
     """
+    options = CompileOptions(
+        target=target,
+        memory_limit=None if memory_limit is None else parse_bytes(memory_limit, "memory_limit"),
+        rounding=rounding,
+        collectives=collectives,
+        cuda_graphs=cuda_graphs,
+    )
     if function is None:
-        return lambda inner: Program(inner, mesh, memory_limit, rounding, collectives, target, cuda_graphs)
-    return Program(function, mesh, memory_limit, rounding, collectives, target, cuda_graphs)
+        return lambda inner: Program(inner, mesh, options)
+    return Program(function, mesh, options)

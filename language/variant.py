@@ -10,7 +10,7 @@ from torch.utils import _pytree as pytree
 
 from monarch.compiler.errors import MonarchError
 from monarch.compiler.passes.capture import Expr, Value, evaluate
-from monarch.compiler.plan import Handle, Plan
+from monarch.compiler.plan import CompileOptions, Handle, Plan
 from monarch.compiler.types import TensorType
 from monarch.language.compile import compile_graph
 from monarch.language.random import next_seed
@@ -24,24 +24,8 @@ _INPUT, _STATE, _SCALAR, _SEED = range(4)
 class Variant:
     """One way in which a program was traced, compiled. `holds` asks whether it fits a call; `run` runs it."""
 
-    def __init__(
-        self,
-        trace: Trace,
-        memory_limit: int | None = None,
-        rounding: str = "eager",
-        collectives: str = "monarch",
-        target: str = "cpu",
-        cuda_graphs: bool = False,
-    ) -> None:
-        graph = trace.graph
-        self.plan: Plan = compile_graph(
-            graph,
-            memory_limit=memory_limit,
-            rounding=rounding,
-            collectives=collectives,
-            target=target,
-            cuda_graphs=cuda_graphs,
-        )
+    def __init__(self, trace: Trace, options: CompileOptions) -> None:
+        self.plan: Plan = compile_graph(trace.graph, options)
         self.key = trace.key
         self.mesh = trace.mesh
         self._aliases: dict[str, list[str]] = {}

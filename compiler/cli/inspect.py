@@ -156,16 +156,7 @@ def graph_after(plan: Plan, name: str) -> str:
     traced = traced_graph(plan)
     if name == "trace":
         return plan.traced
-    after = pipeline.graph_after(
-        traced, name, memory_limit=limit_of(plan), target=plan.target, collectives=plan.collectives
-    )
-    return str(after)
-
-
-def limit_of(plan: Plan) -> int | None:
-    """The memory limit that a plan was compiled under."""
-    limit = plan.costs.get("memory_limit")  # a plan's costs are anybody's
-    return limit if type(limit) is int else None
+    return str(pipeline.graph_after(traced, name, plan.options))
 
 
 def _write_page(plan: Plan, path: Path, trace: Path | None, against: Path | None) -> None:

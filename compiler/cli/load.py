@@ -16,7 +16,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 from types import CodeType, ModuleType
@@ -29,7 +29,7 @@ from monarch.compiler.cli.without_workers import without_workers
 from monarch.compiler.errors import LayoutError, MonarchError, ProgramError, Source
 from monarch.compiler.graph import Graph
 from monarch.compiler.pipeline import compile_graph
-from monarch.compiler.plan import MeshSpec, Plan
+from monarch.compiler.plan import CompileOptions, MeshSpec, Plan
 from monarch.compiler.plan.file import load_plan
 from monarch.language.environment import find_environment
 from monarch.language.mesh import Mesh
@@ -49,21 +49,13 @@ class LoadedProgram:
     `file`   the file that it stands in
     `path`   what stood after the colon: "train_step", "trainer.step"
     `graph`  the traced graph, with global types
-    `memory_limit`  the bytes that a worker may hold at once, None for any
-    `collectives`   what moves tensors between workers (`monarch.program`)
-    `cuda_graphs`   whether workers record it as CUDA graphs (`monarch.program`)
-    `target`        what it is compiled for, if nothing else is asked for
-    `rounding`      when values in bf16 and f16 are rounded in kernels (`monarch.program`)
+    `options`  how it is compiled, if nothing else is asked for
     """
 
     file: Path
     path: str
     graph: Graph
-    memory_limit: int | None = None
-    rounding: str = "eager"
-    collectives: str = "monarch"
-    target: str = "cpu"
-    cuda_graphs: bool = False
+    options: CompileOptions
 
     @property
     def name(self) -> str:
@@ -75,16 +67,8 @@ class LoadedProgram:
 
     def compile(self, target: str | None = None, progress: Callable[[str, float, Graph], None] | None = None) -> Plan:
         """The plan, with the report that the inspector shows."""
-        return compile_graph(
-            self.graph,
-            report=True,
-            target=target or self.target,
-            memory_limit=self.memory_limit,
-            rounding=self.rounding,
-            collectives=self.collectives,
-            cuda_graphs=self.cuda_graphs,
-            progress=progress,
-        )
+        options = replace(self.options, target=target or self.options.target)
+        return compile_graph(self.graph, options, report=True, progress=progress)
 
 
 def is_program(spec: str) -> bool:
@@ -123,7 +107,8 @@ def load_program(
         module = import_file(file)
         path = path or _only(file, module)
         program = _on_mesh(_find(module, file, path), mesh, file, path)
-        limit, program.memory_limit = memory_limit or program.memory_limit, None  # no call is made here but to trace
+        options = replace(program.options, memory_limit=memory_limit or program.options.memory_limit)
+        program.options = replace(program.options, memory_limit=None)  # no call is made here but to trace
         with users_errors(f"tracing {path}"):
             args, kwargs = arguments_of(program, path, module, given or {})
             _check_mesh(program, args, kwargs, path)
@@ -133,8 +118,7 @@ def load_program(
                 graph = program.trace(*args, **kwargs).graph
     if mesh is not None:
         _check_dims(mesh, graph.mesh, path)
-    options = program.rounding, program.collectives, program.target, program.cuda_graphs
-    return LoadedProgram(file, path, graph, limit, *options)
+    return LoadedProgram(file, path, graph, options)
 
 
 def _split(spec: str) -> tuple[Path, str]:
@@ -325,8 +309,7 @@ def _on_mesh(program: Program[Any, Any], mesh: MeshSpec | None, file: Path, path
         return program
     if own is None:
         sized = Mesh([size for _, size in mesh.dims], mesh.names)
-        options = program.memory_limit, program.rounding, program.collectives, program.target, program.cuda_graphs
-        return Program(program.__wrapped__, sized, *options)
+        return Program(program.__wrapped__, sized, program.options)
     _check_dims(mesh, own.spec, path)
     return program
 

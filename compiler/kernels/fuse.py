@@ -28,7 +28,7 @@ from monarch.compiler.kernels.lower.values import HANDLERS, TRANSPARENT, key_of
 from monarch.compiler.kernels.recompute import AGAIN, compute_again
 from monarch.compiler.kernels.tensors import tensors_of
 from monarch.compiler.kernels.text import print_kernel
-from monarch.compiler.passes.base import Pass
+from monarch.compiler.passes.base import Context, Pass
 from monarch.compiler.plan.local_ops import LOCAL_OPS
 from monarch.compiler.types import VARYING, Layout, TensorType
 
@@ -66,26 +66,22 @@ class FuseKernels(Pass):
         %k = kernel([%x, %y], "kernel mul_add(a0: f32[64], a1: f32[64]) -> (b0: f32[64])…", [-1]) : (f32[64])
         %b = getitem(%k, 0)                  : f32[64]
 
-    `when` is "auto" (where it spares enough, see WORTHWHILE), "all" or "off"; `rounding` is "eager" (every op's result
-    is rounded to its dtype, as ATen does) or "chain" (bf16 and f16 are rounded once, where a kernel stores them). With
-    `sums`, one nest may reduce rows and add up columns; emitters for GPUs take two.
+    The context's `kernels` is "auto" (where it spares enough, see WORTHWHILE), "all" or "off"; the option `rounding` is
+    "eager" (every op's result is rounded to its dtype, as ATen does) or "chain" (bf16 and f16 are rounded once, where a
+    kernel stores them). For CPUs one nest may reduce rows and add up columns; emitters for GPUs take two.
     """
 
     name = "fuse-kernels"
 
-    def __init__(self, when: str = "auto", rounding: str = "eager", sums: bool = True) -> None:
-        self.when = when
-        self.rounding = rounding
-        self.sums = sums
-
-    def run(self, graph: Graph) -> Graph:
-        if self.when == "off":
+    def run(self, graph: Graph, context: Context) -> Graph:
+        when, options = context.kernels, context.options
+        if when == "off":
             return graph
         parted = graph.copy()
-        fusion = _Fusion(parted, self.rounding, self.sums, compute_again(parted))
+        fusion = _Fusion(parted, options.rounding, options.target == "cpu", compute_again(parted))
         fusion.merge()
-        found = fusion.kernels(singles=self.when == "all")
-        if not found or (self.when == "auto" and sum(each.spares for each in found) < WORTHWHILE):
+        found = fusion.kernels(singles=when == "all")
+        if not found or (when == "auto" and sum(each.spares for each in found) < WORTHWHILE):
             return graph
         return rewritten(parted, [_made(each, fusion.tensors) for each in found])
 

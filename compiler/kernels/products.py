@@ -44,7 +44,7 @@ from monarch.compiler.kernels.tensors import tensors_of
 from monarch.compiler.kernels.text import parse_kernel
 from monarch.compiler.kernels.triton.emit import variants_of
 from monarch.compiler.kernels.triton.variants import SMALLEST, Tiles, Work, library_seconds
-from monarch.compiler.passes.base import Pass
+from monarch.compiler.passes.base import Context, Pass
 
 aten = torch.ops.aten
 
@@ -67,19 +67,17 @@ class FuseProducts(Pass):
 
     The product's own value is stored beside the others where somebody else reads it, which has to be later: no op is
     moved before another. Nor is a product moved past another one, for its factors would have to be kept as long. A
-    cast, a sum or a product that makes a factor goes in front in the same way. `when` is "auto" (what is estimated to
-    take least, of all these and ATen's product with kernels beside it), "all" that can be, or "off".
+    cast, a sum or a product that makes a factor goes in front in the same way. The context's `templates` is "auto"
+    (what is estimated to take least, of all these and ATen's product with kernels beside it), "all" that can be, or
+    "off".
     """
 
     name = "fuse-products"
 
-    def __init__(self, target: str, when: str = "auto", rounding: str = "eager") -> None:
-        self.target, self.when, self.rounding = target, when, rounding
-
-    def run(self, graph: Graph) -> Graph:
-        if self.when == "off" or not any(node.target in _PRODUCTS for node in graph.calls):
+    def run(self, graph: Graph, context: Context) -> Graph:
+        if context.templates == "off" or not any(node.target in _PRODUCTS for node in graph.calls):
             return graph
-        made = _Products(graph, self.target, self.when, self.rounding).run()
+        made = _Products(graph, context.options.target, context.templates, context.options.rounding).run()
         return rewritten(graph, made) if made else graph
 
 

@@ -17,7 +17,7 @@ from monarch.compiler.partition.decide import decide, decide_alone, mark_keys, p
 from monarch.compiler.partition.options import find_options
 from monarch.compiler.partition.rewrite import rewrite
 from monarch.compiler.partition.whole import announce
-from monarch.compiler.passes.base import Pass
+from monarch.compiler.passes.base import Context, Pass
 from monarch.compiler.text import parse_layout
 from monarch.compiler.types import Layout
 
@@ -36,32 +36,28 @@ class PartitionByMesh(Pass):
     %y = aten.mm(%x, %v)   : f32[32, 1024] of f32[64@data, 1024]
     """
 
-    def __init__(self, mesh_dim: str, *, report: bool = False, strict: bool = False) -> None:
-        """`report`: write down at each value why it lies as it does (`decide`). `strict`: an op that would run whole,
-        for want of a rule, though an operand of it is sharded, is a RuleError."""
+    def __init__(self, mesh_dim: str) -> None:
         self.mesh_dim = mesh_dim
-        self.report = report
-        self.strict = strict
         self.name = f"partition-by-{mesh_dim}"
 
-    def run(self, graph: Graph) -> Graph:
+    def run(self, graph: Graph, context: Context) -> Graph:
         split_state_views(graph)
         if graph.mesh.sizes[self.mesh_dim] == 1:
-            if self.report:
+            if context.report:
                 mark_keys(graph)
                 decide_alone(graph, self.mesh_dim)
             graph.partitioned = (*graph.partitioned, self.mesh_dim)
         else:
-            graph = self.partition(graph)
+            graph = self.partition(graph, context.report)
         if len(graph.partitioned) == len(graph.mesh.dims):
             drop_constraints(graph)
-            announce(graph, self.strict)
+            announce(graph, context.options.strict)
         return graph
 
-    def partition(self, graph: Graph) -> Graph:
+    def partition(self, graph: Graph, report: bool) -> Graph:
         options = find_options(graph, self.mesh_dim)
-        choice = choose(options, extra=self.report)
-        if self.report:
+        choice = choose(options, extra=report)
+        if report:
             decide(options, choice)
         if not choice.exact and "passes" in settings.log:
             print(f"monarch: {self.name}: too many alternatives for an exact choice: near the best", file=sys.stderr)

@@ -15,6 +15,7 @@ from monarch.compiler.inspect.memory import footprint, types_of
 from monarch.compiler.ops.schema import viewed_operand
 from monarch.compiler.passes.emit import emit_plan
 from monarch.compiler.plan import Plan
+from monarch.compiler.plan.options import CompileOptions
 from monarch.compiler.rules.call import argument
 
 
@@ -115,7 +116,13 @@ def planned(graph: Graph, target: str) -> tuple[Plan, Graph]:
     """The plan of a graph, which is not changed, and the copy of it that the plan was made of: the same calls in the
     same order, and copies of results behind them."""
     copy = graph.copy()
-    return emit_plan(copy, target=target), copy
+    return emit_plan(copy, CompileOptions(target)), copy
+
+
+def peak_of(graph: Graph, target: str) -> int:
+    """The most that a worker holds, in bytes, as the graph's plan has it."""
+    plan, copy = planned(graph, target)
+    return footprint(plan, types_of(copy, plan)).peak[0]
 
 
 def repeatable(call: fx.Node) -> bool:

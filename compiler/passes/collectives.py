@@ -13,7 +13,7 @@ from torch import fx
 from monarch.compiler import ops
 from monarch.compiler.graph import Graph, args_of, tensor_type
 from monarch.compiler.partition.cost import VIEWS
-from monarch.compiler.passes.base import Pass
+from monarch.compiler.passes.base import Context, Pass
 
 BUCKET_BYTES = 32 * 2**20
 """Past this size joining saves nothing: one collective's fixed cost is then far below what its bytes take."""
@@ -35,7 +35,7 @@ class SimplifyReductions(Pass):
 
     name = "simplify-reductions"
 
-    def run(self, graph: Graph) -> Graph:
+    def run(self, graph: Graph, context: Context) -> Graph:
         for node in list(graph.calls):
             if node.target is ops.shard and (reduce := _sole_all_reduce(args_of(node)[0], node)):
                 (tensor,), dims, reduction = args_of(reduce)
@@ -106,7 +106,7 @@ class JoinCollectives(Pass):
 
     name = "join-collectives"
 
-    def run(self, graph: Graph) -> Graph:
+    def run(self, graph: Graph, context: Context) -> Graph:
         at: dict[fx.Node, float] = {node: i for i, node in enumerate(graph.fx.nodes)}
         first_call = next((i for node, i in at.items() if node.op != "placeholder"), 0)
         labels = _update_labels(graph)

@@ -8,7 +8,7 @@ from itertools import accumulate
 from torch import fx
 
 from monarch.compiler.graph import Graph
-from monarch.compiler.passes.base import Pass
+from monarch.compiler.passes.base import Context, Pass
 from monarch.compiler.passes.emit import state_writers
 from monarch.compiler.passes.failing import before_the_commit
 
@@ -29,16 +29,13 @@ class CommitLast(Pass):
 
     name = "commit-last"
 
-    def __init__(self, target: str = "cpu") -> None:
-        self.target = target
-
-    def run(self, graph: Graph) -> Graph:
+    def run(self, graph: Graph, context: Context) -> Graph:
         calls = list(graph.calls)
         early = before_the_commit(calls)
         if not early:
             return graph
         position = {call: at for at, call in enumerate(calls)}
-        late = _readers_of(calls, [calls[at] for at in state_writers(graph.copy(), self.target)])
+        late = _readers_of(calls, [calls[at] for at in state_writers(graph.copy())])
         if not late or max(position[call] for call in early) < min(position[call] for call in late):
             return graph
         moved_down = [0, *accumulate(call in late for call in calls)]

@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 
 from monarch.compiler.graph import Graph, args_of
 from monarch.compiler.partition.options import Options, find_options
-from monarch.compiler.passes.base import Pass
+from monarch.compiler.passes.base import Context, Pass
 from monarch.compiler.types import TensorType
 
 aten = torch.ops.aten
@@ -38,7 +38,7 @@ class DecomposeSplit(Pass):
 
     name = "decompose"
 
-    def run(self, graph: Graph) -> Graph:
+    def run(self, graph: Graph, context: Context) -> Graph:
         for mesh_dim, size in graph.mesh.dims:
             while size > 1 and (split := _split_composites(graph, mesh_dim)):
                 for node in split:

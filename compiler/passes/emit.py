@@ -20,6 +20,7 @@ from monarch.compiler.ops.schema import viewed_operand
 from monarch.compiler.passes.arena import Placing, lower_bound
 from monarch.compiler.passes.failing import before_the_commit
 from monarch.compiler.plan.file import hash_of
+from monarch.compiler.plan.options import CompileOptions
 from monarch.compiler.plan.plan import Instruction, Plan, Slot, ValueSpec
 from monarch.compiler.types import TensorType
 
@@ -38,19 +39,19 @@ OVERLAPPING = {aten.expand, aten.as_strided, aten.unfold}
 """Views in which one element may stand at several places."""
 
 
-def emit_plan(graph: Graph, *, target: str = "cpu", collectives: str = "monarch", cuda_graphs: bool = False) -> Plan:
+def emit_plan(graph: Graph, options: CompileOptions) -> Plan:
     """Lower a partitioned graph: slots, lifetimes, writes in place, and the commit point.
 
     The graph gets a copy of each result that would share another's buffer; the plan then has an instruction for each of
     its calls, in their order, and one "commit" where a step writes over state.
     """
-    return _Emitter(graph, target, collectives, cuda_graphs).run()
+    return _Emitter(graph, options).run()
 
 
-def state_writers(graph: Graph, target: str = "cpu") -> list[int]:
+def state_writers(graph: Graph) -> list[int]:
     """The positions of the calls that a plan of the graph has write over state. The graph is changed as by
     `emit_plan`."""
-    emitter = _Emitter(graph, target)
+    emitter = _Emitter(graph, CompileOptions())
     emitter.walk()
     return emitter.state_writers
 
@@ -58,9 +59,7 @@ def state_writers(graph: Graph, target: str = "cpu") -> list[int]:
 @dataclass
 class _Emitter:
     graph: Graph
-    target: str = "cpu"
-    collectives: str = "monarch"
-    cuda_graphs: bool = False
+    options: CompileOptions
     slots: dict[fx.Node, int] = field(default_factory=dict)
     roots: dict[fx.Node, fx.Node] = field(default_factory=dict)
     """The node whose buffer a value shares: views share the buffer of what they view."""
@@ -104,7 +103,7 @@ class _Emitter:
         replaced = graph.states.keys() & graph.updates.keys()
         costs = graph_costs(graph)
         arena = 0
-        if self.target == "cpu":
+        if self.options.target == "cpu":
             placing = Placing(graph, calls, self.roots, self.members, last)
             arena, instructions = placing.run(instructions)
             costs["arena"] = {"bytes": arena, "least": lower_bound(placing.spans), "values": len(placing.spans)}
@@ -120,9 +119,7 @@ class _Emitter:
             constants=dict(graph.constants),
             constant_slots={p.meta["label"]: self.slots[p] for p in graph.placeholders if p.meta["kind"] == "constant"},
             sources=tuple(self.sources),
-            target=self.target,
-            collectives=self.collectives,
-            cuda_graphs=self.cuda_graphs,
+            options=self.options,
             arena=arena,
             graph=str(graph),
             costs=costs,

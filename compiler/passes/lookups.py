@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import fx, ops
 
 from monarch.compiler.graph import Graph, args_of, tensor_type
-from monarch.compiler.passes.base import Pass
+from monarch.compiler.passes.base import Context, Pass
 
 aten = ops.aten
 
@@ -24,7 +24,7 @@ class SimplifyLookups(Pass):
 
     name = "simplify-lookups"
 
-    def run(self, graph: Graph) -> Graph:
+    def run(self, graph: Graph, context: Context) -> Graph:
         for node in list(graph.calls):
             if node.target is aten.sum.dim_IntList:
                 _known_sum(graph, node)

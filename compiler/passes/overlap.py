@@ -8,10 +8,9 @@ from torch import fx
 
 from monarch.compiler import ops
 from monarch.compiler.graph import Graph, args_of
-from monarch.compiler.inspect.memory import footprint, types_of
 from monarch.compiler.partition.cost import VIEWS
-from monarch.compiler.passes.base import Pass
-from monarch.compiler.passes.buffers import planned
+from monarch.compiler.passes.base import Context, Pass
+from monarch.compiler.passes.buffers import peak_of
 from monarch.compiler.passes.collectives import first_use, reorder
 
 
@@ -36,31 +35,23 @@ class OverlapCollectives(Pass):
     a layer computes the next one's parameters come, and no more than two are whole at a time. What moves another
     collective's result stays where it is.
 
-    With a `memory_limit` that a worker would exceed so, each wait stands right behind its collective instead.
+    Under a memory limit that a worker would exceed so, each wait stands right behind its collective instead. The costs
+    get "peak_bytes", the most that a worker then holds.
     """
 
     name = "overlap-collectives"
 
-    def __init__(self, memory_limit: int | None = None, target: str = "cpu") -> None:
-        self.memory_limit = memory_limit
-        self.target = target
-        self.peak_bytes: int | None = None
-        """With a limit, what a worker then holds at most."""
-
-    def run(self, graph: Graph) -> Graph:
-        if self.memory_limit is None:
+    def run(self, graph: Graph, context: Context) -> Graph:
+        limit = context.options.memory_limit
+        if limit is None:
             return _apart(_split(graph))
-        apart = _apart(_split(graph.copy()))
-        self.peak_bytes = self._peak(apart)
-        if self.peak_bytes <= self.memory_limit:
-            return apart
-        together = _split(graph)
-        self.peak_bytes = self._peak(together)
-        return together
-
-    def _peak(self, graph: Graph) -> int:
-        plan, copy = planned(graph, self.target)
-        return footprint(plan, types_of(copy, plan)).peak[0]
+        made = _apart(_split(graph.copy()))
+        peak = peak_of(made, context.options.target)
+        if peak > limit:
+            made = _split(graph)
+            peak = peak_of(made, context.options.target)
+        context.costs["peak_bytes"] = peak
+        return made
 
 
 def _split(graph: Graph) -> Graph:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
 
 from monarch.compiler.errors import MonarchError, Source
 from monarch.compiler.graph import Graph
 from monarch.compiler.inspect.memory import alive, footprint, types_of
-from monarch.compiler.passes.base import Pass
-from monarch.compiler.passes.buffers import Buffers, planned
+from monarch.compiler.passes.base import Context, Pass
+from monarch.compiler.passes.buffers import Buffers, peak_of, planned
 from monarch.compiler.passes.eviction import RECOMPUTED, Eviction
 from monarch.compiler.sizes import format_bytes
 
@@ -17,7 +17,7 @@ _SHOWN = 6
 
 
 class Rematerialize(Pass):
-    """Make calls again before their values are read, where keeping these would take more than `limit` bytes.
+    """Make calls again before their values are read, where keeping these would take more than the memory limit.
 
         %g = aten.gelu(%h)
         %y = aten.mm(%g, %w)
@@ -34,76 +34,85 @@ class Rematerialize(Pass):
     is on all that a worker holds, inputs and state included, as `inspect.memory` follows it through the plan. A graph
     that fits is left as it is. Collectives are made again only if the limit is out of reach without that.
 
+    The costs get "peak_bytes", and "recomputed" with the peak "without" it, how many "calls" are made again and the
+    "seconds" that they are estimated to take, and for each of the "values" that were given up its name, its bytes, and
+    the values between which these are free.
+
     Raises MonarchError where the limit cannot be kept, with what lives at the peak of the best schedule that was found.
     """
 
     name = "rematerialize"
 
-    def __init__(self, limit: int, target: str = "cpu") -> None:
-        self.limit = limit
-        self.target = target
-        self.costs: dict[str, Any] = {}
-        """What the last run did, for `Plan.costs`: "memory_limit", "peak_bytes", and "recomputed" with the peak
-        "without" it, how many "calls" are made again and the "seconds" that they are estimated to take, and for each of
-        the "values" that were given up its name, its bytes, and the values between which these are free."""
+    def run(self, graph: Graph, context: Context) -> Graph:
+        limit = context.options.memory_limit
+        assert limit is not None, "there is no limit to stay within"
+        return _Within(limit, Buffers(graph, context.options.target), context).run()
 
-    def run(self, graph: Graph) -> Graph:
-        buffers = Buffers(graph, self.target)
-        if buffers.peak <= self.limit:
-            self._note(buffers, buffers.peak, 0, None)
-            return graph
+
+@dataclass(frozen=True)
+class _Within:
+    """A graph's buffers, to be kept within a limit."""
+
+    limit: int
+    buffers: Buffers
+    context: Context
+
+    def run(self) -> Graph:
+        if self.buffers.peak <= self.limit:
+            self._note(self.buffers.peak, 0, None)
+            return self.buffers.graph
         for collectives in (False, True):
-            if (found := self._within(buffers, collectives)) is not None:
+            if (found := self._within(collectives)) is not None:
                 return found
-        raise self._error(self._lowest(buffers), buffers.peak)
+        raise self._error(self._lowest())
 
-    def _note(self, buffers: Buffers, peak: int, calls: int, walk: Eviction | None) -> None:
-        self.costs = {
-            "memory_limit": self.limit,
-            "peak_bytes": peak,
-            "recomputed": {
-                "without": buffers.peak,
-                "calls": calls,
-                "seconds": walk.seconds if walk else 0.0,
-                "values": [list(each) for each in walk.saved] if walk else [],
-            },
+    def _peak(self, graph: Graph) -> int:
+        return peak_of(graph, self.context.options.target)
+
+    def _note(self, peak: int, calls: int, walk: Eviction | None) -> None:
+        self.context.costs["peak_bytes"] = peak
+        self.context.costs["recomputed"] = {
+            "without": self.buffers.peak,
+            "calls": calls,
+            "seconds": walk.seconds if walk else 0.0,
+            "values": [list(each) for each in walk.saved] if walk else [],
         }
 
-    def _within(self, buffers: Buffers, collectives: bool) -> Graph | None:
+    def _within(self, collectives: bool) -> Graph | None:
         """The graph with no more made again than has to be, or None. The walk's reckoning leaves out what giving up a
         value changes in which calls write in place; where that makes it miss, it aims lower."""
         target = self.limit
         for _ in range(_ATTEMPTS):
-            walk = Eviction(buffers, target, collectives)
+            walk = Eviction(self.buffers, target, collectives)
             reached = walk.run()
             if not walk.complete:
                 return None
             found = walk.applied()
-            peak = peak_of(found, self.target)
+            peak = self._peak(found)
             if peak <= self.limit:
-                self._note(buffers, peak, recomputed(found), walk)
+                self._note(peak, recomputed(found), walk)
                 return found
             if not reached:
                 return None
             target -= peak - self.limit
         return None
 
-    def _lowest(self, buffers: Buffers) -> Graph:
+    def _lowest(self) -> Graph:
         """The graph with the lowest peak that is found by bisection."""
-        best, lowest = buffers.graph, buffers.peak
-        low, high = self.limit, buffers.peak
+        best, lowest = self.buffers.graph, self.buffers.peak
+        low, high = self.limit, self.buffers.peak
         for _ in range(_ATTEMPTS):
-            walk = Eviction(buffers, (low + high) // 2, collectives=True)
+            walk = Eviction(self.buffers, (low + high) // 2, collectives=True)
             reached = walk.run()
             if walk.complete:
                 found = walk.applied()
-                if (peak := peak_of(found, self.target)) < lowest:
+                if (peak := self._peak(found)) < lowest:
                     best, lowest = found, peak
             low, high = (low, walk.limit) if reached else (walk.limit, high)
         return best
 
-    def _error(self, graph: Graph, without: int) -> MonarchError:
-        plan, copy = planned(graph, self.target)
+    def _error(self, graph: Graph) -> MonarchError:
+        plan, copy = planned(graph, self.context.options.target)
         types = types_of(copy, plan)
         most, at = footprint(plan, types).peak
         nodes = [*copy.placeholders, *copy.calls]
@@ -131,16 +140,10 @@ class Rematerialize(Pass):
         lines.append("Shard what is replicated over a mesh dim, take a smaller batch, or raise the limit.")
         return MonarchError(
             f"'{graph.name}' does not fit in {self.limit:,} bytes ({format_bytes(self.limit)}) a worker: it takes"
-            f" {without:,}, and {most:,} ({format_bytes(most)}) with all recomputed that helps",
+            f" {self.buffers.peak:,}, and {most:,} ({format_bytes(most)}) with all recomputed that helps",
             hint="\n".join(lines),
             source=source,
         )
-
-
-def peak_of(graph: Graph, target: str) -> int:
-    """The most that a worker holds, in bytes, as the graph's plan has it."""
-    plan, copy = planned(graph, target)
-    return footprint(plan, types_of(copy, plan)).peak[0]
 
 
 def recomputed(graph: Graph) -> int:

@@ -9,7 +9,7 @@ from torch import fx
 
 from monarch.compiler.graph import Graph, args_of
 from monarch.compiler.partition.cost import VIEWS
-from monarch.compiler.passes.base import Pass
+from monarch.compiler.passes.base import Context, Pass
 
 aten = torch.ops.aten
 
@@ -26,7 +26,7 @@ class SimplifyViews(Pass):
 
     name = "simplify-views"
 
-    def run(self, graph: Graph) -> Graph:
+    def run(self, graph: Graph, context: Context) -> Graph:
         seen: dict[Any, fx.Node] = {}
         for node in list(graph.calls):
             if node.target is aten.ones_like.default and node.meta["type"].shape == ():

@@ -6,12 +6,10 @@ The runtime may import this package and nothing else of the compiler, so what it
 from monarch.compiler.errors import DeviceIndexError, DeviceMeshError, LayoutError, MonarchError, PlanError, Source
 from monarch.compiler.executors import abstract_can_run, attach_hosts, executor_for, executors_by, set_executor_factory
 from monarch.compiler.ops import OPS
-from monarch.compiler.plan.collectives import BACKENDS, check_backend
 from monarch.compiler.plan.executor import Executor, Handle, Hosts, Outgoing, Procs, Returned, outgoing
+from monarch.compiler.plan.options import BACKENDS, TARGETS, CompileOptions, check_backend, check_target
 from monarch.compiler.plan.plan import Instruction, Plan, Region, Slot, ValueSpec
 from monarch.compiler.plan.report import Alternative, Decision, Report, Value
-from monarch.compiler.plan.stretches import check_graphs
-from monarch.compiler.plan.target import TARGETS, check_target
 from monarch.compiler.plan.trace import Command, Handled, Span, Step, Trace, TracedPlan
 from monarch.compiler.sizes import format_bytes
 from monarch.compiler.types import DTYPE_NAMES, DTYPES, REDUCTIONS, Layout, MeshSpec, TensorType
@@ -20,6 +18,7 @@ __all__ = [
     "Alternative",
     "BACKENDS",
     "Command",
+    "CompileOptions",
     "DTYPES",
     "DTYPE_NAMES",
     "OPS",
@@ -56,7 +55,6 @@ __all__ = [
     "abstract_can_run",
     "attach_hosts",
     "check_backend",
-    "check_graphs",
     "check_target",
     "executor_for",
     "executors_by",

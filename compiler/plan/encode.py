@@ -14,9 +14,8 @@ from typing import Any, NoReturn
 import torch
 
 from monarch.compiler.errors import LayoutError, MonarchError, PlanError, Source
-from monarch.compiler.plan.collectives import BACKENDS, check_backend
+from monarch.compiler.plan.options import BACKENDS, ROUNDINGS, TARGETS, CompileOptions, check_backend
 from monarch.compiler.plan.plan import Instruction, Plan, Region, Slot, ValueSpec
-from monarch.compiler.plan.target import TARGETS
 from monarch.compiler.text.names import CONSTANT_NAMES, CONSTANTS
 from monarch.compiler.types import DTYPE_NAMES, DTYPES, Layout, MeshSpec, TensorType
 
@@ -45,6 +44,14 @@ def encode_head(plan: Plan) -> dict[str, Any]:
         "constant_slots": dict(plan.constant_slots),
         "sources": [[source.file, source.line, source.column, source.end_column] for source in plan.sources],
     }
+
+
+def encode_options(plan: Plan) -> dict[str, Any]:
+    """The options that are not the default's and no worker needs: "memory_limit", "rounding", "strict", "kernels"."""
+    return {key: value for key in _NOT_RUN if (value := getattr(plan.options, key)) != getattr(CompileOptions, key)}
+
+
+_NOT_RUN = ("memory_limit", "rounding", "strict", "kernels")
 
 
 def _encode_value(spec: ValueSpec) -> list[Any]:
@@ -156,6 +163,26 @@ class Decoder:
         if head["cuda_graphs"] is not True or not target.startswith("cuda:"):
             self.fail(f"its CUDA graphs are {short(head['cuda_graphs'])}, and it is for {target}")
         return True
+
+    def options(self, head: dict[str, Any], rest: Any) -> CompileOptions:
+        """What `encode_head` and `encode_options` say of a plan's options."""
+        target = self.target(head["target"])
+        given = self.mapping(rest, "'options'")
+        if unknown := given.keys() - set(_NOT_RUN):
+            self.fail(f"its options have {', '.join(map(short, sorted(unknown)))}")
+        if "memory_limit" in given:
+            self.integer(given["memory_limit"], "its memory limit", 1)
+        if given.get("strict", True) is not True:
+            self.fail(f"its option 'strict' is {short(given['strict'])}")
+        for key, known in (("rounding", ROUNDINGS), ("kernels", ("auto", "all", "off"))):
+            if key in given and self.string(given[key], f"its option '{key}'") not in known:
+                self.fail(f"its option '{key}' is {short(given[key])}, not one of {', '.join(known)}")
+        return CompileOptions(
+            target=target,
+            collectives=self.collectives(head["collectives"], target),
+            cuda_graphs=self.cuda_graphs(head, target),
+            **given,
+        )
 
     def mesh(self, value: Any) -> MeshSpec:
         dims = []

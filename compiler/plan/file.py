@@ -33,7 +33,7 @@ from monarch.compiler.errors import PlanError
 from monarch.compiler.plan.binaries import decode_binaries, encode_binaries
 from monarch.compiler.plan.check import check_plan
 from monarch.compiler.plan.container import AGAIN, dump_json, load_json, seal, unseal
-from monarch.compiler.plan.encode import Decoder, encode_head, encode_instruction
+from monarch.compiler.plan.encode import Decoder, encode_head, encode_instruction, encode_options
 from monarch.compiler.plan.encode_report import decode_report, encode_report
 from monarch.compiler.plan.plan import Plan
 from monarch.compiler.types import DTYPE_NAMES
@@ -95,6 +95,8 @@ def plan_bytes(plan: Plan) -> bytes:
     report = dump_json(None if plan.report is None else encode_report(plan.report)).encode("ascii")
     try:
         manifest = {"plan": head, "hash": _hash(head, program, constants, binaries), "costs": plan.costs}
+        if options := encode_options(plan):
+            manifest["options"] = options
         contents = (program, plan.graph.encode(), plan.traced.encode(), report, constants, *binaries)
         return seal(manifest, dict(zip(MEMBERS, contents, strict=True)))
     except (TypeError, ValueError) as error:
@@ -109,6 +111,7 @@ def plan_from_bytes(data: bytes, name: str = "the plan", *, report: bool = True)
     PlanError."""
     manifest, members = unseal(data, name, MEMBERS)
     decoder = Decoder(name)
+    rest = manifest.pop("options", {})  # where they are not the default's
     decoder.mapping(manifest, "the manifest", ("plan", "hash", "costs"))
     head = decoder.mapping(
         manifest["plan"],
@@ -142,7 +145,6 @@ def plan_from_bytes(data: bytes, name: str = "the plan", *, report: bool = True)
         decoder.fail("its constants are not those that it names slots for")
     sources = decoder.sources(head["sources"])
     instructions = tuple([decoder.instruction(entry) for entry in _load_program(members[PROGRAM], decoder)])
-    target = decoder.target(head["target"])
     seen = load_json(members[REPORT], f"{REPORT} of {name}") if report else None
     plan = Plan(
         name=decoder.string(head["name"], "its name"),
@@ -156,9 +158,7 @@ def plan_from_bytes(data: bytes, name: str = "the plan", *, report: bool = True)
         constants={label: constants[label] for label in constant_slots},
         constant_slots=constant_slots,
         sources=sources,
-        target=target,
-        collectives=decoder.collectives(head["collectives"], target),
-        cuda_graphs=decoder.cuda_graphs(head, target),
+        options=decoder.options(head, rest),
         graph=_load_text(GRAPH, members, decoder),
         traced=_load_text(TRACED, members, decoder),
         report=None if seen is None else decode_report(seen, decoder, mesh, len(instructions), len(sources)),

@@ -13,6 +13,7 @@ import torch
 
 from monarch.compiler.errors import Source
 from monarch.compiler.plan.binaries import KernelBinary
+from monarch.compiler.plan.options import CompileOptions
 from monarch.compiler.plan.report import Report
 from monarch.compiler.types import MeshSpec, TensorType
 
@@ -70,9 +71,8 @@ class Plan:
     `outputs`  the program's returns in order, then every state that the step changes or makes
     `donated`  for each input, whether the step may overwrite or free its buffer (a state that it replaces). A worker
                overwrites donated buffers only after a "commit" instruction.
-    `target`   what it was compiled for: "cpu", "cuda:90", "gfx942"
-    `collectives`  what moves tensors between workers: "monarch", "gloo", "nccl" (see `collectives`)
-    `cuda_graphs`  whether workers record it as CUDA graphs (see `stretches`)
+    `options`  how it was compiled. Workers use `target`, `collectives` and `cuda_graphs`; the inspector, which runs the
+               passes again, the others too.
     `graph`    the partitioned graph's text, for people
     `traced`   the traced graph's text, with global types: the passes can be run on it again
     `report`   what the compiler knows of each value, for the inspector; None for plans compiled only to be run
@@ -92,9 +92,7 @@ class Plan:
     constants: dict[str, torch.Tensor] = field(default_factory=dict)
     constant_slots: dict[str, int] = field(default_factory=dict)
     sources: tuple[Source, ...] = ()
-    target: str = "cpu"
-    collectives: str = "monarch"
-    cuda_graphs: bool = False
+    options: CompileOptions = field(default_factory=CompileOptions)
     graph: str = ""
     traced: str = ""
     report: Report | None = None
@@ -106,6 +104,21 @@ class Plan:
     def __str__(self) -> str:
         """One line, for `print`; what it does is in `graph`, and in `monarchc inspect`."""
         return f"plan '{self.name}' on {self.mesh}, for {self.made_for}: {len(self.instructions)} instructions"
+
+    @property
+    def target(self) -> str:
+        """What it was compiled for: "cpu", "cuda:90", "gfx942"."""
+        return self.options.target
+
+    @property
+    def collectives(self) -> str:
+        """What moves tensors between workers: "monarch", "gloo", "nccl"."""
+        return self.options.collectives
+
+    @property
+    def cuda_graphs(self) -> bool:
+        """Whether workers record it as CUDA graphs."""
+        return self.options.cuda_graphs
 
     @property
     def made_for(self) -> str:

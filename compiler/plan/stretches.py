@@ -12,7 +12,6 @@ from functools import cache
 
 import torch
 
-from monarch.compiler.errors import MonarchError
 from monarch.compiler.ops import OPS
 from monarch.compiler.ops.schema import memory_of
 from monarch.compiler.plan.arena import slots_in
@@ -47,17 +46,6 @@ class Stretches:
     stretches: tuple[Stretch, ...] = ()
     ends: tuple[tuple[int, str], ...] = ()
     short: tuple[int, ...] = ()
-
-
-def check_graphs(cuda_graphs: object, target: str | None = None) -> None:
-    """Raise MonarchError where a program asks for graphs with something else than True and False, or for CPUs."""
-    if type(cuda_graphs) is not bool:
-        raise MonarchError(f"cuda_graphs={str(cuda_graphs)[:60]!r}", hint="it is True or False.")
-    if cuda_graphs and target is not None and not target.startswith("cuda:"):
-        raise MonarchError(
-            f"cuda_graphs=True is for GPUs of NVIDIA's, and the plan is for {target}",
-            hint="leave it out, or say which GPU: @monarch.program(target='cuda:90', cuda_graphs=True).",
-        )
 
 
 def stretches_of(plan: Plan) -> Stretches:

@@ -6,11 +6,12 @@ import torch
 
 from monarch.compiler.passes.emit import emit_plan
 from monarch.compiler.plan import Plan
+from monarch.compiler.plan.options import CompileOptions
 from monarch.compiler.text import parse_graph
 
 
 def plan_of(body: str) -> Plan:
-    return emit_plan(parse_graph("graph @f on mesh<data=2> partitioned<data> {\n" + body + "\n}"))
+    return emit_plan(parse_graph("graph @f on mesh<data=2> partitioned<data> {\n" + body + "\n}"), CompileOptions())
 
 
 def ops(plan: Plan) -> list[str]:

@@ -9,6 +9,7 @@ from monarch.compiler.errors import MonarchError
 from monarch.compiler.graph import Graph
 from monarch.compiler.pipeline import PASSES, compile_graph, partition_graph, run_passes
 from monarch.compiler.plan.file import plan_bytes, plan_from_bytes
+from monarch.compiler.plan.options import CompileOptions
 from monarch.compiler.text import parse_graph
 
 TEXT = """graph @f on mesh<data=2, model=2> {
@@ -102,7 +103,7 @@ def test_progress_is_told_after_each_pass() -> None:
 
 def test_a_target_is_part_of_what_is_hashed_and_saved() -> None:
     graph = parse_graph(TEXT)
-    plan, other = compile_graph(graph), compile_graph(graph, target="cuda:90", report=True)
+    plan, other = compile_graph(graph), compile_graph(graph, CompileOptions(target="cuda:90"), report=True)
     assert (plan.target, other.target) == ("cpu", "cuda:90")
     assert str(other).startswith(f"plan '{graph.name}' on {graph.mesh}, for cuda:90: {len(other.instructions)} instr")
     assert plan.hash != other.hash
@@ -112,7 +113,7 @@ def test_a_target_is_part_of_what_is_hashed_and_saved() -> None:
 
 def test_unknown_targets() -> None:
     with pytest.raises(MonarchError) as caught:
-        compile_graph(parse_graph(TEXT), target="cuda:91")
+        compile_graph(parse_graph(TEXT), CompileOptions(target="cuda:91"))
     lines = str(caught.value).splitlines()
     assert lines[0] == "unknown target 'cuda:91'"
     assert lines[1].startswith("  did you mean cuda:90?")

@@ -6,9 +6,11 @@ import torch
 from hypothesis import given, settings
 
 from monarch.compiler import ops
+from monarch.compiler.passes.base import Context
 from monarch.compiler.passes.emit import emit_plan
 from monarch.compiler.passes.overlap import OverlapCollectives
 from monarch.compiler.pipeline import partition_graph
+from monarch.compiler.plan.options import CompileOptions
 from monarch.compiler.plan.waits import wrong_wait
 from monarch.compiler.reference import run_reference
 from monarch.compiler.text import parse_graph
@@ -34,13 +36,13 @@ def test_partitioned_programs_give_the_dense_results(program: Program) -> None:
 def test_collectives_that_are_started_ahead_give_the_same_bits(program: Program) -> None:
     partitioned = partition_graph(program.graph)
     returns, updates = run_reference(partitioned, program.values)
-    apart = OverlapCollectives().run(partitioned)
+    apart = OverlapCollectives().run(partitioned, Context())
     verify(apart, run=True)
     assert str(parse_graph(str(apart))) == str(apart)
     again, updated = run_reference(apart, program.values)
     for got, expected in zip([*again, *updated.values()], [*returns, *updates.values()], strict=True):
         assert torch.equal(torch.nan_to_num(got), torch.nan_to_num(expected))
-    plan = emit_plan(apart, target="cuda:90", collectives="nccl")
+    plan = emit_plan(apart, CompileOptions(target="cuda:90", collectives="nccl"))
     assert wrong_wait(plan) is None
     started = sum(ops.is_collective(node.target) for node in apart.calls)
     assert sum(instruction.op == "wait" for instruction in plan.instructions) == started

@@ -12,7 +12,9 @@ import torch
 from monarch.compiler.errors import PerformanceWarning, RuleError
 from monarch.compiler.graph import Graph
 from monarch.compiler.partition import PartitionByMesh
+from monarch.compiler.passes.base import Context
 from monarch.compiler.pipeline import partition_graph
+from monarch.compiler.plan.options import CompileOptions
 from monarch.compiler.reference import run_reference
 from monarch.compiler.text import parse_graph
 
@@ -109,7 +111,7 @@ def test_nothing_is_said_where_nothing_is_gathered() -> None:
 
 def test_a_strict_program_refuses_it_with_the_line_and_the_way_out() -> None:
     with pytest.raises(RuleError) as error:
-        PartitionByMesh("data", strict=True).run(graph(SORTED.format(line=3)))
+        PartitionByMesh("data").run(graph(SORTED.format(line=3)), Context(CompileOptions(strict=True)))
     assert str(error.value) == (
         "train.py:3: error: wholetest.sorted_rows.default runs whole on every worker, with 96 B gathered for each "
         "call\n  If it computes each entry of dim 0 from the same entry of its operands alone, this rule shards it:\n"

@@ -16,6 +16,7 @@ import torch
 
 import monarch
 from monarch.compiler.plan import DeviceMeshError, MeshSpec, MonarchError
+from monarch.compiler.plan.options import CompileOptions
 from monarch.language import HostMesh
 from tests.hosts.cluster import Cluster, cluster
 from tests.hosts.network import Network, network
@@ -89,7 +90,7 @@ def fails(hosts: HostMesh, act: object, collectives: str = "monarch") -> str:
     """What is raised where `act` strikes while a step is under way, by everything that waits."""
     mesh = MeshSpec.of(w=4)
     executor = hosts.start(mesh)
-    plan = replace(sums(mesh).plan(), collectives=collectives)
+    plan = replace(sums(mesh).plan(), options=CompileOptions(collectives=collectives))
     (out,) = executor.run(plan, [torch.ones(4, 8)])
     assert executor.shards(out)[0].tolist() == [[4.0] * 8]
     act(executor)  # type: ignore[operator]

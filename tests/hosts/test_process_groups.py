@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from monarch.compiler.plan import DeviceMeshError, MeshSpec
+from monarch.compiler.plan.options import CompileOptions
 from tests.hosts.cluster import Cluster, cluster
 from tests.hosts.network import Network, network
 from tests.hosts.test_meshes import attached, fails, sums, train
@@ -32,14 +33,14 @@ def test_training_over_gloo_gives_the_numbers_of_one_host(trusting: Cluster) -> 
 def test_hosts_with_tls_do_not_listen_for_gloo(two_hosts: Network, tmp_path: Path) -> None:
     """Where a group of workers is on both hosts; those on one host have its loopback interface between them."""
     mesh = MeshSpec.of(data=2, model=2)
-    plan = replace(sums(mesh).plan(), collectives="gloo")
+    plan = replace(sums(mesh).plan(), options=CompileOptions(collectives="gloo"))
     within = sums(mesh, ["model"])
     with cluster(two_hosts, tmp_path) as made, attached(made) as hosts, hosts.start(mesh) as executor:
         (out,) = executor.run(plan, [torch.ones(4, 8)])
         with pytest.raises(DeviceMeshError, match="Gloo does not encrypt, and the hosts have TLS") as info:
             executor.wait(out)
         assert "--trusted-network" in str(info.value)
-        (out,) = executor.run(replace(within.plan(), collectives="gloo"), [torch.ones(4, 8)])
+        (out,) = executor.run(replace(within.plan(), options=CompileOptions(collectives="gloo")), [torch.ones(4, 8)])
         assert executor.shards(out)[0].tolist() == [[2.0] * 8]
 
 

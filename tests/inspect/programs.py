@@ -11,6 +11,7 @@ import torch.nn.functional as F
 import monarch
 from monarch.compiler.pipeline import compile_graph
 from monarch.compiler.plan import Plan
+from monarch.compiler.plan.options import CompileOptions
 from monarch.distributed import Mesh
 from monarch.stdlib.models.gpt import GPT
 from monarch.stdlib.parallel import combine, data_parallel, fully_shard, tensor_parallel
@@ -46,7 +47,7 @@ def training_step(mesh: Mesh, kind: str) -> tuple[Any, Any]:
 def training_plan(kind: str, kernels: str = "off") -> Plan:
     """The plan of `training_step`, with its report, on a mesh without workers; with generated kernels for "all"."""
     step, arguments = training_step(Mesh.abstract(data=2, model=2), kind)
-    return compile_graph(step.trace(*arguments).graph, report=True, kernels=kernels)
+    return compile_graph(step.trace(*arguments).graph, CompileOptions(kernels=kernels), report=True)
 
 
 @cache

@@ -14,6 +14,8 @@ from monarch.compiler.graph import Graph, args_of
 from monarch.compiler.kernels.fuse import FuseKernels
 from monarch.compiler.kernels.ir import Kernel
 from monarch.compiler.kernels.text import parse_kernel
+from monarch.compiler.passes.base import Context
+from monarch.compiler.plan.options import CompileOptions
 from monarch.compiler.reference import run_reference
 from monarch.compiler.types import MeshSpec, TensorType
 
@@ -60,7 +62,8 @@ def _type(value: torch.Tensor) -> TensorType:
 
 
 def fused(graph: Graph, **options: Any) -> Graph:
-    return FuseKernels("all", **options).run(graph)
+    """The graph with all its ops that can be in kernels, under other options than the default's."""
+    return FuseKernels().run(graph, Context(CompileOptions(**{"kernels": "all", **options})))
 
 
 def kernels_of(graph: Graph) -> list[Kernel]:

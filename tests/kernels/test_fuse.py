@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from monarch.compiler.graph import Graph
-from monarch.compiler.kernels.fuse import WORTHWHILE, FuseKernels
+from monarch.compiler.kernels.fuse import WORTHWHILE
 from monarch.compiler.text import parse_graph
 from monarch.compiler.verify import verify
 from tests.kernels.graphs import fused, graph_of, kernels_of, others_of, run
@@ -51,7 +51,7 @@ def test_off_and_auto() -> None:
         return (x * 2 + 1).relu()
 
     def count(rows: int, when: str) -> int:
-        return len(kernels_of(FuseKernels(when).run(graph_of(function, torch.ones(rows, 1024)))))
+        return len(kernels_of(fused(graph_of(function, torch.ones(rows, 1024)), kernels=when)))
 
     assert [count(4, "off"), count(4, "auto"), count(4, "all")] == [0, 0, 1]
     assert [count(WORTHWHILE // 4096, "off"), count(WORTHWHILE // 4096, "auto")] == [0, 1]
@@ -59,7 +59,7 @@ def test_off_and_auto() -> None:
 
 def test_one_op_alone_stays_aten_s_where_that_is_as_fast() -> None:
     large = torch.ones(2048, 2048)
-    assert others_of(FuseKernels("auto").run(graph_of(lambda x: x + 1, large))) == ["aten.add"]
+    assert others_of(fused(graph_of(lambda x: x + 1, large), kernels="auto")) == ["aten.add"]
 
 
 def test_values_that_others_read_are_stored_and_the_rest_is_not() -> None:

@@ -14,6 +14,8 @@ from monarch.compiler.kernels.contraction import contraction
 from monarch.compiler.kernels.ir import Kernel
 from monarch.compiler.kernels.products import FuseProducts
 from monarch.compiler.kernels.text import parse_kernel
+from monarch.compiler.passes.base import Context
+from monarch.compiler.plan.options import CompileOptions
 from monarch.compiler.text import parse_graph
 from monarch.compiler.verify import verify
 from tests.kernels.graphs import fused, graph_of, kernels_of, others_of, run
@@ -22,7 +24,8 @@ aten = torch.ops.aten
 
 
 def joined(graph: Graph, when: str = "all", target: str = "cuda:90", rounding: str = "eager") -> Graph:
-    graph = FuseProducts(target, when, rounding).run(fused(graph, rounding=rounding))
+    options = CompileOptions(target=target, rounding=rounding, kernels="all")
+    graph = FuseProducts().run(fused(graph, rounding=rounding), Context(options, templates=when))
     verify(graph, after="fuse-products")
     return graph
 

@@ -13,11 +13,14 @@ import torch
 from monarch.compiler import ops
 from monarch.compiler.cli.load import load_program
 from monarch.compiler.graph import Graph, args_of, tensor_type
+from monarch.compiler.kernels.fuse import FuseKernels
 from monarch.compiler.kernels.ir import traffic
 from monarch.compiler.kernels.recompute import compute_again
 from monarch.compiler.kernels.text import parse_kernel
+from monarch.compiler.passes.base import Context
 from monarch.compiler.passes.emit import emit_plan
 from monarch.compiler.pipeline import lowering, partition_graph
+from monarch.compiler.plan.options import CompileOptions
 from monarch.compiler.reference import run_reference
 from monarch.compiler.text import parse_graph
 from monarch.stdlib.kernels.cross_entropy import cross_entropy_backward, cross_entropy_parts
@@ -66,8 +69,9 @@ def traced(folder: Path, mesh: str, dtype: str = "float32", reduction: str = "")
 
 def lowered(graph: Graph, target: str = "cpu", kernels: str = "all") -> Graph:
     made = partition_graph(graph)
-    for step in lowering(kernels, None, target):
-        made = step.run(made)
+    context = Context(CompileOptions(target=target, kernels=kernels))
+    for step in lowering(context):
+        made = step.run(made, context)
     return made
 
 
@@ -91,7 +95,7 @@ def large(graph: Graph) -> list[str]:
 def test_a_loss_keeps_the_logits_and_writes_their_gradient_over_them(tmp_path: Path, mesh: str, target: str) -> None:
     graph = lowered(traced(tmp_path, mesh), target)
     assert large(graph) == ["aten.mm", "kernel"]
-    plan = emit_plan(graph, target=target)
+    plan = emit_plan(graph, CompileOptions(target=target))
     kernels = [each for each in plan.instructions if each.op == "kernel"]
     (gradient,) = [each for each in kernels if parse_kernel(each.args[1]).outputs[-1].numel == size_of(graph)]
     assert gradient.args[2][-1] >= 0
@@ -203,7 +207,7 @@ def test_kernels_of_a_norm_move_what_the_template_moves_but_on_gpus_more_backwar
 
     def moved(function: Callable[..., tuple[torch.Tensor, ...]], *tensors: torch.Tensor) -> float:
         graph = graph_of(function, *(torch.zeros(each.shape) for each in tensors))
-        graph = lowering("all", None, target)[0].run(graph)
+        graph = FuseKernels().run(graph, Context(CompileOptions(target=target, kernels="all")))
         return round(sum(sum(traffic(kernel)) for kernel in kernels_of(graph)) / x.nbytes, 1)
 
     def by_template(function: Callable[..., object], *tensors: torch.Tensor, **options: torch.Tensor) -> float:

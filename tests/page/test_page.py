@@ -58,7 +58,6 @@ def hostile_plan() -> Plan:
         plan,
         report=Report(values, (HOSTILE,) * len(plan.sources)),
         sources=tuple(Source(HOSTILE, source.line) for source in plan.sources),
-        target=HOSTILE,
     )
 
 

@@ -44,7 +44,7 @@ def data(plan: Plan) -> dict[str, Any]:
         "phase": value.phase if value else "",
         "held": held(plan),
         "alive": alive(plan),
-        "limit": plan.costs.get("memory_limit"),
+        "limit": plan.options.memory_limit,
         "recomputed": plan.costs.get("recomputed"),
         "arena": plan.costs.get("arena"),
         **({"kept_by_graphs": graphs_of(plan)["kept_bytes"]} if plan.cuda_graphs else {}),
@@ -54,7 +54,7 @@ def data(plan: Plan) -> dict[str, Any]:
 def limits_of(plan: Plan) -> tuple[int | None, Recomputed | None]:
     """The limit that a plan was compiled under, and what is computed again for it. `costs` is free JSON: what has not
     the form that the compiler gives it is left out."""
-    limit, done = plan.costs.get("memory_limit"), plan.costs.get("recomputed")
+    limit, done = plan.options.memory_limit, plan.costs.get("recomputed")
     try:
         without, calls, seconds = int(done["without"]), int(done["calls"]), float(done["seconds"])  # type: ignore[index]
         values = [(str(name), int(saved), str(since), str(until)) for name, saved, since, until in done["values"]]  # type: ignore[index]

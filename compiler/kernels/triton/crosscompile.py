@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from monarch.compiler.errors import MonarchError
-from monarch.compiler.plan.target import check_target
+from monarch.compiler.plan.options import check_target
 
 if TYPE_CHECKING:
     import triton

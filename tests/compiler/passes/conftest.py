@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from monarch.compiler.passes.base import Pass
+from monarch.compiler.passes.base import Context, Pass
+from monarch.compiler.plan.options import CompileOptions
 from monarch.compiler.text import parse_graph, print_graph
 from monarch.compiler.verify import verify
 
@@ -15,11 +16,11 @@ FOLDER = Path(__file__).parent / "golden"
 
 
 @pytest.fixture
-def expect(request: pytest.FixtureRequest) -> Callable[[str, Pass], None]:
+def expect(request: pytest.FixtureRequest) -> Callable[..., None]:
     """Compare what a pass makes of a graph's text with the golden file named after the test."""
 
-    def compare(text: str, pass_: Pass) -> None:
-        graph = pass_.run(parse_graph(text))
+    def compare(text: str, pass_: Pass, options: CompileOptions | None = None) -> None:
+        graph = pass_.run(parse_graph(text), Context(options or CompileOptions()))
         verify(graph, after=pass_.name)
         got = print_graph(graph) + "\n"
         file = FOLDER / f"{request.node.name}.txt"

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from monarch.compiler.kernels.fuse import FuseKernels
 from monarch.compiler.passes import arena as placing
 from monarch.compiler.passes.arena import Span, lower_bound, pack
+from monarch.compiler.passes.base import Context
 from monarch.compiler.passes.emit import emit_plan
 from monarch.compiler.pipeline import compile_graph, partition_graph
 from monarch.compiler.plan import Instruction, Plan, Region, Slot
@@ -22,6 +23,7 @@ from monarch.compiler.plan.check import check_plan
 from monarch.compiler.plan.file import plan_bytes, plan_from_bytes
 from monarch.compiler.plan.local_ops import LOCAL_OPS
 from monarch.compiler.plan.native import bind
+from monarch.compiler.plan.options import CompileOptions
 from monarch.compiler.text import parse_graph
 from monarch.runtime.worker.arena import Arena
 from monarch.runtime.worker.frame import Frame
@@ -81,7 +83,7 @@ def regions(plan: Plan) -> dict[str, Region | None]:
 
 
 def test_results_and_what_shares_their_memory_stay_out() -> None:
-    plan = compile_graph(parse_graph(MLP), kernels="off", report=True)
+    plan = compile_graph(parse_graph(MLP), CompileOptions(kernels="off"), report=True)
     found = regions(plan)
     size = 64 * 64 * 4
     assert found["aten.mm.default 0"] == Region(0, torch.float32, (64, 64))
@@ -96,12 +98,12 @@ def test_results_and_what_shares_their_memory_stay_out() -> None:
 
 
 def test_a_plan_for_a_gpu_has_none() -> None:
-    plan = emit_plan(partition_graph(parse_graph(MLP)), target="cuda:90")
+    plan = emit_plan(partition_graph(parse_graph(MLP)), CompileOptions(target="cuda:90"))
     assert plan.arena == 0 and not any(instruction.regions for instruction in plan.instructions)
 
 
 def test_values_that_overlap_are_found() -> None:
-    plan = compile_graph(parse_graph(MLP), kernels="off")
+    plan = compile_graph(parse_graph(MLP), CompileOptions(kernels="off"))
     assert overlapping(plan) is None
     at = {instruction.op: number for number, instruction in enumerate(plan.instructions)}
     gelu = at["aten.gelu.default"]
@@ -121,7 +123,7 @@ def test_values_that_overlap_are_found() -> None:
 
 
 def test_a_result_in_the_arena_is_found() -> None:
-    plan = compile_graph(parse_graph(MLP), kernels="off")
+    plan = compile_graph(parse_graph(MLP), CompileOptions(kernels="off"))
     last = len(plan.instructions) - 1
     products = [number for number, each in enumerate(plan.instructions) if each.op == "aten.mm.default"]
     broken = list(plan.instructions)
@@ -132,7 +134,7 @@ def test_a_result_in_the_arena_is_found() -> None:
 @pytest.mark.parametrize("arguments", ["(%a)", "([%w, %a])", "(%w, other=%a)"])
 def test_what_an_op_of_a_users_own_might_hand_back_is_found(arguments: str) -> None:
     """It stays out of the arena; were it in there, the check would say so, however the op is given it."""
-    plan = compile_graph(parse_graph(MLP), kernels="off")
+    plan = compile_graph(parse_graph(MLP), CompileOptions(kernels="off"))
     (first,) = plan.instructions[0].regions
     assert first is not None
     a, w = Slot(plan.instructions[0].out), Slot(plan.inputs[1].slot)
@@ -182,7 +184,9 @@ def test_random_plans_compute_the_same_bits_in_the_arena(kernels: bool, program:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(placing, "LEAST_BYTES", 1)
         graph = partition_graph(program.graph)
-        plan = emit_plan(FuseKernels("all").run(graph) if kernels else graph)
+        if kernels:
+            graph = FuseKernels().run(graph, Context(CompileOptions(kernels="all")))
+        plan = emit_plan(graph, CompileOptions())
     assert overlapping(plan) is None
     expected = run(replace(plan, arena=0, instructions=tuple(map(bare, plan.instructions))), program, Arena())
     arena = Arena(plan.arena)
@@ -200,5 +204,5 @@ def test_random_plans_compute_the_same_bits_in_the_arena(kernels: bool, program:
 def test_much_of_what_random_plans_make_lies_in_the_arena(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that the test before says something."""
     monkeypatch.setattr(placing, "LEAST_BYTES", 1)
-    plan = compile_graph(parse_graph(MLP), kernels="all")
+    plan = compile_graph(parse_graph(MLP), CompileOptions(kernels="all"))
     assert sum(region_bytes(each) for step in plan.instructions for each in step.regions if each) >= 2 * 64 * 64 * 4

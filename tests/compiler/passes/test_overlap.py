@@ -18,6 +18,7 @@ from monarch.compiler.passes.overlap import OverlapCollectives
 from monarch.compiler.pipeline import compile_graph, graph_after, run_passes
 from monarch.compiler.plan import Plan, Slot
 from monarch.compiler.plan.file import plan_bytes, plan_from_bytes
+from monarch.compiler.plan.options import CompileOptions
 from monarch.compiler.plan.waits import wrong_wait
 from monarch.compiler.text import parse_graph
 from monarch.compiler.verify import verify
@@ -88,7 +89,7 @@ def test_what_moves_a_collectives_result_stays(expect: Expect) -> None:
 
 
 def test_under_a_limit_waits_stand_behind_their_collectives_where_memory_is_short(expect: Expect) -> None:
-    expect(GRADIENTS, OverlapCollectives(memory_limit=1, target="cuda:90"))
+    expect(GRADIENTS, OverlapCollectives(), CompileOptions(target="cuda:90", memory_limit=1))
 
 
 TRACED = """graph @f on mesh<data=2> {
@@ -103,9 +104,12 @@ TRACED = """graph @f on mesh<data=2> {
 }"""
 
 
+ON_GPUS = CompileOptions(target="cuda:90", collectives="nccl", kernels="off")
+
+
 @pytest.fixture(scope="module")
 def plan() -> Plan:
-    return compile_graph(parse_graph(TRACED), target="cuda:90", collectives="nccl", kernels="off", report=True)
+    return compile_graph(parse_graph(TRACED), ON_GPUS, report=True)
 
 
 def at(plan: Plan, op: str) -> int:
@@ -125,7 +129,7 @@ def test_what_is_on_its_way_is_kept_until_the_wait(plan: Plan) -> None:
 
 def test_only_plans_for_nccl_wait() -> None:
     for target, collectives in (("cpu", "monarch"), ("cpu", "gloo"), ("cuda:90", "monarch")):
-        made = compile_graph(parse_graph(TRACED), target=target, collectives=collectives, kernels="off")
+        made = compile_graph(parse_graph(TRACED), CompileOptions(target=target, collectives=collectives, kernels="off"))
         assert all(each.op != "wait" for each in made.instructions)
 
 
@@ -139,18 +143,20 @@ def test_a_plan_of_waits_is_read_and_looked_at(plan: Plan) -> None:
     summed = next(value for value in plan.report.values if value.op == "wait")  # type: ignore[union-attr]
     assert (summed.sent, summed.seconds, summed.allocates) == (0, 0.0, 0)
     assert "= wait(" in plan.graph
-    assert "= wait(" in str(graph_after(parse_graph(TRACED), "overlap-collectives", collectives="nccl"))
+    assert "= wait(" in str(graph_after(parse_graph(TRACED), "overlap-collectives", CompileOptions(collectives="nccl")))
 
 
 def test_memory_counts_what_is_on_its_way() -> None:
-    together = compile_graph(parse_graph(TRACED), target="cuda:90", collectives="nccl", kernels="off", report=True)
+    together = compile_graph(parse_graph(TRACED), ON_GPUS, report=True)
     square = 4 * 64 * 64
     inputs = square + 2 * 4 * 64 * 64
     # The summand, the sum on its way, and what is computed meanwhile.
     assert peak(together)[0] == inputs + 3 * square
     limit = inputs + 3 * square
     made = compile_graph(
-        parse_graph(TRACED), target="cuda:90", collectives="nccl", kernels="off", memory_limit=limit, report=True
+        parse_graph(TRACED),
+        replace(ON_GPUS, memory_limit=limit),
+        report=True,
     )
     assert made.costs["peak_bytes"] == peak(made)[0] <= limit
 
@@ -178,7 +184,7 @@ def test_waits_that_are_wrong(plan: Plan) -> None:
         assert found is not None and message in found[1]
         with pytest.raises(MonarchError, match=message):
             plan_from_bytes(plan_bytes(wrong))
-    monarchs = wrong_wait(replace(early, collectives="monarch"))
+    monarchs = wrong_wait(replace(early, options=CompileOptions()))
     assert monarchs is None  # there a collective's result is there at once
     output = replace(plan.outputs[0], slot=plan.instructions[start].out)
     last = edited(plan, wait, op="aten.neg.default", args=(moved,), free=())

@@ -14,11 +14,12 @@ from monarch.compiler import ops
 from monarch.compiler.errors import MonarchError
 from monarch.compiler.graph import Graph, args_of
 from monarch.compiler.kernels.fuse import FuseKernels
-from monarch.compiler.passes.base import Pass
-from monarch.compiler.passes.buffers import Buffers, repeatable
+from monarch.compiler.passes.base import Context, Pass
+from monarch.compiler.passes.buffers import Buffers, peak_of, repeatable
 from monarch.compiler.passes.eviction import RECOMPUTED, Eviction
-from monarch.compiler.passes.rematerialize import Rematerialize, peak_of, recomputed
+from monarch.compiler.passes.rematerialize import Rematerialize, recomputed
 from monarch.compiler.pipeline import compile_graph, partition_graph
+from monarch.compiler.plan.options import CompileOptions
 from monarch.compiler.reference import run_reference
 from monarch.compiler.text import parse_graph
 from monarch.compiler.types import MeshSpec
@@ -29,6 +30,11 @@ from tests.compiler.training import GPT, Step
 Expect = Callable[[str, Pass], None]
 
 KIB = 1024
+
+
+def within(limit: int) -> Context:
+    return Context(CompileOptions(memory_limit=limit))
+
 
 TWO_LAYERS = """graph @f on mesh<> {
   %x = input 0                           : f32[16, 256]
@@ -49,19 +55,19 @@ TWO_LAYERS = """graph @f on mesh<> {
 
 def test_what_is_cheap_to_make_again_is_not_kept(expect: Expect) -> None:
     graph = parse_graph(TWO_LAYERS)
-    expect(TWO_LAYERS, Rematerialize(peak_of(graph, "cpu") - 4 * KIB))
+    expect(TWO_LAYERS, Rematerialize(), CompileOptions(memory_limit=peak_of(graph, "cpu") - 4 * KIB))
 
 
 def test_with_less_memory_matrix_products_are_made_again_too(expect: Expect) -> None:
     graph = parse_graph(TWO_LAYERS)
-    expect(TWO_LAYERS, Rematerialize(peak_of(graph, "cpu") - 5 * KIB))
+    expect(TWO_LAYERS, Rematerialize(), CompileOptions(memory_limit=peak_of(graph, "cpu") - 5 * KIB))
 
 
 def test_what_fits_is_left_as_it_is() -> None:
     graph = parse_graph(TWO_LAYERS)
-    step = Rematerialize(peak_of(graph, "cpu"))
-    assert str(step.run(graph)) == str(parse_graph(TWO_LAYERS))
-    assert step.costs["recomputed"]["calls"] == 0
+    context = within(peak_of(graph, "cpu"))
+    assert str(Rematerialize().run(graph, context)) == str(parse_graph(TWO_LAYERS))
+    assert context.costs["recomputed"]["calls"] == 0
 
 
 GATHERED = """graph @f on mesh<data=2> partitioned<data> {
@@ -86,7 +92,7 @@ GATHERED = """graph @f on mesh<data=2> partitioned<data> {
 def test_a_parameter_is_read_from_a_later_gather(expect: Expect) -> None:
     """%h is made again from %b, which the backward pass gathers anyway."""
     graph = parse_graph(GATHERED)
-    expect(GATHERED, Rematerialize(peak_of(graph, "cpu") - 1 * KIB))
+    expect(GATHERED, Rematerialize(), CompileOptions(memory_limit=peak_of(graph, "cpu") - 1 * KIB))
 
 
 REDUCED = """graph @f on mesh<data=2> partitioned<data> {
@@ -107,7 +113,7 @@ REDUCED = """graph @f on mesh<data=2> partitioned<data> {
 
 def test_a_collective_is_made_again_only_where_nothing_else_helps(expect: Expect) -> None:
     graph = parse_graph(REDUCED)
-    expect(REDUCED, Rematerialize(peak_of(graph, "cpu") - 4 * KIB))
+    expect(REDUCED, Rematerialize(), CompileOptions(memory_limit=peak_of(graph, "cpu") - 4 * KIB))
 
 
 def test_what_draws_random_numbers_of_atens_is_kept() -> None:
@@ -125,7 +131,7 @@ def test_what_draws_random_numbers_of_atens_is_kept() -> None:
 def test_a_limit_that_cannot_be_kept() -> None:
     graph = parse_graph(TWO_LAYERS)
     with pytest.raises(MonarchError) as caught:
-        Rematerialize(80 * KIB).run(graph)
+        Rematerialize().run(graph, within(80 * KIB))
     text = str(caught.value)
     assert "error: 'f' does not fit in 81,920 bytes (80.0 KiB) a worker: it takes 107,584, and 102,464 (" in text
     assert "At the peak live inputs 16.0 KiB, parameters 68.0 KiB, values of the step" in text
@@ -152,7 +158,7 @@ def test_training_gives_the_same_bits_and_stays_within_ever_lower_limits() -> No
     calls = []
     for part in (0.8, 0.6, 0.5):
         limit = int(buffers.start + part * (buffers.peak - buffers.start))
-        made = Rematerialize(limit).run(graph.copy())
+        made = Rematerialize().run(graph.copy(), within(limit))
         verify(made, after="rematerialize")
         assert peak_of(made, "cpu") <= limit
         calls.append(recomputed(made))
@@ -169,7 +175,7 @@ def test_any_walk_leaves_a_graph_that_computes_the_same(
 ) -> None:
     graph = partition_graph(program.graph)
     if fused:
-        graph = FuseKernels("all").run(graph)
+        graph = FuseKernels().run(graph, Context(CompileOptions(kernels="all")))
     buffers = Buffers(graph, "cpu")
     walk = Eviction(buffers, buffers.start + percent * (buffers.peak - buffers.start) // 100, collectives)
     walk.run()
@@ -186,9 +192,10 @@ def test_kernels_are_made_again_whole() -> None:
     """Not other kernels of the same ops, which could round otherwise."""
     torch.manual_seed(0)
     graph, step = training(MeshSpec.of(data=2))
-    fused = FuseKernels("all").run(graph.copy())
+    fused = FuseKernels().run(graph.copy(), Context(CompileOptions(kernels="all")))
     buffers = Buffers(fused, "cpu")
-    made = Rematerialize(buffers.start + (buffers.peak - buffers.start) * 2 // 3).run(fused)
+    limit = buffers.start + (buffers.peak - buffers.start) * 2 // 3
+    made = Rematerialize().run(fused, within(limit))
     first = {args_of(node)[1] for node in fused.calls if node.target is ops.kernel}
     again = [node for node in made.calls if RECOMPUTED in node.meta and node.target is ops.kernel]
     assert again and {args_of(node)[1] for node in again} <= first
@@ -200,8 +207,8 @@ def test_kernels_are_made_again_whole() -> None:
 def test_a_plan_says_what_it_took() -> None:
     graph = parse_graph(TWO_LAYERS.replace("mesh<>", "mesh<data=1>"))
     limit = peak_of(graph, "cpu") - 4 * KIB
-    plan = compile_graph(graph, memory_limit=limit, report=True, kernels="off")
-    assert plan.costs["memory_limit"] == limit and plan.costs["peak_bytes"] <= limit
+    plan = compile_graph(graph, CompileOptions(memory_limit=limit, kernels="off"), report=True)
+    assert plan.options.memory_limit == limit and plan.costs["peak_bytes"] <= limit
     done = plan.costs["recomputed"]
     assert (done["without"], done["calls"]) == (limit + 4 * KIB, 1)
     assert [value[0] for value in done["values"]] == ["g"]

@@ -16,6 +16,7 @@ from monarch.compiler.graph import Graph
 from monarch.compiler.pipeline import compile_graph
 from monarch.compiler.plan import Plan
 from monarch.compiler.plan.file import save_plan
+from monarch.compiler.plan.options import CompileOptions
 from monarch.distributed import Mesh
 from monarch.stdlib.models.gpt import GPT
 from monarch.stdlib.parallel import combine, fully_shard, tensor_parallel
@@ -44,13 +45,14 @@ def traced() -> Graph:
 def plans(graph: Graph) -> Iterator[tuple[str, Plan]]:
     """Plans of one graph, each with the name of how it was compiled."""
     for kernels in ("off", "all"):
-        free = compile_graph(graph, report=True, kernels=kernels)
+        free = compile_graph(graph, CompileOptions(kernels=kernels), report=True)
         yield f"kernels {kernels}", free
         assert free.report is not None
         before = sum(value.allocates for value in free.report.values if value.instruction < 0)
-        limited = compile_graph(graph, kernels=kernels, memory_limit=(before + free.costs["peak_bytes"]) // 2)
+        limit = (before + free.costs["peak_bytes"]) // 2
+        limited = compile_graph(graph, CompileOptions(kernels=kernels, memory_limit=limit))
         yield f"kernels {kernels} in half the memory", limited
-    yield "for a GPU", compile_graph(graph, target="cuda:90", kernels="all", collectives="nccl")
+    yield "for a GPU", compile_graph(graph, CompileOptions(target="cuda:90", kernels="all", collectives="nccl"))
 
 
 def main(folder: Path) -> None:

@@ -17,6 +17,7 @@ from monarch.compiler.errors import PlanError, Source
 from monarch.compiler.plan import Instruction, MeshSpec, Plan, Slot, ValueSpec
 from monarch.compiler.plan.container import MAGIC, VERSION
 from monarch.compiler.plan.file import hash_of, load_plan, plan_bytes, plan_from_bytes, save_plan
+from monarch.compiler.plan.options import CompileOptions
 from monarch.compiler.text import parse_type
 from tests.compiler import strategies
 from tests.compiler.text.test_round_trip import plain
@@ -120,8 +121,8 @@ def test_the_hash_is_of_what_is_run() -> None:
     assert {hash_of(each) for each in same} == {hash_of(plan)}
     other = [
         replace(plan, name="stop"),
-        replace(plan, collectives="gloo"),
-        replace(plan, cuda_graphs=True),
+        replace(plan, options=CompileOptions(collectives="gloo")),
+        replace(plan, options=CompileOptions(cuda_graphs=True)),
         replace(plan, mesh=MeshSpec.of(data=4, model=4)),
         replace(plan, donated=(False, False, False)),
         replace(plan, instructions=plan.instructions[:-1]),

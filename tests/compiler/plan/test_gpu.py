@@ -22,6 +22,7 @@ from monarch.compiler.passes.emit import emit_plan
 from monarch.compiler.pipeline import compile_graph
 from monarch.compiler.plan.gpu import OnGpu, attention, attention_backward
 from monarch.compiler.plan.local_ops import LOCAL_OPS
+from monarch.compiler.plan.options import CompileOptions
 from monarch.compiler.plan.plan import Plan
 from monarch.compiler.text import parse_graph
 from monarch.runtime.worker.frame import Frame
@@ -92,13 +93,13 @@ def rest(name: str, *arguments: Any) -> Callable[..., Any]:
 
 
 def test_a_training_step_is_that_of_cpus(gpu: StandIn, traced: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = compile_graph(traced, target="cuda:90", kernels="all")
+    plan = compile_graph(traced, CompileOptions(target="cuda:90", kernels="all"))
     ready = OnGpu(replace(plan, binaries=tuple(each for each in plan.binaries if each.call is None)), CPU)
     assert not {each.op for each in ready.plan.instructions} & {
         "aten._scaled_dot_product_flash_attention_for_cpu.default",
         "aten._scaled_dot_product_flash_attention_for_cpu_backward.default",
     }
-    plain = compile_graph(traced, kernels="off")
+    plain = compile_graph(traced, CompileOptions(kernels="off"))
     with torch.inference_mode():
         frame = Frame(ready.plan, ready.binds(rest))
         found = frame.run(arguments(plan))
@@ -124,9 +125,10 @@ def compare(plan: Plan, found: Any, plain: Plan, wanted: Any) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device: torch.cuda.is_available() is False")
 def test_a_training_step_on_a_gpu_is_that_of_cpus(traced: Graph) -> None:
     device = torch.device("cuda")
-    plan = compile_graph(traced, target="cuda:{}{}".format(*torch.cuda.get_device_capability()), kernels="all")
+    target = "cuda:{}{}".format(*torch.cuda.get_device_capability())
+    plan = compile_graph(traced, CompileOptions(target=target, kernels="all"))
     ready = OnGpu(plan, device)
-    plain = compile_graph(traced, kernels="off")
+    plain = compile_graph(traced, CompileOptions(kernels="off"))
     with torch.inference_mode():
         found = Frame(ready.plan, ready.binds(rest)).run([value.to(device) for value in arguments(plan)])
         ready.check()
@@ -147,7 +149,7 @@ def test_a_call_that_a_template_takes(monkeypatch: pytest.MonkeyPatch, tmp_path:
     tmp_path.chmod(0o700)
     monkeypatch.setenv("MONARCH_CACHE", str(tmp_path))
     graph = parse_graph(TEMPLATE)
-    plan = emit_plan(graph, target="cuda:90")
+    plan = emit_plan(graph, CompileOptions(target="cuda:90"))
     plan = with_binaries(plan, calls=calls_of(plan, graph))
     asked: list[Any] = []
 
@@ -176,7 +178,7 @@ def test_what_makes_tensors_makes_them_on_the_device() -> None:
   %y = aten.add.Tensor(%x, %r) : f32[3]
   return %y
 }"""),
-        target="cuda:90",
+        CompileOptions(target="cuda:90"),
     )
     ready = OnGpu(plan, torch.device("meta"))
     (found,) = Frame(ready.plan, ready.binds(rest)).run([torch.empty(3, device="meta")])
@@ -217,7 +219,7 @@ def test_no_value_of_a_plan_lies_elsewhere(tmp_path: Path) -> None:
     """On tensors without data, of which torch knows on which device they would lie, and refuses to mix these."""
     (tmp_path / "train.py").write_text(MIXED)
     traced = load_program(f"{tmp_path / 'train.py'}:step", None, {}, False).graph
-    plan = compile_graph(traced, target="cuda:90", kernels="off")
+    plan = compile_graph(traced, CompileOptions(target="cuda:90", kernels="off"))
     assert plan.constants
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
         ready = OnGpu(plan, torch.device("cuda", 0))
@@ -251,14 +253,14 @@ def apart(x: "f32[5, 8]"):
         return load_program(f"{tmp_path / 'rnn.py'}:{name}", None, {}, False).graph
 
     with pytest.raises(MonarchError, match=r"calls aten.mkldnn_rnn_layer.default, which CPUs alone have") as caught:
-        compile_graph(traced("step"), target="cuda:90", kernels="off")
+        compile_graph(traced("step"), CompileOptions(target="cuda:90", kernels="off"))
     assert caught.value.source is not None and caught.value.source.line == 10
     assert compile_graph(traced("step"))
-    assert compile_graph(traced("apart"), target="cuda:90", kernels="off")
+    assert compile_graph(traced("apart"), CompileOptions(target="cuda:90", kernels="off"))
 
 
 def test_a_plan_without_machine_code(traced: Graph) -> None:
-    plan = replace(compile_graph(traced, target="cuda:90", kernels="all"), binaries=())
+    plan = replace(compile_graph(traced, CompileOptions(target="cuda:90", kernels="all")), binaries=())
     ready = OnGpu(plan, CPU)
     with pytest.raises(PlanError, match="has no machine code for kernel"):
         Frame(ready.plan, ready.binds(rest))
@@ -337,7 +339,7 @@ def test_an_index_that_several_kernels_find_out_of_range_fails_one_step(
     tmp_path.chmod(0o700)
     monkeypatch.setenv("MONARCH_CACHE", str(tmp_path))
     monkeypatch.setenv("MONARCH_TEMPLATES", "off")
-    plan = compile_graph(parse_graph(GATHERS), target="cuda:90", kernels="all")
+    plan = compile_graph(parse_graph(GATHERS), CompileOptions(target="cuda:90", kernels="all"))
     assert sum(bool(each.gathers) for each in plan.binaries) == 2
     ready = OnGpu(plan, CPU)
     frame = Frame(ready.plan, ready.binds(rest))

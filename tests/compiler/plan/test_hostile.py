@@ -194,6 +194,12 @@ EDITS = {
     ("plan.name", "null"): "its name is None, not a string",
     ("plan.name", '["x"]'): "its name is a list of 1, not a string",
     ("costs", "[]"): "'costs' is a list of 0, not an object",
+    ("options", "[]"): "'options' is a list of 0, not an object",
+    ("options", '{"target": "cpu"}'): "its options have 'target'",
+    ("options", '{"memory_limit": true}'): "its memory limit is True, not a whole number from 1 to 9223372036854775807",
+    ("options", '{"rounding": "none"}'): "its option 'rounding' is 'none', not one of eager, chain",
+    ("options", '{"strict": 1}'): "its option 'strict' is 1",
+    ("options", '{"kernels": 1}'): "its option 'kernels' is 1, not a string",
 }
 
 
@@ -201,8 +207,8 @@ EDITS = {
 def test_contents(edit: tuple[str, str], message: str) -> None:
     manifest, program, members = parts()
     path, value = edit
-    if path == "costs":
-        manifest["costs"] = json.loads(value)
+    if path in ("costs", "options"):
+        manifest[path] = json.loads(value)
     else:
         set_at(path, json.loads(value))(manifest, program)
     assert refused(sealed(manifest, program, members)) == f"{LEAD}{message}{HINT}"

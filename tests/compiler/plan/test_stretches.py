@@ -12,6 +12,7 @@ from monarch.compiler.passes.emit import emit_plan
 from monarch.compiler.pipeline import compile_graph
 from monarch.compiler.plan import Instruction, Plan, Slot
 from monarch.compiler.plan.file import load_plan, save_plan
+from monarch.compiler.plan.options import CompileOptions
 from monarch.compiler.plan.stretches import staying, stretches_of, why_not
 from monarch.compiler.text import parse_graph
 
@@ -36,7 +37,7 @@ TEXT = """graph @f on mesh<data=2> partitioned<data> {
 
 
 def plan_of(text: str = TEXT) -> Plan:
-    return emit_plan(parse_graph(text), target="cuda:90", cuda_graphs=True)
+    return emit_plan(parse_graph(text), CompileOptions(target="cuda:90", cuda_graphs=True))
 
 
 def test_stretches_end_where_the_host_takes_part() -> None:
@@ -102,13 +103,16 @@ def test_graphs_are_for_gpus() -> None:
         with pytest.raises(
             MonarchError, match=f"cuda_graphs=True is for GPUs of NVIDIA's, and the plan is for {target}"
         ):
-            compile_graph(graph, target=target, cuda_graphs=True)
-    assert not compile_graph(graph, target="cuda:90").cuda_graphs
+            compile_graph(graph, CompileOptions(target=target, cuda_graphs=True))
+    assert not compile_graph(graph, CompileOptions(target="cuda:90")).cuda_graphs
 
 
 def test_a_file_says_so(tmp_path: Path) -> None:
     plan = plan_of()
     save_plan(plan, tmp_path / "f.mplan")
     read = load_plan(str(tmp_path / "f.mplan"))
-    assert read.cuda_graphs and read.hash == plan.hash != emit_plan(parse_graph(TEXT), target="cuda:90").hash
+    assert (
+        read.cuda_graphs
+        and read.hash == plan.hash != emit_plan(parse_graph(TEXT), CompileOptions(target="cuda:90")).hash
+    )
     assert "for cuda:90, as CUDA graphs" in str(read)

@@ -31,6 +31,7 @@ from monarch.compiler.plan.file import (
     plan_bytes,
     plan_from_bytes,
 )
+from monarch.compiler.plan.options import CompileOptions
 from monarch.compiler.plan.plan import Instruction, Plan, Slot, ValueSpec
 from monarch.compiler.types import Layout, MeshSpec, TensorType
 
@@ -69,7 +70,7 @@ def plan(target: str = "cuda:90") -> Plan:
         ),
         slots=4,
         donated=(False, False),
-        target=target,
+        options=CompileOptions(target=target),
     )
     return replace(made, hash=hash_of(made))
 

@@ -21,6 +21,7 @@ from monarch.compiler.kernels.triton.tune import example, gpu_for, tuned
 from monarch.compiler.passes.emit import emit_plan
 from monarch.compiler.plan.binaries import KernelBinary, TemplateCall
 from monarch.compiler.plan.file import load_plan, plan_bytes, plan_from_bytes, save_plan
+from monarch.compiler.plan.options import CompileOptions
 from monarch.compiler.plan.plan import Plan
 from monarch.compiler.text import parse_graph
 from monarch.stdlib.kernels.tuning import fastest
@@ -42,7 +43,7 @@ GRAPH = """graph @f on mesh<> {
 @pytest.fixture(scope="module")
 def plan(tmp_path_factory: pytest.TempPathFactory) -> Plan:
     graph = joined(parse_graph(GRAPH))
-    bare = emit_plan(graph, target="cuda:90")
+    bare = emit_plan(graph, CompileOptions(target="cuda:90"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MONARCH_CACHE", str(tmp_path_factory.mktemp("cache")))
         return with_binaries(bare, calls=calls_of(bare, graph))
@@ -105,7 +106,7 @@ def test_without_a_gpu_that_is_said(plan: Plan, tmp_path: Path, monarchc: Run) -
 
 
 def test_a_plan_for_cpus_has_nothing_to_measure(tmp_path: Path, monarchc: Run) -> None:  # noqa: F811
-    save_plan(emit_plan(parse_graph(GRAPH)), tmp_path / "f.mplan")
+    save_plan(emit_plan(parse_graph(GRAPH), CompileOptions()), tmp_path / "f.mplan")
     assert (
         "compiled for CPUs, whose kernels have no variants" in monarchc("tune", str(tmp_path / "f.mplan"), code=2).err
     )

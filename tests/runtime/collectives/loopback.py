@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 from monarch.compiler.plan import Handle, MeshSpec, Plan
+from monarch.compiler.plan.options import CompileOptions
 from monarch.runtime.control.message import Message
 from monarch.runtime.controller.connection import LocalConnection
 from monarch.runtime.controller.executor import Argument, Connect, MeshExecutor
@@ -104,7 +105,7 @@ class _Choosing(MeshExecutor):
 
 
 class _Gloo(_Choosing):
-    chosen = staticmethod(lambda plan: replace(plan, collectives="gloo"))
+    chosen = staticmethod(lambda plan: replace(plan, options=CompileOptions(collectives="gloo")))
 
 
 class _Nccl(_Choosing):

@@ -14,6 +14,7 @@ import torch
 from torch.distributed import ProcessGroupGloo
 
 from monarch.compiler.plan import Instruction, Plan, Slot
+from monarch.compiler.plan.options import CompileOptions
 from monarch.runtime.collectives import gloo, listening, nccl
 from monarch.runtime.collectives.rendezvous import Rendezvous
 from monarch.runtime.processes import parent as processes
@@ -36,7 +37,8 @@ def over_nccl(plan: Plan) -> Plan:
             Instruction("wait", (Slot(slots), each.args[0]), {}, each.out, (slots, *each.free), each.source)
         )
         slots += 1
-    return replace(plan, instructions=tuple(instructions), slots=slots, target="cuda:90", collectives="nccl", hash="")
+    options = CompileOptions(target="cuda:90", collectives="nccl")
+    return replace(plan, instructions=tuple(instructions), slots=slots, options=options, hash="")
 
 
 class GlooForNccl:

@@ -23,6 +23,7 @@ import monarch
 from monarch.compiler.pipeline import compile_graph
 from monarch.compiler.plan import DTYPE_NAMES, DTYPES, DeviceMeshError, MeshSpec, MonarchError, PlanError
 from monarch.compiler.plan.blocks import REDUCE
+from monarch.compiler.plan.options import CompileOptions
 from monarch.compiler.text import parse_graph
 from monarch.distributed import Mesh
 from monarch.runtime.collectives import Network
@@ -137,7 +138,7 @@ def test_what_the_compiler_starts_ahead() -> None:
       update "w" = %n
       return %m
     }"""
-    plan = compile_graph(parse_graph(text), target="cuda:90", collectives="nccl", kernels="off")
+    plan = compile_graph(parse_graph(text), CompileOptions(target="cuda:90", collectives="nccl", kernels="off"))
     started, waited = (
         next(i for i, each in enumerate(plan.instructions) if each.op == op) for op in ("all_reduce", "wait")
     )
@@ -378,7 +379,8 @@ def on_gpus(workers: int) -> None:
     mesh = MeshSpec.of(w=workers)
     with MeshExecutor(mesh) as executor:
         run = executor.run
-        executor.run = lambda plan, inputs: run(replace(over_nccl(plan), target=target), inputs)  # type: ignore
+        options = CompileOptions(target=target, collectives="nccl")
+        executor.run = lambda plan, inputs: run(replace(over_nccl(plan), options=options), inputs)  # type: ignore
         compare = partial(run_and_compare, executor)
         tensors = blocks(mesh, [(workers * 2, 6), (workers, 3)])
         compare("all_reduce", tensors, ["w"], "sum")

@@ -19,6 +19,7 @@ import torch
 from torch.distributed import ProcessGroupGloo
 
 from monarch.compiler.plan import DeviceMeshError, MeshSpec, MonarchError, TensorType
+from monarch.compiler.plan.options import CompileOptions
 from monarch.runtime.collectives import Network, gloo, listening
 from monarch.runtime.collectives.gloo import GlooMembership
 from monarch.runtime.controller.executor import MeshExecutor
@@ -361,9 +362,9 @@ def test_a_plan_for_nccl_says_what_it_needs() -> None:
     build = Building(mesh, "sum")
     x = build.input(each(mesh, (2,)))
     build.output(build.call("getitem", build.call("all_reduce", [x], ["w"], "sum"), 0), TensorType(torch.float32, (1,)))
-    plan = replace(build.plan(), collectives="nccl")
+    plan = replace(build.plan(), options=CompileOptions(collectives="nccl"))
     with MeshExecutor(mesh) as executor:
         with pytest.raises(MonarchError, match="'nccl' does not move tensors of CPUs"):
             executor.run(plan, [torch.ones(2)])
         with pytest.raises(MonarchError, match="instruction 1 of plan 'sum': .* nobody has waited for"):
-            executor.run(replace(plan, target="cuda:90"), [torch.ones(2)])
+            executor.run(replace(plan, options=CompileOptions(target="cuda:90", collectives="nccl")), [torch.ones(2)])

@@ -27,6 +27,7 @@ from monarch.compiler.pipeline import compile_graph
 from monarch.compiler.plan import Plan
 from monarch.compiler.plan.gpu import OnGpu
 from monarch.compiler.plan.local_ops import LOCAL_OPS
+from monarch.compiler.plan.options import CompileOptions
 from monarch.compiler.text import parse_graph
 from monarch.distributed import Mesh
 from monarch.runtime.processes import parent as processes
@@ -77,11 +78,11 @@ class Machine:
     recorder: type[OnCpus] | None
 
     def plan(self, graph: Graph, kernels: str = "all") -> Plan:
-        return compile_graph(graph, target=self.target, kernels=kernels, cuda_graphs=True)
+        return compile_graph(graph, CompileOptions(target=self.target, kernels=kernels, cuda_graphs=True))
 
     def alone(self, text: str) -> Plan:
         """Of a partitioned graph's text, as it stands there."""
-        return emit_plan(parse_graph(text), target=self.target, cuda_graphs=True)
+        return emit_plan(parse_graph(text), CompileOptions(target=self.target, cuda_graphs=True))
 
 
 @pytest.fixture

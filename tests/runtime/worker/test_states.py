@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monarch.compiler.plan import DeviceMeshError, MeshSpec, MonarchError, Plan, PlanError, Region, Slot
+from monarch.compiler.plan.options import CompileOptions
 from monarch.runtime.controller.state import ControllerState, PlanRecord, Remote
 from monarch.runtime.shared import memory, wire
 from monarch.runtime.shared.blocks import Flat, cut, rounds
@@ -197,7 +198,7 @@ def test_what_a_failed_step_left_on_a_gpu_is_forgotten_before_the_next(monkeypat
     monkeypatch.setattr(worker_state, "device_for", lambda plan, worker: torch.device("cpu"))
     worker = Worker()
     for number, plan in enumerate((scaled(donate=True), scaled(bad=True))):
-        plan = replace(plan, target="cuda:90")
+        plan = replace(plan, options=CompileOptions(target="cuda:90"))
         worker.load(number, plan)
         worker.state.values[1] = torch.ones(2)
         worker.alone.abort = True
@@ -218,7 +219,7 @@ def test_what_fails_on_a_gpu_is_told_by_the_plans_op(monkeypatch: pytest.MonkeyP
     q = build.input(whole((1, 1, 4, 8)))
     both = build.call("aten._scaled_dot_product_flash_attention_for_cpu.default", q, q, q, 0.1)
     build.output(build.call("getitem", both, 0), whole((1, 1, 4, 8)))
-    plan = replace(build.plan(), target="cuda:90")
+    plan = replace(build.plan(), options=CompileOptions(target="cuda:90"))
     assert worker.load(1, plan) == []
     worker.state.values[1] = torch.ones(1, 1, 4, 8)
     (report,) = worker.run(1, plan, 10, 1)

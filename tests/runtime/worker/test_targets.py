@@ -16,6 +16,7 @@ import monarch
 from monarch import DeviceMeshError, MonarchError
 from monarch.compiler.pipeline import compile_graph
 from monarch.compiler.plan import MeshSpec, PlanError, gpu
+from monarch.compiler.plan.options import CompileOptions
 from monarch.compiler.text import parse_graph
 from monarch.distributed import Mesh
 from monarch.runtime.controller.executor import MeshExecutor
@@ -34,7 +35,7 @@ TEXT = """graph @double on mesh<data=2> {
 def test_a_plan_for_a_gpu_where_there_is_none() -> None:
     graph = parse_graph(TEXT)
     with MeshExecutor(MeshSpec.of(data=2)) as executor:
-        (handle,) = executor.run(compile_graph(graph, target="gfx942"), [torch.ones(4)])
+        (handle,) = executor.run(compile_graph(graph, CompileOptions(target="gfx942")), [torch.ones(4)])
         with pytest.raises(
             DeviceMeshError, match="'double' is compiled for gfx942, and torch finds no GPU here"
         ) as found:
@@ -45,7 +46,7 @@ def test_a_plan_for_a_gpu_where_there_is_none() -> None:
 
 
 def test_a_plan_for_another_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = compile_graph(parse_graph(TEXT), target="cuda:90", kernels="off")
+    plan = compile_graph(parse_graph(TEXT), CompileOptions(target="cuda:90", kernels="off"))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda number: (9, 0) if number == 1 else (8, 0))
@@ -156,6 +157,8 @@ def test_what_was_to_be_replaced_stays_where_the_step_fails(gpus: None) -> None:
 def test_a_plan_for_nccl_where_there_is_no_gpu() -> None:
     graph = parse_graph(TEXT)
     with MeshExecutor(MeshSpec.of(data=2)) as executor:
-        (handle,) = executor.run(compile_graph(graph, target="gfx942", collectives="nccl"), [torch.ones(4)])
+        (handle,) = executor.run(
+            compile_graph(graph, CompileOptions(target="gfx942", collectives="nccl")), [torch.ones(4)]
+        )
         with pytest.raises(DeviceMeshError, match="'double' is compiled for gfx942, and torch finds no GPU here"):
             executor.shards(handle)

@@ -20,11 +20,13 @@ from monarch.compiler.kernels.triton.ahead import with_binaries
 from monarch.compiler.kernels.triton.build import compile_launches
 from monarch.compiler.kernels.triton.calls import Call, arguments, calls_of
 from monarch.compiler.kernels.triton.emit import emit, variants_of
+from monarch.compiler.passes.base import Context
 from monarch.compiler.passes.emit import emit_plan
 from monarch.compiler.pipeline import lowering, partition_graph
 from monarch.compiler.plan import local_ops
 from monarch.compiler.plan.binaries import check_binaries, kernels_of
 from monarch.compiler.plan.file import plan_bytes, plan_from_bytes
+from monarch.compiler.plan.options import CompileOptions
 from monarch.compiler.plan.plan import Plan
 from monarch.compiler.reference import run_reference
 from monarch.compiler.text import parse_graph
@@ -64,8 +66,9 @@ def traced(folder: Path, half: bool) -> Graph:
 def lowered(graph: Graph, target: str, when: str, monkeypatch: pytest.MonkeyPatch) -> Graph:
     monkeypatch.setenv("MONARCH_TEMPLATES", when)
     made = partition_graph(graph)
-    for step in lowering("all", None, target):
-        made = step.run(made)
+    context = Context(CompileOptions(target=target, kernels="all"))
+    for step in lowering(context):
+        made = step.run(made, context)
     return made
 
 
@@ -121,7 +124,7 @@ def _interpreted(call: Call) -> Any:
 def test_a_training_step_with_templates_is_eagers(half: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     eager = traced(tmp_path, half)
     graph = lowered(eager, "cuda:90", "all", monkeypatch)
-    plan = emit_plan(graph.copy(), target="cuda:90")
+    plan = emit_plan(graph.copy(), CompileOptions(target="cuda:90"))
     names = {kernel.name for kernel in kernels_of(plan).values() if any(map(contraction, kernel.nests))}
     assert {"mm_gelu", "mm_add", "mm_gelu_backward"} <= names
     calls = with_templates(graph, plan, monkeypatch)
@@ -140,7 +143,7 @@ def test_a_training_step_with_templates_is_eagers(half: bool, tmp_path: Path, mo
 
 def test_off_leaves_atens_ops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     graph = lowered(traced(tmp_path, True), "cuda:90", "off", monkeypatch)
-    plan = emit_plan(graph, target="cuda:90")
+    plan = emit_plan(graph, CompileOptions(target="cuda:90"))
     assert not any(contraction(nest) for kernel in kernels_of(plan).values() for nest in kernel.nests)
     assert calls_of(plan, graph, "off") == []
 
@@ -157,7 +160,7 @@ def attention_plan(
   %o = getitem(%a, 0) : {q}
   return %o
 }}""")
-    return emit_plan(graph, target="cuda:90"), graph
+    return emit_plan(graph, CompileOptions(target="cuda:90")), graph
 
 
 @pytest.mark.parametrize("target", ["cuda:80", "cuda:90", "cuda:100", "gfx942"])
@@ -165,7 +168,7 @@ def test_attention_in_a_plan(target: str, tmp_path: Path, monkeypatch: pytest.Mo
     """Machine code of every variant that fits, with matrix instructions and wide loads; the file gives it back."""
     monkeypatch.setenv("MONARCH_CACHE", str(tmp_path))
     plan, graph = attention_plan()
-    plan = replace(plan, target=target)
+    plan = replace(plan, options=CompileOptions(target=target))
     whole = with_binaries(plan, calls=calls_of(plan, graph))
     assert whole.binaries
     for binary in whole.binaries:
@@ -206,7 +209,7 @@ def test_calls_that_are_alike_share_their_machine_code() -> None:
   %f = getitem(%e, 0) : f32[2, 4, 64, 16]
   return %f
 }""")
-    plan = emit_plan(graph, target="cuda:90")
+    plan = emit_plan(graph, CompileOptions(target="cuda:90"))
     assert [call.instructions for call in calls_of(plan, graph)] == [(0,), (2, 4)]
     assert graph.returns[0] is not None and graph.returns[0].target is operator.getitem
 
@@ -227,7 +230,7 @@ def test_the_demos_products_compiled(target: str, tmp_path: Path, monkeypatch: p
     text = PROGRAM.format(to=".bfloat16()", float=".float()").replace(small, "GPT(layers=1)")
     path.write_text(text.replace("4@data, 16", "64@data, 128"))
     traced = load_program(f"{path}:step", None, {}, False).graph
-    plan = emit_plan(lowered(traced, target, "all", monkeypatch), target=target)
+    plan = emit_plan(lowered(traced, target, "all", monkeypatch), CompileOptions(target=target))
     products = [kernel for kernel in kernels_of(plan).values() if any(map(contraction, kernel.nests))]
     assert {"mm_gelu", "mm_gelu_backward"} <= {kernel.name for kernel in products}
     for kernel in products:

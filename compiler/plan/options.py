@@ -1,0 +1,112 @@
+"""How a program is compiled: the options of `@monarch.program`, as one value from the program to its plan."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+
+from monarch.compiler.errors import MonarchError
+from monarch.compiler.sizes import parse_bytes
+
+TARGETS: dict[str, str] = {
+    "cpu": "workers on CPU cores",
+    "cuda:80": "NVIDIA A100 (compute capability 8.0)",
+    "cuda:90": "NVIDIA H100 and H200 (compute capability 9.0)",
+    "cuda:100": "NVIDIA B200 (compute capability 10.0)",
+    "gfx942": "AMD Instinct MI300",
+}
+"""What a plan can be compiled for."""
+
+BACKENDS: dict[str, str] = {
+    "monarch": "the mesh's own memory, and one-sided transports between hosts",
+    "gloo": "process groups of torch.distributed with Gloo, for CPUs",
+    "nccl": "process groups of torch.distributed with NCCL, for GPUs, one for each worker",
+}
+"""What can move tensors between the workers of a plan."""
+
+ROUNDINGS: dict[str, str] = {"eager": "after every op", "chain": "once a kernel"}
+"""When values in bf16 and f16 are rounded in generated kernels."""
+
+
+@dataclass(frozen=True)
+class CompileOptions:
+    """How a program is compiled. Programs, traced graphs, the passes and plans carry one such value.
+
+    `target`        what the workers run the plan on: "cpu", "cuda:90" (see TARGETS)
+    `memory_limit`  the most bytes that a worker may hold at once, inputs and state included: values are computed again,
+                    rather than kept, until the plan stays within it. None for any number.
+    `rounding`      "eager" (every op's result in bf16 or f16 is rounded, as PyTorch does) or "chain" (only what a
+                    kernel stores is)
+    `collectives`   what moves tensors between workers: "monarch", "gloo" or "nccl" (see BACKENDS)
+    `cuda_graphs`   whether workers record what they launch as CUDA graphs (see `stretches`)
+    `strict`        whether an op without a sharding rule that reads something sharded is a RuleError, rather than run
+                    whole on every worker
+    `kernels`       which ops become generated kernels: "auto" (those of a program in which that saves enough time),
+                    "all" that can, or "off". None for what the setting `kernels` says.
+
+    Raises MonarchError for a value that an option does not have. Whether the options go together `check` says, because
+    a program's target can still be replaced (`monarchc compile --target`).
+    """
+
+    target: str = "cpu"
+    memory_limit: int | None = None
+    rounding: str = "eager"
+    collectives: str = "monarch"
+    cuda_graphs: bool = False
+    strict: bool = False
+    kernels: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.rounding not in ROUNDINGS:
+            known = " or ".join(f"{name!r} ({what})" for name, what in ROUNDINGS.items())
+            raise MonarchError(f"rounding={self.rounding!r}", hint=f"it is {known}.")
+        check_target(self.target)
+        check_backend(self.collectives)
+        for key in ("cuda_graphs", "strict"):
+            if type(value := getattr(self, key)) is not bool:
+                raise MonarchError(f"{key}={str(value)[:60]!r}", hint="it is True or False.")
+        if self.memory_limit is not None:
+            parse_bytes(self.memory_limit, "memory_limit")
+        if self.kernels not in (None, "auto", "all", "off"):
+            raise MonarchError(f"kernels={self.kernels!r}", hint="it is 'auto', 'all' or 'off'.")
+
+    def check(self) -> None:
+        """Raise MonarchError where the target's workers cannot do what another option asks of them."""
+        check_backend(self.collectives, self.target)
+        if self.cuda_graphs and not self.target.startswith("cuda:"):
+            raise MonarchError(
+                f"cuda_graphs=True is for GPUs of NVIDIA's, and the plan is for {self.target}",
+                hint="leave it out, or say which GPU: @monarch.program(target='cuda:90', cuda_graphs=True).",
+            )
+
+
+def check_target(target: object) -> None:
+    """Raise MonarchError, which lists the known targets, for an unknown one."""
+    if target in TARGETS:
+        return
+    close = difflib.get_close_matches(str(target), TARGETS, n=1)
+    known = "\n".join(f"{name:<9} {what}" for name, what in TARGETS.items())
+    raise MonarchError(
+        f"unknown target {str(target)[:60]!r}",
+        hint=(f"did you mean {close[0]}? " if close else "") + f"Targets are\n{known}",
+    )
+
+
+def check_backend(collectives: object, target: str | None = None) -> None:
+    """Raise MonarchError for an unknown backend, or one that cannot move the tensors of a target's workers."""
+    if collectives not in BACKENDS:
+        close = difflib.get_close_matches(str(collectives), BACKENDS, n=1)
+        known = "\n".join(f"{name:<9} {what}" for name, what in BACKENDS.items())
+        raise MonarchError(
+            f"unknown collectives {str(collectives)[:60]!r}",
+            hint=(f"did you mean {close[0]}? " if close else "") + f"There are\n{known}",
+        )
+    if target is None:
+        return
+    on_cpu = target == "cpu"
+    if collectives == ("nccl" if on_cpu else "gloo"):
+        where, other = ("CPUs", "gloo") if on_cpu else ("GPUs", "nccl")
+        raise MonarchError(
+            f"collectives='{collectives}' does not move tensors of {where}, and the plan is for {target}",
+            hint=f"collectives='{other}' does, and so does 'monarch', which is what there is without it.",
+        )
