@@ -39,7 +39,8 @@ def distribute(
         distribute(x, mesh, sharding_spec=["data", None])      # the same as a list
         distribute(x, mesh, placements=[Shard(0), Replicate()])  # DTensor's: one for each mesh dim
 
-    The result is a leaf that requires grad if `tensor` does. A tensor that is on the mesh already is redistributed.
+    The result is a leaf that requires grad if `tensor` does. Of a tensor that autograd has computed, plain or on
+    another mesh, it has the history: the gradient goes back there. A tensor that is on the mesh already is redistributed.
     Returns at once. Raises LayoutError where the layout does not fit the tensor or the mesh.
     """
     source = user_source()
@@ -63,8 +64,39 @@ def distribute(
     if isinstance(tensor, DistributedTensor):
         if tensor.mesh is mesh:
             return tensor.redistribute(spec)
-        tensor = tensor.full_tensor().requires_grad_(tensor.requires_grad)
-    return place(tensor, mesh, type_.with_layout(spec))
+    if tensor.grad_fn is not None and torch.is_grad_enabled():
+        moved: DistributedTensor = _Moved.apply(tensor, mesh, type_.with_layout(spec))
+        return moved
+    return place(
+        _fetched(tensor).requires_grad_(tensor.is_leaf and tensor.requires_grad), mesh, type_.with_layout(spec)
+    )
+
+
+class _Moved(torch.autograd.Function):
+    """A plain tensor, or one of another mesh, placed on a mesh; its gradient goes back to where it came from."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, mesh: Mesh, type: TensorType) -> torch.Tensor:
+        ctx.home = (tensor.mesh, tensor.tensor_type) if isinstance(tensor, DistributedTensor) else None
+        ctx.source = user_source()
+        return place(_fetched(tensor), mesh, type)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        if current_program() is not None:
+            raise ProgramError(
+                "a program gives a gradient to a tensor that was placed on the mesh with its history",
+                hint="the history lies outside of the mesh. Place x.detach().requires_grad_() instead, return its "
+                "gradient from the program,\nand go on outside: x.backward(gradient.full_tensor()).",
+                source=ctx.source,
+            )
+        found = _fetched(gradient)
+        return found if ctx.home is None else place(found, *ctx.home), None, None
+
+
+def _fetched(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor's data, plain, without history."""
+    return tensor.full_tensor() if isinstance(tensor, DistributedTensor) else tensor.detach()
 
 
 def place(tensor: torch.Tensor, mesh: Mesh, type: TensorType) -> DistributedTensor:
@@ -117,6 +149,12 @@ def module_to_mesh(
     for name, tensor in names.items():
         if isinstance(tensor, DistributedTensor):
             continue
+        if tensor.grad_fn is not None:
+            raise ProgramError(
+                f"'{name}' has a history in autograd, which a module on a mesh would lose",
+                hint="compute it in forward(), or keep it without history: register_buffer(name, x.detach()).",
+                source=source,
+            )
         type_ = TensorType(tensor.dtype, tuple(tensor.shape))
         layout_ = chosen.get(name)
         if layout_ is not None:
