@@ -40,8 +40,8 @@ def distribute(
         distribute(x, mesh, placements=[Shard(0), Replicate()])  # DTensor's: one for each mesh dim
 
     The result is a leaf that requires grad if `tensor` does. Of a tensor that autograd has computed, plain or on
-    another mesh, it has the history: the gradient goes back there. A tensor that is on the mesh already is redistributed.
-    Returns at once. Raises LayoutError where the layout does not fit the tensor or the mesh.
+    another mesh, it has the history: the gradient goes back there. A tensor that is on the mesh already is
+    redistributed. Returns at once. Raises LayoutError where the layout does not fit the tensor or the mesh.
     """
     source = user_source()
     given = [spec for spec in (layout, sharding_spec, placements) if spec is not None]

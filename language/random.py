@@ -1,17 +1,18 @@
 """Random numbers on a mesh: counter-based on the global index, so that they are the same on every mesh.
 
-In a program each draw is a stream of its own, and each call has a seed of its own, derived from `manual_seed` and a
-counter. Outside programs each draw has a seed of its own, drawn from PyTorch's generator. Numbers differ from a plain
-PyTorch run's.
+In a program each draw is a stream of its own, and each call draws a seed from PyTorch's generator; outside programs
+each draw does. So `torch.manual_seed`, `fork_rng`, `get_rng_state` and `set_rng_state` mean what they mean for plain
+tensors, but the numbers are others.
 
-The number of a program's next stream is kept in PyTorch's generator too, as its seed, while the program is traced: so
-what saves and restores the generator's state (activation checkpointing, `fork_rng`) gets the same numbers again.
+While a program is traced, the number of its next stream is kept in PyTorch's generator, as its seed: so what saves and
+restores the generator's state (activation checkpointing, `fork_rng`) gets the same numbers again. Where the program
+itself seeds the generator, its draws take that seed instead of the call's.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -19,62 +20,73 @@ from typing import Any
 import torch
 
 from monarch.compiler import ops
+from monarch.compiler.errors import ProgramError
 from monarch.language.recorder import HANDLERS
 from monarch.language.recording import current_program, outside_programs, recording_for
+from monarch.language.source import user_source
 from monarch.language.tensor import DistributedTensor
 
 aten = torch.ops.aten
 
 
-class _Seeds:
-    """The seed of the next call: SplitMix64 (Steele, Lea and Flood, OOPSLA 2014) of the user's seed and a counter."""
+_FIRST_STREAM, _FIRST_SEEDED = 0x6D6F6E6172 << 24, 0x63680000 << 24
+"""What PyTorch's generator is seeded with while a program is traced: the first plus the number of the next stream, or,
+once the program has seeded it, the second plus an entry of `_Streams.seeded`."""
+
+
+class _Streams:
+    """The streams of a program that is traced."""
 
     def __init__(self) -> None:
-        self.restart(0)
+        self.seeded: list[tuple[int, int]] = []
+        """Seeds that the program has given, and the number of the next stream behind each."""
 
-    def restart(self, seed: int) -> None:
-        self._state = seed
-        self._calls = itertools.count(1)
+    def next(self) -> tuple[int, int | None]:
+        """The number of the next stream, and its seed where that is not the call's."""
+        generator = torch.default_generator
+        at = generator.initial_seed()
+        if 0 <= at - _FIRST_STREAM < 2**24:
+            generator.manual_seed(at + 1)
+            return at - _FIRST_STREAM, None
+        entry = at - _FIRST_SEEDED
+        seed, stream = self.seeded[entry] if 0 <= entry < len(self.seeded) else (at % 2**62, 0)
+        generator.manual_seed(_FIRST_SEEDED + len(self.seeded))
+        self.seeded.append((seed, stream + 1))
+        return stream, seed
 
-    def next(self) -> int:
-        mask = 2**64 - 1
-        x = (self._state * 0xD1342543DE82EF95 + next(self._calls) * 0x9E3779B97F4A7C15) & mask
-        x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & mask
-        x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & mask
-        return (x ^ (x >> 31)) >> 2  # fits an int64, and stays positive
+
+_streams = threading.local()
 
 
-_seeds = _Seeds()
-next_seed: Callable[[], int] = _seeds.next
+def next_seed() -> int:
+    """A seed from PyTorch's generator: of a program's call, or of one draw outside of programs."""
+    with outside_programs():
+        return int(torch.randint(2**62, (), dtype=torch.int64))
 
 
 def manual_seed(seed: int) -> None:
-    """Start the random numbers of programs and of eager ops on meshes anew from `seed`. Also seeds PyTorch's own
-    generator, from which eager ops draw."""
-    _seeds.restart(int(seed))
+    """`torch.manual_seed`, which seeds programs and ops on meshes too."""
     torch.manual_seed(int(seed))
 
 
 @contextmanager
 def counting_streams() -> Iterator[None]:
-    """Count a program's streams from 0 while it is traced, and leave PyTorch's generator as it was."""
+    """Count a program's streams from 0 while it is traced, and leave PyTorch's generator as it was. Raises ProgramError
+    where the program leaves the generator seeded anew."""
     state = torch.default_generator.get_state()
-    torch.default_generator.manual_seed(0)
+    _streams.now = _Streams()
+    torch.default_generator.manual_seed(_FIRST_STREAM)
     try:
         yield
+        if not 0 <= torch.default_generator.initial_seed() - _FIRST_STREAM < 2**24:
+            raise ProgramError(
+                "the program seeds PyTorch's generator, and leaves it so",
+                hint="inside the program that happens only when it is traced: call torch.manual_seed between calls, "
+                "or seed within `with torch.random.fork_rng():`.",
+                source=user_source(),
+            )
     finally:
         torch.default_generator.set_state(state)
-
-
-def _next_stream() -> int:
-    stream = torch.default_generator.initial_seed()
-    torch.default_generator.manual_seed(stream + 1)
-    return stream % 2**48
-
-
-def _own_seed() -> int:
-    with outside_programs():
-        return int(torch.randint(2**62, (), dtype=torch.int64))
 
 
 def _draw(distribution: str, shape: Any, dtype: torch.dtype, like: DistributedTensor | None) -> DistributedTensor:
@@ -82,9 +94,10 @@ def _draw(distribution: str, shape: Any, dtype: torch.dtype, like: DistributedTe
     assert recording is not None
     shape = tuple(int(size) for size in shape)
     if recording.program:
-        arguments: tuple[Any, ...] = (distribution, shape, dtype, _next_stream())
+        stream, seed = _streams.now.next()
+        arguments: tuple[Any, ...] = (distribution, shape, dtype, stream, *(() if seed is None else (seed,)))
     else:
-        arguments = (distribution, shape, dtype, 0, recording.lift(_own_seed()))
+        arguments = (distribution, shape, dtype, 0, recording.lift(next_seed()))
     return recording.own(ops.random, arguments, shape, dtype)
 
 

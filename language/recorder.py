@@ -54,7 +54,7 @@ def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if kwargs.get("generator") is not None:
         raise ProgramError(
             "random numbers on a mesh come from counters, not from a torch.Generator",
-            hint="leave generator= out, and seed with monarch.manual_seed(n).",
+            hint="leave generator= out, and seed with torch.manual_seed(n).",
             source=user_source(),
         )
     handler = HANDLERS.get(func.overloadpacket)

@@ -77,7 +77,7 @@ def generator(line: str) -> str:
     return beside(
         line,
         "random numbers on a mesh come from counters",
-        ("monarch.manual_seed(0)", "once, before the program; leave generator= out"),
+        ("torch.manual_seed(0)", "once, before the program; leave generator= out"),
     )
 
 
