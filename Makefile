@@ -8,6 +8,8 @@ PYTHON ?= python3
 TORCH ?= torch==2.13.0
 VENV := .venv
 BIN := $(VENV)/bin
+# What of .ci/setup has been done: what a demo needs, and what developers need besides.
+BASE := $(VENV)/.base
 READY := $(VENV)/.ready
 PEERS := .peers
 
@@ -19,7 +21,7 @@ PAGE := compiler/inspect/page/page.html
 .PHONY: help setup demo demo-hosts demo-ray test check lint format format-check types imports bench bench-gpu bench-peers proto clean demo-rdma test-rdma
 
 help:
-	@echo "make setup    a virtual environment in $(VENV), with torch and this package, editable, and the page"
+	@echo "make setup    a virtual environment in $(VENV), with torch, this package, editable, what tests need, and the page"
 	@echo "make demo     train a small GPT over four local workers, and compare it with plain PyTorch"
 	@echo "make demo-hosts  the same on two hosts, network namespaces with TLS between them; needs root"
 	@echo "make demo-ray    the same on a Ray cluster of two nodes"
@@ -34,9 +36,13 @@ help:
 
 setup: $(READY) $(PAGE)
 
-# The stamp holds what the environment was made from; it is made anew when that has changed.
-$(READY): pyproject.toml .ci/setup .ci/venv
+# A stamp is older than the files from which its step was made where that step has to be done again.
+$(BASE): pyproject.toml .ci/setup .ci/venv
 	@bash .ci/setup "$(PYTHON)" "$(VENV)" "$(TORCH)"
+	@touch $@
+
+$(READY): $(BASE)
+	@bash .ci/setup "$(PYTHON)" "$(VENV)" "$(TORCH)" dev
 	@touch $@
 
 $(MODULES): $(WEB)/package.json $(WEB)/package-lock.json
@@ -48,7 +54,7 @@ $(PAGE): $(MODULES) $(filter-out %/node_modules,$(wildcard $(WEB)/*))
 	@cd $(WEB) && npm run --silent build
 
 # Threads that wait for each other spinning lose most of their time where something else runs on the machine.
-demo: setup
+demo: $(BASE)
 	OMP_WAIT_POLICY=passive $(BIN)/python examples/train_gpt.py $(ARGS)
 
 demo-hosts: setup

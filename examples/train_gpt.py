@@ -20,7 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 import monarch
-from monarch.compiler.inspect.page import page
+from monarch.compiler.inspect.page import TEMPLATE, page
 from monarch.compiler.inspect.trace import load_trace
 from monarch.distributed import Mesh
 from monarch.stdlib.data import batches, corpus, decode, encode
@@ -104,14 +104,15 @@ def hosts_of(options: argparse.Namespace) -> monarch.HostMesh:
 
 
 def write_plan(training: Training, tokens: torch.Tensor, targets: torch.Tensor, out: Path) -> None:
-    """The step's plan, what a few steps of it took, and a page that shows both."""
+    """The step's plan, what a few steps of it took, and a page that shows both, where the page has been built."""
     out.mkdir(parents=True, exist_ok=True)
     plan = training.step.compile(tokens, targets)
     plan.save(str(out / PLAN))
     with monarch.profile(str(out / TRACE)):
         for _ in range(3):
             training.step(tokens, targets).wait()
-    (out / PAGE).write_text(page(plan, trace=load_trace(out / TRACE), title="train_gpt.py"), encoding="utf-8")
+    if TEMPLATE.exists():
+        (out / PAGE).write_text(page(plan, trace=load_trace(out / TRACE), title="train_gpt.py"), encoding="utf-8")
 
 
 def train_plainly(options: argparse.Namespace, text: torch.Tensor) -> list[float]:
@@ -257,9 +258,11 @@ def main() -> None:
     worst = max(abs(a - b) for a, b in zip(ours, plain, strict=True))
     console.print(f"largest difference over {len(ours)} steps: {worst:.1e}")
     console.print("what became of the training step:")
+    inspect = f".venv/bin/monarchc inspect {options.out / PLAN}"
+    write_page = f"make setup && {inspect} --trace {options.out / TRACE} --html {options.out / PAGE}"
     for what, name in (
-        ("its page, for a browser", f"{options.out / PAGE}"),
-        ("its plan", f".venv/bin/monarchc inspect {options.out / PLAN} --comms"),
+        ("its page, for a browser", f"{options.out / PAGE}" if TEMPLATE.exists() else f"{write_page} writes it"),
+        ("its plan", f"{inspect} --comms"),
         ("a trace of three steps, for ui.perfetto.dev", f"{options.out / TRACE}"),
     ):
         console.print(f"    {what}: {name}", highlight=False, soft_wrap=True)

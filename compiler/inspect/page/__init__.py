@@ -1,5 +1,5 @@
 """The inspector's page: a plan as one HTML file that needs nothing else, neither a server nor a network."""
 
-from monarch.compiler.inspect.page.document import page
+from monarch.compiler.inspect.page.document import TEMPLATE, page
 
-__all__ = ["page"]
+__all__ = ["TEMPLATE", "page"]

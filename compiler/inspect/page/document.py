@@ -21,6 +21,7 @@ from monarch.compiler.plan.plan import Plan
 from monarch.compiler.plan.trace import Trace
 
 TEMPLATE = Path(__file__).with_name("page.html")
+"""Exists where npm has built the page: in every installed package, and in a clone after `make setup`."""
 
 _ESCAPES = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
 

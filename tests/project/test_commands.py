@@ -1,4 +1,4 @@
-"""`.ci/run`: the commands that CI runs, in order, each within its bound."""
+"""What `make demo` and `make test` set up, and what CI runs (`.ci/run`), in order and each within its bound."""
 
 from __future__ import annotations
 
@@ -39,3 +39,12 @@ def test_a_command_that_takes_too_long_is_named(tmp_path: Path) -> None:
     assert status == 124
     assert errors == ".ci/run: `make setup` took longer than 25 minutes and was ended.\n"
     assert calls == ["1500 make setup"]
+
+
+@pytest.mark.parametrize(("target", "extras"), [("demo", False), ("test", True)])
+def test_the_demo_sets_up_no_more_than_it_needs(tmp_path: Path, target: str, extras: bool) -> None:
+    missing = [f"{name}={tmp_path / name}" for name in ("VENV", "MODULES", "PAGE")]
+    command = ["make", "--dry-run", "--no-print-directory", target, *missing]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    assert ".ci/setup" in result.stdout and "pip" not in result.stdout
+    assert ("npm ci" in result.stdout, "npm run" in result.stdout, '" dev\n' in result.stdout) == (extras,) * 3
