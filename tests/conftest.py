@@ -13,7 +13,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-pytest_plugins = ["tests.retry"]
+pytest_plugins = ["tests.retry", "tests.sample"]
 
 os.environ["MONARCH_VERIFY"] = "1"
 os.environ["MONARCH_CONFIG"] = os.devnull  # not the settings of whoever runs the tests

@@ -62,6 +62,7 @@ def train(dims: dict[str, int], kind: str, memory_limit: int | str | None = None
         return Trained(losses, state, plan, held)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("kind", "dims"),
     [("data", {"data": 2}), ("fully sharded", {"data": 2}), ("nested", {"data": 2, "model": 2})],
@@ -81,6 +82,7 @@ def test_the_same_bits_in_the_promised_memory(kind: str, dims: dict[str, int]) -
     assert limited.plan.costs["recomputed"]["without"] > limit
 
 
+@pytest.mark.sample(1)
 def test_the_same_bits_without_the_arena(monkeypatch: pytest.MonkeyPatch) -> None:
     """And as many bytes are measured: what lies in the arena counts as what it is."""
     placed = train({"data": 2}, "fully sharded")

@@ -42,6 +42,7 @@ def test_eager_training_lowers_the_loss(tmp_path: Path) -> None:
     assert losses[-1] < losses[0] / 2
 
 
+@pytest.mark.full
 def test_compiled_training_lowers_the_loss(tmp_path: Path) -> None:
     output = run("compiled_training.py", cwd=tmp_path)
     first, last = map(float, re.findall(r"(\d+\.\d+)", output))
@@ -76,6 +77,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     return run("train_gpt.py", *options, cwd=folder), folder
 
 
+@pytest.mark.full
 def test_the_demo_on_a_ray_cluster_has_plain_pytorchs_losses(tmp_path: Path) -> None:
     output = run("train_on_ray.py", "--steps", "4", "--layers", "1", "--width", "32", cwd=tmp_path)
     assert re.search(
@@ -161,6 +163,7 @@ def test_the_parameter_server_learns_from_two_workers(tmp_path: Path) -> None:
     assert updates == 300 and before < 80 and after >= 95
 
 
+@pytest.mark.full
 def test_reinforcement_learning_raises_the_reward(tmp_path: Path) -> None:
     output = run("grpo.py", cwd=tmp_path)
     rewards = [float(reward) for reward in re.findall(r"mean reward (\S+)", output)]

@@ -55,12 +55,14 @@ def test_training_over_two_hosts_gives_the_numbers_of_one(two: Cluster) -> None:
     assert found["there"] == found["here"]
 
 
+@pytest.mark.full
 def test_training_over_a_slow_and_lossy_link(fragile: Cluster) -> None:
     fragile.network.lengthen(fragile.hosts[0], delay=0.002, loss=0.002)
     found = train(fragile, "--steps", "1")
     assert found["there"] == found["here"]
 
 
+@pytest.mark.full
 def test_four_hosts(four_hosts: Network, tmp_path: Path) -> None:
     with cluster(four_hosts, tmp_path) as four:
         found = train(four, "--meshes", "4x1")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from monarch.compiler.graph import Graph
@@ -14,6 +14,7 @@ from monarch.compiler.kernels.fuse import WORTHWHILE
 from monarch.compiler.text import parse_graph
 from monarch.compiler.verify import verify
 from tests.kernels.graphs import fused, graph_of, kernels_of, others_of, run
+from tests.sample import examples
 
 aten = torch.ops.aten
 Tensor = torch.Tensor
@@ -206,7 +207,7 @@ def programs(draw: st.DrawFn) -> Callable[..., tuple[Tensor, ...]]:
 
 
 @given(programs(), st.sampled_from([(4, 6), (3, 4, 2), (1, 5), (6,)]))
-@settings(max_examples=100, deadline=None)
+@examples(40, 200)
 def test_random_programs(program: Callable[..., tuple[Tensor, ...]], shape: tuple[int, ...]) -> None:
     tensors = [torch.randn(shape, generator=torch.Generator().manual_seed(s), dtype=torch.float64) for s in (1, 2)]
     graph: Graph = fused(graph_of(program, *tensors))

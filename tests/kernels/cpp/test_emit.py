@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from monarch.compiler.kernels.cpp import emit as emitting
@@ -18,6 +18,7 @@ from monarch.compiler.kernels.text import parse_kernel, print_kernel
 from tests.kernels.cases import Case, cases, check_results, operands, sums
 from tests.kernels.cpp.built import bound, build_all, run
 from tests.kernels.strategies import kernels
+from tests.sample import examples
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +55,7 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     return torch.equal(*(tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in (a, b)))
 
 
-@settings(max_examples=3)
+@examples(2, 6)
 @given(st.lists(kernels(sums=True), min_size=40, max_size=40))
 def test_random_kernels(many: list[Kernel]) -> None:
     distinct = list({print_kernel(kernel): kernel for kernel in many}.values())

@@ -227,8 +227,8 @@ def right(path: Path, kernel: Kernel, tensors: list[torch.Tensor], tolerance: fl
 
 
 def test_the_suite_of_all_emitters_in_pieces(always: None) -> None:
-    chosen = [case for case in (*cases(), *sums()) if not case.fails]
-    assert sum(split(case.kernel).scratch > 0 for case in chosen) > 20
+    chosen = [case for case in (*cases(), *sums()) if not case.fails and split(case.kernel).scratch > 0]
+    assert len(chosen) > 20
     path = build_all([case.kernel for case in chosen])
     for case in chosen:
         right(path, case.kernel, case.tensors(), max(case.tolerance, 1e-5 if case.tolerance else 0))

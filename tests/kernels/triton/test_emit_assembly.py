@@ -59,6 +59,7 @@ def kernel(request: pytest.FixtureRequest) -> Kernel:
     return parse_kernel(KERNELS[request.param].replace("kernel softmax", f"kernel {request.param}"))
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("target", TARGETS)
 def test_memory_is_read_and_written_16_bytes_at_a_time(kernel: Kernel, target: str) -> None:
     source = emit(kernel)
@@ -104,6 +105,7 @@ def every_op(dtype: torch.dtype) -> Kernel:
     return kernel
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("target", ["cuda:90", "gfx942"])
 @pytest.mark.parametrize("dtype", ARITHMETIC, ids=DTYPE_NAMES.get)
 def test_every_op_of_every_dtype_compiles(dtype: torch.dtype, target: str) -> None:

@@ -14,6 +14,7 @@ from tests.kernels.strategies import kernels
 from tests.kernels.triton.emitted import launch_all
 
 
+@pytest.mark.sample(120)
 @pytest.mark.parametrize("case", cases(), ids=str)
 def test_a_kernel_computes_what_the_ir_says(case: Case) -> None:
     tensors = case.tensors()

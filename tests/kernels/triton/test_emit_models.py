@@ -68,6 +68,7 @@ def test_a_training_steps_kernels_in_the_interpreter(kernels: list[Kernel]) -> N
         check_results(kernel, tensors, found, tolerance=1e-5)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("target", ["cuda:80", "cuda:90", "cuda:100", "gfx942"])
 def test_a_training_steps_kernels_compiled(kernels: list[Kernel], target: str) -> None:
     for kernel in kernels:

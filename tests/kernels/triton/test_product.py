@@ -35,6 +35,7 @@ def operands_of(kernel: Kernel) -> list[torch.Tensor]:
     ]
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", CASES)
 def test_in_the_interpreter(name: str, dtype: str) -> None:
@@ -42,6 +43,7 @@ def test_in_the_interpreter(name: str, dtype: str) -> None:
     check(kernel, operands_of(kernel), atol=2e-5 if dtype == "f32" else 1e-2)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", BEFORE)
 def test_what_makes_a_factor_in_the_interpreter(name: str) -> None:
     tensors = operands_before(name)
@@ -55,6 +57,7 @@ def test_what_makes_a_factor_in_the_interpreter(name: str) -> None:
     check(kernel, given, atol=5e-2 if name != "both factors" else 2e-5)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("tiles", [Tiles(16, 64, 16, 2, 2), Tiles(64, 16, 32, 4, 3), Tiles(32, 32, 64, 4, 1, group=1)])
 @pytest.mark.parametrize("name", ["sizes of no tile", "a batch of transposes", "heads", "transposed"])
 def test_any_tiles_give_the_same(name: str, tiles: Tiles) -> None:
@@ -123,6 +126,7 @@ def large(name: str, dtype: torch.dtype) -> Kernel:
     return product_of(joined(graph_of(function, *(torch.empty(shape, dtype=dtype, device="meta") for shape in found))))
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("target", GPUS)
 @pytest.mark.parametrize("name", ["gelu", "residual", "the slope"])
 def test_compiled_for_matrix_units(name: str, target: str) -> None:
@@ -157,6 +161,7 @@ def test_float32_is_multiplied_as_such(target: str) -> None:
     assert_wide(made)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("target", GPUS)
 def test_every_variant_fits_its_gpu(target: str) -> None:
     kernel = large("residual", torch.bfloat16)

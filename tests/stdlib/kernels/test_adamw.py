@@ -71,6 +71,7 @@ def _meta_table() -> AdamWTable:
     return adamw_table(wide, [meta(1024, 1024) for _ in range(4)], wide, wide, [meta(1024, 1024) for _ in range(4)])
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("target", TARGETS)
 def test_compiled(target: str) -> None:
     scale = meta(1, dtype=torch.float32)

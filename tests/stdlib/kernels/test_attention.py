@@ -17,6 +17,7 @@ SMALL = Variant({"M": 32, "N": 16}, 4, 2)
 end."""
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
 @pytest.mark.parametrize(("q_length", "k_length"), LENGTHS, ids=str)
 def test_masks_and_lengths(q_length: int, k_length: int, mask: dict) -> None:
@@ -29,6 +30,7 @@ def test_masks_and_lengths(q_length: int, k_length: int, mask: dict) -> None:
     assert_near(lse.nan_to_num(neginf=0.0), exact_lse.nan_to_num(neginf=0.0))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(("heads", "key_heads", "dim"), [(4, 2, 64), (3, 1, 80), (2, 2, 128)])
 def test_heads_and_dims(heads: int, key_heads: int, dim: int, dtype: torch.dtype) -> None:
@@ -67,6 +69,7 @@ def test_large_scores_do_not_overflow() -> None:
     assert_near(out, exact_attention(q, k, v, causal=True)[0], scale=2**8)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("dim", [64, 128, 256])
 def test_every_variant_gives_the_same(dim: int) -> None:
     q, k, v = attention_inputs(130, 150, 1, 1, dim, torch.float32)
@@ -90,6 +93,7 @@ def test_errors() -> None:
         attention(*[meta(2, 8, 6, 512)] * 3)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("target", TARGETS)
 def test_forward_compiled(target: str) -> None:
     dim = 64 if target in ("cuda:100", "gfx942") else 128
@@ -99,6 +103,7 @@ def test_forward_compiled(target: str) -> None:
         assert_wide(kernel, kinds=("load",))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("dim", [64, 128, 256])
 def test_forward_variants_compile(dim: int) -> None:
     q, begins = meta(8192, 8, dim), meta(9, dtype=torch.int32)

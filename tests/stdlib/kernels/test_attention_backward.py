@@ -29,6 +29,7 @@ def _check(gradients: tuple[Tensor, ...], exact: tuple[Tensor, ...], scale: floa
     assert_near(*(torch.cat([g.flatten() for g in three]) for three in (gradients, exact)), scale=scale)
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
 @pytest.mark.parametrize(("q_length", "k_length"), LENGTHS[1:4], ids=str)
 def test_masks_and_lengths(q_length: int, k_length: int, mask: dict) -> None:
@@ -40,6 +41,7 @@ def test_masks_and_lengths(q_length: int, k_length: int, mask: dict) -> None:
     _check(gradients, _exact(dout, q, k, v, **mask), 8)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(("heads", "key_heads", "dim"), [(4, 2, 64), (3, 1, 80), (2, 2, 128)])
 def test_heads_and_dims(heads: int, key_heads: int, dim: int, dtype: torch.dtype) -> None:
@@ -74,6 +76,7 @@ def test_strided_operands() -> None:
     _check(gradients, _exact(dout, q, k, v), 8)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("dim", [64, 128, 256])
 def test_every_variant_gives_the_same(dim: int) -> None:
     q, k, v = attention_inputs(70, 150, 1, 1, dim, torch.float32)
@@ -94,6 +97,7 @@ def test_errors() -> None:
         attention_backward(q, q, q, q, q, lse.transpose(1, 2))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("target", TARGETS)
 def test_compiled(target: str) -> None:
     dim = 128 if target == "cuda:90" else 64
@@ -105,6 +109,7 @@ def test_compiled(target: str) -> None:
         assert_wide(kernel, kinds=("load",))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("dim", [64, 128, 256])
 def test_variants_compile(dim: int) -> None:
     q, lse = meta(4, 2048, 8, dim), meta(4, 8, 2048, dtype=torch.float32)

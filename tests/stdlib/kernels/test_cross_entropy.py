@@ -35,6 +35,7 @@ def _case(rows: int, columns: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, 
     return logits, target, dloss, loss.detach(), exact.grad
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("columns", [5, 1000, 8192, 9001])
 def test_whole(columns: int, dtype: torch.dtype) -> None:
@@ -98,6 +99,7 @@ def test_errors() -> None:
         cross_entropy_backward(meta(4, 8), meta(4), meta(4), meta(4), out=meta(4, 4))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("target", TARGETS)
 def test_compiled(target: str) -> None:
     logits, targets, rows = meta(4096, 128256), meta(4096, dtype=torch.int64), meta(4096, dtype=torch.float32)

@@ -26,6 +26,7 @@ def _starts(counts: list[int]) -> Tensor:
     return torch.tensor([0, *counts]).cumsum(0).int()
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("counts", COUNTS.values(), ids=COUNTS)
 def test_experts(counts: list[int], dtype: torch.dtype) -> None:
@@ -65,6 +66,7 @@ def test_errors() -> None:
         grouped_matmul_gradient(meta(8, 16), meta(9, 16), meta(3))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("target", TARGETS)
 def test_compiled(target: str) -> None:
     x, weights, starts = meta(8192, 1024), meta(64, 1024, 2048), meta(65, dtype=torch.int32)

@@ -27,6 +27,7 @@ def _activated(x: Tensor, activation: str) -> Tensor:
     }[activation]()
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(("rows", "columns", "inner"), [(128, 64, 64), (100, 70, 50), (1, 33, 200), (5, 3, 1)])
 def test_shapes(rows: int, columns: int, inner: int, dtype: torch.dtype) -> None:
@@ -42,6 +43,7 @@ def test_shapes(rows: int, columns: int, inner: int, dtype: torch.dtype) -> None
     assert_near(full, functional.silu(product + bias.double()) + residual.double())
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_activations_and_their_slopes(activation: str) -> None:
     a, b = torch.randn(32, 16), torch.randn(16, 16)
@@ -83,6 +85,7 @@ def test_errors() -> None:
         matmul(meta(4, 5), meta(5, 7), activation="swish")
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("target", TARGETS)
 def test_compiled(target: str) -> None:
     a, weight, out = meta(4096, 1024), meta(4096, 1024), meta(4096, 4096)

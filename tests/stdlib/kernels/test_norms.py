@@ -16,6 +16,7 @@ SHAPES = [(7, 96), (33, 257), (2, 3, 1024), (5, 16), (1, 3)]
 DTYPES = [torch.float32, torch.bfloat16]
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_rms_norm(shape: tuple[int, ...], dtype: torch.dtype) -> None:
@@ -33,6 +34,7 @@ def test_rms_norm(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     assert_near(dweight, w.grad, scale=2)
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("bias", [False, True], ids=["plain", "bias"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", SHAPES[:3], ids=str)
@@ -114,6 +116,7 @@ def test_errors() -> None:
         norms.rms_norm_backward(meta(4, 64), meta(4, 64), meta(64), meta(5))
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("columns", [1024, 8192])
 def test_compiled(target: str, columns: int) -> None:
@@ -125,6 +128,7 @@ def test_compiled(target: str, columns: int) -> None:
             assert_wide(kernel, kinds=("load",))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("columns", [4096, norms.MAX_COLUMNS])
 def test_all_variants_compile(columns: int) -> None:
     x, weight, rstd = meta(4096, columns), meta(columns), meta(4096, dtype=torch.float32)

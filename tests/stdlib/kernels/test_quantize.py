@@ -13,6 +13,7 @@ from tests.stdlib.kernels.numerics import TARGETS, assert_near, compiled, launch
 SHAPES = [(1024,), (3, 500), (17,), (5, 7, 256)]
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("to", LARGEST, ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -107,6 +108,7 @@ def test_errors() -> None:
         dequantize_sum(meta(2, 64), meta(2, 3), block=16)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("target", TARGETS)
 def test_compiled(target: str) -> None:
     fp8 = {"cuda:80": torch.float8_e5m2, "gfx942": torch.float8_e4m3fnuz}.get(target, torch.float8_e4m3fn)

@@ -21,6 +21,7 @@ def _exact(x: Tensor, positions: Tensor, turned: int, interleaved: bool, theta: 
     return torch.cat([(spun if interleaved else spun.transpose(-1, -2)).flatten(-2), rest], dim=-1)
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("interleaved", [False, True], ids=["halves", "interleaved"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(("heads", "dim", "turned"), [(4, 64, 64), (3, 80, 32), (5, 48, 48), (1, 6, 2)])
@@ -69,6 +70,7 @@ def test_errors() -> None:
         rotary(meta(1, 8, 2, 16), rotary_table(8, 16, device="meta"), meta(8))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("interleaved", [False, True], ids=["halves", "interleaved"])
 @pytest.mark.parametrize("target", TARGETS)
 def test_compiled(target: str, interleaved: bool) -> None:

@@ -67,7 +67,8 @@ def ray_cluster() -> Iterator[Any]:
                 ray.shutdown()
 
 
-@pytest.fixture(params=["local", "ray"])
+# Of launches on Ray, `make test` has those of test_ray.py.
+@pytest.fixture(params=["local", pytest.param("ray", marks=pytest.mark.full)])
 def launch(request: pytest.FixtureRequest) -> Launch:
     """Launches so many hosts."""
     if request.param == "local":

@@ -1,0 +1,70 @@
+"""`make test` runs a sample of long tests, `make test-full` all of each (tests/sample.py)."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+TESTS = """
+import pytest
+from hypothesis import given, strategies as st
+from tests.sample import examples, is_full
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("b", range(4))
+@pytest.mark.parametrize("a", range(5))
+def test_sampled(a, b): pass
+
+@pytest.mark.full
+def test_long(): pass
+
+@pytest.mark.parametrize("x", [1, pytest.param(2, marks=pytest.mark.full)])
+def test_with_a_long_case(x): pass
+
+tried = []
+@examples(5, 30)
+@given(st.integers())
+def test_examples(x): tried.append(x)
+def test_how_many(): assert len(tried) == (30 if is_full() else 5)
+"""
+
+
+def outcome(folder: Path, *arguments: str) -> tuple[str, set[str]]:
+    """Of a run of TESTS: pytest's last line without its time, and the sampled cases that passed."""
+    (folder / "pyproject.toml").write_text("[tool.pytest.ini_options]\n")
+    (folder / "test_it.py").write_text(TESTS)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "TESTS"))}
+    environment["PYTHONPATH"] = str(ROOT)
+    command = [sys.executable, "-m", "pytest", "-rp", "-p", "tests.sample", "-p", "no:cacheprovider", *arguments]
+    result = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
+    lines = result.stdout.splitlines()
+    passed = {line.removeprefix("PASSED ") for line in lines if line.startswith("PASSED test_it.py::test_sampled")}
+    return lines[-1].strip("= ").partition(" in ")[0], passed
+
+
+@pytest.fixture(scope="module")
+def sampled(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
+    summary, passed = outcome(tmp_path_factory.mktemp("sampled"))
+    assert summary == "6 passed, 19 deselected"
+    return passed
+
+
+def test_a_sample_is_the_same_in_each_process(sampled: set[str], tmp_path: Path) -> None:
+    assert len(sampled) == 3
+    assert outcome(tmp_path, "-n2", "--dist=loadfile") == ("6 passed", sampled)
+
+
+def test_all_cases_run_in_full(sampled: set[str], tmp_path: Path) -> None:
+    summary, passed = outcome(tmp_path, "--full")
+    assert summary == "25 passed" and len(passed) == 20 and sampled < passed
+
+
+def test_a_test_that_is_named_runs(sampled: set[str], tmp_path: Path) -> None:
+    summary, passed = outcome(tmp_path, "test_it.py::test_long", "test_it.py::test_sampled")
+    assert summary == "21 passed" and sampled < passed
