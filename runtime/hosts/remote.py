@@ -8,6 +8,7 @@ once: workers that stand still after a failed step are released, and all hosts a
 from __future__ import annotations
 
 import json
+import os
 import secrets
 import sys
 import threading
@@ -138,7 +139,7 @@ class RemoteConnection(Connection):
         self.links: list[dict[str, Any]] = [{} for _ in range(mesh.workers)]
         """By worker and host: the transport that joins the worker to its counterpart there, and why."""
         tree.subscribe(self._number, inbox.receive, inbox.host_lost)
-        self._stop = weakref.finalize(self, _stop, tree, self._number, inbox, hosts)
+        self._stop = weakref.finalize(self, _stop, tree, self._number, inbox, hosts, os.getpid())
         try:
             self._start(transports, timeout)
         except BaseException:
@@ -361,8 +362,10 @@ class RemoteConnection(Connection):
         self._stop()
 
 
-def _stop(tree: Tree, number: int, inbox: Inbox, hosts: int) -> None:
-    """End the workers, and wait until the hosts say so, or are lost."""
+def _stop(tree: Tree, number: int, inbox: Inbox, hosts: int, owner: int) -> None:
+    """End the workers, and wait until the hosts say so, or are lost. In a forked child of the controller: nothing."""
+    if os.getpid() != owner:
+        return
     stopped: set[int] = set()
     deadline = time.monotonic() + _STOP_SECONDS
     try:

@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import warnings
 from collections import deque
 from collections.abc import Sequence
@@ -24,6 +25,8 @@ from monarch.compiler.plan import MeshSpec, MonarchError
 from monarch.runtime.processes.warm import FILES_A_PACKET, PACKET_BYTES, fresh, run
 
 _END_SECONDS = 10.0
+_CLOSE_SECONDS = 1.0
+_LOOK_SECONDS = 0.002
 
 Packet = dict[str, Any]
 
@@ -156,28 +159,67 @@ class WarmParent:
         return bool(poll.poll(seconds * 1000))
 
     def stop(self, mesh: int) -> None:
-        """Kill the mesh's workers, and wait until they are gone."""
+        """Kill the mesh's workers, and wait until they are gone. A warm parent that is itself stopped (SIGSTOP) is
+        killed, and all its workers with it."""
         with self.lock:
             self.ask_to_stop(mesh)
-            while self.alive:
-                messages = self.messages(mesh, _END_SECONDS)
-                if not messages or any(message["is"] == "stopped" for message in messages):
+            deadline = time.monotonic() + _END_SECONDS
+            while self.alive and time.monotonic() < deadline:
+                messages = self.messages(mesh, _CLOSE_SECONDS)
+                if any(message["is"] == "stopped" for message in messages):
                     break
+                if not messages and self.is_stopped:
+                    self._kill()
             self._inboxes.pop(mesh, None)
 
     def settle(self, mesh: int) -> None:
         """`stop` has waited."""
 
     def close(self) -> None:
-        """End the process, and with it all workers that it still has."""
+        """End the process, and with it all workers that it still has. It is killed where it does not end at once: it
+        may have been stopped."""
+        # Closing this end would not do: children of this process that others have forked hold copies of it.
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
         with self.lock:
             self.alive = False
             self._socket.close()
-            if self._fresh is not None:
-                self._fresh.wait()
-                return
-            with suppress(ChildProcessError):
-                os.waitpid(self.pid, 0)
+            if not self._ended(_CLOSE_SECONDS):
+                self._kill()
+
+    def drop(self) -> None:
+        """In a forked child of the controller: the process is not this one's, and neither is its socket."""
+        self.alive = False
+        self._socket.close()
+
+    def _kill(self) -> None:
+        if not self._ended(0):
+            os.kill(self.pid, signal.SIGKILL)
+            self._ended(_END_SECONDS)
+
+    def _ended(self, seconds: float) -> bool:
+        """Whether the process has ended; waits for it up to `seconds`."""
+        deadline = time.monotonic() + seconds
+        while True:
+            try:
+                if self._fresh is not None:
+                    gone = self._fresh.poll() is not None
+                else:
+                    gone = os.waitpid(self.pid, os.WNOHANG)[0] == self.pid
+            except ChildProcessError:  # somebody else has waited for it
+                return True
+            if gone or time.monotonic() >= deadline:
+                return gone
+            time.sleep(_LOOK_SECONDS)
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether a signal (SIGSTOP) or a debugger holds it."""
+        try:
+            stat = Path(f"/proc/{self.pid}/stat").read_text()
+        except OSError:
+            return False
+        return stat.rpartition(")")[2].split()[0] in ("T", "t")
 
     @property
     def idle(self) -> bool:
@@ -185,8 +227,8 @@ class WarmParent:
 
     @property
     def runs(self) -> bool:
-        """Whether it is there; what it has said may still be waiting to be read."""
-        if not self.alive:
+        """Whether it is there, and not stopped; what it has said may still be waiting to be read."""
+        if not self.alive or self.is_stopped:
             return False
         poll = select.poll()
         poll.register(self._socket, 0)  # to hear of its end alone
@@ -227,8 +269,8 @@ _owner = 0
 
 
 def warm_parent() -> WarmParent:
-    """The warm parent of this process; a new one where there is none, it has died, or ops have been registered
-    since."""
+    """The warm parent of this process; a new one where there is none, it has died or is stopped, or ops have been
+    registered since."""
     global _owner
     with _lock:
         if _owner != os.getpid():  # the first here, or a fork of a process that had one: that one's is not ours
@@ -251,10 +293,20 @@ def warm_parent() -> WarmParent:
 
 
 def _end() -> None:
-    """At exit. A forked child of this process has inherited the list, and leaves the processes alone."""
+    """At exit. A forked child of this process has inherited the handler, and leaves the processes alone."""
     if os.getpid() == _owner:
         for warm in _all:
             warm.close()
+
+
+def _after_fork() -> None:
+    global _lock
+    _lock = threading.Lock()
+    while _all:
+        _all.pop().drop()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 __all__ = ["WarmParent", "can_fork", "how_ended", "registered_ops", "warm_parent"]

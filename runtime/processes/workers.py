@@ -128,7 +128,9 @@ class Workers:
         self.ring = RingWriter(self.window.bytes[geometry.ring : geometry.ring + RING_BYTES], self.signals)
         self._processes = processes
         self._number = number
-        self._stop = weakref.finalize(self, _stop, processes, number, list(ends.values()), os.getpid())
+        self._owner = os.getpid()
+        self._stop = weakref.finalize(self, _stop, processes, number, list(ends.values()), self._owner)
+        _all.add(self)
 
     # -- down ------------------------------------------------------------------------------------------------------
 
@@ -244,9 +246,12 @@ class Workers:
     # -- the end ---------------------------------------------------------------------------------------------------
 
     def stop(self) -> None:
-        """End the workers, and wait until they are gone. Idempotent."""
+        """End the workers, and wait until they are gone. Idempotent. In a forked child of the process that started them
+        it only lets go of them."""
         if self._stop.alive:
             self._stop()
+            if os.getpid() != self._owner:
+                return
             self._processes.settle(self._number)
             geometry = self.window.geometry
             self.window.give_back(geometry.ring, geometry.total - geometry.ring)
@@ -255,8 +260,23 @@ class Workers:
 def _stop(processes: Processes, number: int, ends: list[socket.socket], owner: int) -> None:
     if os.getpid() == owner:
         processes.stop(number)
+        for end in ends:  # of which forked children of this process may hold copies
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
     for end in ends:
         end.close()
+
+
+_all: weakref.WeakSet[Workers] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    """In a forked child of this process: close the sockets of the workers, which are the parent's."""
+    for workers in list(_all):
+        workers.stop()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def _check_size(mesh: MeshSpec, here: int, geometry: Geometry) -> None:

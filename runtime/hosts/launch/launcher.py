@@ -9,6 +9,7 @@ launch(launcher)     launcher.place()            which machines, by their addres
 from __future__ import annotations
 
 import atexit
+import os
 import secrets
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -59,6 +60,7 @@ class LaunchedHosts:
         self._launcher = launcher
         self._attached = attached
         self._undo = undo
+        self._owner = os.getpid()
         atexit.register(self.close)
 
     @property
@@ -74,8 +76,10 @@ class LaunchedHosts:
         return self._attached.start(mesh)
 
     def close(self) -> None:
-        atexit.unregister(self.close)
-        self._undo.close()
+        """End the agents. In a forked child of the process that launched them: nothing."""
+        if os.getpid() == self._owner:
+            atexit.unregister(self.close)
+            self._undo.close()
 
 
 def launch(

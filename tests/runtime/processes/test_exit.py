@@ -1,0 +1,133 @@
+"""Exit ends: no child that a program has forked keeps it waiting, at its end or where it needs a new warm parent."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from tests.runtime.processes.test_processes import BOUND, ended, next_line
+
+ROOT = Path(__file__).resolve().parents[3]
+
+MESH = """
+    import os, signal, sys
+    import torch
+    import monarch
+    from monarch.distributed import Mesh
+
+    def sleep():
+        os.close(1)
+        os.close(2)
+        while True:
+            signal.pause()
+
+    def child():
+        pid = os.fork()
+        if pid == 0:
+            sleep()
+        return pid
+
+    def works(mesh):
+        return (monarch.distribute(torch.ones(4), mesh, "[@data]") * 2).sum().item() == 8
+"""
+
+FORMS = {
+    "forks, in a step and between two meshes": """
+        mesh = Mesh(data=2)
+        fine = works(mesh)
+        x = monarch.distribute(torch.ones(400, 400), mesh, "[@data, -]")
+        for _ in range(50):
+            x = (x @ x.T) / 400
+        mesh.flush()
+        pid = child()
+        print(fine and works(Mesh(data=4)), pid, flush=True)
+    """,
+    "a daemon of multiprocessing": """
+        import multiprocessing
+        mesh = Mesh(data=2)
+        fine = works(mesh)
+        process = multiprocessing.get_context("fork").Process(target=sleep, daemon=True)
+        process.start()
+        print(fine, process.pid, flush=True)
+    """,
+    "workers of a DataLoader": """
+        from torch.utils.data import DataLoader
+        mesh = Mesh(data=2)
+        fine = works(mesh)
+        loader = DataLoader(list(range(100)), num_workers=2, persistent_workers=True, multiprocessing_context="fork")
+        batches = iter(loader)
+        next(batches)
+        print(fine, loader._iterator._workers[0].pid, flush=True)
+    """,
+    "a second warm parent": """
+        mesh = Mesh(data=2)
+        fine = works(mesh)
+        pid = child()
+        mesh.close()
+        @torch.library.custom_op("exit_tests::nothing", mutates_args=())
+        def nothing(x: torch.Tensor) -> torch.Tensor:
+            return x.clone()
+        print(fine and works(Mesh(data=2)), pid, flush=True)
+    """,
+    "a stopped warm parent, and another mesh": """
+        from monarch.runtime.processes.parent import warm_parent
+        mesh = Mesh(data=2)
+        fine = works(mesh)
+        pid = warm_parent().pid
+        os.kill(pid, signal.SIGSTOP)
+        print(fine and works(Mesh(data=2)), pid, flush=True)
+        mesh.close()
+    """,
+    "actors": """
+        from monarch.actor import this_host
+        procs = this_host().spawn_procs({"data": 2})
+        fine = works(Mesh(procs=procs))
+        print(fine, child(), flush=True)
+    """,
+}
+
+
+def started(source: str) -> subprocess.Popen[str]:
+    env = {**os.environ, "PYTHONPATH": f"{ROOT / '.src'}:{ROOT}"}
+    return subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(MESH) + textwrap.dedent(source)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=env,
+        cwd=ROOT,
+    )
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_program_ends_while_its_children_live(form: str) -> None:
+    process = started(FORMS[form])
+    works, child = next_line(process).split()
+    try:
+        assert works == "True"
+        assert process.wait(BOUND) == 0
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(int(child), signal.SIGKILL)
+        process.kill()
+        process.communicate(timeout=BOUND)
+    assert ended(int(child))
+
+
+def test_a_forked_child_that_leaves_a_with_block_leaves_the_mesh_alone() -> None:
+    process = started("""
+        with Mesh(data=2) as mesh:
+            fine = works(mesh)
+            pid = os.fork()
+            if pid:
+                status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+                print(fine, status, [works(mesh) for _ in range(3)], flush=True)
+    """)
+    out, _ = process.communicate(timeout=BOUND)
+    assert out == "True 0 [True, True, True]\n" and process.returncode == 0
