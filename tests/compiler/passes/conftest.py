@@ -16,16 +16,25 @@ FOLDER = Path(__file__).parent / "golden"
 
 
 @pytest.fixture
-def expect(request: pytest.FixtureRequest) -> Callable[..., None]:
+def expect_text(request: pytest.FixtureRequest) -> Callable[[str], None]:
+    """Compare a text with the golden file named after the test."""
+
+    def compare(got: str) -> None:
+        file = FOLDER / f"{request.node.name}.txt"
+        if request.config.getoption("--rewrite"):
+            file.write_text(got + "\n")
+        assert got + "\n" == file.read_text()
+
+    return compare
+
+
+@pytest.fixture
+def expect(expect_text: Callable[[str], None]) -> Callable[..., None]:
     """Compare what a pass makes of a graph's text with the golden file named after the test."""
 
     def compare(text: str, pass_: Pass, options: CompileOptions | None = None) -> None:
         graph = pass_.run(parse_graph(text), Context(options or CompileOptions()))
         verify(graph, after=pass_.name)
-        got = print_graph(graph) + "\n"
-        file = FOLDER / f"{request.node.name}.txt"
-        if request.config.getoption("--rewrite"):
-            file.write_text(got)
-        assert got == file.read_text()
+        expect_text(print_graph(graph, modules=True))
 
     return compare
