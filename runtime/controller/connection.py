@@ -26,6 +26,7 @@ from monarch.runtime.processes.workers import EXIT_SECONDS, Processes, Workers
 from monarch.runtime.shared import signals
 from monarch.runtime.shared.ring import Full, Space
 from monarch.runtime.shared.window import STAGING_BYTES
+from monarch.runtime.worker.definitions import definitions
 
 SLEEP_MILLISECONDS = 50
 _STAGING_KEEP = 8 << 20
@@ -280,10 +281,11 @@ class LocalConnection(Connection):
 
 
 def pack_plan(plan: Plan) -> bytes:
-    """A plan and where the object lies that its kernels were built into, for workers forked on this host."""
+    """A plan, where the object lies that its kernels were built into, and the custom ops that it calls, for workers
+    forked on this host."""
     native = plan.target == "cpu"
     kernels = build_kernels([step.args[1] for step in plan.instructions if native and step.op == "kernel"])
-    return pickle.dumps((plan, kernels))
+    return pickle.dumps((plan, kernels, definitions(plan)))
 
 
 _connections: weakref.WeakSet[Connection] = weakref.WeakSet()

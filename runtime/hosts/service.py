@@ -196,7 +196,7 @@ class _Part:
         try:
             blob = pack_plan(plan_from_bytes(bytes(data)))
         except PlanError as error:  # for the workers to tell, at each step that would run it
-            blob = pickle.dumps((error, None))
+            blob = pickle.dumps((error, None, ()))
         self._write(partial(self._workers.load, number, blob, number))
         self._workers.ring.publish()
 

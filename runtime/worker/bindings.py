@@ -57,5 +57,6 @@ def resolve(op: str, direct: bool = True) -> Callable[..., Any]:
             return found
     raise PlanError(
         f"the plan calls {op!r}, which the workers do not know",
-        hint="An op of your own has to be registered (torch.library) before the mesh is made: workers are forked then.",
+        hint="Make an op of your own with torch.library.custom_op, which travels with the plan, or register it before\n"
+        "the mesh is made: workers are forked then.",
     )

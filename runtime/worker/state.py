@@ -24,6 +24,7 @@ from monarch.runtime.shared import wire
 from monarch.runtime.shared.signals import Aborted
 from monarch.runtime.shared.wire import Report
 from monarch.runtime.worker.arena import Arena
+from monarch.runtime.worker.definitions import define
 from monarch.runtime.worker.exchange import Loan
 from monarch.runtime.worker.frame import Frame
 from monarch.runtime.worker.graphs import Graphs
@@ -324,7 +325,9 @@ class WorkerState:
         blob = self._received()
         try:
             plan: Plan | PlanError
-            plan, self._kernels = pickle.loads(blob)  # made by the process of which this one is a fork
+            # Made by the process of which this one is a fork.
+            plan, self._kernels, ops = pickle.loads(blob)
+            define(ops)
             if isinstance(plan, PlanError):  # its host has refused it
                 raise plan
             self._ready = ready = None if plan.target == "cpu" else self._on_gpu(plan)

@@ -90,7 +90,7 @@ class Worker:
         return self.state.handle(self.step, bytearray(body))
 
     def load(self, number: int, plan: Plan) -> list[Message]:
-        self.file = pickle.dumps((plan, None))
+        self.file = pickle.dumps((plan, None, ()))
         return self.do(wire.numbers(wire.LOAD, number))
 
     def run(self, number: int, plan: Plan, base: int, *arguments: float) -> list[Message]:
