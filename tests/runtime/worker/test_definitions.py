@@ -49,7 +49,5 @@ def test_a_function_that_cannot_travel_is_refused_with_the_way_out() -> None:
     build.output(build.call("latetest.locked.default", build.input(whole((2,)))), whole((2,)))
     (made,) = definitions(build.plan())
     define((made,))  # known here
-    with pytest.raises(
-        PlanError, match="do not know the op latetest::other, and it cannot be sent to them: cannot pickle"
-    ):
+    with pytest.raises(PlanError, match="do not know the op latetest::other, and it cannot be sent to them: "):
         define((replace(made, name="latetest::other"),))
