@@ -366,6 +366,7 @@ def program(
     collectives: Backend = "monarch",
     target: str = "cpu",
     cuda_graphs: bool = False,
+    strict: bool = False,
 ) -> Program[P, R]: ...
 @overload
 def program(
@@ -376,6 +377,7 @@ def program(
     collectives: Backend = "monarch",
     target: str = "cpu",
     cuda_graphs: bool = False,
+    strict: bool = False,
 ) -> Callable[[Callable[P, R]], Program[P, R]]: ...
 def program(
     function: Callable[..., Any] | None = None,
@@ -387,6 +389,7 @@ def program(
     collectives: Backend = "monarch",
     target: str = "cpu",
     cuda_graphs: bool = False,
+    strict: bool = False,
 ) -> Any:
     """Make a function a program: traced once for each signature, compiled, and run on the workers by one command a
     call.
@@ -422,6 +425,9 @@ def program(
     `cuda_graphs` has workers record what a step launches between its collectives, and launch it at once from the fourth
     step on; for GPUs of NVIDIA's, and as little tried on one.
 
+    `strict` makes an op that every worker would compute whole, for want of a sharding rule, an error with its line and
+    the way out (RuleError). Without it the op runs, and a PerformanceWarning says once what was gathered for it.
+
     The function itself runs when it is traced: on the first call of a signature, and on calls 2, 3, 5, 9, 17, … to
     notice Python values that were built in and have changed (ProgramError). Printing and appending in it happen then,
     not at every call. Results carry no autograd history.
@@ -432,6 +438,7 @@ def program(
         rounding=rounding,
         collectives=collectives,
         cuda_graphs=cuda_graphs,
+        strict=strict,
     )
     if function is None:
         return lambda inner: Program(inner, mesh, options)

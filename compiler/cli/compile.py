@@ -17,6 +17,7 @@ from monarch.compiler.cli.options import (
     MemoryLimit,
     Mesh,
     ProgramSpec,
+    Strict,
     Target,
     Verbose,
     read_mesh,
@@ -44,11 +45,12 @@ def compile_(
     arg: Arguments = None,
     first_call: FirstCall = False,
     memory_limit: MemoryLimit = None,
+    strict: Strict = False,
     verbose: Verbose = False,
     as_json: Json = False,
 ) -> None:
     """Compile a program ahead of time: no worker starts, and no GPU is needed."""
-    plan = compiled(program, mesh, target, arg, first_call, memory_limit, verbose)
+    plan = compiled(program, mesh, target, arg, first_call, memory_limit, strict, verbose)
     from monarch.compiler.plan.file import save_plan
 
     path = output or Path(f"{plan.name}.mplan")
@@ -66,6 +68,7 @@ def compiled(
     arg: list[str] | None,
     first_call: bool,
     memory_limit: str | None,
+    strict: bool = False,
     verbose: bool = False,
 ) -> Plan:
     """The plan of a program in a file, with its report: what `compile` writes and `inspect` shows."""
@@ -79,7 +82,7 @@ def compiled(
         if target is not None:
             check_target(target)
         say(f"tracing {program}")
-        return load_program(program, sizes, given, first_call, limit).compile(target, progress)
+        return load_program(program, sizes, given, first_call, limit).compile(target, progress, strict=strict)
 
 
 @contextmanager

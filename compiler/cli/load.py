@@ -65,9 +65,16 @@ class LoadedProgram:
     def mesh(self) -> MeshSpec:
         return self.graph.mesh
 
-    def compile(self, target: str | None = None, progress: Callable[[str, float, Graph], None] | None = None) -> Plan:
-        """The plan, with the report that the inspector shows."""
-        options = replace(self.options, target=target or self.options.target)
+    def compile(
+        self,
+        target: str | None = None,
+        progress: Callable[[str, float, Graph], None] | None = None,
+        *,
+        strict: bool = False,
+    ) -> Plan:
+        """The plan, with the report that the inspector shows. `strict` where the program is, too."""
+        options = self.options
+        options = replace(options, target=target or options.target, strict=strict or options.strict)
         return compile_graph(self.graph, options, report=True, progress=progress)
 
 

@@ -53,6 +53,9 @@ MemoryLimit = Annotated[
         "--memory-limit", metavar="SIZE", help="What a worker may hold at once, instead of the program's own: 2GiB."
     ),
 ]
+Strict = Annotated[
+    bool, typer.Option("--strict", help="Refuse an op that every worker would compute whole, for want of a rule.")
+]
 FirstCall = Annotated[
     bool,
     typer.Option(

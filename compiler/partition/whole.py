@@ -53,8 +53,10 @@ def _gathered_text(node: fx.Node) -> str:
 
 
 def _way_out(node: fx.Node, strict: bool) -> str:
-    suggestion = suggested_line(Call.of(node, _global_shape))
-    packet = op_name(called_op(node)).rsplit(".", 1)[0]
+    op = called_op(node)
+    packet = op_name(op).rsplit(".", 1)[0]
+    # What torch's own ops compute, users need not know: a rule that fits and does not hold gives wrong numbers.
+    suggestion = None if op.namespace in ("aten", "prims") else suggested_line(Call.of(node, _global_shape))
     lines = []
     if suggestion is not None:
         lines += [

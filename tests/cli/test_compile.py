@@ -147,6 +147,19 @@ def test_a_memory_limit(folder: Path, monarchc: Run) -> None:
     assert "--memory-limit are for programs, and train_step.mplan is a plan" in wrong.err
 
 
+def test_an_op_without_a_rule_is_refused_where_it_is_asked_for(folder: Path, monarchc: Run) -> None:
+    text = "import monarch, torch\n\n@monarch.program\ndef step(x: 'f32[4@data, 4]'):\n    return torch.linalg.inv(x)\n"
+    (folder / "inverse.py").write_text(text)
+    monarchc("compile", "inverse.py", "--mesh", "data=2")
+    strict = monarchc("compile", "inverse.py", "--mesh", "data=2", "--strict", code=2)
+    assert (
+        "inverse.py:5:" in strict.err
+        and "aten.linalg_inv_ex.default runs whole on every worker, with 64 B" in strict.err
+    )
+    (folder / "inverse.py").write_text(text.replace("program\n", "program(strict=True)\n"))
+    monarchc("compile", "inverse.py", "--mesh", "data=2", code=2)
+
+
 def test_a_program_on_an_abstract_mesh_with_an_optimizer(folder: Path, monarchc: Run) -> None:
     text = (folder / "train.py").read_text().replace("Mesh(data=2)", "Mesh.abstract(data=4)")
     (folder / "abstract.py").write_text(text)
