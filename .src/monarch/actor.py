@@ -18,6 +18,7 @@ print(counters.add.call(3).get())
 from __future__ import annotations
 
 import monarch.runtime.actors.processes.host as _host
+from monarch.compiler.mesh import Extent, NDSlice, Point, Shape
 from monarch.runtime.actors.accumulate import Accumulator
 from monarch.runtime.actors.actor import Actor
 from monarch.runtime.actors.adverbs import Endpoint, as_endpoint, send
@@ -36,7 +37,6 @@ from monarch.runtime.actors.meshes import (
 )
 from monarch.runtime.actors.processes.current import Context, context, current_actor_name, current_rank, current_size
 from monarch.runtime.actors.processes.host import shutdown_context
-from monarch.runtime.actors.shape import Extent, NDSlice, Point, Shape
 from monarch.runtime.actors.shards import Shards
 from monarch.runtime.actors.values import ValueMesh
 from monarch.runtime.future import Future

@@ -2,8 +2,6 @@
 
 Pure parts, with no I/O and no thread of their own, each tested alone:
 
-    shape       Extent, Point, NDSlice, Shape: strided slices of a grid
-    mesh        MeshAlgebra: what every mesh can do (slice, split, flatten, rename, size, sizes, extent, to_table, len)
     values      ValueMesh: a value for each place of a mesh
     errors      ActorError, SupervisionError, MeshFailure
     endpoint    @endpoint, @concurrent_endpoint, and what a class must be to be an actor: `ActorInterface.of(cls)`

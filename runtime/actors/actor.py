@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-    from monarch.runtime.actors.mesh import MeshAlgebra
+    from monarch.compiler.mesh import MeshAlgebra
     from monarch.runtime.future import Future
 
     class _ActorsMesh(MeshAlgebra):

@@ -6,8 +6,8 @@ import random
 from collections.abc import Callable, Coroutine, Iterator
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, Protocol, TypeVar, overload
 
+from monarch.compiler.mesh import Shape
 from monarch.runtime.actors.endpoint import ActorInterface, EndpointMethod
-from monarch.runtime.actors.shape import Shape
 from monarch.runtime.actors.shards import Shards
 from monarch.runtime.actors.values import ValueMesh
 from monarch.runtime.future import Future

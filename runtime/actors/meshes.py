@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, ca
 import cloudpickle
 
 from monarch.compiler.config import for_spawned
+from monarch.compiler.mesh import MeshAlgebra, Shape
 from monarch.compiler.plan import Executor, MeshSpec
 from monarch.runtime.actors import classes
 from monarch.runtime.actors.actor import Actor
 from monarch.runtime.actors.adverbs import attribute
 from monarch.runtime.actors.endpoint import MESH_NAMES, ActorInterface, EndpointMethod
 from monarch.runtime.actors.errors import MeshFailure, SupervisionError
-from monarch.runtime.actors.mesh import MeshAlgebra
 from monarch.runtime.actors.messages.address import host_of, new_address, port_of
 from monarch.runtime.actors.messages.message import EMPTY, NO_ARGUMENTS, Payload
 from monarch.runtime.actors.messages.protocol import (
@@ -43,7 +43,6 @@ from monarch.runtime.actors.processes.ownership import PlaceEnded
 from monarch.runtime.actors.processes.ports import All, Each, One, failing
 from monarch.runtime.actors.processes.process import Group
 from monarch.runtime.actors.processes.spreading import Audience
-from monarch.runtime.actors.shape import Shape
 from monarch.runtime.actors.shards import Shards
 from monarch.runtime.actors.values import ValueMesh
 from monarch.runtime.future import Future

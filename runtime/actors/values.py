@@ -6,8 +6,7 @@ import reprlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Generic, TypeVar
 
-from monarch.runtime.actors.mesh import MeshAlgebra
-from monarch.runtime.actors.shape import Point, Shape
+from monarch.compiler.mesh import MeshAlgebra, Point, Shape
 
 T = TypeVar("T", covariant=True)
 

@@ -11,13 +11,13 @@ import socket
 import threading
 from contextlib import suppress
 
+from monarch.compiler.mesh import Shape
 from monarch.runtime.actors.errors import MeshFailure
 from monarch.runtime.actors.messages.address import name_of, new_address, tag_of
 from monarch.runtime.actors.messages.network import Across, refuse, wanted
 from monarch.runtime.actors.messages.router import hand_over, listen
 from monarch.runtime.actors.processes.host import Host
 from monarch.runtime.actors.processes.process import Group, Process
-from monarch.runtime.actors.shape import Shape
 from monarch.runtime.transport import sockets
 
 _STRANGERS = 256

@@ -7,8 +7,8 @@ import threading
 from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
+from monarch.compiler.mesh import Extent, Point
 from monarch.runtime.actors.messages.protocol import Place
-from monarch.runtime.actors.shape import Extent, Point
 
 if TYPE_CHECKING:
     from monarch.runtime.actors.processes.instance import Instance

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
+from monarch.compiler.mesh import Shape
 from monarch.compiler.plan import MonarchError
 from monarch.runtime.actors.errors import MeshFailure, SupervisionError
 from monarch.runtime.actors.messages.address import name_of, new_address
@@ -34,7 +35,6 @@ from monarch.runtime.actors.processes.attached import OtherHosts
 from monarch.runtime.actors.processes.output import LAST_LINES, Output, Source
 from monarch.runtime.actors.processes.ownership import EndProcess
 from monarch.runtime.actors.processes.process import Death, Group, Process
-from monarch.runtime.actors.shape import Shape
 from monarch.runtime.future import Future
 from monarch.runtime.processes.parent import WarmParent, how_ended, warm_parent
 from monarch.runtime.shared import signals

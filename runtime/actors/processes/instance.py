@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from monarch.compiler.mesh import Extent, Point
 from monarch.compiler.plan import MonarchError
 from monarch.runtime.actors.endpoint import ActorInterface
 from monarch.runtime.actors.errors import ActorError, MeshFailure
@@ -26,7 +27,6 @@ from monarch.runtime.actors.messages.protocol import Head, Owner, ReplyTo
 from monarch.runtime.actors.processes.current import Context, running
 from monarch.runtime.actors.processes.mailbox import Mailbox, Stop
 from monarch.runtime.actors.processes.ownership import Cleaned, Ends, Supervised
-from monarch.runtime.actors.shape import Extent, Point
 
 if TYPE_CHECKING:
     from monarch.runtime.actors.meshes import ActorMesh, ProcMesh

@@ -10,9 +10,9 @@ from itertools import count
 from time import monotonic
 from typing import Any, Generic, Protocol, TypeVar, cast
 
+from monarch.compiler.mesh import Shape
 from monarch.runtime.actors.errors import SupervisionError
 from monarch.runtime.actors.messages.message import Payload
-from monarch.runtime.actors.shape import Shape
 from monarch.runtime.actors.values import ValueMesh
 from monarch.runtime.future import Future
 

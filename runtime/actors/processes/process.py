@@ -22,6 +22,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from monarch.compiler.config import spawned_with
+from monarch.compiler.mesh import Shape
 from monarch.runtime.actors.debugging.stacks import SlowCalls, stacks_here
 from monarch.runtime.actors.errors import ActorError, MeshFailure, SupervisionError
 from monarch.runtime.actors.messages.address import host_of
@@ -74,7 +75,6 @@ from monarch.runtime.actors.processes.ownership import (
 from monarch.runtime.actors.processes.ports import Answer, Ports
 from monarch.runtime.actors.processes.programs import Programs
 from monarch.runtime.actors.processes.spreading import Spreads
-from monarch.runtime.actors.shape import Shape
 
 if TYPE_CHECKING:
     from monarch.runtime.actors.meshes import ActorMesh, ProcMesh

@@ -22,13 +22,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils import _pytree as pytree
 
+from monarch.compiler.mesh import Shape
 from monarch.compiler.plan import Executor, MeshSpec, MonarchError, TensorType
 from monarch.runtime.actors.errors import ActorError, SupervisionError
 from monarch.runtime.actors.messages.address import host_of
 from monarch.runtime.actors.messages.message import EMPTY, Files, Payload
 from monarch.runtime.actors.messages.protocol import DROP, WORK, WORKED, Head
 from monarch.runtime.actors.processes.ports import All, failing
-from monarch.runtime.actors.shape import Shape
 from monarch.runtime.controller.connection import Beside, LocalConnection
 from monarch.runtime.processes.warm import mark_dead
 from monarch.runtime.shared.window import Geometry, Window

@@ -10,11 +10,11 @@ from typing import Any
 import cloudpickle
 import pytest
 
+from monarch.compiler.mesh import Shape
 from monarch.runtime.actors.actor import Actor
 from monarch.runtime.actors.adverbs import Endpoint, as_endpoint, attribute, send
 from monarch.runtime.actors.channel import Port
 from monarch.runtime.actors.endpoint import ActorInterface, EndpointMethod, concurrent_endpoint, endpoint
-from monarch.runtime.actors.shape import Shape
 from monarch.runtime.future import Future
 
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from monarch.compiler.mesh import Shape
 from monarch.runtime.actors.errors import SupervisionError
 from monarch.runtime.actors.processes.ports import All, Decode, Each, One, Ports, Queue, failing
-from monarch.runtime.actors.shape import Shape
 from monarch.runtime.actors.values import ValueMesh
 from monarch.runtime.future import Future
 

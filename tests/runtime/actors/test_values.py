@@ -6,7 +6,7 @@ import pickle
 
 import pytest
 
-from monarch.runtime.actors.shape import NDSlice, Shape
+from monarch.compiler.mesh import NDSlice, Shape
 from monarch.runtime.actors.values import ValueMesh
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monarch.runtime.actors.shape import Extent, NDSlice, Point, Shape
+from monarch.compiler.mesh import Extent, NDSlice, Point, Shape
 
 LABELS = ("a", "b", "c", "d")
 

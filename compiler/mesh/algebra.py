@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from monarch.runtime.actors.shape import Extent, Point, Shape
+from monarch.compiler.mesh.shape import Extent, Point, Shape
 
 if TYPE_CHECKING:
     from typing import Self
