@@ -21,6 +21,7 @@ from itertools import product
 import torch
 
 from monarch.compiler.errors import LayoutError
+from monarch.compiler.mesh import check_dims
 
 Placement = int | str | None
 
@@ -56,17 +57,7 @@ class MeshSpec:
     dims: tuple[tuple[str, int], ...]
 
     def __post_init__(self) -> None:
-        names = [name for name, _ in self.dims]
-        for at, (name, size) in enumerate(self.dims):
-            if not (name.isidentifier() and name.isascii()):
-                raise LayoutError(
-                    f"a mesh dim cannot be named {name!r}",
-                    hint="its name has to be an identifier: a letter or _, then more.",
-                )
-            if name in names[:at]:
-                raise LayoutError(f"mesh dim '{name}' stands twice", hint=f"the mesh's dims are {', '.join(names)}.")
-            if size < 1:
-                raise LayoutError(f"mesh dim '{name}' has size {size}", hint="a mesh dim has at least one worker.")
+        check_dims([name for name, _ in self.dims], [size for _, size in self.dims])
 
     @staticmethod
     def of(**sizes: int) -> MeshSpec:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from monarch.compiler.errors import DeviceMeshError, LayoutError, MonarchError
+from monarch.compiler.mesh import MeshAlgebra, Shape
 from monarch.compiler.plan import Executor, Hosts, Procs, Returned, abstract_can_run, executor_for
 from monarch.compiler.types import MeshSpec
 
@@ -63,7 +64,7 @@ class _Workers:
             executor.close()
 
 
-class Mesh:
+class Mesh(MeshAlgebra):
     """A grid of workers with a name for each dim.
 
         mesh = Mesh(data=4, model=2)
@@ -75,7 +76,7 @@ class Mesh:
     `close` (or leaving a `with mesh:` block) ends them. They run on this machine, or in equal blocks on each of
     `hosts`, so that the first dims are those that cross from host to host; or in the processes of actors that are
     `procs`, in the same order, whose dims the mesh has if none are given. `rename`, `split` and `flatten` give views
-    with other dims on the same workers; `slice` gives the sub-mesh of some of them.
+    with other dims on the same workers; `slice` gives the sub-mesh of some of them (see `MeshAlgebra`).
     """
 
     def __init__(
@@ -116,17 +117,23 @@ class Mesh:
                 hint="give it what monarch.hosts() returns. A mesh dim of that name is made so:\n"
                 'Mesh(shape=(2, 8), mesh_dim_names=("hosts", "gpus")).',
             )
-        spec = MeshSpec(_checked(pairs))
+        for name, size in pairs:
+            if name in _MEANT and not isinstance(size, (int, float)):
+                raise LayoutError(
+                    f"mesh dim '{name}' has size {size!r}",
+                    hint=f"did you mean {_MEANT[name]}=? It says where the workers run; dims' sizes are whole numbers.",
+                )
+        spec = MeshSpec(pairs)
         if procs is not None and not _sizes and spec.workers != MeshSpec(tuple(procs.sizes.items())).workers:
             raise LayoutError(
                 f"{spec} has {spec.workers} workers, and the processes are {dict(procs.sizes)}",
                 hint="give dims whose sizes multiply to the number of processes, or none to have theirs.",
             )
-        self._setup(spec.dims, _Workers(spec, hosts if procs is None else procs), tuple(range(spec.workers)))
+        self._setup(Shape.of(spec.sizes), _Workers(spec, hosts if procs is None else procs))
 
-    def _setup(self, dims: tuple[tuple[str, int], ...], workers: _Workers, ranks: tuple[int, ...]) -> None:
-        self.spec = MeshSpec(dims)
-        self._ranks = ranks
+    def _setup(self, shape: Shape, workers: _Workers) -> None:
+        self._shape = shape
+        self.spec = MeshSpec(tuple(shape.extent.items()))
         self._workers = workers
         self._pending: Recording | None = None
 
@@ -139,9 +146,9 @@ class Mesh:
         mesh._workers.abstract = True
         return mesh
 
-    def _view(self, dims: tuple[tuple[str, int], ...], ranks: tuple[int, ...] | None = None) -> Mesh:
+    def _over(self, shape: Shape) -> Mesh:
         view = object.__new__(Mesh)
-        view._setup(_checked(dims), self._workers, self._ranks if ranks is None else ranks)
+        view._setup(shape, self._workers)
         return view
 
     # -- reading -------------------------------------------------------------------------------------------------
@@ -166,13 +173,10 @@ class Mesh:
     def is_closed(self) -> bool:
         return self._workers.closed
 
-    def size(self, dim: str | int | None = None) -> int:
-        """The number of workers, or of positions along one dim (by name or number)."""
-        if dim is None:
-            return self.spec.workers
-        if isinstance(dim, int):
-            return self.shape[dim]
-        return self.spec.sizes[self._known(dim)]
+    @property
+    def ranks(self) -> list[int]:
+        """The numbers of the mesh's workers among those that were made together, in order."""
+        return self._shape.ranks()
 
     def coordinates(self) -> list[dict[str, int]]:
         """The coordinates of the mesh's workers, in order."""
@@ -187,15 +191,15 @@ class Mesh:
         points = self.coordinates()
         for start in range(0, len(points), across):
             lead = [str(points[start][name]) for name in names[:-1]]
-            rows.append(lead + [str(rank) for rank in self._ranks[start : start + across]])
+            rows.append(lead + [str(rank) for rank in self.ranks[start : start + across]])
         widths = [max(len(row[i]) for row in rows) for i in range(len(heads))]
         lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
         return "\n".join([lines[0], "-" * max(map(len, lines)), *lines[1:]])
 
     def __repr__(self) -> str:
         dims = ", ".join(f"{name}={size}" for name, size in self.spec.dims)
-        whole = len(self._ranks) == self._workers.spec.workers
-        part = "" if whole else f"workers={list(self._ranks)} of {self._workers.spec.workers}"
+        whole = len(self) == self._workers.spec.workers
+        part = "" if whole else f"workers={self.ranks} of {self._workers.spec.workers}"
         inside = ", ".join(text for text in (dims, part) if text)
         return f"Mesh.abstract({inside})" if self.is_abstract else f"Mesh({inside})"
 
@@ -204,7 +208,7 @@ class Mesh:
         from monarch.compiler.inspect.html import mesh_html
 
         notes = []
-        if len(self._ranks) != self._workers.spec.workers:
+        if len(self) != self._workers.spec.workers:
             notes.append(f"part of {self._workers.spec.workers:,}")
         if self.is_abstract:
             notes.append("abstract: for compiling ahead of time")
@@ -212,96 +216,21 @@ class Mesh:
             notes.append("closed")
         elif self._workers.executor is None:
             notes.append("not started yet")
-        return mesh_html(self.spec, self._ranks, " · ".join(notes))
-
-    # -- other meshes --------------------------------------------------------------------------------------------
+        return mesh_html(self.spec, self.ranks, " · ".join(notes))
 
     def __getitem__(self, dims: str | Sequence[str]) -> Mesh:
         """The sub-mesh along one or several dims that holds worker 0: the first position along all the others."""
         keep = (dims,) if isinstance(dims, str) else tuple(dims)
         for name in keep:
-            self._known(name)
+            self.extent.position(name)
         return self.slice(**{name: 0 for name in self.mesh_dim_names if name not in keep})
-
-    def slice(self, **where: int | slice) -> Mesh:
-        """The sub-mesh at a position (which drops the dim) or a range of positions along the dims given.
-
-        mesh.slice(data=0)              # the workers of the first data-parallel replica
-        mesh.slice(data=slice(0, 2))    # the first two
-        """
-        chosen: dict[str, list[int]] = {}
-        dims: list[tuple[str, int]] = []
-        for name in where:
-            self._known(name)
-        for name, size in self.spec.dims:
-            at = where.get(name, slice(None))
-            if isinstance(at, slice):
-                chosen[name] = list(range(*at.indices(size)))
-                if not chosen[name]:
-                    raise LayoutError(f"{at} along '{name}', of size {size}, holds no worker")
-                dims.append((name, len(chosen[name])))
-            else:
-                if not -size <= at < size:
-                    raise LayoutError(f"position {at} along '{name}', which has size {size}")
-                chosen[name] = [at % size]
-        ranks = tuple(
-            self._ranks[rank]
-            for rank, point in enumerate(self.spec.coordinates())
-            if all(point[name] in chosen[name] for name in point)
-        )
-        return self._view(tuple(dims), ranks)
-
-    def rename(self, **names: str) -> Mesh:
-        """The same workers with other names: `mesh.rename(data="replica")`."""
-        for name in names:
-            self._known(name)
-        return self._view(tuple((names.get(name, name), size) for name, size in self.spec.dims))
-
-    def split(self, **parts: Any) -> Mesh:
-        """A dim taken apart into several, first major: `mesh.split(host=("dp", "pp"), pp=2)`. The size of one of the
-        new dims may be left out."""
-        sizes = {name: value for name, value in parts.items() if isinstance(value, int)}
-        dims: list[tuple[str, int]] = []
-        named = [name for name, value in parts.items() if not isinstance(value, int)]
-        for name in named:
-            self._known(name)
-        for name, size in self.spec.dims:
-            if name not in named:
-                dims.append((name, size))
-                continue
-            known = [sizes.get(new) for new in parts[name]]
-            product = 1
-            for value in known:
-                product *= value or 1
-            unknown = known.count(None)
-            if unknown > 1 or size % product or (unknown == 0 and product != size):
-                given = ", ".join(f"{new}={sizes[new]}" for new in parts[name] if new in sizes)
-                raise LayoutError(
-                    f"cannot split '{name}', of size {size}, into ({', '.join(parts[name])})"
-                    f" with {given or 'no sizes'}",
-                    hint="the sizes have to multiply to that of the dim; one of them may be left out.",
-                )
-            dims.extend((new, value or size // product) for new, value in zip(parts[name], known, strict=True))
-        return self._view(tuple(dims))
-
-    def flatten(self, name: str) -> Mesh:
-        """The same workers along one dim."""
-        return self._view(((name, self.size()),))
-
-    def _known(self, name: str) -> str:
-        if name not in self.spec.sizes:
-            raise LayoutError(
-                f"unknown mesh dim '{name}'",
-                hint=f"the mesh is {self.spec}: its dims are {', '.join(self.mesh_dim_names) or 'none'}.",
-            )
-        return name
 
     # -- workers -------------------------------------------------------------------------------------------------
 
     @property
     def executor(self) -> Executor:
         """What runs plans on this mesh's workers; they start now if they have not yet."""
-        if len(self._ranks) != self._workers.spec.workers:
+        if len(self) != self._workers.spec.workers:
             raise MonarchError(
                 f"cannot run on {self!r}: it is part of a mesh whose workers run as one",
                 hint="make a Mesh of that size of its own; programs on parts of a mesh are not supported yet.",
@@ -369,19 +298,3 @@ class Mesh:
 
 
 _MEANT = {"host": "hosts", "proc": "procs", "processes": "procs"}
-
-
-def _checked(dims: tuple[tuple[str, int], ...]) -> tuple[tuple[str, int], ...]:
-    seen: set[str] = set()
-    for name, size in dims:
-        if not isinstance(name, str) or not name.isidentifier():
-            raise LayoutError(f"a mesh dim cannot be named {name!r}", hint="use a Python identifier.")
-        if name in seen:
-            raise LayoutError(f"mesh dim '{name}' stands twice in the mesh")
-        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-            hint = "sizes are whole numbers from 1."
-            if (meant := _MEANT.get(name)) and not isinstance(size, (int, float)):
-                hint = f"did you mean {meant}=? It says where the workers run; dims' {hint}"
-            raise LayoutError(f"mesh dim '{name}' has size {size!r}", hint=hint)
-        seen.add(name)
-    return tuple(dims)

@@ -174,7 +174,7 @@ class Program(Generic[P, R]):
             getattr(self, "__name__", "program"),
             parameters,
             mesh.spec if mesh is not None else None,
-            mesh._ranks if mesh is not None else None,
+            mesh.ranks if mesh is not None else None,
             str(Source(code.co_filename, code.co_firstlineno)) if code is not None else "",
             notes,
         )

@@ -194,13 +194,8 @@ class DistributedTensor(torch.Tensor):
     def to_local(self, **coordinates: int) -> torch.Tensor:
         """What one worker holds, by its coordinates: `x.to_local(data=0, model=1)`. Dims that are left out are 0."""
         handle, mesh = self._value()
-        for name in coordinates:
-            mesh._known(name)
-        at = {name: coordinates.get(name, 0) for name in mesh.mesh_dim_names}
-        for name, position in at.items():
-            if not 0 <= position < mesh.size(name):
-                raise MonarchError(f"no worker at {name}={position}: '{name}' has size {mesh.size(name)}")
-        return mesh.fetch(lambda executor: executor.shards(handle, [mesh.spec.rank(at)]))[0]
+        worker = mesh.extent.point(dict.fromkeys(mesh.mesh_dim_names, 0) | coordinates).rank
+        return mesh.fetch(lambda executor: executor.shards(handle, [worker]))[0]
 
     def _value(self) -> tuple[Handle, Mesh]:
         from monarch.language.recording import current_program
@@ -285,7 +280,7 @@ class DistributedTensor(torch.Tensor):
             notes.append("a view of another tensor: its layout is chosen when it is used")
         elif not placed:
             notes.append("its layout is not chosen yet")
-        return tensor_html(self._ref.type, mesh.spec, mesh._ranks, notes, error, placed)
+        return tensor_html(self._ref.type, mesh.spec, mesh.ranks, notes, error, placed)
 
     def __str__(self) -> str:
         if self._ref.cell.mesh.is_abstract:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         RuleError,
     )
     from monarch.compiler.inspect.profile import profile
+    from monarch.compiler.mesh import Extent, NDSlice, Point, Shape
     from monarch.compiler.plan import Plan
     from monarch.compiler.rules import sharding_rule
     from monarch.compiler.types import Layout, MeshSpec, TensorType
@@ -67,6 +68,7 @@ _HOMES = {
         "RuleError",
     ),
     "monarch.compiler.inspect.profile": ("profile",),
+    "monarch.compiler.mesh": ("Extent", "NDSlice", "Point", "Shape"),
     "monarch.compiler.plan": ("Plan",),
     "monarch.compiler.rules": ("sharding_rule",),
     "monarch.compiler.types": ("Layout", "MeshSpec", "TensorType"),
@@ -91,6 +93,7 @@ __all__ = [
     "DeviceIndexError",
     "DeviceMeshError",
     "DistributedTensor",
+    "Extent",
     "GraphError",
     "HostMesh",
     "Layout",
@@ -98,13 +101,16 @@ __all__ = [
     "Mesh",
     "MeshSpec",
     "MonarchError",
+    "NDSlice",
     "Partial",
-    "Plan",
     "PerformanceWarning",
+    "Plan",
     "PlanError",
+    "Point",
     "ProgramError",
     "Replicate",
     "RuleError",
+    "Shape",
     "Shard",
     "TensorType",
     "actor",

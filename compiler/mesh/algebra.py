@@ -1,10 +1,12 @@
-"""What every mesh can do, of hosts, processes, actors or values: be sliced, split, flattened, renamed, measured."""
+"""What every mesh can do, of workers, hosts, processes, actors or values: be sliced, split, flattened, renamed."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from monarch.compiler.mesh.errors import MeshShapeError
 from monarch.compiler.mesh.shape import Extent, Point, Shape
 
 if TYPE_CHECKING:
@@ -13,6 +15,8 @@ if TYPE_CHECKING:
 
 class MeshAlgebra:
     """A grid of things with a name for each dim. What these methods give are references to the same things.
+
+    All raise MeshDimError (a TypeError and a KeyError) for a dim that the mesh does not have.
 
     A mesh has `_shape` (the base ranks that it covers), `_over` (itself over another shape of the same base ranks),
     and, for tables, `_describe` (what is at a base rank).
@@ -31,48 +35,55 @@ class MeshAlgebra:
         return "value"
 
     def slice(self, **where: int | slice) -> Self:
-        """Part of the mesh: an int takes its dim out, a slice keeps it."""
+        """Part of the mesh: an int takes its dim out, a slice keeps it, and negative positions count from the end.
+
+            mesh.slice(hosts=0)                 # what is on the first host
+            mesh.slice(gpus=slice(-2, None))    # the last two of each
+
+        Raises MeshIndexError (an IndexError) for a position outside, MeshShapeError (a ValueError) for an empty slice.
+        """
         return self._over(self._shape.slice(**where))
 
     def split(self, **how: Sequence[str] | int) -> Self:
-        """Split dims: `mesh.split(host=("dp", "pp"), pp=2)`. Of a dim's parts the size of one may be left out."""
+        """Split dims, first major: `mesh.split(host=("dp", "pp"), pp=2)`. Of a dim's parts the size of one may be left
+        out. Raises MeshShapeError (a ValueError) for sizes that do not multiply to the dim's."""
         parts: dict[str, Sequence[str]] = {}
         sizes: dict[str, int] = {}
         for name, value in how.items():
             if isinstance(value, int):
                 sizes[name] = value
             elif isinstance(value, str):
-                raise ValueError(f"{name}={value!r}: a dim is split into several names, as in {name}=('a', 'b')")
+                raise MeshShapeError(f"{name}={value!r}: a dim is split into several names, as in {name}=('a', 'b')")
             else:
                 parts[name] = value
         return self._over(self._shape.split(parts, sizes))
 
     def flatten(self, name: str) -> Self:
-        """All dims as one."""
+        """All dims as one. Raises MeshShapeError (a ValueError) for a slice with gaps."""
         return self._over(self._shape.flatten(name))
 
     def rename(self, **names: str) -> Self:
-        """Other names for dims: `mesh.rename(gpus="tp")`."""
+        """Other names for dims: `mesh.rename(gpus="tp")`. Raises MeshShapeError (a ValueError) for a name that another
+        dim has."""
         return self._over(self._shape.rename(names))
 
     @property
     def extent(self) -> Extent:
+        """The names and sizes of the dims."""
         return self._shape.extent
 
     @property
     def sizes(self) -> dict[str, int]:
+        """The sizes of the dims, by name."""
         return dict(self._shape.extent)
 
-    def size(self, dim: str | Sequence[str] | None = None) -> int:
-        """How many there are, along one dim, several, or all."""
+    def size(self, dim: str | int | Sequence[str] | None = None) -> int:
+        """How many there are: along one dim (by name, or by number as in torch), several, or all."""
         if dim is None:
             return len(self._shape)
-        total = 1
-        for label in [dim] if isinstance(dim, str) else dim:
-            if label not in self._shape.labels:
-                raise KeyError(f"there is no dim '{label}': the dims are {list(self._shape.labels)}")
-            total *= self._shape.extent[label]
-        return total
+        if isinstance(dim, int):
+            return self._shape.ndslice.sizes[dim]
+        return math.prod(self.extent[label] for label in ([dim] if isinstance(dim, str) else dim))
 
     def __len__(self) -> int:
         return len(self._shape)

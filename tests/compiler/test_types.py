@@ -65,7 +65,7 @@ def test_ranks_points_and_groups_agree(mesh: MeshSpec, data: st.DataObject) -> N
     ("dims", "message"),
     [
         ((("a", 2), ("a", 3)), "mesh dim 'a' stands twice\n  the mesh's dims are a, a."),
-        ((("a", 0),), "mesh dim 'a' has size 0\n  a mesh dim has at least one worker."),
+        ((("a", 0),), "mesh dim 'a' has size 0\n  sizes are whole numbers from 1."),
         (
             (("data-parallel", 2),),
             "a mesh dim cannot be named 'data-parallel'\n  its name has to be an identifier: a letter or _, then more.",
