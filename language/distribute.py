@@ -14,9 +14,11 @@ from torch import nn
 
 from monarch.compiler.errors import LayoutError, ProgramError
 from monarch.compiler.types import Layout, TensorType
+from monarch.language.constrain import constrain
 from monarch.language.layouts import LayoutLike, as_layout
 from monarch.language.mesh import Mesh
-from monarch.language.recording import current_program
+from monarch.language.recorder import record
+from monarch.language.recording import current_program, outside_programs
 from monarch.language.shapes import to_fake
 from monarch.language.source import user_source
 from monarch.language.tensor import Cell, DistributedTensor, Ref
@@ -100,13 +102,32 @@ def _fetched(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def place(tensor: torch.Tensor, mesh: Mesh, type: TensorType) -> DistributedTensor:
-    """A leaf on the mesh with the data of a plain tensor, and its requires_grad."""
+    """A leaf on the mesh with the data of a plain tensor, and its requires_grad. A meta tensor, which has no data, is
+    made on the workers, of zeros."""
+    if tensor.layout is not torch.strided:
+        raise LayoutError(
+            f"a tensor of layout {tensor.layout} cannot lie on a mesh",
+            hint="make it dense first: x.to_dense().",
+            source=user_source(),
+        )
     if mesh.is_abstract:
         cell = Cell(mesh, type, placed=True)
+    elif tensor.is_meta:
+        cell = _zeros(mesh, type)
     else:
         cell = Cell(mesh, type, mesh.executor.put(tensor.detach().contiguous(), type))
     fake = to_fake(tensor)
     return DistributedTensor(fake, Ref(cell, fake), requires_grad=tensor.requires_grad)
+
+
+def _zeros(mesh: Mesh, type: TensorType) -> Cell:
+    """A cell of zeros that the workers have made."""
+    with outside_programs(), torch.no_grad():
+        zeros = record(torch.ops.aten.zeros.default, (list(type.shape),), {"dtype": type.dtype}, mesh)
+        laid_out = constrain(zeros, type.layout)
+        mesh.flush()
+    cell: Cell = laid_out._ref.cell
+    return cell
 
 
 def module_to_mesh(
@@ -123,7 +144,11 @@ def module_to_mesh(
     not divide is replicated, as fully sharded data parallel does. Tied parameters stay tied. Buffers that no pattern
     names are replicated.
 
-    Raises LayoutError for a pattern that matches nothing, or a layout that does not fit.
+    A module that was made on PyTorch's meta device gets its values on the workers, from `reset_parameters()` of each
+    module that has tensors there.
+
+    Raises LayoutError for a pattern that matches nothing, or a layout that does not fit, and ProgramError for a tensor
+    that cannot be given its values.
     """
     source = user_source()
     names = _names(module)
@@ -144,6 +169,14 @@ def module_to_mesh(
                 )
             for name in matching:
                 chosen[name] = _of_rank(layout, names[name], name)
+    unmade = [owner for owner in module.modules() if any(slot.is_meta for slot in _own(owner))]
+    for owner in unmade:
+        if not callable(getattr(owner, "reset_parameters", None)):
+            raise ProgramError(
+                f"{type(owner).__name__} has tensors on the meta device, and no reset_parameters() for their values",
+                hint="give it one, or make the module on the CPU.",
+                source=source,
+            )
     placed: dict[int, DistributedTensor] = {}
     types: dict[int, tuple[str, TensorType]] = {}
     for name, tensor in names.items():
@@ -181,7 +214,14 @@ def module_to_mesh(
             for key, held in slots.items():
                 if held is not None and id(held) in placed:
                     slots[key] = placed[id(held)]  # type: ignore[assignment]
+    for owner in unmade if not mesh.is_abstract else ():
+        owner.reset_parameters()  # type: ignore[operator]
     return module
+
+
+def _own(module: nn.Module) -> list[torch.Tensor]:
+    """The module's parameters and buffers that are no other module's."""
+    return [*module.parameters(recurse=False), *module.buffers(recurse=False)]
 
 
 def _names(module: nn.Module) -> dict[str, torch.Tensor]:

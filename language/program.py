@@ -102,11 +102,11 @@ class Program(Generic[P, R]):
                 if variant.holds(leaves):
                     return variant.run(leaves)
         try:
-            variant = self._trace_again(entry, args, kwargs, leaves, spec)
+            return self._trace_again(entry, args, kwargs, leaves, spec).run(leaves)
         except BaseException:
             entry.calls -= 1
+            entry.check = entry.calls + 1
             raise
-        return variant.run(leaves)
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         """As a method: one program for each object, for what it closes over is the object's."""

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from monarch.compiler.errors import MonarchError
+from monarch.compiler.errors import DeviceMeshError, MonarchError
 from monarch.compiler.passes.capture import Expr, Value, evaluate
 from monarch.compiler.plan import CompileOptions, Handle, Plan
 from monarch.compiler.types import TensorType
@@ -35,6 +35,7 @@ class Variant:
         self._escape_labels = [label for label, _, _ in trace.escapes]
         self._fakes = [make_fake(value.shape, value.dtype) for value in trace.result.values]
         self._accepted: set[tuple[bool, ...]] = set()
+        self._ran = False
         self.bind(trace)
 
     def bind(self, trace: Trace) -> None:
@@ -84,6 +85,7 @@ class Variant:
         self._assigned = [(g.leaf, g.after) for g in trace.gradients if g.after is not g.before]
         self._identities = trace.identities
         self._fresh = True
+        self._undo = trace.undo
         self.mesh.keep(cell for _, cell in trace.states)
         trace.release()
 
@@ -158,10 +160,14 @@ class Variant:
             else:
                 arguments.append(next_seed())
         self._give_up_made()
+        first = not self._ran and bool(self._made)
         try:
             handles = self.mesh.executor.run(self.plan, arguments)
+            if first:
+                self._wait(handles)
         except BaseException:
             self._lose_made()
+            self._undo()
             raise
         self._settle(handles)
         results: list[Any] = []
@@ -177,6 +183,18 @@ class Variant:
                 results.append(leaf)
         spec = trace.result.spec
         return results[0] if spec.is_leaf() else pytree.tree_unflatten(results, spec)
+
+    def _wait(self, handles: list[Handle]) -> None:
+        """Wait for the step that makes state for the first time, such as an optimizer's: if it fails, Python holds on
+        to tensors that will never have a value, unless what the trace has left there is undone."""
+        try:
+            self.mesh.fetch(lambda executor: executor.wait(handles[0]))
+        except DeviceMeshError:
+            raise
+        except BaseException:  # an interrupt: the step goes on
+            self._settle(handles)
+            self._undo = _nothing
+            raise
 
     def _give_up_made(self) -> None:
         """Let go of what the last step left and this one makes anew without reading it, such as gradients: the workers
@@ -203,7 +221,7 @@ class Variant:
 
     def _settle(self, handles: list[Handle]) -> None:
         """Give states and what outlives the trace their new values."""
-        fresh, self._fresh = self._fresh, False
+        fresh, self._fresh, self._ran, self._undo = self._fresh, False, True, _nothing
         for handle, (states, made) in zip(handles[self._returns :], self._targets, strict=True):
             for cell in states:
                 cell.handle = handle
@@ -217,6 +235,10 @@ class Variant:
         for leaf, grad in self._assigned:
             if leaf.grad is not grad:
                 leaf.grad = grad
+
+
+def _nothing() -> None:
+    """There is nothing to undo."""
 
 
 def type_of(leaf: torch.Tensor) -> TensorType:

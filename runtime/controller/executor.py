@@ -93,8 +93,14 @@ class MeshExecutor:
                 hint=f"give a tensor of the global shape {list(type.shape)} and dtype {type.dtype}.",
             )
         type.check(self._mesh, what)
+        if tensor.is_meta:
+            raise LayoutError(
+                f"{what} is on the meta device, and has no data",
+                hint="monarch.distribute makes zeros of it on the mesh.",
+            )
         self._flush_freed()
-        blocks = Blocks.of(tensor.detach(), type, self._mesh)
+        blocks = Blocks.of(tensor.detach().cpu(), type, self._mesh)
+        rows = [block.numpy() for block in blocks.distinct]  # what has no data is refused before there is a command
         total = blocks.size * self._mesh.workers
         if total > _ASK_ABOVE:
             memory.require(total, f"{type} on {self._mesh.workers} workers", memory.available_bytes)
@@ -104,11 +110,9 @@ class MeshExecutor:
             length = piece.stop - piece.start
             staged = length * len(blocks.distinct)
             if staged <= wire.INLINE_BYTES:
-                record = blocks.head(id, wire.INLINE, piece) + b"".join(
-                    block[piece].numpy().tobytes() for block in blocks.distinct
-                )
+                record = blocks.head(id, wire.INLINE, piece) + b"".join(row[piece].tobytes() for row in rows)
             else:
-                offset = self._connection.stage([block[piece].numpy() for block in blocks.distinct], step.sequence)
+                offset = self._connection.stage([row[piece] for row in rows], step.sequence)
                 record = blocks.head(id, offset, piece)
             self._connection.write(record, step.sequence)
         if self._log:
@@ -227,10 +231,11 @@ class MeshExecutor:
             state = self._state
             base = state.handles(len(record.output_types))
             donated = tuple([handle for at in record.donated if type(handle := arguments[at]) is Remote])
+            # A number that does not fit is refused before there is a command.
+            body = record.struct.pack(wire.RUN, record.number, base, len(record.output_types), *values)
             step = state.step(record.name, donated)
             if donated:
                 step.previous = (record, base, arguments)
-            body = record.struct.pack(wire.RUN, record.number, base, len(record.output_types), *values)
             self._connection.write(body, step.sequence)
             self._connection.publish()
             if self._log:

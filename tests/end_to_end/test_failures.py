@@ -6,6 +6,7 @@ import copy
 import os
 import re
 import signal
+from typing import Any
 
 import pytest
 import torch
@@ -13,8 +14,9 @@ import torch.nn.functional as F
 from torch import nn
 
 import monarch
-from monarch.compiler.errors import DeviceMeshError
+from monarch.compiler.errors import DeviceMeshError, LayoutError
 from monarch.distributed import Mesh
+from monarch.language import OperatorError
 
 
 class Model(nn.Module):
@@ -100,3 +102,49 @@ def test_an_index_out_of_range_in_a_sharded_table_is_an_index_error() -> None:
             assert re.search(r"\b9\b", str(caught.value))
         with pytest.raises(RuntimeError, match="from 1 to 9|index 9"):  # without a program, from ATen's own lookup
             monarch.distribute(torch.ones(8), mesh)[torch.tensor([1, 9])].full_tensor()
+
+
+def test_a_first_batch_with_a_bad_index_leaves_model_and_optimizer_usable() -> None:
+    """The step that failed was to make the optimizer's state."""
+    torch.manual_seed(0)
+    dense = Model()
+    model = copy.deepcopy(dense)
+    plain = torch.optim.AdamW(dense.parameters(), lr=0.1)
+    good, bad = torch.tensor([1, 2, 3, 4]), torch.tensor([1, 2, 3, 99])
+    with Mesh(data=2) as mesh:
+        monarch.module_to_mesh(model, mesh, layouts=_replicated(model))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+
+        def training(model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
+            def step(tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+                loss = F.cross_entropy(model(tokens), targets)
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                return loss.detach()
+
+            return step
+
+        step, reference = monarch.program(training(model, optimizer)), training(dense, plain)
+        for _ in range(2):
+            with pytest.raises(IndexError):
+                step(bad, good).item()
+            with pytest.raises(IndexError):
+                reference(bad, good)
+            assert not optimizer.state
+        for _ in range(4):
+            torch.testing.assert_close(step(good, good).full_tensor(), reference(good, good))
+        for p, expected in zip(model.parameters(), dense.parameters(), strict=True):
+            torch.testing.assert_close(p.full_tensor(), expected.detach())
+
+
+def test_arguments_without_data_leave_the_mesh_usable() -> None:
+    with Mesh(data=2) as mesh:
+        x = monarch.distribute(torch.ones(4), mesh)
+        double = monarch.program(lambda t: t * 2 + x)
+        meta, sparse = torch.ones(4, device="meta"), torch.eye(4).to_sparse()
+        for wrong in (lambda: double(meta), lambda: monarch.distribute(sparse, mesh), lambda: x + sparse[0]):
+            with pytest.raises((LayoutError, OperatorError)):
+                wrong().full_tensor()
+            assert double(torch.ones(4)).sum().item() == 12
+        assert torch.equal(monarch.distribute(meta, mesh, "[@data]").full_tensor(), torch.zeros(4))

@@ -1,0 +1,31 @@
+"""Modules that were made on PyTorch's meta device."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from monarch.compiler.errors import ProgramError
+from monarch.language import Mesh, module_to_mesh
+
+
+def test_a_module_on_the_meta_device_gets_its_values_on_the_workers(mesh: Mesh) -> None:
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Embedding(16, 8), nn.Linear(8, 16), nn.BatchNorm1d(16), nn.LayerNorm(16))
+    torch.manual_seed(0)
+    module_to_mesh(model, mesh)
+    values = {name: tensor.full_tensor() for name, tensor in model.state_dict().items()}
+    assert 0.8 < values["0.weight"].std() < 1.2
+    assert 0 < values["1.weight"].abs().max() <= 8**-0.5
+    assert torch.equal(values["2.running_var"], torch.ones(16)) and torch.equal(values["3.weight"], torch.ones(16))
+
+
+def test_a_meta_tensor_that_nothing_gives_a_value_is_refused(mesh: Mesh) -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(4, device="meta"))
+
+    with pytest.raises(ProgramError, match="Scaled has tensors on the meta device"):
+        module_to_mesh(nn.Sequential(Scaled()), mesh)
