@@ -1,7 +1,7 @@
 """What a plan's steps took on the workers: measured spans. `monarch.compiler.inspect.trace` keeps them in a file.
 
 All times are nanoseconds on one clock, from the trace's start. It is CLOCK_MONOTONIC, which is one clock for all
-processes of a host; a mesh over several hosts will subtract each host's offset where `runtime/worker/tracing.py`
+processes of a host; a mesh over several hosts will subtract each host's offset where `runtime/controller/recorder.py`
 takes the trace's start from what a worker says.
 """
 

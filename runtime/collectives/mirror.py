@@ -15,16 +15,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING
 
 from monarch.compiler.plan import MeshSpec
 from monarch.runtime.shared import signals
 from monarch.runtime.shared.window import Window
-from monarch.runtime.transport.interface import LinkLost, Signal
+from monarch.runtime.transport.interface import Link, LinkLost, Region, Signal
 
-if TYPE_CHECKING:
-    from monarch.runtime.worker.peers import Peer
+
+@dataclass(frozen=True)
+class Peer:
+    """A counterpart: the link to it, and its mapping of the mesh's memory."""
+
+    rank: int
+    link: Link
+    region: Region
 
 
 class Mirror:

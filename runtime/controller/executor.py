@@ -32,11 +32,12 @@ from monarch.compiler.plan import (
 from monarch.compiler.plan.tracing import ended, started
 from monarch.runtime.controller.connection import Beside, Connection, LocalConnection
 from monarch.runtime.controller.placing import Blocks, pieces
+from monarch.runtime.controller.recorder import Recorder
 from monarch.runtime.controller.state import PlanRecord, Remote, Step
 from monarch.runtime.shared import memory, wire
+from monarch.runtime.shared.checking import check
+from monarch.runtime.shared.measured import buffer_words, clock
 from monarch.runtime.shared.window import STAGING_BYTES
-from monarch.runtime.worker import frame
-from monarch.runtime.worker.tracing import Recorder, buffer_words, clock
 
 MAX_UNDER_WAY = 256
 _REFRESH_EVERY = 16
@@ -279,7 +280,7 @@ class MeshExecutor:
         record = self._records.get(key)
         if record is None:
             start = clock()
-            frame.check(plan)
+            check(plan)
             blob = self._connection.packed(bare)
             record = PlanRecord(self._state.next_command, plan, self._types)
             self._connection.load(blob, self._state.step("load").sequence)

@@ -27,9 +27,9 @@ from monarch.compiler.plan.file import plan_bytes
 from monarch.runtime.control.message import Message
 from monarch.runtime.controller.connection import SLEEP_MILLISECONDS, Beside, Connection
 from monarch.runtime.hosts.service import RECORD
+from monarch.runtime.shared.measured import clock
 from monarch.runtime.shared.ring import Space, record_size
 from monarch.runtime.shared.window import RING_BYTES
-from monarch.runtime.worker.tracing import clock
 
 _EXPLAIN_SECONDS = 2.0  # for the cause of a broken link to be told
 _STOP_SECONDS = 10.0

@@ -22,7 +22,7 @@ far they are.
            refused   message, hint: the start, or what came before `links`, has failed
            progress  (commands finished by all, commands finished or given up by all)
            clock     sent, here
-           measured  rank; data: the written part of its buffer (see `tracing`)
+           measured  rank; data: the written part of its buffer (see `shared.measured`)
            counted   messages
            stopped
            actors    address: where that agent is reached
@@ -49,10 +49,10 @@ from monarch.runtime.control.message import Message, Reply
 from monarch.runtime.controller.connection import pack_plan
 from monarch.runtime.processes.workers import Processes, Workers
 from monarch.runtime.shared import signals, wire
+from monarch.runtime.shared.measured import clock, measured_part
 from monarch.runtime.shared.ring import Full
 from monarch.runtime.shared.window import STAGING_BYTES
 from monarch.runtime.worker.peers import pack, unpack
-from monarch.runtime.worker.tracing import clock, measured_part
 
 if TYPE_CHECKING:
     from monarch.runtime.actors.processes.agent import Agent

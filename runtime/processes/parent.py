@@ -22,6 +22,7 @@ from typing import Any, Protocol
 import torch
 
 from monarch.compiler.plan import MeshSpec, MonarchError
+from monarch.runtime.processes.roles import WORKER, WORKER_ACROSS_HOSTS
 from monarch.runtime.processes.warm import FILES_A_PACKET, PACKET_BYTES, fresh, run
 
 _END_SECONDS = 10.0
@@ -39,7 +40,7 @@ class Inbox(Protocol):
 
 
 class WarmParent:
-    """A process that forks workers on request. `alive` turns false when it has gone."""
+    """A process that forks others on request. `alive` turns false when it has gone."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
@@ -58,9 +59,9 @@ class WarmParent:
                 warnings.simplefilter("ignore", DeprecationWarning)
                 self.pid = os.fork()
             if self.pid == 0:
-                run(theirs.fileno(), controller)
+                run(theirs.fileno(), controller, WORKER)
         else:
-            command = fresh(theirs.fileno(), controller)
+            command = fresh(theirs.fileno(), controller, WORKER)
             self._fresh = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
             self.pid = self._fresh.pid
         theirs.close()
@@ -76,39 +77,34 @@ class WarmParent:
         settings: dict[str, Any],
     ) -> int:
         """Fork workers for `ranks` of a mesh; gives the mesh's number. Each worker gets one of `sockets`."""
-        with self.lock:
-            number = self._next
-            self._next += 1
-            self._inboxes[number] = deque()
-            batch = FILES_A_PACKET - 1
-            for first in range(0, len(sockets), batch):
-                part = sockets[first : first + batch]
-                request = {
-                    "do": "start",
-                    "mesh": number,
-                    "dims": mesh.dims,
-                    "ranks": list(ranks[first : first + len(part)]),
-                    "threads": threads,
-                    "across": across,
-                    "settings": settings,
-                }
-                files = [memory, *(end.fileno() for end in part)]
-                socket.send_fds(self._socket, [json.dumps(request).encode()], files)
-            return number
+        name = WORKER if across is None else WORKER_ACROSS_HOSTS
+        given = {"dims": mesh.dims, "threads": threads, "across": across, "settings": settings}
+        files = [(end.fileno(),) for end in sockets]
+        return self.fork(name, ranks, memory, files, deque(), given, mesh.workers)
 
-    def fork(self, ranks: Sequence[int], boot: int, files: list[tuple[int, int, int]], inbox: Inbox) -> int:
-        """Fork processes that run actors, these ranks of a mesh; gives its number, of which `inbox` hears.
+    def fork(
+        self,
+        name: str,
+        ranks: Sequence[int],
+        shared: int,
+        files: Sequence[tuple[int, ...]],
+        inbox: Inbox,
+        given: dict[str, Any],
+        workers: int = 0,
+    ) -> int:
+        """Fork processes for the role `name`, these ranks of a mesh; gives its number, of which `inbox` hears.
 
-        `boot` is a file that says what they are to be; each gets a listening socket and pipes for what it prints.
-        """
+        All of them get the file `shared`, which is the memory of a mesh of `workers` where that is not 0, and what is
+        `given` as JSON; each gets as many `files` of its own."""
         with self.lock:
             number = self._next
             self._next += 1
             self._inboxes[number] = inbox
-            batch = (FILES_A_PACKET - 1) // 3
+            batch = (FILES_A_PACKET - 1) // len(files[0])
+            request = {"do": "fork", "mesh": number, "role": name, "workers": workers, "given": given}
             for first in range(0, len(ranks), batch):
-                request = {"do": "fork", "mesh": number, "ranks": list(ranks[first : first + batch])}
-                handed = [boot, *(fd for own in files[first : first + batch] for fd in own)]
+                request["ranks"] = list(ranks[first : first + batch])
+                handed = [shared, *(fd for own in files[first : first + batch] for fd in own)]
                 socket.send_fds(self._socket, [json.dumps(request).encode()], handed)
             return number
 

@@ -1,4 +1,4 @@
-"""The warm parent: a process that has torch loaded and does nothing but fork workers, watch them, and end them.
+"""The warm parent: a process that has torch loaded and does nothing but fork processes, watch them, and end them.
 
 It is forked from the controller when the first mesh is made, and kept for later ones; forking from it takes
 milliseconds and shares all memory that is not written. It has one thread and runs no torch operations, so there is
@@ -6,12 +6,9 @@ nothing in it that a fork could break. Where libraries have started threads in i
 
 Packets on its socket (JSON; files ride along):
 
-    controller → warm   {"do": "start", "mesh": 3, "dims": [["data", 4]], "ranks": [0, 1], "threads": 1, "across": null,
-                         "settings": {}}
-                        and with it the mesh's memory and a socket for each rank
-                        {"do": "fork", "mesh": 4, "ranks": [0, 1]}
-                        for processes that run actors: with it a file that says what they are to be, and for each rank
-                        the socket that it listens on and the pipes for what it prints
+    controller → warm   {"do": "fork", "mesh": 3, "ranks": [0, 1], "role": "module:function", "workers": 8, "given": {}}
+                        and with it a file for all of them, and for each rank as many of its own; where `workers` is
+                        not 0, the first file is the memory of a mesh of so many
                         {"do": "stop", "mesh": 3}
     warm → controller   {"is": "started", "mesh": 3, "rank": 0, "pid": 7}
                         {"is": "exited", "mesh": 3, "rank": 0, "status": -9}
@@ -33,18 +30,16 @@ import signal
 import socket
 import sys
 import traceback
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from monarch.compiler.config import spawned_with
-from monarch.compiler.plan import MeshSpec
-from monarch.runtime.shared import futex, signals
+from monarch.runtime.processes.roles import Forked, role
 from monarch.runtime.shared.window import Geometry, Window
 
 PACKET_BYTES = 64 << 10
 FILES_A_PACKET = 200  # the kernel's limit is 253
-_FILES_OF_ACTORS = 3
 
 _PR_SET_PDEATHSIG = 1
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
@@ -52,8 +47,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 
 @dataclass
 class _Mesh:
-    window: Window | None  # processes that run actors have none
-    spec: MeshSpec
+    window: Window | None
     rank_of: dict[int, int] = field(default_factory=dict)
     stopping: bool = False
 
@@ -100,9 +94,6 @@ class Warm:
                 _kill(mesh.rank_of)
 
     def _do(self, request: dict[str, Any], files: list[int]) -> None:
-        if request["do"] == "start":
-            self._start(request, files)
-            return
         if request["do"] == "fork":
             self._fork(request, files)
             return
@@ -113,57 +104,35 @@ class Warm:
         _kill(mesh.rank_of)
         self._reap()
 
-    def _start(self, request: dict[str, Any], files: list[int]) -> None:
-        """Fork workers for some ranks; a mesh of many comes in several requests."""
-        number = request["mesh"]
-        memory, *sockets = files
-        if request["across"] is not None:
-            import monarch.runtime.worker.peers  # noqa: F401  once, rather than in each of them
-        if number not in self._meshes:
-            spec = MeshSpec(tuple((name, size) for name, size in request["dims"]))
-            self._meshes[number] = _Mesh(Window(Geometry.of(spec.workers), memory, memory), spec)
-        else:
-            os.close(memory)
-        mesh = self._meshes[number]
-        parent = os.getpid()
-        for rank, fd in zip(request["ranks"], sockets, strict=True):
-            pid = plain_fork()
-            if pid == 0:
-                self._become_worker(mesh, rank, fd, [other for other in sockets if other != fd], parent, request)
-            mesh.rank_of[pid] = rank
-            self._tell({"is": "started", "mesh": number, "rank": rank, "pid": pid})
-        for fd in sockets:
-            os.close(fd)
-
     def _fork(self, request: dict[str, Any], files: list[int]) -> None:
-        """Fork processes that run actors; a mesh of many comes in several requests."""
-        import monarch.runtime.actors.processes.process  # noqa: F401  once, rather than in each of them
-
-        number = request["mesh"]
-        mesh = self._meshes.setdefault(number, _Mesh(None, MeshSpec(())))
-        boot, *rest = files
+        """Fork processes for some ranks; a mesh of many comes in several requests."""
+        start = role(request["role"])  # its module is imported once, rather than in each of them
+        number, ranks, workers = request["mesh"], request["ranks"], request["workers"]
+        shared, *rest = files
+        if number not in self._meshes:
+            self._meshes[number] = _Mesh(Window(Geometry.of(workers), shared, shared) if workers else None)
+        elif workers:
+            os.close(shared)
+        mesh = self._meshes[number]
+        if mesh.window is not None:
+            shared = mesh.window.file
+        each = len(rest) // len(ranks)
         parent = os.getpid()
-        for at, rank in enumerate(request["ranks"]):
-            own = rest[_FILES_OF_ACTORS * at : _FILES_OF_ACTORS * (at + 1)]
+        for at, rank in enumerate(ranks):
+            own = rest[each * at : each * (at + 1)]
             pid = plain_fork()
             if pid == 0:
-                self._become_actors(rank, boot, own, [fd for fd in rest if fd not in own], parent)
+                forked = Forked(rank, shared, mesh.window, own, request["given"])
+                self._become(start, forked, [fd for fd in rest if fd not in own], parent)
             mesh.rank_of[pid] = rank
             self._tell({"is": "started", "mesh": number, "rank": rank, "pid": pid})
-        for fd in files:
+        for fd in rest if mesh.window is not None else files:
             os.close(fd)
 
-    def _become_actors(self, rank: int, boot: int, own: list[int], others: list[int], parent: int) -> NoReturn:
+    def _become(self, start: Callable[[Forked], None], forked: Forked, others: list[int], parent: int) -> NoReturn:
         try:
             self._become_child(others, parent)
-            listener, out, err = own
-            os.dup2(out, 1)
-            os.dup2(err, 2)
-            os.close(out)
-            os.close(err)
-            from monarch.runtime.actors.processes.process import serve
-
-            serve(rank, boot, socket.socket(fileno=listener))
+            start(forked)
         except BaseException:
             traceback.print_exc()
         finally:
@@ -179,19 +148,6 @@ class Warm:
         for other in (*others, *self._own):
             os.close(other)
 
-    def _become_worker(
-        self, mesh: _Mesh, rank: int, fd: int, others: list[int], parent: int, request: dict[str, Any]
-    ) -> NoReturn:
-        try:
-            self._become_child(others, parent)
-            spawned_with(request["settings"])
-            from monarch.runtime.worker.loop import serve
-
-            assert mesh.window is not None
-            serve(mesh.spec, rank, mesh.window, socket.socket(fileno=fd), request["threads"], request["across"])
-        finally:
-            os._exit(1)
-
     def _reap(self) -> None:
         while True:
             try:
@@ -204,7 +160,7 @@ class Warm:
                 rank = mesh.rank_of.pop(pid, None)
                 if rank is not None:
                     if mesh.window is not None and not mesh.stopping:
-                        mark_dead(mesh.window, rank)
+                        mesh.window.mark_dead(rank)
                     code = os.waitstatus_to_exitcode(status)
                     self._tell({"is": "exited", "mesh": number, "rank": rank, "status": code})
         for number in [number for number, mesh in self._meshes.items() if mesh.stopping and not mesh.rank_of]:
@@ -239,19 +195,6 @@ def plain_fork() -> int:
 _calls = ctypes.PyDLL(None, use_errno=True)  # with the interpreter's lock held
 
 
-def mark_dead(window: Window, rank: int) -> None:
-    """Let everyone who waits for anything in this mesh know that a worker died."""
-    words = window.words
-    if not words[signals.DEAD]:
-        words[signals.DEAD] = 1 + rank
-    futex.fence()
-    futex.wake(window.address + 8 * signals.HEAD)
-    for worker in range(window.geometry.workers):
-        line = signals.line_of(worker)
-        futex.wake(window.address + 8 * (line + signals.PROGRESS))
-        futex.wake(window.address + 8 * (line + signals.DONE))
-
-
 def die_with_parent() -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0):
@@ -274,29 +217,29 @@ def keep_freed_memory() -> None:
         mallopt(_M_TRIM_THRESHOLD, -1)
 
 
-def run(control: int, controller: int) -> NoReturn:
-    """Be the warm parent, in a process that has just been forked.
+def run(control: int, controller: int, expected: str) -> NoReturn:
+    """Be the warm parent, in a process that has just been forked; see `main`.
 
     A library may have started its threads anew in it, as gRPC does unless that is switched off before it is loaded.
     What would be forked from here would have that library without its threads: a fresh interpreter takes its place."""
     try:
         if _threads() > 1:
             os.set_inheritable(control, True)
-            command = fresh(control, controller)
+            command = fresh(control, controller, expected)
             os.execv(command[0], command)
     except BaseException:
         sys.excepthook(*sys.exc_info())
         os._exit(1)
-    main(control, controller)
+    main(control, controller, expected)
 
 
-def fresh(control: int, controller: int) -> list[str]:
+def fresh(control: int, controller: int, expected: str) -> list[str]:
     """The command of a fresh interpreter that is the warm parent: slower, for torch is loaded anew."""
     code = (
-        "import sys; sys.path[:] = sys.argv[3:]; from monarch.runtime.processes.warm import main; "
-        "main(int(sys.argv[1]), int(sys.argv[2]))"
+        "import sys; sys.path[:] = sys.argv[4:]; from monarch.runtime.processes.warm import main; "
+        "main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])"
     )
-    return [sys.executable, "-c", code, str(control), str(controller), *sys.path]
+    return [sys.executable, "-c", code, str(control), str(controller), expected, *sys.path]
 
 
 def _threads() -> int:
@@ -316,8 +259,9 @@ def _end_threads() -> None:
     os.waitpid(pid, 0)
 
 
-def main(control: int, controller: int) -> NoReturn:
-    """Be the warm parent, in a process that has one thread, or in a fresh interpreter."""
+def main(control: int, controller: int, expected: str) -> NoReturn:
+    """Be the warm parent, in a process that has one thread, or in a fresh interpreter. `expected` is the role that most
+    processes will have."""
     status = 1
     try:
         os.setsid()  # Ctrl-C is the controller's alone
@@ -328,8 +272,7 @@ def main(control: int, controller: int) -> NoReturn:
         _close_all_but(control)
         keep_freed_memory()
         gc.disable()  # before anything is imported: a collection would write to all pages that are shared
-        import monarch.runtime.worker.loop  # noqa: F401  here, once, rather than in every worker
-
+        role(expected)  # imported here, once, rather than in every process
         if _threads() > 1:
             _end_threads()
         gc.freeze()

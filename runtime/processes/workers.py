@@ -18,7 +18,6 @@ from typing import Any, Protocol
 from monarch.compiler.config import for_spawned
 from monarch.compiler.plan import MeshSpec, MonarchError
 from monarch.runtime.processes.parent import how_ended, warm_parent
-from monarch.runtime.processes.warm import mark_dead
 from monarch.runtime.shared import futex, memory, signals, wire
 from monarch.runtime.shared.ring import RingWriter
 from monarch.runtime.shared.window import RING_BYTES, STAGING_BYTES, Geometry, Window
@@ -241,7 +240,7 @@ class Workers:
 
     def mark_dead(self, rank: int) -> None:
         """Let the workers here know that one has died, here or elsewhere: whoever waits gives up."""
-        mark_dead(self.window, rank)
+        self.window.mark_dead(rank)
 
     # -- the end ---------------------------------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import torch
 
-from monarch.runtime.shared import signals
+from monarch.runtime.shared import futex, signals
 
 PAGE = 4096
 RING_BYTES = 1 << 20
@@ -96,6 +96,17 @@ class Window:
 
     def signals(self) -> signals.Signals:
         return signals.Signals(self.words, self.address, self.geometry.workers)
+
+    def mark_dead(self, rank: int) -> None:
+        """Let everyone who waits for anything in this mesh know that the worker `rank` has died."""
+        if not self.words[signals.DEAD]:
+            self.words[signals.DEAD] = 1 + rank
+        futex.fence()
+        futex.wake(self.address + 8 * signals.HEAD)
+        for worker in range(self.geometry.workers):
+            line = signals.line_of(worker)
+            futex.wake(self.address + 8 * (line + signals.PROGRESS))
+            futex.wake(self.address + 8 * (line + signals.DONE))
 
     def view(self, offset: int, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """The tensor that lies at `offset`, contiguous. Views are kept: the same ones are asked for at every step."""

@@ -7,14 +7,13 @@ positional arguments and mean the same (tested op by op against `torch.ops`).
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from monarch.compiler.plan import PlanError
 from monarch.compiler.plan.arena import WRITES
+from monarch.runtime.shared.checking import overload
 
 _FUNCTIONS = """
     abs.default add.Tensor addmm.default bmm.default cat.default clone.default cos.default detach.default div.Tensor
@@ -35,28 +34,11 @@ _DIRECT: dict[str, Callable[..., Any]] = {
 def resolve_into(op: str) -> tuple[Callable[..., Any], str]:
     """The callable that writes an op's result into memory that it is given, and as which argument; for those of
     `compiler.plan.arena.WRITES`."""
-    overload, argument = WRITES[op]
-    return _DIRECT.get(op) or resolve(overload), argument
+    written, argument = WRITES[op]
+    return _DIRECT.get(op) or resolve(written), argument
 
 
 def resolve(op: str, direct: bool = True) -> Callable[..., Any]:
-    """The callable for "getitem" or an ATen (or other registered) overload, as in "aten.mm.default". Raises
-    PlanError."""
-    if op == "getitem":
-        return operator.getitem
-    if direct and op in _DIRECT:
-        return _DIRECT[op]
-    parts = op.split(".")
-    if len(parts) == 3 and all(part.isidentifier() for part in parts):
-        namespace, name, overload = parts
-        try:
-            found = getattr(getattr(getattr(torch.ops, namespace), name), overload)
-        except (AttributeError, RuntimeError):
-            found = None
-        if isinstance(found, torch._ops.OpOverload):
-            return found
-    raise PlanError(
-        f"the plan calls {op!r}, which the workers do not know",
-        hint="Make an op of your own with torch.library.custom_op, which travels with the plan, or register it before\n"
-        "the mesh is made: workers are forked then.",
-    )
+    """The callable for "getitem" or an ATen (or other registered) overload, as in "aten.mm.default"; with `direct` the
+    cheaper one of `_DIRECT`, if there is one. Raises PlanError."""
+    return _DIRECT[op] if direct and op in _DIRECT else overload(op)

@@ -53,7 +53,7 @@ import torch
 from monarch.compiler.plan import DTYPE_NAMES, OPS, Instruction, Plan, PlanError, Region, Slot
 from monarch.compiler.plan.local_ops import LOCAL_OPS
 from monarch.compiler.plan.stretches import Stretch
-from monarch.compiler.plan.waits import wrong_wait
+from monarch.runtime.shared.checking import slots_of
 from monarch.runtime.worker.arena import Arena
 from monarch.runtime.worker.bindings import resolve, resolve_into
 
@@ -64,39 +64,6 @@ _PARAMETERS = {
     for name, op in OPS.items()
     if op.collective
 }
-
-
-def check(plan: Plan) -> None:
-    """Raise PlanError unless every op of the plan is known and every slot that is read has been written."""
-    written = {spec.slot for spec in plan.inputs} | set(plan.constant_slots.values())
-    for number, instruction in enumerate(plan.instructions):
-        if instruction.op == "kernel" and (len(instruction.args) != 3 or instruction.kwargs):
-            raise PlanError(f"instruction {number} of plan '{plan.name}': a kernel takes (tensors, text, over)")
-        if instruction.op not in LOCAL_OPS and instruction.op not in _PARAMETERS:
-            resolve(instruction.op)
-        for slot in _slots((instruction.args, tuple(instruction.kwargs.values()))):
-            if slot not in written:
-                raise PlanError(
-                    f"instruction {number} of plan '{plan.name}' ({instruction.op}) reads empty slot {slot}"
-                )
-        if instruction.op != "commit":
-            written.add(instruction.out)
-        written.difference_update(instruction.free)
-    if (wrong := wrong_wait(plan)) is not None:
-        raise PlanError(f"instruction {wrong[0]} of plan '{plan.name}': {wrong[1]}")
-    for spec in plan.outputs:
-        if spec.slot not in written:
-            raise PlanError(f"output {spec.label!r} of plan '{plan.name}' is empty slot {spec.slot}")
-    if len(plan.donated) != len(plan.inputs):
-        raise PlanError(f"plan '{plan.name}' has {len(plan.inputs)} inputs and says of {len(plan.donated)} if donated")
-
-
-def _slots(value: Any) -> list[int]:
-    if isinstance(value, Slot):
-        return [value.index]
-    if isinstance(value, (list, tuple)):
-        return [slot for item in value for slot in _slots(item)]
-    return []
 
 
 @dataclass
@@ -328,7 +295,7 @@ class Frame:
         if value is None or type(value) in (bool, int) or (type(value) is float and math.isfinite(value)):
             return f"({value!r})" if isinstance(value, (int, float)) and value < 0 else repr(value)
         if isinstance(value, (list, tuple)):
-            if _slots(value):
+            if slots_of(value):
                 return f"[{', '.join(self._text(item) for item in value)}]"
             return self._name(_frozen(value))
         if isinstance(value, (float, *_LITERALS)):
@@ -360,7 +327,7 @@ def _place(plan: Plan, lines_of: Mapping[CodeType, dict[int, int]], traceback: T
                 return None
             instruction = plan.instructions[number]
             values = traceback.tb_frame.f_locals
-            slots = _slots((instruction.args, tuple(instruction.kwargs.values())))
+            slots = slots_of((instruction.args, tuple(instruction.kwargs.values())))
             found = Place(number, instruction, [_describe(values.get(f"s{slot}")) for slot in slots])
         traceback = traceback.tb_next  # a stretch is called by the step
     return found

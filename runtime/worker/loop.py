@@ -7,47 +7,67 @@ import os
 import select
 import socket
 import threading
-import time
 import traceback
 from array import array
 from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
 from mmap import mmap
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
+from monarch.compiler.config import spawned_with
 from monarch.compiler.plan import MeshSpec
 from monarch.runtime.collectives import Collectives, Network
 from monarch.runtime.collectives.mirror import Mirror
+from monarch.runtime.processes.roles import Forked
 from monarch.runtime.shared import signals, wire
+from monarch.runtime.shared.measured import clock
 from monarch.runtime.shared.ring import RingReader
 from monarch.runtime.shared.window import RING_BYTES, Window
 from monarch.runtime.shared.wire import Report
 from monarch.runtime.worker.state import Actors, Buffer, Count, Message, Value, WorkerState
-from monarch.runtime.worker.tracing import Tracer, clock
-
-_OVER_SECONDS = 0.05
+from monarch.runtime.worker.tracing import Tracer
 
 
-def serve(
-    mesh: MeshSpec, rank: int, window: Window, up: socket.socket, threads: int, across: dict[str, Any] | None
-) -> None:
-    """Work until killed: a worker has nothing that it would have to put away. Does not return.
+class Connect(Protocol):
+    """Joins a worker to its counterparts on other hosts, over links that end with `end`; `over` says whether the mesh
+    has ended meanwhile. Raises ControllerGone."""
+
+    def __call__(
+        self,
+        mesh: MeshSpec,
+        rank: int,
+        window: Window,
+        up: socket.socket,
+        across: dict[str, Any],
+        over: Callable[[], bool],
+        end: ExitStack,
+    ) -> Mirror: ...
+
+
+def serve(forked: Forked, connect: Connect | None = None) -> None:
+    """Work until killed: a worker has nothing that it would have to put away. Does not return. The role
+    `processes.roles.WORKER`.
 
     The work is done in a thread of its own. OpenMP keeps its pool of threads for each thread that starts parallel work;
     the one that this process inherited by fork is the parent's, whose other threads do not exist here, and using it
     would wait for them for ever.
     """
+    assert forked.window is not None
+    rank, window, up = forked.rank, forked.window, socket.socket(fileno=forked.files[0])
+    spec = MeshSpec(tuple((name, size) for name, size in forked.given["dims"]))
+    spawned_with(forked.given["settings"])
     gc.freeze()  # what the parent made is never garbage, and looking at it would copy its pages
     parent = os.getppid()
 
     def run() -> None:
         status = 1
         try:
-            torch.set_num_threads(threads)
-            _loop(mesh, rank, window, up, across, lambda: os.getppid() != parent, ExitStack())
-        except _ControllerGone:
+            torch.set_num_threads(forked.given["threads"])
+            across = forked.given["across"]
+            _loop(spec, rank, window, up, across, connect, lambda: os.getppid() != parent, ExitStack())
+        except ControllerGone:
             status = 0
         except BaseException:
             traceback.print_exc()
@@ -59,9 +79,16 @@ def serve(
 
 
 def serve_beside(
-    actors: Actors, mesh: MeshSpec, rank: int, window: Window, up: socket.socket, across: dict[str, Any] | None
+    actors: Actors,
+    mesh: MeshSpec,
+    rank: int,
+    window: Window,
+    up: socket.socket,
+    across: dict[str, Any] | None,
+    connect: Connect | None = None,
 ) -> None:
-    """Work in this thread, in a process that does other things too, until the mesh is closed or lost.
+    """Work in this thread, in a process that does other things too, until the mesh is closed or lost. The role
+    `processes.roles.WORKER_BESIDE_ACTORS`.
 
     How many threads ops compute with is the process' own affair, and modes of torch's are a thread's. Raises what a
     worker process would end of.
@@ -72,12 +99,12 @@ def serve_beside(
     def over() -> bool:
         return bool(window.words[signals.DEAD]) or bool(poll.poll(0))
 
-    with closing(up), ExitStack() as end, suppress(_ControllerGone):
-        _loop(mesh, rank, window, up, across, over, end, actors)
+    with closing(up), ExitStack() as end, suppress(ControllerGone):
+        _loop(mesh, rank, window, up, across, connect, over, end, actors)
 
 
-class _ControllerGone(Exception):
-    pass
+class ControllerGone(Exception):
+    """The mesh has ended: the worker has nobody to work for."""
 
 
 def _loop(
@@ -86,13 +113,17 @@ def _loop(
     window: Window,
     up: socket.socket,
     across: dict[str, Any] | None,
+    connect: Connect | None,
     over: Callable[[], bool],
     end: ExitStack,
     actors: Actors | None = None,
 ) -> None:
     geometry = window.geometry
-    mirror = None if across is None else _mirror(mesh, rank, window, up, across, over, end)
-    network = None if across is None else Network(across["bind"], across["advertise"], across["tls"] is not None)
+    mirror, network = None, None
+    if across is not None:
+        assert connect is not None  # the roles of workers on several hosts are in `peers`
+        mirror = connect(mesh, rank, window, up, across, over, end)
+        network = Network(across["bind"], across["advertise"], across["tls"] is not None)
     collectives = Collectives(mesh, rank, window, mirror, network)
     marks = collectives.signals
     ring = RingReader(window.bytes[geometry.ring : geometry.ring + RING_BYTES], marks)
@@ -125,7 +156,7 @@ def _loop(
 
     def idle(seen: int) -> None:
         if over():
-            raise _ControllerGone
+            raise ControllerGone
 
     step = 0
     with torch.inference_mode(), closing(collectives):
@@ -160,7 +191,7 @@ def _send(up: socket.socket, rank: int, message: Message) -> Message:
         elif isinstance(message, Count):
             up.send(wire.UP_HEAD.pack(wire.COUNTED, message.step) + wire.KIND.pack(message.values))
     except ConnectionError:
-        raise _ControllerGone from None
+        raise ControllerGone from None
     return message
 
 
@@ -183,29 +214,10 @@ def _send_value(up: socket.socket, value: Value) -> None:
     _send_file(up, wire.value_head(wire.VALUE_FILE, value.step, value.tensor), fd)
 
 
-def _mirror(
-    mesh: MeshSpec,
-    rank: int,
-    window: Window,
-    up: socket.socket,
-    across: dict[str, Any],
-    over: Callable[[], bool],
-    end: ExitStack,
-) -> Mirror:
-    from monarch.runtime.worker.peers import NotConnected, connect_peers
-
-    try:
-        return Mirror(mesh, rank, window, connect_peers(window, up, across, end))
-    except NotConnected:
-        while not over():  # it is ended, with the others
-            time.sleep(_OVER_SECONDS)
-        raise _ControllerGone from None
-
-
 def _receive_file(up: socket.socket) -> bytes:
     packet, files, _, _ = socket.recv_fds(up, wire.PACKET_BYTES, 1)
     if not packet:
-        raise _ControllerGone
+        raise ControllerGone
     try:  # read by position: the file's own is shared by all workers
         size = os.fstat(files[0]).st_size
         blob = bytearray()

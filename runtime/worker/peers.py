@@ -13,30 +13,57 @@ from __future__ import annotations
 import json
 import os
 import socket
+import time
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from typing import Any
 
-from monarch.compiler.plan import MonarchError
+from monarch.compiler.plan import MeshSpec, MonarchError
+from monarch.runtime.collectives.mirror import Mirror, Peer
 from monarch.runtime.control.security import Security
-from monarch.runtime.processes.warm import mark_dead
+from monarch.runtime.processes.roles import Forked
 from monarch.runtime.shared import wire
 from monarch.runtime.shared.window import Window
 from monarch.runtime.transport.endpoint import Endpoint
 from monarch.runtime.transport.interface import Address, Link, LinkLost, Region
+from monarch.runtime.worker import loop
+from monarch.runtime.worker.state import Actors
+
+_OVER_SECONDS = 0.05
 
 
 class NotConnected(Exception):
     """There is no way to a counterpart. The host has been told."""
 
 
-@dataclass(frozen=True)
-class Peer:
-    """A counterpart: the link to it, and its mapping of the mesh's memory."""
+def serve(forked: Forked) -> None:
+    """`loop.serve` for a worker of a mesh over several hosts: the role `processes.roles.WORKER_ACROSS_HOSTS`."""
+    loop.serve(forked, _connect)
 
-    rank: int
-    link: Link
-    region: Region
+
+def serve_beside(
+    actors: Actors, mesh: MeshSpec, rank: int, window: Window, up: socket.socket, across: dict[str, Any]
+) -> None:
+    """`loop.serve_beside` for a worker of a mesh over several hosts: the role
+    `processes.roles.WORKER_BESIDE_ACTORS_ACROSS_HOSTS`."""
+    loop.serve_beside(actors, mesh, rank, window, up, across, _connect)
+
+
+def _connect(
+    mesh: MeshSpec,
+    rank: int,
+    window: Window,
+    up: socket.socket,
+    across: dict[str, Any],
+    over: Callable[[], bool],
+    end: ExitStack,
+) -> Mirror:
+    try:
+        return Mirror(mesh, rank, window, connect_peers(window, up, across, end))
+    except NotConnected:
+        while not over():  # it is ended, with the others
+            time.sleep(_OVER_SECONDS)
+        raise loop.ControllerGone from None
 
 
 def connect_peers(window: Window, up: socket.socket, across: dict[str, Any], end: ExitStack) -> dict[int, Peer]:
@@ -64,7 +91,7 @@ def connect_peers(window: Window, up: socket.socket, across: dict[str, Any], end
         if rank is not None:
             with suppress(OSError):
                 up.send(pack({"lost": rank, "why": error.message}))
-            mark_dead(window, rank)
+            window.mark_dead(rank)
 
     reached = {"bind": across["bind"], "advertise": across["advertise"]}
     endpoint = Endpoint(secret, **reached, transports=across["transports"], tls=tls, lost=lost)

@@ -1,54 +1,18 @@
-"""Measuring steps: what a worker notes down, and the trace that the controller makes of it.
-
-A worker writes what it measured into shared memory of its own, which the controller maps too: nothing is sent, and the
-steps that ran are known also where a worker died, or the mesh is closed while it is traced. The memory is a ring of
-8-byte words behind words of its own, two of which count all words ever written: up to where the ring is being
-written, and up to where it has been. A record ends with its length, so that it is read from the newest back, as far as
-the ring has room: a long run keeps its last steps, and a third word counts all of them.
-
-    step       kind, number, start, end, plan, failed, then (instruction, start, end, held, waited) of each span
-    other      kind, number, start, end
-
-Times are CLOCK_MONOTONIC's, in nanoseconds: one clock for all processes of a host. Those of workers on other hosts are
-put on the controller's clock in `Recorder.trace`, as well as messages there and back tell how the two differ; their
-buffers come at the end (`measured_part`).
+"""Measuring steps: what a worker notes down (`shared.measured`), and how many bytes it holds.
 
 What a worker holds is kept up incrementally: a count of references for each storage, of handles and of slots.
 """
 
 from __future__ import annotations
 
-import time
 from array import array
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from monarch.compiler.plan import Command, Handled, MeshSpec, Plan, Span, Step, Trace, TracedPlan
 from monarch.runtime.shared import wire
-
-clock = time.monotonic_ns
-
-WRITING, WRITTEN, STEPS, HEAD = range(4)
-"""Words at the start of a worker's buffer, and how many."""
-
-_TOTAL_BYTES = 256 << 20
-_KINDS = {
-    wire.PUT: "put",
-    wire.LOAD: "load",
-    wire.UNLOAD: "unload",
-    wire.FREE: "free",
-    wire.FETCH: "fetch",
-    wire.LEND: "lend",
-    wire.ADOPT: "adopt",
-}
-
-
-def buffer_words(workers: int) -> int:
-    """The size of each worker's buffer: 256 MiB on all of them, 32 MiB at most and 1 MiB at least on one. Pages are
-    taken when they are first written."""
-    return max(1 << 20, min(32 << 20, _TOTAL_BYTES // workers)) // 8
+from monarch.runtime.shared.measured import HEAD, STEPS, WRITING, WRITTEN
 
 
 class Held:
@@ -191,83 +155,3 @@ class Tracer:
         else:
             memory[HEAD + (end - 1) % room] = len(row)
         memory[WRITTEN] = end
-
-
-def records(buffer: torch.Tensor) -> list[list[int]]:
-    """The records that a buffer still holds, oldest first. It may be written meanwhile: a copy is looked at."""
-    written = int(buffer[WRITTEN])
-    room = len(buffer) - HEAD
-    words = buffer[HEAD : HEAD + min(written, room)].clone()
-    oldest = max(0, int(buffer[WRITING]) - room)  # what was written meanwhile has overwritten the oldest
-    found: list[list[int]] = []
-    end = written
-    while end > oldest:
-        length = int(words[(end - 1) % room])
-        if not 1 < length <= end - oldest:
-            break
-        start = (end - length) % room
-        row = words[start : start + length].tolist()
-        row += words[: length - len(row)].tolist()
-        found.append(row[:-1])
-        end -= length
-    return found[::-1]
-
-
-def measured_part(memory: memoryview) -> memoryview:
-    """Of a buffer's bytes those that have been written."""
-    words = memory.cast("q")
-    return memory[: 8 * (HEAD + min(words[WRITTEN], len(words) - HEAD))]
-
-
-class Recorder:
-    """The controller's side: what it did, the plans that ran, and the workers' buffers by rank."""
-
-    def __init__(self, mesh: MeshSpec) -> None:
-        self.mesh = mesh
-        self.start = clock()
-        self.buffers: dict[int, torch.Tensor] = {}
-        self.offsets: dict[int, int] = {}  # nanoseconds that the controller's clock is ahead of a worker's, by rank
-        self._plans: dict[int, Plan] = {}
-        self._commands: list[Command] = []
-
-    def did(self, kind: str, label: str, start: int, number: int) -> None:
-        self._commands.append(Command(kind, label, start - self.start, clock() - self.start, number))
-
-    def ran(self, number: int, plan: Plan) -> None:
-        """A run of the plan that the workers know by this number is recorded by them."""
-        known = self._plans.get(number)
-        if known is None or (known.report is None and plan.report is not None):
-            self._plans[number] = plan
-
-    def trace(self) -> Trace:
-        """What has been measured so far. Workers may be running, or gone."""
-        at = {number: index for index, number in enumerate(self._plans)}
-        steps: list[Step] = []
-        handled: list[Handled] = []
-        dropped = 0
-        for rank, buffer in sorted(self.buffers.items()):
-            rows = records(buffer)
-            dropped += max(0, int(buffer[STEPS]) - sum(row[0] == wire.RUN for row in rows))
-            origin = self.start - self.offsets.get(rank, 0)
-            for kind, number, start, end, *rest in rows:
-                start, end = start - origin, end - origin
-                if kind != wire.RUN:
-                    handled.append(Handled(_KINDS[kind], number, rank, start, end))
-                elif rest[0] in at:
-                    steps.append(
-                        Step(at[rest[0]], number, rank, start, end, self._spans(rest[2:], origin), bool(rest[1]))
-                    )
-        return Trace(
-            self.mesh,
-            tuple(TracedPlan(plan.name, plan.hash, plan) for plan in self._plans.values()),
-            tuple(sorted(steps, key=lambda step: (step.start, step.worker))),
-            tuple(sorted(self._commands, key=lambda command: (command.start, -command.end))),
-            tuple(sorted(handled, key=lambda each: (each.start, each.worker))),
-            dropped,
-        )
-
-    def _spans(self, words: list[int], origin: int) -> tuple[Span, ...]:
-        return tuple(
-            Span(instruction, start - origin, end - origin, held, waited)
-            for instruction, start, end, held, waited in zip(*[iter(words)] * 5, strict=True)
-        )

@@ -37,6 +37,7 @@ from monarch.runtime.actors.processes.ownership import EndProcess
 from monarch.runtime.actors.processes.process import Death, Group, Process
 from monarch.runtime.future import Future
 from monarch.runtime.processes.parent import WarmParent, how_ended, warm_parent
+from monarch.runtime.processes.roles import ACTORS
 from monarch.runtime.shared import signals
 
 if TYPE_CHECKING:
@@ -127,7 +128,7 @@ class Host:
                     self._warms.append(warm)
                     self._process.router.watch(warm.fileno(), lambda _: self._read(warm))
                 files = [(listeners[at].fileno(), write[2 * at], write[2 * at + 1]) for at in range(count)]
-                running.number = warm.fork(ranks, boot, files, _Inbox(self, running))
+                running.number = warm.fork(ACTORS, ranks, boot, files, _Inbox(self, running), {})
         except OSError as error:
             for fd in read:
                 self._process.router.forget(fd)

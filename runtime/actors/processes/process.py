@@ -75,6 +75,7 @@ from monarch.runtime.actors.processes.ownership import (
 from monarch.runtime.actors.processes.ports import Answer, Ports
 from monarch.runtime.actors.processes.programs import Programs
 from monarch.runtime.actors.processes.spreading import Spreads
+from monarch.runtime.processes.roles import Forked
 
 if TYPE_CHECKING:
     from monarch.runtime.actors.meshes import ActorMesh, ProcMesh
@@ -500,8 +501,16 @@ def _breakpoint(*args: Any, **kwargs: Any) -> Any:
     return stop(sys._getframe(1))
 
 
-def serve(rank: int, boot: int, listener: socket.socket) -> NoReturn:
-    """Be a process of a mesh, from a warm parent's fork on."""
+def serve(forked: Forked) -> NoReturn:
+    """Be a process of a mesh, from a warm parent's fork on: `processes.roles.ACTORS`. The file that all were given says
+    what they are to be; each gets the socket that it listens on, and the pipes for what it prints."""
+    rank, boot = forked.rank, forked.shared
+    listening, out, err = forked.files
+    listener = socket.socket(fileno=listening)
+    os.dup2(out, 1)
+    os.dup2(err, 2)
+    os.close(out)
+    os.close(err)
     gc.freeze()
     gc.enable()
     sys.stdin = open(os.devnull, encoding="utf-8")

@@ -30,7 +30,7 @@ from monarch.runtime.actors.messages.message import EMPTY, Files, Payload
 from monarch.runtime.actors.messages.protocol import DROP, WORK, WORKED, Head
 from monarch.runtime.actors.processes.ports import All, failing
 from monarch.runtime.controller.connection import Beside, LocalConnection
-from monarch.runtime.processes.warm import mark_dead
+from monarch.runtime.processes.roles import WORKER_BESIDE_ACTORS, WORKER_BESIDE_ACTORS_ACROSS_HOSTS, role
 from monarch.runtime.shared.window import Geometry, Window
 from monarch.runtime.worker.exchange import Gifts, Loan, Loans
 
@@ -64,7 +64,7 @@ class Programs:
         self._gifts.gone(death.address)
         for controller, window in list(self._running.values()):
             if controller == death.address:  # its children may keep the worker's socket open
-                mark_dead(window, 0)
+                window.mark_dead(0)
         for mesh in list(self.driven.values()):
             mesh.died(death)
 
@@ -103,7 +103,7 @@ class Programs:
         """End the workers that run here, and wait for it: torch cannot be used while the interpreter ends."""
         self._ending = True
         for thread, (_, window) in list(self._running.items()):
-            mark_dead(window, 0)
+            window.mark_dead(0)
             thread.join(_END_SECONDS)
 
     def _serve(
@@ -115,14 +115,13 @@ class Programs:
         up: socket.socket,
         across: dict[str, Any] | None,
     ) -> str | None:
-        from monarch.runtime.worker.loop import serve_beside
-
         try:
-            serve_beside(actors, spec, rank, window, up, across)
+            work = role(WORKER_BESIDE_ACTORS if across is None else WORKER_BESIDE_ACTORS_ACROSS_HOSTS)
+            work(actors, spec, rank, window, up, across)
         except BaseException as error:
             traceback.print_exc()
             sys.stderr.flush()
-            mark_dead(window, rank)
+            window.mark_dead(rank)
             return f"ended of {type(error).__name__}: {error}"
         finally:
             actors.loans.end()
@@ -259,7 +258,7 @@ class WorkersInProcesses:
 
     def stop(self, mesh: int) -> None:
         if self._window is not None:
-            mark_dead(self._window, self._ranks[0])
+            self._window.mark_dead(self._ranks[0])
 
     def settle(self, mesh: int) -> None:
         with self._changed:
@@ -281,7 +280,7 @@ class WorkersInProcesses:
             if how is not None:
                 self._told.append({"is": "exited", "rank": rank, "how": how})
                 if self._window is not None:
-                    mark_dead(self._window, rank)
+                    self._window.mark_dead(rank)
             if not self._working:
                 self._process.programs.driven.pop(self._name, None)
             self._changed.notify_all()

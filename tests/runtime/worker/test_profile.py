@@ -20,9 +20,10 @@ from monarch.distributed import Mesh
 from monarch.runtime.controller import executor as controller
 from monarch.runtime.controller.executor import MeshExecutor
 from monarch.runtime.shared import wire
+from monarch.runtime.shared.measured import HEAD, STEPS, records
 from monarch.runtime.worker.frame import Frame
 from monarch.runtime.worker.state import Buffer
-from monarch.runtime.worker.tracing import HEAD, STEPS, CountedValues, Held, Tracer, records
+from monarch.runtime.worker.tracing import CountedValues, Held, Tracer
 from tests.runtime.building import Building, each, whole
 from tests.runtime.collectives.loopback import executor_on
 from tests.runtime.controller.test_failures import fail_where

@@ -17,10 +17,10 @@ from monarch.compiler.plan.options import CompileOptions
 from monarch.runtime.controller.state import ControllerState, PlanRecord, Remote
 from monarch.runtime.shared import memory, wire
 from monarch.runtime.shared.blocks import Flat, cut, rounds
+from monarch.runtime.shared.checking import check
 from monarch.runtime.shared.ring import Full, Space
 from monarch.runtime.shared.signals import Aborted
 from monarch.runtime.shared.wire import Report
-from monarch.runtime.worker import frame
 from monarch.runtime.worker import state as worker_state
 from monarch.runtime.worker.frame import Frame
 from monarch.runtime.worker.state import Actors, Count, Message, Missing, Value, WorkerState
@@ -391,9 +391,9 @@ def test_plans_that_make_no_sense_are_refused() -> None:
 
     for op in ("os.system", "aten.mm", "aten.mm.nothing", "aten.__class__.default", "import os", "builtins.eval.x"):
         with pytest.raises(PlanError, match="which the workers do not know"):
-            frame.check(plan(op, Slot(0)))
+            check(plan(op, Slot(0)))
     with pytest.raises(PlanError, match="reads empty slot 9"):
-        frame.check(plan("aten.neg.default", Slot(9)))
+        check(plan("aten.neg.default", Slot(9)))
     with pytest.raises(PlanError, match="cannot hold a (set|object|function)"):
         Frame(plan("aten.neg.default", {1}), bind)
     with pytest.raises(

@@ -1,0 +1,78 @@
+"""The trace of the steps of a mesh that is measured: what the controller did, and what its workers noted
+(`shared.measured`).
+
+Times of workers on other hosts are put on the controller's clock, as well as messages there and back tell how the two
+differ; their buffers come at the end.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from monarch.compiler.plan import Command, Handled, MeshSpec, Plan, Span, Step, Trace, TracedPlan
+from monarch.runtime.shared import wire
+from monarch.runtime.shared.measured import STEPS, clock, records
+
+_KINDS = {
+    wire.PUT: "put",
+    wire.LOAD: "load",
+    wire.UNLOAD: "unload",
+    wire.FREE: "free",
+    wire.FETCH: "fetch",
+    wire.LEND: "lend",
+    wire.ADOPT: "adopt",
+}
+
+
+class Recorder:
+    """The controller's side: what it did, the plans that ran, and the workers' buffers by rank."""
+
+    def __init__(self, mesh: MeshSpec) -> None:
+        self.mesh = mesh
+        self.start = clock()
+        self.buffers: dict[int, torch.Tensor] = {}
+        self.offsets: dict[int, int] = {}  # nanoseconds that the controller's clock is ahead of a worker's, by rank
+        self._plans: dict[int, Plan] = {}
+        self._commands: list[Command] = []
+
+    def did(self, kind: str, label: str, start: int, number: int) -> None:
+        self._commands.append(Command(kind, label, start - self.start, clock() - self.start, number))
+
+    def ran(self, number: int, plan: Plan) -> None:
+        """A run of the plan that the workers know by this number is recorded by them."""
+        known = self._plans.get(number)
+        if known is None or (known.report is None and plan.report is not None):
+            self._plans[number] = plan
+
+    def trace(self) -> Trace:
+        """What has been measured so far. Workers may be running, or gone."""
+        at = {number: index for index, number in enumerate(self._plans)}
+        steps: list[Step] = []
+        handled: list[Handled] = []
+        dropped = 0
+        for rank, buffer in sorted(self.buffers.items()):
+            rows = records(buffer)
+            dropped += max(0, int(buffer[STEPS]) - sum(row[0] == wire.RUN for row in rows))
+            origin = self.start - self.offsets.get(rank, 0)
+            for kind, number, start, end, *rest in rows:
+                start, end = start - origin, end - origin
+                if kind != wire.RUN:
+                    handled.append(Handled(_KINDS[kind], number, rank, start, end))
+                elif rest[0] in at:
+                    steps.append(
+                        Step(at[rest[0]], number, rank, start, end, self._spans(rest[2:], origin), bool(rest[1]))
+                    )
+        return Trace(
+            self.mesh,
+            tuple(TracedPlan(plan.name, plan.hash, plan) for plan in self._plans.values()),
+            tuple(sorted(steps, key=lambda step: (step.start, step.worker))),
+            tuple(sorted(self._commands, key=lambda command: (command.start, -command.end))),
+            tuple(sorted(handled, key=lambda each: (each.start, each.worker))),
+            dropped,
+        )
+
+    def _spans(self, words: list[int], origin: int) -> tuple[Span, ...]:
+        return tuple(
+            Span(instruction, start - origin, end - origin, held, waited)
+            for instruction, start, end, held, waited in zip(*[iter(words)] * 5, strict=True)
+        )

@@ -1,0 +1,42 @@
+"""What a process becomes is named by its role, "module:function": so those who start processes import none of the code
+that runs in them, and a process imports only what its own role needs."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from monarch.runtime.shared.window import Window
+
+WORKER = "monarch.runtime.worker.loop:serve"
+WORKER_ACROSS_HOSTS = "monarch.runtime.worker.peers:serve"
+WORKER_BESIDE_ACTORS = "monarch.runtime.worker.loop:serve_beside"
+WORKER_BESIDE_ACTORS_ACROSS_HOSTS = "monarch.runtime.worker.peers:serve_beside"
+ACTORS = "monarch.runtime.actors.processes.process:serve"
+
+
+@dataclass(frozen=True)
+class Forked:
+    """What a process is given that was forked for a role.
+
+    `rank`      which of the processes that were asked for together
+    `shared`    the file that all of them were given
+    `window`    its mapping, where that file is the memory of a mesh
+    `files`     this process's own files
+    `given`     what the request says to all of them
+    """
+
+    rank: int
+    shared: int
+    window: Window | None
+    files: list[int]
+    given: dict[str, Any]
+
+
+def role(name: str) -> Callable[..., Any]:
+    """The function that a role names. Its module is imported, unless that was done before."""
+    module, _, function = name.partition(":")
+    found: Callable[..., Any] = getattr(importlib.import_module(module), function)
+    return found
