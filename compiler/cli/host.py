@@ -77,6 +77,7 @@ def host(
 
 def _serve(listen: str, security: Security, bind: str, advertise: str | None, tls: Path | None) -> None:
     # What workers are forked from has to be there before gRPC starts its threads.
+    from monarch.runtime.actors.processes.agent import AgentOfHost
     from monarch.runtime.control.agent import serve
     from monarch.runtime.control.host_info import cores
     from monarch.runtime.hosts.service import HostService
@@ -90,7 +91,7 @@ def _serve(listen: str, security: Security, bind: str, advertise: str | None, tl
         signal.signal(number, lambda *_: ended.set())
 
     def service(reply: Reply, _: HostInfo) -> HostService:
-        return HostService(reply, bind, folder, advertise)
+        return HostService(reply, bind, folder, advertise, AgentOfHost())
 
     agent = serve(listen, security, service, advertise=advertise or "", data_bind=bind)
     typer.echo(f"monarch host: serving on {agent.address} ({security}), {cores()} cores")

@@ -132,7 +132,7 @@ class HostMesh(MeshAlgebra):
         cannot be made or reached, RuntimeError within an actor.
         """
         from monarch.runtime.actors.processes.host import Root
-        from monarch.runtime.hosts.attach import AttachedHosts
+        from monarch.runtime.hosts.attached import AttachedHosts
 
         if not isinstance(hosts.attached, AttachedHosts):
             return this_host()

@@ -1,46 +1,21 @@
-"""Attached hosts, and meshes on them."""
+"""Attaching hosts."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from os import PathLike, fspath
 from os.path import isfile
 from pathlib import Path
 
 from monarch.compiler.config import settings
-from monarch.compiler.plan import Executor, MeshSpec, MonarchError
+from monarch.compiler.plan import MonarchError
 from monarch.runtime.control.hosts_file import parse_hosts
 from monarch.runtime.control.security import Security
 from monarch.runtime.control.tree import HostTree
-from monarch.runtime.controller.connection import Beside
-from monarch.runtime.controller.executor import MeshExecutor
+from monarch.runtime.hosts.attached import AttachedHosts
 from monarch.runtime.hosts.remote import RemoteConnection
 from monarch.runtime.transport.plug import IN_THE_CLEAR, TRANSPORTS
-
-
-class AttachedHosts:
-    """`monarch.compiler.plan.Hosts` over a tree of hosts."""
-
-    def __init__(self, tree: HostTree, security: Security, transports: Sequence[str], timeout: float) -> None:
-        self.tree = tree
-        self.security = security
-        self.before_close: list[Callable[[], None]] = []
-        """What is to be done while the hosts can still be told something."""
-        self._connect = partial(RemoteConnection, tree, tuple(transports), timeout)
-
-    @property
-    def addresses(self) -> tuple[str, ...]:
-        return tuple(host.address for host in self.tree.hosts)
-
-    def start(self, mesh: MeshSpec, beside: Beside | None = None) -> Executor:
-        """With `beside`, the workers are in processes of actors there."""
-        return MeshExecutor(mesh, partial(self._connect, beside=beside))
-
-    def close(self) -> None:
-        while self.before_close:
-            self.before_close.pop()()
-        self.tree.close()
 
 
 def attach(
@@ -58,7 +33,8 @@ def attach(
             raise MonarchError(f"no transport is called {name!r}", hint=f"there are {', '.join(TRANSPORTS)}.")
     security = security_from(tls, token, trusted_network)
     tree = HostTree(parse_hosts(addresses), security, fan_out, timeout)
-    return AttachedHosts(tree, security, transports or default_transports(security), timeout)
+    connect = partial(RemoteConnection, tree, tuple(transports or default_transports(security)), timeout)
+    return AttachedHosts(tree, security, connect)
 
 
 def default_transports(security: Security) -> list[str]:

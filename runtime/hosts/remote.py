@@ -26,7 +26,7 @@ from monarch.compiler.plan import MeshSpec, MonarchError, Plan
 from monarch.compiler.plan.file import plan_bytes
 from monarch.runtime.control.message import Message
 from monarch.runtime.controller.connection import SLEEP_MILLISECONDS, Beside, Connection
-from monarch.runtime.hosts.service import RECORD
+from monarch.runtime.shared import wire
 from monarch.runtime.shared.measured import clock
 from monarch.runtime.shared.ring import Space, record_size
 from monarch.runtime.shared.window import RING_BYTES
@@ -231,7 +231,7 @@ class RemoteConnection(Connection):
         self._room(len(record), command)
         if not self._records:
             self._first = command
-        self._records.append(RECORD.pack(len(record)) + record)
+        self._records.append(wire.RECORD.pack(len(record)) + record)
 
     def _stage(self, offset: int, parts: Iterable[Any]) -> None:
         self.publish()
@@ -239,7 +239,7 @@ class RemoteConnection(Connection):
         self._send("stage", data, offset=offset)
 
     def _load(self, blob: bytes, number: int) -> None:
-        self._room(2 * RECORD.size, number)
+        self._room(2 * wire.RECORD.size, number)
         self.publish()
         self._send("load", blob, number=number)
 

@@ -36,12 +36,11 @@ import json
 import mmap
 import os
 import pickle
-import struct
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from monarch.compiler.plan import MeshSpec, MonarchError, PlanError
 from monarch.compiler.plan.file import plan_from_bytes
@@ -54,23 +53,42 @@ from monarch.runtime.shared.ring import Full
 from monarch.runtime.shared.window import STAGING_BYTES
 from monarch.runtime.worker.peers import pack, unpack
 
-if TYPE_CHECKING:
-    from monarch.runtime.actors.processes.agent import Agent
 
-RECORD = struct.Struct("=q")
+class ActorsHere(Protocol):
+    """The controller's actors on this host: what `HostService` needs of them, and does not import."""
+
+    def start(self, head: dict[str, Any], reached: dict[str, Any]) -> str:
+        """Start an agent for them; gives its address. `reached` is how this host is: bind, advertise, tls. Raises
+        MonarchError."""
+        ...
+
+    def processes(self, ranks: range, beside: dict[str, Any]) -> Processes:
+        """Their processes, for workers of these ranks to be in. Raises MonarchError where they have ended."""
+        ...
+
+    def end(self) -> None:
+        """End the agent, if there is one, and all that it has started."""
+        ...
 
 
 class HostService:
     """`control.message.Service`: the parts of an attached controller's meshes that are on this host."""
 
-    def __init__(self, reply: Reply, bind: str, tls: str | None, advertise: str | None = None) -> None:
+    def __init__(
+        self,
+        reply: Reply,
+        bind: str,
+        tls: str | None,
+        advertise: str | None = None,
+        actors: ActorsHere | None = None,
+    ) -> None:
         """`bind` is the address on which this host's workers listen for those of others, and `advertise` the one by
         which they are reached, if that is another; `tls` the folder with this host's certificates, which connections
-        between workers are to use, or None."""
+        between workers are to use, or None. Without `actors` this host runs workers alone."""
         self._reply = reply
         self._across = {"bind": bind, "advertise": advertise, "tls": tls}
         self._parts: dict[int, _Part] = {}
-        self._actors: Agent | None = None
+        self._actors = actors
 
     def receive(self, message: Message) -> None:
         if message.kind == "start":
@@ -93,22 +111,18 @@ class HostService:
                 part.receive(message)
 
     def _start_actors(self, message: Message) -> None:
-        from monarch.runtime.actors.messages.network import Across
-        from monarch.runtime.actors.processes.agent import Agent
-
-        head, own = message.head, self._across
-        across = Across(bytes.fromhex(head["secret"]), own["tls"], str(own["bind"]), own["advertise"])
         try:
-            self._actors = Agent(str(head["root"]), int(head["number"]), across)
+            if self._actors is None:
+                raise MonarchError("this host runs no actors")
+            address = self._actors.start(message.head, self._across)
         except MonarchError as error:
             self._reply(Message("refused", message.mesh, head={"message": error.message, "hint": error.hint}))
         else:
-            self._reply(Message("actors", message.mesh, head={"address": self._actors.address}))
+            self._reply(Message("actors", message.mesh, head={"address": address}))
 
     def _end_actors(self) -> None:
         if self._actors is not None:
             self._actors.end()
-            self._actors = None
 
     def detached(self) -> None:
         self._end_actors()
@@ -116,16 +130,13 @@ class HostService:
             self._parts.popitem()[1].stop()
 
 
-def _processes(beside: dict[str, Any] | None, ranks: range, actors: Agent | None) -> Processes | None:
+def _processes(beside: dict[str, Any] | None, ranks: range, actors: ActorsHere | None) -> Processes | None:
     """Where workers are to run, if not in processes of their own."""
     if beside is None:
         return None
     if actors is None:
-        raise MonarchError("the processes that the mesh is to run in have ended")
-    from monarch.runtime.actors.processes.programs import WorkersInProcesses
-
-    where = dict(zip(ranks, map(str, beside["processes"]), strict=True))
-    return WorkersInProcesses(actors, str(beside["name"]), where, str(beside["owner"]))
+        raise MonarchError("this host runs no actors, and the mesh is to run in their processes")
+    return actors.processes(ranks, beside)
 
 
 class _Stopping(Exception):
@@ -136,7 +147,7 @@ class _Part:
     """One mesh's workers here. Commands come in the service's thread; a thread of its own listens to the workers."""
 
     def __init__(
-        self, number: int, head: dict[str, Any], reply: Reply, own: dict[str, Any], actors: Agent | None
+        self, number: int, head: dict[str, Any], reply: Reply, own: dict[str, Any], actors: ActorsHere | None
     ) -> None:
         spec = MeshSpec(tuple((str(name), int(size)) for name, size in head["dims"]))
         self._number = number
@@ -209,11 +220,11 @@ class _Part:
     def _commands(self, head: dict[str, Any], data: Any) -> None:
         command, view = int(head["first"]), memoryview(data)
         while view:
-            (size,) = RECORD.unpack_from(view)
-            if size < wire.KIND.size or RECORD.size + size > len(view):
+            (size,) = wire.RECORD.unpack_from(view)
+            if size < wire.KIND.size or wire.RECORD.size + size > len(view):
                 raise MonarchError(f"command {command} is said to have {size} bytes, and {len(view)} have come")
-            record = bytes(view[RECORD.size : RECORD.size + size])
-            view = view[RECORD.size + size :]
+            record = bytes(view[wire.RECORD.size : wire.RECORD.size + size])
+            view = view[wire.RECORD.size + size :]
             self._write(partial(self._workers.ring.write, record, command))
             command += 1
         self._workers.ring.publish()

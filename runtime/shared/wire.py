@@ -43,6 +43,8 @@ DTYPE_CODES = {dtype: code for code, dtype in enumerate(DTYPE_LIST)}
 PUT_HEAD = struct.Struct("=9q")
 PAIR = struct.Struct("=2q")
 KIND = struct.Struct("=q")
+RECORD = struct.Struct("=q")
+"""Before each record that goes to another host: its length."""
 
 
 def run_struct(dtypes: Sequence[torch.dtype | None]) -> struct.Struct:

@@ -10,15 +10,46 @@ import os
 import socket
 import threading
 from contextlib import suppress
+from typing import Any
 
 from monarch.compiler.mesh import Shape
+from monarch.compiler.plan import MonarchError
 from monarch.runtime.actors.errors import MeshFailure
 from monarch.runtime.actors.messages.address import name_of, new_address, tag_of
 from monarch.runtime.actors.messages.network import Across, refuse, wanted
 from monarch.runtime.actors.messages.router import hand_over, listen
 from monarch.runtime.actors.processes.host import Host
 from monarch.runtime.actors.processes.process import Group, Process
+from monarch.runtime.actors.processes.programs import WorkersInProcesses
 from monarch.runtime.transport import sockets
+
+
+class AgentOfHost:
+    """`hosts.service.ActorsHere`: an agent on this host, for as long as a controller has actors here."""
+
+    def __init__(self) -> None:
+        self._agent: Agent | None = None
+
+    def start(self, head: dict[str, Any], reached: dict[str, Any]) -> str:
+        """See `hosts.service.ActorsHere.start`; `head` has the program's secret, the root's address, and this host's
+        number in the job."""
+        across = Across(bytes.fromhex(head["secret"]), reached["tls"], str(reached["bind"]), reached["advertise"])
+        self._agent = Agent(str(head["root"]), int(head["number"]), across)
+        return self._agent.address
+
+    def processes(self, ranks: range, beside: dict[str, Any]) -> WorkersInProcesses:
+        """See `hosts.service.ActorsHere.processes`."""
+        if self._agent is None:
+            raise MonarchError("the processes that the mesh is to run in have ended")
+        where = dict(zip(ranks, map(str, beside["processes"]), strict=True))
+        return WorkersInProcesses(self._agent, str(beside["name"]), where, str(beside["owner"]))
+
+    def end(self) -> None:
+        """See `hosts.service.ActorsHere.end`."""
+        if self._agent is not None:
+            self._agent.end()
+            self._agent = None
+
 
 _STRANGERS = 256
 """How many connections may be open here that have not said whom they want."""

@@ -22,7 +22,7 @@ from monarch.runtime.control.message import Message
 
 if TYPE_CHECKING:
     from monarch.runtime.actors.processes.host import Root
-    from monarch.runtime.hosts.attach import AttachedHosts
+    from monarch.runtime.hosts.attached import AttachedHosts
 
 _TELL_SECONDS = 10.0  # unless the program is being shut down beside this
 

@@ -41,7 +41,7 @@ from monarch.runtime.processes.roles import ACTORS
 from monarch.runtime.shared import signals
 
 if TYPE_CHECKING:
-    from monarch.runtime.hosts.attach import AttachedHosts
+    from monarch.runtime.hosts.attached import AttachedHosts
 
 STOP_SECONDS = 10.0
 """How long a process that is told to end may take for it before it is killed."""

@@ -80,7 +80,7 @@ from monarch.runtime.processes.roles import Forked
 if TYPE_CHECKING:
     from monarch.runtime.actors.meshes import ActorMesh, ProcMesh
     from monarch.runtime.actors.processes.host import Host
-    from monarch.runtime.hosts.attach import AttachedHosts
+    from monarch.runtime.hosts.attached import AttachedHosts
 
 Message = tuple[str, Head, Payload]
 

@@ -19,7 +19,8 @@ from typing import Protocol
 
 from monarch.compiler.plan import Executor, MeshSpec, MonarchError
 from monarch.runtime.control.certificates import CONTROLLER, make_certificates
-from monarch.runtime.hosts.attach import AttachedHosts, attach
+from monarch.runtime.hosts.attach import attach
+from monarch.runtime.hosts.attached import AttachedHosts
 from monarch.runtime.hosts.launch.folder import private_folder
 
 

@@ -1,0 +1,40 @@
+"""Attached hosts, and meshes on them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from monarch.compiler.plan import Executor, MeshSpec
+from monarch.runtime.controller.connection import Beside, Connection
+from monarch.runtime.controller.executor import MeshExecutor
+
+if TYPE_CHECKING:  # gRPC is loaded where hosts are attached
+    from monarch.runtime.control.security import Security
+    from monarch.runtime.control.tree import HostTree
+
+
+class AttachedHosts:
+    """`monarch.compiler.plan.Hosts` over a tree of hosts."""
+
+    def __init__(self, tree: HostTree, security: Security, connect: Callable[..., Connection]) -> None:
+        """`connect(mesh, lost, beside=...)` starts the workers of a mesh on these hosts."""
+        self.tree = tree
+        self.security = security
+        self.before_close: list[Callable[[], None]] = []
+        """What is to be done while the hosts can still be told something."""
+        self._connect = connect
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        return tuple(host.address for host in self.tree.hosts)
+
+    def start(self, mesh: MeshSpec, beside: Beside | None = None) -> Executor:
+        """With `beside`, the workers are in processes of actors there."""
+        return MeshExecutor(mesh, partial(self._connect, beside=beside))
+
+    def close(self) -> None:
+        while self.before_close:
+            self.before_close.pop()()
+        self.tree.close()
