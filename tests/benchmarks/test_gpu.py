@@ -51,6 +51,7 @@ def test_results_that_differ_are_not_timed() -> None:
         bench.check(case, torch.ones(3), torch.tensor([1.0, 1.0, 2.0]))
 
 
+@pytest.mark.full
 def test_the_gpts_steps_are_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MONARCH_TEMPLATES", "off")
     with bench.gpt_sizes((32, 1, 2, 16, 64, 4)) as (batch, sequence, vocabulary):

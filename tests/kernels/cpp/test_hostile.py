@@ -23,6 +23,7 @@ from monarch.compiler.kernels.ir import BOOL, Buffer, Kernel, KernelError
 from monarch.compiler.kernels.text import parse_kernel, print_kernel
 from tests.kernels.cases import cases, sums
 from tests.kernels.strategies import kernels
+from tests.sample import is_full
 
 _NUMBERS = ("0", "1", "2", "3", "7", "64", "1000", "999999999999999999", "-1")
 _WORDS = (
@@ -118,9 +119,9 @@ def test_what_is_accepted_stays_within_its_buffers(tmp_path: Path) -> None:
     base = [case.kernel for case in (*cases(), *sums()) if small(case.kernel)]
     accepted: dict[str, Kernel] = {}
     # Of those written out, and of mangled ones that are still kernels, whose indices go where theirs did not.
-    for kernel in (*chance.sample(base, 40), *(case.kernel for case in sums())):
+    for kernel in (*chance.sample(base, 30), *(case.kernel for case in sums())):
         accepted[symbol(kernel)] = kernel
-    while len(accepted) < 100:
+    while len(accepted) < (100 if is_full() else 60):
         try:
             kernel = parse_kernel(mutated(print_kernel(chance.choice(base)), chance))
         except KernelError:
