@@ -31,13 +31,13 @@ from benchmarks.kernels import Call, Case, adamw, by_torch, flat, gelu, layer_no
 from benchmarks.measure import Row, cells, interleaved, table
 from monarch.compiler.cli.load import load_program
 from monarch.compiler.errors import MonarchError
-from monarch.compiler.kernels.triton.tune import on_gpu, tuned
+from monarch.compiler.local_ops import LOCAL_OPS
 from monarch.compiler.pipeline import compile_graph
 from monarch.compiler.plan import Plan
-from monarch.compiler.plan.gpu import OnGpu
-from monarch.compiler.plan.local_ops import LOCAL_OPS
 from monarch.compiler.plan.options import CompileOptions
 from monarch.compiler.plan.target import TARGETS
+from monarch.runtime.worker.device.gpu import OnGpu
+from monarch.runtime.worker.device.tune import on_gpu, tuned
 from monarch.runtime.worker.frame import Frame
 from monarch.runtime.worker.graphs import WARM_UP, Graphs
 from monarch.stdlib.kernels.tuning import fastest

@@ -26,9 +26,10 @@ import torch.nn.functional as F
 import monarch
 from benchmarks import measure
 from benchmarks.measure import Row, interleaved, seconds, table
+from monarch.compiler.kernels.cpp.build import build_kernels
 from monarch.compiler.plan import Plan
-from monarch.compiler.plan.native import bind, build_kernels
 from monarch.distributed import Mesh
+from monarch.runtime.worker.device.native import bind
 from monarch.runtime.worker.frame import Frame
 
 EAGER = 1 / 3

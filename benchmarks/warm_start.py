@@ -38,7 +38,8 @@ def _from_plan(path: str) -> None:
     collect_rarely()
     from monarch.compiler.cli.feed import feed
     from monarch.compiler.cli.run import run_steps
-    from monarch.compiler.plan import Plan, executor_for
+    from monarch.compiler.execution.factories import executor_for
+    from monarch.compiler.plan import Plan
 
     plan = Plan.load(path, report=False)
     executor = executor_for(plan.mesh)

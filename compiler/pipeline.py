@@ -10,27 +10,27 @@ from dataclasses import replace
 from pathlib import Path
 
 from monarch.compiler.config import settings
+from monarch.compiler.context import Context, Pass
 from monarch.compiler.errors import GraphError, MonarchError
 from monarch.compiler.graph import Graph
-from monarch.compiler.inspect.build import build_report
-from monarch.compiler.inspect.memory import peak
 from monarch.compiler.kernels.fuse import FuseKernels
 from monarch.compiler.partition import PartitionByMesh, nesting_order
 from monarch.compiler.partition.decide import mark_traced
-from monarch.compiler.passes.base import Context, Pass
 from monarch.compiler.passes.collectives import JoinCollectives, SimplifyReductions
-from monarch.compiler.passes.commit import CommitLast
 from monarch.compiler.passes.decompose import DecomposeSplit
-from monarch.compiler.passes.emit import emit_plan
 from monarch.compiler.passes.lookups import SimplifyLookups
-from monarch.compiler.passes.overlap import OverlapCollectives
-from monarch.compiler.passes.rematerialize import Rematerialize
 from monarch.compiler.passes.simplify import SimplifyViews
 from monarch.compiler.plan import Plan
 from monarch.compiler.plan.arena import overlapping
-from monarch.compiler.plan.gpu import check_ops
+from monarch.compiler.plan.check import check_ops
 from monarch.compiler.plan.options import CompileOptions
+from monarch.compiler.plan.report import peak
 from monarch.compiler.plan.waits import STARTED
+from monarch.compiler.report import build_report
+from monarch.compiler.schedule.commit import CommitLast
+from monarch.compiler.schedule.emit import emit_plan
+from monarch.compiler.schedule.overlap import OverlapCollectives
+from monarch.compiler.schedule.rematerialize import Rematerialize
 from monarch.compiler.sizes import parse_bytes
 from monarch.compiler.text import print_graph
 from monarch.compiler.verify import verify

@@ -14,10 +14,10 @@ import torch
 from torch import fx
 
 from monarch.compiler import ops
+from monarch.compiler.blocks import block_of, reduce_in_order, whole_of
 from monarch.compiler.errors import GraphError
 from monarch.compiler.graph import Graph, args_of, tensor_type
-from monarch.compiler.plan.blocks import block_of, reduce_in_order, whole_of
-from monarch.compiler.plan.local_ops import LOCAL_OPS
+from monarch.compiler.local_ops import LOCAL_OPS
 from monarch.compiler.types import MeshSpec
 
 aten = torch.ops.aten

@@ -13,10 +13,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from monarch.compiler import ops
 from monarch.compiler.errors import GraphError, LayoutError, RuleError
 from monarch.compiler.graph import KINDS, Graph
-from monarch.compiler.kernels.ir import KernelError, may_overwrite
-from monarch.compiler.kernels.text import parse_kernel
+from monarch.compiler.local_ops import LOCAL_OPS
+from monarch.compiler.loops.ir import KernelError, may_overwrite
+from monarch.compiler.loops.text import parse_kernel
 from monarch.compiler.ops import MonarchOp
-from monarch.compiler.plan.local_ops import LOCAL_OPS
 from monarch.compiler.rules import LOCALIZERS, rule_for, tensor_operands
 from monarch.compiler.rules.call import lookup
 from monarch.compiler.text import op_name, print_node, print_type

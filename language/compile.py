@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from monarch.compiler.config import settings
+from monarch.compiler.execution.watching import is_watched
 from monarch.compiler.graph import Graph
 from monarch.compiler.plan import CompileOptions, Plan
-from monarch.compiler.plan.tracing import is_watched
 
 Compile = Callable[[Graph], Plan]
 

@@ -7,7 +7,8 @@ from os import PathLike
 from typing import Self
 
 from monarch.compiler.errors import LayoutError
-from monarch.compiler.plan import Executor, Hosts, attach_hosts, executor_for
+from monarch.compiler.execution.executor import Executor, Hosts
+from monarch.compiler.execution.factories import attach_hosts, executor_for
 from monarch.compiler.types import MeshSpec
 from monarch.language.mesh import Mesh
 

@@ -8,8 +8,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from monarch.compiler.errors import DeviceMeshError, LayoutError, MonarchError
+from monarch.compiler.execution.executor import Executor, Hosts, Procs, Returned
+from monarch.compiler.execution.factories import abstract_can_run, executor_for
 from monarch.compiler.mesh import MeshAlgebra, Shape
-from monarch.compiler.plan import Executor, Hosts, Procs, Returned, abstract_can_run, executor_for
 from monarch.compiler.types import MeshSpec
 
 if TYPE_CHECKING:

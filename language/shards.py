@@ -7,7 +7,7 @@ from typing import Any
 from torch.utils import _pytree as pytree
 
 from monarch.compiler.errors import LayoutError, ProgramError, Source
-from monarch.compiler.plan import Returned
+from monarch.compiler.execution.executor import Returned
 from monarch.compiler.types import MeshSpec
 from monarch.language.layouts import LayoutLike, type_of_shards
 from monarch.language.mesh import Mesh

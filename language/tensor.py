@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from monarch.compiler.blocks import whole_of
 from monarch.compiler.errors import MonarchError, ProgramError
-from monarch.compiler.plan import Handle, outgoing
-from monarch.compiler.plan.blocks import whole_of
+from monarch.compiler.execution.executor import Handle, outgoing
 from monarch.compiler.types import Layout, TensorType
 from monarch.language.errors import branch_error
 from monarch.language.layouts import LayoutLike, as_layout

@@ -21,7 +21,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from monarch.compiler.plan import Executor, MeshSpec
+    from monarch.compiler.execution.executor import Executor
+    from monarch.compiler.plan import MeshSpec
 
 __all__ = ["start_local"]
 

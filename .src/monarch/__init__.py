@@ -15,7 +15,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from monarch.compiler.executors import set_executor_factory, set_hosts_factory
+from monarch.compiler.execution.factories import set_executor_factory, set_hosts_factory
 from monarch.compiler.kernels.templates import set_templates
 
 if TYPE_CHECKING:

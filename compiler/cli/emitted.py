@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from monarch.compiler.errors import MonarchError
 
 if TYPE_CHECKING:
-    from monarch.compiler.kernels.ir import Kernel
     from monarch.compiler.kernels.triton.source import Launch
     from monarch.compiler.kernels.triton.variants import Tiles
+    from monarch.compiler.loops.ir import Kernel
     from monarch.compiler.plan import Plan
     from monarch.compiler.plan.binaries import KernelBinary, TemplateCall
 
@@ -75,7 +75,7 @@ def _chosen(plan: Plan, name: str | None) -> Mapping[str, Kernel]:
 def _heading(kernel: Kernel) -> str:
     """What a kernel is, and the user's lines that it comes from."""
     from monarch.compiler.cli.screen import count
-    from monarch.compiler.kernels.ir import Op, Reduce
+    from monarch.compiler.loops.ir import Op, Reduce
 
     ops = sum(isinstance(each, Op | Reduce) for nest in kernel.nests for each in nest.body)
     lines = dict.fromkeys(line for nest in kernel.nests for line in nest.lines if line)

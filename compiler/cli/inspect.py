@@ -151,7 +151,7 @@ def _texts(plan: Plan, dot: bool, text: bool, after: str | None) -> Iterator[tup
 def graph_after(plan: Plan, name: str) -> str:
     """The graph's text after the pass `name`, from the traced graph that the plan holds; "trace" for that itself."""
     from monarch.compiler import pipeline
-    from monarch.compiler.inspect.build import traced_graph
+    from monarch.compiler.report import traced_graph
 
     traced = traced_graph(plan)
     if name == "trace":

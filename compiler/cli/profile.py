@@ -143,7 +143,7 @@ def _run_plan(
 ) -> None:
     from monarch.compiler.cli import feed
     from monarch.compiler.cli.run import check_machine, numbers, run_steps
-    from monarch.compiler.plan import executor_for
+    from monarch.compiler.execution.factories import executor_for
     from monarch.compiler.plan.file import load_plan
 
     plan = load_plan(path)

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     import torch
 
     from monarch.compiler.cli.feed import Feed
-    from monarch.compiler.plan import Executor, Handle, Plan
+    from monarch.compiler.execution.executor import Executor, Handle
+    from monarch.compiler.plan import Plan
 
 PlanFile = Annotated[Path, typer.Argument(metavar="PLAN", help="A plan's file.", autocompletion=complete_program)]
 
@@ -46,7 +47,7 @@ def run(
     """Run a plan on workers of this machine, without the program that it was made of."""
     from monarch.compiler.cli import feed
     from monarch.compiler.cli.load import read_plan
-    from monarch.compiler.plan import executor_for
+    from monarch.compiler.execution.factories import executor_for
 
     loaded = read_plan(plan, report=False)
     check_machine(loaded, mesh)
@@ -131,7 +132,7 @@ def run_steps(executor: Executor, plan: Plan, fed: Feed, steps: int) -> tuple[di
 
 
 def _whole(executor: Executor, handle: Handle) -> torch.Tensor:
-    from monarch.compiler.plan.blocks import whole_of
+    from monarch.compiler.blocks import whole_of
 
     if handle.type.layout.is_replicated:
         return executor.shards(handle, [0])[0]

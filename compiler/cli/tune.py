@@ -23,9 +23,9 @@ def tune(
     as_json: Json = False,
 ) -> None:
     """Measure the variants of a plan's kernels, and have the plan run the fastest. This needs a GPU."""
-    from monarch.compiler.kernels.triton.tune import gpu_for, on_gpu, tuned
     from monarch.compiler.plan.binaries import kernels_of
     from monarch.compiler.plan.file import load_plan, save_plan
+    from monarch.runtime.worker.device.tune import gpu_for, on_gpu, tuned
     from monarch.stdlib.kernels.tuning import fastest
 
     loaded = load_plan(plan)

@@ -10,7 +10,9 @@ from dataclasses import dataclass
 import torch
 
 from monarch.compiler.errors import ProgramError
-from monarch.compiler.plan import Executor, Handle, MeshSpec, Plan, TensorType, Trace, executors_by
+from monarch.compiler.execution.executor import Executor, Handle
+from monarch.compiler.execution.factories import executors_by
+from monarch.compiler.plan import MeshSpec, Plan, TensorType, Trace
 from monarch.language.mesh import mesh_sizes
 from monarch.language.source import user_source
 

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from monarch.compiler.inspect.labels import input_names
-from monarch.compiler.inspect.memory import peak
 from monarch.compiler.inspect.values import (
     collectives_of,
     computed,
@@ -26,6 +25,7 @@ from monarch.compiler.inspect.values import (
     where,
 )
 from monarch.compiler.plan import Plan, Value
+from monarch.compiler.plan.report import peak
 
 Key = tuple[str, ...]
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from monarch.compiler.errors import MonarchError
 from monarch.compiler.inspect.html import frame_html, size_text
-from monarch.compiler.inspect.memory import peak
 from monarch.compiler.inspect.page import page
 from monarch.compiler.inspect.values import collectives_of, ops_of
 from monarch.compiler.inspect.why import Explanation, explain
 from monarch.compiler.plan.plan import Plan
+from monarch.compiler.plan.report import peak
 
 
 class Inspection:

@@ -9,10 +9,10 @@ from types import TracebackType
 from typing import Protocol
 
 from monarch.compiler.errors import DeviceMeshError, MonarchError
+from monarch.compiler.execution.executor import Executor
+from monarch.compiler.execution.watching import unwatch, watch
 from monarch.compiler.inspect.trace import save_trace
-from monarch.compiler.plan.executor import Executor
 from monarch.compiler.plan.trace import Trace
-from monarch.compiler.plan.tracing import unwatch, watch
 
 
 class OnWorkers(Protocol):

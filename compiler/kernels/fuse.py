@@ -20,16 +20,16 @@ import torch
 from torch import fx
 
 from monarch.compiler import ops
+from monarch.compiler.context import Context, Pass
 from monarch.compiler.graph import Graph, args_of
-from monarch.compiler.kernels.check import check_kernel
-from monarch.compiler.kernels.ir import Buffer, Kernel, Load, Nest, Statement, Store
 from monarch.compiler.kernels.lower import Given, Group, Space, Unfusable, lower_group, space_of
 from monarch.compiler.kernels.lower.values import HANDLERS, TRANSPARENT, key_of
 from monarch.compiler.kernels.recompute import AGAIN, compute_again
 from monarch.compiler.kernels.tensors import tensors_of
-from monarch.compiler.kernels.text import print_kernel
-from monarch.compiler.passes.base import Context, Pass
-from monarch.compiler.plan.local_ops import LOCAL_OPS
+from monarch.compiler.local_ops import LOCAL_OPS
+from monarch.compiler.loops.check import check_kernel
+from monarch.compiler.loops.ir import Buffer, Kernel, Load, Nest, Statement, Store
+from monarch.compiler.loops.text import print_kernel
 from monarch.compiler.types import VARYING, Layout, TensorType
 
 OVERHEAD = 32 * 1024

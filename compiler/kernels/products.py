@@ -18,12 +18,18 @@ import torch
 from torch import fx
 
 from monarch.compiler import ops
+from monarch.compiler.context import Context, Pass
+from monarch.compiler.cost.machine import op_seconds
 from monarch.compiler.graph import Graph, args_of
-from monarch.compiler.inspect.estimate import op_seconds
-from monarch.compiler.kernels.check import check_kernel
-from monarch.compiler.kernels.contraction import contraction
 from monarch.compiler.kernels.fuse import Made, alone, rewritten
-from monarch.compiler.kernels.ir import (
+from monarch.compiler.kernels.lower import Given
+from monarch.compiler.kernels.lower.values import TRANSPARENT, key_of, line_of
+from monarch.compiler.kernels.tensors import tensors_of
+from monarch.compiler.kernels.triton.emit import variants_of
+from monarch.compiler.kernels.triton.variants import SMALLEST, Tiles, Work, library_seconds
+from monarch.compiler.loops.check import check_kernel
+from monarch.compiler.loops.contraction import contraction
+from monarch.compiler.loops.ir import (
     Buffer,
     Constant,
     Index,
@@ -37,14 +43,8 @@ from monarch.compiler.kernels.ir import (
     Store,
     traffic,
 )
-from monarch.compiler.kernels.lower import Given
-from monarch.compiler.kernels.lower.values import TRANSPARENT, key_of, line_of
-from monarch.compiler.kernels.nests import renumbered
-from monarch.compiler.kernels.tensors import tensors_of
-from monarch.compiler.kernels.text import parse_kernel
-from monarch.compiler.kernels.triton.emit import variants_of
-from monarch.compiler.kernels.triton.variants import SMALLEST, Tiles, Work, library_seconds
-from monarch.compiler.passes.base import Context, Pass
+from monarch.compiler.loops.nests import renumbered
+from monarch.compiler.loops.text import parse_kernel
 
 aten = torch.ops.aten
 

@@ -11,8 +11,8 @@ from torch import fx
 
 from monarch.compiler import ops
 from monarch.compiler.graph import Graph, args_of
-from monarch.compiler.kernels.ir import Buffer
-from monarch.compiler.kernels.text import parse_kernel
+from monarch.compiler.loops.ir import Buffer
+from monarch.compiler.loops.text import parse_kernel
 from monarch.compiler.types import TensorType
 
 aten = torch.ops.aten

@@ -9,6 +9,7 @@ from torch import fx
 
 from monarch.compiler import ops
 from monarch.compiler.config import settings
+from monarch.compiler.context import Context, Pass
 from monarch.compiler.errors import LayoutError
 from monarch.compiler.graph import Graph, args_of
 from monarch.compiler.partition.choose import choose
@@ -17,7 +18,6 @@ from monarch.compiler.partition.decide import decide, decide_alone, mark_keys, p
 from monarch.compiler.partition.options import find_options
 from monarch.compiler.partition.rewrite import rewrite
 from monarch.compiler.partition.whole import announce
-from monarch.compiler.passes.base import Context, Pass
 from monarch.compiler.text import parse_layout
 from monarch.compiler.types import Layout
 

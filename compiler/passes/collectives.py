@@ -11,9 +11,9 @@ from typing import Any
 from torch import fx
 
 from monarch.compiler import ops
+from monarch.compiler.context import Context, Pass
 from monarch.compiler.graph import Graph, args_of, tensor_type
 from monarch.compiler.partition.cost import VIEWS
-from monarch.compiler.passes.base import Context, Pass
 
 BUCKET_BYTES = 32 * 2**20
 """Past this size joining saves nothing: one collective's fixed cost is then far below what its bytes take."""

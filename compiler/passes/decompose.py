@@ -14,9 +14,9 @@ from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
+from monarch.compiler.context import Context, Pass
 from monarch.compiler.graph import Graph, args_of
 from monarch.compiler.partition.options import Options, find_options
-from monarch.compiler.passes.base import Context, Pass
 from monarch.compiler.types import TensorType
 
 aten = torch.ops.aten

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import fx, ops
 
+from monarch.compiler.context import Context, Pass
 from monarch.compiler.graph import Graph, args_of, tensor_type
-from monarch.compiler.passes.base import Context, Pass
 
 aten = ops.aten
 

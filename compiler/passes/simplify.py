@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import fx
 
+from monarch.compiler.context import Context, Pass
 from monarch.compiler.graph import Graph, args_of
 from monarch.compiler.partition.cost import VIEWS
-from monarch.compiler.passes.base import Context, Pass
 
 aten = torch.ops.aten
 

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from monarch.compiler.kernels.ir import Kernel
-from monarch.compiler.kernels.text import parse_kernel
+from monarch.compiler.loops.ir import Kernel
+from monarch.compiler.loops.text import parse_kernel
 from monarch.compiler.ops import OPS
 from monarch.compiler.ops.schema import memory_of
 from monarch.compiler.plan.plan import Instruction, Plan, Region, Slot

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
-from monarch.compiler.kernels.ir import Buffer, Kernel
-from monarch.compiler.kernels.text import parse_kernel, print_kernel
+from monarch.compiler.loops.ir import Buffer, Kernel
+from monarch.compiler.loops.text import parse_kernel, print_kernel
 from monarch.compiler.plan.container import dump_json, load_json
 from monarch.compiler.types import DTYPE_NAMES, DTYPES
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from monarch.compiler.errors import PlanError
-from monarch.compiler.kernels.ir import KernelError, may_overwrite
-from monarch.compiler.kernels.text import parse_kernel
+from monarch.compiler.attention import IN_PARTS
+from monarch.compiler.errors import MonarchError, PlanError
+from monarch.compiler.loops.ir import KernelError, may_overwrite
+from monarch.compiler.loops.text import parse_kernel
 from monarch.compiler.plan.allowed import PARAMETERS, RefusedOp, UnknownOp, allow
 from monarch.compiler.plan.arena import overlapping, slots_in, wrong_region
 from monarch.compiler.plan.binaries import check_binaries
@@ -134,3 +135,21 @@ def _check_kernel(tensors: Any, text: Any, over: Any) -> None:
     for number, at in enumerate(over):
         if at != -1 and (not may_overwrite(kernel, number, at) or tensors.count(tensors[at]) > 1):
             raise _Wrong(f"its result {number} cannot lie over tensor {at}")
+
+
+def check_ops(plan: Plan) -> None:
+    """Raise MonarchError, at the user's line, where a plan for a GPU calls an op of ATen's that CPUs alone have."""
+    for instruction in plan.instructions:
+        name = instruction.op.removeprefix("aten.")
+        if instruction.op in IN_PARTS or not (name.startswith(_FOR_CPUS) or "_for_cpu" in name):
+            continue
+        raise MonarchError(
+            f"'{plan.name}' is compiled for {plan.target}, and calls {instruction.op}, which CPUs alone have",
+            hint="torch chose it for the CPU on which the program is traced; with\n"
+            "torch.backends.mkldnn.flags(enabled=False) around a recurrent layer it takes one that GPUs have too.",
+            source=plan.sources[instruction.source] if instruction.source >= 0 else None,
+        )
+
+
+_FOR_CPUS = ("mkldnn_", "_mkldnn_", "fbgemm_")
+"""How the names begin of ops of libraries for CPUs."""

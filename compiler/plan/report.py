@@ -7,9 +7,15 @@ same program on blocks of the same size).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+from monarch.compiler.errors import MonarchError
 from monarch.compiler.types import TensorType
+
+if TYPE_CHECKING:
+    from monarch.compiler.plan.plan import Plan
 
 PHASES = ("forward", "backward", "update")
 
@@ -110,3 +116,33 @@ class Report:
 
     values: tuple[Value, ...]
     lines: tuple[str, ...]
+
+
+def held(plan: Plan) -> list[int]:
+    """The bytes that a worker holds after each value of the plan's report. Raises MonarchError where it has none."""
+    total = 0
+    found = []
+    for value in _values(plan):
+        total += value.allocates - value.frees
+        found.append(total)
+    return found
+
+
+def peak(plan: Plan) -> tuple[int, int]:
+    """The most bytes that a worker holds at once, and the number of the (first) value at which it does; (0, -1) for a
+    plan without values. Raises MonarchError where the plan has no report."""
+    total, most, at = 0, 0, -1
+    for number, value in enumerate(_values(plan)):
+        total += value.allocates
+        if at < 0 or total > most:
+            most, at = total, number
+        total -= value.frees
+    return most, at
+
+
+def _values(plan: Plan) -> Sequence[Value]:
+    if plan.report is None:
+        raise MonarchError(
+            f"plan '{plan.name}' has no report", hint="compile it with program.compile() or monarchc compile."
+        )
+    return plan.report.values

@@ -12,10 +12,10 @@ from functools import cache
 
 import torch
 
+from monarch.compiler.attention import IN_PARTS
 from monarch.compiler.ops import OPS
 from monarch.compiler.ops.schema import memory_of
 from monarch.compiler.plan.arena import slots_in
-from monarch.compiler.plan.gpu import IN_PARTS
 from monarch.compiler.plan.plan import Instruction, Plan, Slot
 from monarch.compiler.text.names import find_op
 

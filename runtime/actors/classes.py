@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import cloudpickle
 
-from monarch.compiler.plan import outgoing
+from monarch.compiler.execution.executor import outgoing
 
 Pickled: TypeAlias = tuple[str, bytes]
 """A token, by which a process that has read it once knows it, and the pickle."""

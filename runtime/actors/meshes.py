@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, ca
 import cloudpickle
 
 from monarch.compiler.config import for_spawned
+from monarch.compiler.execution.executor import Executor
 from monarch.compiler.mesh import MeshAlgebra, Shape
-from monarch.compiler.plan import Executor, MeshSpec
+from monarch.compiler.plan import MeshSpec
 from monarch.runtime.actors import classes
 from monarch.runtime.actors.actor import Actor
 from monarch.runtime.actors.adverbs import attribute

@@ -6,7 +6,8 @@ import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from monarch.compiler.plan import Executor, Handle, MonarchError, TensorType
+from monarch.compiler.execution.executor import Executor, Handle
+from monarch.compiler.plan import MonarchError, TensorType
 from monarch.runtime.actors.values import ValueMesh
 from monarch.runtime.future import Future
 

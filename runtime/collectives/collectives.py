@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from monarch.compiler.blocks import REDUCE
 from monarch.compiler.plan import MeshSpec
-from monarch.compiler.plan.blocks import REDUCE
 from monarch.runtime.collectives.chain import Results, reduce_in_chain
 from monarch.runtime.collectives.cost import chain_scatters_faster, direct_is_faster
 from monarch.runtime.collectives.listening import Network

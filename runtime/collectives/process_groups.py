@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from monarch.compiler.plan.blocks import REDUCE
+from monarch.compiler.blocks import REDUCE
 from monarch.runtime.collectives.gloo import GlooMembership
 from monarch.runtime.collectives.listening import LOOPBACK, Network
 from monarch.runtime.collectives.meeting import Collective, Tensors

@@ -18,8 +18,8 @@ from typing import Any
 
 import torch
 
+from monarch.compiler.kernels.cpp.build import build_kernels
 from monarch.compiler.plan import MeshSpec, MonarchError, Plan
-from monarch.compiler.plan.native import build_kernels
 from monarch.runtime.controller.replies import Replies
 from monarch.runtime.controller.state import ControllerState, Step, fresh
 from monarch.runtime.processes.workers import EXIT_SECONDS, Processes, Workers

@@ -19,17 +19,9 @@ from typing import Any
 import torch
 
 from monarch.compiler.config import settings
-from monarch.compiler.plan import (
-    Handle,
-    LayoutError,
-    MeshSpec,
-    MonarchError,
-    Plan,
-    TensorType,
-    Trace,
-    check_backend,
-)
-from monarch.compiler.plan.tracing import ended, started
+from monarch.compiler.execution.executor import Handle
+from monarch.compiler.execution.watching import ended, started
+from monarch.compiler.plan import LayoutError, MeshSpec, MonarchError, Plan, TensorType, Trace, check_backend
 from monarch.runtime.controller.connection import Beside, Connection, LocalConnection
 from monarch.runtime.controller.placing import Blocks, pieces
 from monarch.runtime.controller.recorder import Recorder

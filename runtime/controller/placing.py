@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
+from monarch.compiler.blocks import block_of
 from monarch.compiler.plan import MeshSpec, TensorType
-from monarch.compiler.plan.blocks import block_of
 from monarch.runtime.shared import wire
 
 

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from monarch.compiler.plan import Executor, MeshSpec
+from monarch.compiler.execution.executor import Executor
+from monarch.compiler.plan import MeshSpec
 from monarch.runtime.controller.connection import Beside, Connection
 from monarch.runtime.controller.executor import MeshExecutor
 

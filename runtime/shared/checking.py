@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from monarch.compiler.local_ops import LOCAL_OPS
 from monarch.compiler.plan import OPS, Plan, PlanError, Slot
-from monarch.compiler.plan.local_ops import LOCAL_OPS
 from monarch.compiler.plan.waits import wrong_wait
 
 COLLECTIVES = frozenset(name for name, op in OPS.items() if op.collective)

@@ -50,8 +50,8 @@ from typing import Any, Protocol
 
 import torch
 
+from monarch.compiler.local_ops import LOCAL_OPS
 from monarch.compiler.plan import DTYPE_NAMES, OPS, Instruction, Plan, PlanError, Region, Slot
-from monarch.compiler.plan.local_ops import LOCAL_OPS
 from monarch.compiler.plan.stretches import Stretch
 from monarch.runtime.shared.checking import slots_of
 from monarch.runtime.worker.arena import Arena

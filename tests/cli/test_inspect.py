@@ -17,9 +17,9 @@ from monarch.compiler.cli.sections.comms import data as comms
 from monarch.compiler.cli.sections.memory import WAITING, alive, curve, grouped, layer_of
 from monarch.compiler.cli.sections.ops import data as ops
 from monarch.compiler.cli.sections.source import data as source
-from monarch.compiler.inspect.memory import held, peak
 from monarch.compiler.plan import Plan
 from monarch.compiler.plan.file import load_plan, save_plan
+from monarch.compiler.plan.report import held, peak
 from monarch.compiler.text import parse_graph
 from tests.cli.conftest import Run
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from monarch.compiler.costs import graph_costs
+from monarch.compiler.cost.work import graph_costs
 from monarch.compiler.errors import LayoutError
 from monarch.compiler.partition import nesting_order
 from monarch.compiler.pipeline import partition_graph

@@ -6,13 +6,13 @@ import torch
 from hypothesis import given, settings
 
 from monarch.compiler import ops
-from monarch.compiler.passes.base import Context
-from monarch.compiler.passes.emit import emit_plan
-from monarch.compiler.passes.overlap import OverlapCollectives
+from monarch.compiler.context import Context
 from monarch.compiler.pipeline import partition_graph
 from monarch.compiler.plan.options import CompileOptions
 from monarch.compiler.plan.waits import wrong_wait
 from monarch.compiler.reference import run_reference
+from monarch.compiler.schedule.emit import emit_plan
+from monarch.compiler.schedule.overlap import OverlapCollectives
 from monarch.compiler.text import parse_graph
 from monarch.compiler.types import VARYING
 from monarch.compiler.verify import verify

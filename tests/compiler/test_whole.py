@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
+from monarch.compiler.context import Context
 from monarch.compiler.errors import PerformanceWarning, RuleError
 from monarch.compiler.graph import Graph
 from monarch.compiler.partition import PartitionByMesh
-from monarch.compiler.passes.base import Context
 from monarch.compiler.pipeline import partition_graph
 from monarch.compiler.plan.options import CompileOptions
 from monarch.compiler.reference import run_reference

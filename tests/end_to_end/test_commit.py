@@ -12,8 +12,8 @@ from torch import nn
 
 import monarch
 from monarch.compiler.errors import DeviceMeshError
-from monarch.compiler.passes.failing import can_fail
 from monarch.compiler.plan import Instruction, Plan, Slot
+from monarch.compiler.schedule.failing import can_fail
 from monarch.compiler.text import parse_graph
 from monarch.distributed import Mesh
 

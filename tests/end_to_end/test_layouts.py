@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import monarch
-from monarch.compiler.costs import graph_costs
+from monarch.compiler.cost.work import graph_costs
 from monarch.compiler.types import Layout
 from monarch.distributed import Mesh
 from monarch.stdlib.models.gpt import GPT

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 
 import monarch
 from monarch.compiler.errors import MonarchError
-from monarch.compiler.passes.arena import Placing
 from monarch.compiler.plan import Plan
+from monarch.compiler.schedule.arena import Placing
 from monarch.distributed import Mesh
 from monarch.stdlib.models.gpt import GPT
 from monarch.stdlib.parallel import combine, data_parallel, fully_shard, tensor_parallel

@@ -9,9 +9,10 @@ import torch
 from hypothesis import given, settings
 
 import monarch  # noqa: F401  says how workers are started
+from monarch.compiler.blocks import whole_of
+from monarch.compiler.execution.executor import Executor
+from monarch.compiler.execution.factories import executor_for
 from monarch.compiler.pipeline import compile_graph
-from monarch.compiler.plan import Executor, executor_for
-from monarch.compiler.plan.blocks import whole_of
 from monarch.compiler.types import MeshSpec
 from tests.compiler.programs import Program, programs
 

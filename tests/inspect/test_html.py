@@ -17,10 +17,10 @@ from hypothesis import given, settings
 from torch import nn
 
 from monarch.compiler.errors import MonarchError
+from monarch.compiler.execution.factories import executors_by
 from monarch.compiler.inspect.drawing import shown
 from monarch.compiler.inspect.html import frame_html, layout_html, mesh_html, program_html, tensor_html, type_html
 from monarch.compiler.inspect.inspection import Inspection
-from monarch.compiler.plan import executors_by
 from monarch.compiler.text import parse_layout, parse_type
 from monarch.compiler.types import Layout, MeshSpec, TensorType
 from monarch.language import DistributedTensor, Mesh, distribute, module_to_mesh, program

@@ -10,15 +10,15 @@ import pytest
 import torch
 
 import monarch
-from monarch.compiler.costs import graph_costs
+from monarch.compiler.cost.machine import MACHINES, collective_seconds, op_seconds
+from monarch.compiler.cost.work import graph_costs
 from monarch.compiler.graph import Graph
-from monarch.compiler.inspect.build import module_of_state, traced_graph
-from monarch.compiler.inspect.estimate import MACHINES, collective_seconds, op_seconds
-from monarch.compiler.inspect.memory import peak
 from monarch.compiler.pipeline import compile_graph
 from monarch.compiler.plan import Plan, Value
 from monarch.compiler.plan.file import plan_bytes, plan_from_bytes
+from monarch.compiler.plan.report import peak
 from monarch.compiler.plan.target import TARGETS
+from monarch.compiler.report import module_of_state, traced_graph
 from monarch.compiler.text import parse_graph
 from monarch.distributed import Mesh
 from tests.inspect.programs import KINDS, megatron, training_plan

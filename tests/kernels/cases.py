@@ -13,8 +13,8 @@ from functools import cache
 
 import torch
 
-from monarch.compiler.kernels.interpret import interpret
-from monarch.compiler.kernels.ir import (
+from monarch.compiler.loops.interpret import interpret
+from monarch.compiler.loops.ir import (
     BOOL,
     FLOATS,
     INTS,
@@ -32,7 +32,7 @@ from monarch.compiler.kernels.ir import (
     Store,
     row_major,
 )
-from monarch.compiler.kernels.text import parse_kernel
+from monarch.compiler.loops.text import parse_kernel
 from monarch.compiler.types import DTYPE_NAMES
 
 F32, I64 = torch.float32, torch.int64

@@ -10,11 +10,11 @@ from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from monarch.compiler import ops
+from monarch.compiler.context import Context
 from monarch.compiler.graph import Graph, args_of
 from monarch.compiler.kernels.fuse import FuseKernels
-from monarch.compiler.kernels.ir import Kernel
-from monarch.compiler.kernels.text import parse_kernel
-from monarch.compiler.passes.base import Context
+from monarch.compiler.loops.ir import Kernel
+from monarch.compiler.loops.text import parse_kernel
 from monarch.compiler.plan.options import CompileOptions
 from monarch.compiler.reference import run_reference
 from monarch.compiler.types import MeshSpec, TensorType

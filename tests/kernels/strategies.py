@@ -7,8 +7,8 @@ from dataclasses import replace
 import torch
 from hypothesis import strategies as st
 
-from monarch.compiler.kernels.check import check_kernel
-from monarch.compiler.kernels.ir import (
+from monarch.compiler.loops.check import check_kernel
+from monarch.compiler.loops.ir import (
     BOOL,
     FLOATS,
     POINTWISE,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from monarch.compiler.kernels.interpret import laid_out, moved
-from monarch.compiler.kernels.ir import Buffer
+from monarch.compiler.loops.interpret import laid_out, moved
+from monarch.compiler.loops.ir import Buffer
 
 
 def test_the_stride_of_a_dim_of_one_element_means_nothing() -> None:

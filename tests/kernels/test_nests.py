@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 
-from monarch.compiler.kernels.check import check_kernel
-from monarch.compiler.kernels.interpret import interpret
-from monarch.compiler.kernels.ir import Kernel, Position
-from monarch.compiler.kernels.nests import joined, live, operands, over, renumbered
-from monarch.compiler.kernels.text import parse_kernel, print_kernel
+from monarch.compiler.loops.check import check_kernel
+from monarch.compiler.loops.interpret import interpret
+from monarch.compiler.loops.ir import Kernel, Position
+from monarch.compiler.loops.nests import joined, live, operands, over, renumbered
+from monarch.compiler.loops.text import parse_kernel, print_kernel
 from tests.kernels.cases import check_results
 from tests.kernels.cases import operands as tensors_of
 from tests.kernels.strategies import kernels

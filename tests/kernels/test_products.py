@@ -9,12 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from monarch.compiler.context import Context
 from monarch.compiler.graph import Graph
-from monarch.compiler.kernels.contraction import contraction
-from monarch.compiler.kernels.ir import Kernel
 from monarch.compiler.kernels.products import FuseProducts
-from monarch.compiler.kernels.text import parse_kernel
-from monarch.compiler.passes.base import Context
+from monarch.compiler.loops.contraction import contraction
+from monarch.compiler.loops.ir import Kernel
+from monarch.compiler.loops.text import parse_kernel
 from monarch.compiler.plan.options import CompileOptions
 from monarch.compiler.text import parse_graph
 from monarch.compiler.verify import verify

@@ -12,16 +12,16 @@ import torch
 
 from monarch.compiler import ops
 from monarch.compiler.cli.load import load_program
+from monarch.compiler.context import Context
 from monarch.compiler.graph import Graph, args_of, tensor_type
 from monarch.compiler.kernels.fuse import FuseKernels
-from monarch.compiler.kernels.ir import traffic
 from monarch.compiler.kernels.recompute import compute_again
-from monarch.compiler.kernels.text import parse_kernel
-from monarch.compiler.passes.base import Context
-from monarch.compiler.passes.emit import emit_plan
+from monarch.compiler.loops.ir import traffic
+from monarch.compiler.loops.text import parse_kernel
 from monarch.compiler.pipeline import lowering, partition_graph
 from monarch.compiler.plan.options import CompileOptions
 from monarch.compiler.reference import run_reference
+from monarch.compiler.schedule.emit import emit_plan
 from monarch.compiler.text import parse_graph
 from monarch.stdlib.kernels.cross_entropy import cross_entropy_backward, cross_entropy_parts
 from monarch.stdlib.kernels.launch import recorded

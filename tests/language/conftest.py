@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from monarch.compiler.plan import executors_by
+from monarch.compiler.execution.factories import executors_by
 from monarch.language import Mesh
 from monarch.language.compile import compiling_with
 from tests.language.dense import DenseExecutor, compile_dense

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
+from monarch.compiler.blocks import block_of
 from monarch.compiler.graph import Graph
 from monarch.compiler.plan import Plan, ValueSpec
-from monarch.compiler.plan.blocks import block_of
 from monarch.compiler.reference import run_reference
 from monarch.compiler.text import parse_graph
 from monarch.compiler.types import MeshSpec, TensorType

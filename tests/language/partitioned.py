@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from monarch.compiler.execution.factories import executors_by
 from monarch.compiler.graph import Graph
 from monarch.compiler.pipeline import partition_graph, run_passes
-from monarch.compiler.plan import Plan, executors_by
+from monarch.compiler.plan import Plan
 from monarch.language import Mesh
 from monarch.language.compile import compiling_with
 from tests.language.dense import DenseExecutor, compile_dense

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 import monarch
-from monarch.compiler.plan.local_ops import LOCAL_OPS
+from monarch.compiler.local_ops import LOCAL_OPS
 from monarch.distributed import Mesh
 from tests.language.partitioned import partitioned_mesh
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from monarch.compiler.errors import LayoutError
-from monarch.compiler.plan import executors_by
+from monarch.compiler.execution.factories import executors_by
 from monarch.compiler.types import Layout
 from monarch.language import DistributedTensor, Mesh, distribute, layout, module_to_mesh, program
 from monarch.language.compile import compiling_with

@@ -9,8 +9,8 @@ from rich.console import Console
 
 from monarch.compiler.cli.screen import count, duration, heading, line, plain, size, table
 from monarch.compiler.inspect.values import kernel_name, kernel_of, report_of
-from monarch.compiler.kernels.ir import traffic
-from monarch.compiler.kernels.text import parse_kernel
+from monarch.compiler.loops.ir import traffic
+from monarch.compiler.loops.text import parse_kernel
 from monarch.compiler.plan import OPS, Plan
 
 

@@ -14,10 +14,9 @@ from rich.console import Console
 
 from monarch.compiler.cli.screen import count, duration, heading, line, plain, size, table
 from monarch.compiler.inspect.graphs import graphs_of
-from monarch.compiler.inspect.memory import held, peak
 from monarch.compiler.inspect.values import kind_of, local_bytes, report_of, where
 from monarch.compiler.plan import Plan, Value
-from monarch.compiler.plan.report import PHASES
+from monarch.compiler.plan.report import PHASES, held, peak
 
 _BARS = " ▁▂▃▄▅▆▇█"
 _ROWS = 8

@@ -11,8 +11,8 @@ from monarch.compiler.cli.screen import heading, size, table
 from monarch.compiler.errors import MonarchError
 from monarch.compiler.inspect.labels import input_names
 from monarch.compiler.inspect.values import local_bytes
+from monarch.compiler.local_ops import nested_index
 from monarch.compiler.plan import MeshSpec, Plan, TensorType
-from monarch.compiler.plan.local_ops import nested_index
 
 
 def read_worker(text: str, mesh: MeshSpec) -> dict[str, int]:

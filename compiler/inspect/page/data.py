@@ -14,8 +14,8 @@ from monarch.compiler.inspect.differences import UNITS, differences
 from monarch.compiler.inspect.timeline import Stretch, critical_path, measured, runs, steps_of
 from monarch.compiler.inspect.values import call_of, further_results, kernel_of
 from monarch.compiler.kernels.cpp.emit import emit as emit_cpp
-from monarch.compiler.kernels.text import parse_kernel
 from monarch.compiler.kernels.triton.emit import emit as emit_triton
+from monarch.compiler.loops.text import parse_kernel
 from monarch.compiler.plan.plan import Plan
 from monarch.compiler.plan.report import PHASES, Decision, Report, Value
 from monarch.compiler.plan.trace import Step, Trace

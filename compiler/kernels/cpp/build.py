@@ -15,12 +15,15 @@ import hashlib
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from monarch.compiler.kernels.cache import BuildError, forget, is_ours, is_there, private_folder
+from monarch.compiler.kernels.cpp.emit import emit, origin
+from monarch.compiler.loops.text import parse_kernel
 
 COMPILERS = ("g++", "clang++")
 """In the order of preference. Any C++17 compiler that knows these flags would do."""
@@ -35,7 +38,7 @@ FLAGS = (
 
 _SECONDS = 300
 
-__all__ = ["BuildError", "Compiler", "Unwritten", "build", "find_compiler", "load"]
+__all__ = ["BuildError", "Compiler", "Unwritten", "build", "build_kernels", "find_compiler", "load"]
 
 
 @dataclass(frozen=True)
@@ -119,3 +122,28 @@ def _run(command: list[str]) -> None:
         raise BuildError(f"cannot run {command[0]}: {error}") from error
     if done.returncode:
         raise BuildError(f"{command[0]} does not compile a kernel:\n{done.stderr.strip()[:2000]}")
+
+
+def build_kernels(texts: Sequence[str]) -> Path | None:
+    """One shared object with all the kernels, from the cache or freshly built; None where none can be built, which is
+    said once on standard error."""
+    if not texts:
+        return None
+    compiler = find_compiler()
+    if compiler is None:
+        _say(
+            "no C++ compiler is found (g++ or clang++), so kernels run as separate torch ops.\n"
+            "  On Debian and Ubuntu: apt-get install g++"
+        )
+        return None
+    try:
+        kernels = [parse_kernel(text) for text in dict.fromkeys(texts)]
+        return build(Unwritten(origin(kernels), lambda: emit(kernels)), compiler)
+    except BuildError as error:
+        _say(f"kernels cannot be built, so they run as separate torch ops.\n{error}")
+        return None
+
+
+@functools.cache
+def _say(text: str) -> None:
+    print(f"monarch: {text}", file=sys.stderr)

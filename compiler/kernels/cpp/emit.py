@@ -23,8 +23,8 @@ from monarch.compiler.kernels.cpp.schedule import schedule
 from monarch.compiler.kernels.cpp.segments import Segments
 from monarch.compiler.kernels.cpp.simplify import simplify
 from monarch.compiler.kernels.cpp.split import Split, split
-from monarch.compiler.kernels.ir import Kernel, Load, Nest, Store
-from monarch.compiler.kernels.text import print_kernel
+from monarch.compiler.loops.ir import Kernel, Load, Nest, Store
+from monarch.compiler.loops.text import print_kernel
 
 _LEAST_WORK = 1 << 17
 """Operations that a thread has to have to be worth starting: about 20 microseconds."""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import torch
 
-from monarch.compiler.kernels.ir import BOOL, FLOATS, INTS, Constant
+from monarch.compiler.loops.ir import BOOL, FLOATS, INTS, Constant
 
 TYPES = {
     torch.float64: "double",

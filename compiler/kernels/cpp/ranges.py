@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
-from monarch.compiler.kernels.ir import Op, Reduce, Statement
-from monarch.compiler.kernels.nests import operands
+from monarch.compiler.loops.ir import Op, Reduce, Statement
+from monarch.compiler.loops.nests import operands
 
 
 def exponentials(body: Sequence[Statement], dtypes: Sequence[torch.dtype]) -> dict[int, str]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from monarch.compiler.kernels.ir import Index, Load, Nest, Reduce, Store
+from monarch.compiler.loops.ir import Index, Load, Nest, Reduce, Store
 
 LANES = 16
 TILE = 32

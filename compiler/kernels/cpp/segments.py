@@ -18,8 +18,8 @@ import torch
 from monarch.compiler.kernels.cpp import expressions
 from monarch.compiler.kernels.cpp.schedule import Schedule
 from monarch.compiler.kernels.cpp.simplify import Simple
-from monarch.compiler.kernels.ir import Constant, Load, Op, Position, Reduce, Store
-from monarch.compiler.kernels.nests import operands
+from monarch.compiler.loops.ir import Constant, Load, Op, Position, Reduce, Store
+from monarch.compiler.loops.nests import operands
 
 BLOCK = 512
 """Columns that are reduced at a time: their accumulators stay in the L1 cache."""

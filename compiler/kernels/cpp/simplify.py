@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from monarch.compiler.kernels.ir import Load, Nest, Op, Position, Reduce, Statement, Store
-from monarch.compiler.kernels.nests import joined, live, over, renumbered
+from monarch.compiler.loops.ir import Load, Nest, Op, Position, Reduce, Statement, Store
+from monarch.compiler.loops.nests import joined, live, over, renumbered
 
 
 @dataclass(frozen=True)

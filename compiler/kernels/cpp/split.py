@@ -33,7 +33,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from monarch.compiler.kernels.cpp.expressions import COSTS
-from monarch.compiler.kernels.ir import (
+from monarch.compiler.loops.ir import (
     Buffer,
     Constant,
     Index,
@@ -47,7 +47,7 @@ from monarch.compiler.kernels.ir import (
     Store,
     row_major,
 )
-from monarch.compiler.kernels.nests import live, operands, pieces_of, renumbered
+from monarch.compiler.loops.nests import live, operands, pieces_of, renumbered
 
 FEW = 16
 """Kept elements, fewer than which are too few to be shared out among threads."""

@@ -11,7 +11,7 @@ from monarch.compiler.kernels.cpp.expressions import TYPES
 from monarch.compiler.kernels.cpp.ranges import exponentials
 from monarch.compiler.kernels.cpp.schedule import TILE
 from monarch.compiler.kernels.cpp.segments import Segments
-from monarch.compiler.kernels.ir import Constant, Index, Load, Op, Position, Reduce, Store
+from monarch.compiler.loops.ir import Constant, Index, Load, Op, Position, Reduce, Store
 
 
 class StatementWriter:

@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 from torch import fx
 
 from monarch.compiler.graph import args_of
-from monarch.compiler.kernels.ir import Load, Nest, Position, Store
 from monarch.compiler.kernels.lower import pointwise, random, views  # noqa: F401  # they register their handlers
 from monarch.compiler.kernels.lower.coordinates import Affine, Unfusable, flatten, unflatten
 from monarch.compiler.kernels.lower.reductions import REDUCED
 from monarch.compiler.kernels.lower.values import HANDLERS, TRANSPARENT, Given, Lowering, Tensors
-from monarch.compiler.kernels.nests import joined, live, pieces_of, renumbered
+from monarch.compiler.loops.ir import Load, Nest, Position, Store
+from monarch.compiler.loops.nests import joined, live, pieces_of, renumbered
 
 ALONE = 1 << 15
 """Elements that one thread may as well go through alone."""

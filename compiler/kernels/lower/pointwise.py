@@ -9,9 +9,9 @@ import torch
 from torch import fx
 
 from monarch.compiler.graph import args_of
-from monarch.compiler.kernels.ir import BOOL, FLOATS
 from monarch.compiler.kernels.lower.coordinates import At, Gathered, Unfusable
 from monarch.compiler.kernels.lower.values import Lowering, arguments, compute_dtype, handler
+from monarch.compiler.loops.ir import BOOL, FLOATS
 
 
 def _inputs(lower: Lowering, node: fx.Node, at: At, *names: str, dtype: torch.dtype | None = None) -> list[int]:

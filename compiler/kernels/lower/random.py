@@ -1,5 +1,5 @@
 """Counter-based random numbers (`monarch.compiler.ops.random`): integer arithmetic on an element's global index, the
-same bits as those of `plan.local_ops.random`."""
+same bits as those of `local_ops.random`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import fx
 from monarch.compiler.graph import args_of
 from monarch.compiler.kernels.lower.coordinates import Affine, At, Unfusable
 from monarch.compiler.kernels.lower.values import Lowering, compute_dtype, handler
-from monarch.compiler.plan.local_ops import GOLDEN, MIX1, MIX2
+from monarch.compiler.local_ops import GOLDEN, MIX1, MIX2
 
 I64 = torch.int64
 

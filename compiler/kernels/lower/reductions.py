@@ -9,9 +9,9 @@ from typing import Any
 from torch import fx
 
 from monarch.compiler.graph import args_of
-from monarch.compiler.kernels.ir import FLOATS
 from monarch.compiler.kernels.lower.coordinates import Affine, At, Unfusable
 from monarch.compiler.kernels.lower.values import Lowering, arguments, compute_dtype, handler
+from monarch.compiler.loops.ir import FLOATS
 
 DimsOf = Callable[[fx.Node, int], tuple[int, ...]]
 

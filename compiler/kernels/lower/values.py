@@ -14,7 +14,8 @@ from torch import fx
 
 from monarch.compiler import ops
 from monarch.compiler.graph import args_of
-from monarch.compiler.kernels.ir import (
+from monarch.compiler.kernels.lower.coordinates import Affine, At, Coordinate, Gathered, Unfusable, unflatten
+from monarch.compiler.loops.ir import (
     ARITHMETIC,
     BOOL,
     FLOATS,
@@ -30,7 +31,6 @@ from monarch.compiler.kernels.ir import (
     Store,
     varies_along,
 )
-from monarch.compiler.kernels.lower.coordinates import Affine, At, Coordinate, Gathered, Unfusable, unflatten
 from monarch.compiler.rules.call import argument
 
 Tensors = Mapping[fx.Node, Buffer]

@@ -8,9 +8,9 @@ import torch
 from torch import fx
 
 from monarch.compiler.graph import args_of
-from monarch.compiler.kernels.ir import ARITHMETIC
 from monarch.compiler.kernels.lower.coordinates import Affine, At, Gathered, Unfusable, reshaped
 from monarch.compiler.kernels.lower.values import TRANSPARENT, Lowering, arguments, compute_dtype, handler
+from monarch.compiler.loops.ir import ARITHMETIC
 
 
 def _transparent(*names: str) -> Any:

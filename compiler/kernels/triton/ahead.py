@@ -22,12 +22,12 @@ from typing import TYPE_CHECKING
 
 from monarch.compiler.errors import PlanError
 from monarch.compiler.kernels.cache import BuildError, forget, is_there, private_folder
-from monarch.compiler.kernels.ir import Kernel
 from monarch.compiler.kernels.triton.build import compile_launches
 from monarch.compiler.kernels.triton.crosscompile import Compiled
 from monarch.compiler.kernels.triton.emit import emit, variants_of
 from monarch.compiler.kernels.triton.source import TritonSource
 from monarch.compiler.kernels.triton.variants import GPUS, MOST_VARIANTS, Tiles
+from monarch.compiler.loops.ir import Kernel
 from monarch.compiler.plan.binaries import (
     KernelBinary,
     LaunchBinary,

@@ -6,9 +6,9 @@ import linecache
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from monarch.compiler.kernels.ir import Buffer, Kernel
 from monarch.compiler.kernels.triton.crosscompile import Compiled, cross_compile
 from monarch.compiler.kernels.triton.source import ERROR, TRITON_TYPES, Launch, Scratch, TritonSource
+from monarch.compiler.loops.ir import Buffer, Kernel
 
 if TYPE_CHECKING:
     import triton

@@ -16,13 +16,13 @@ from typing import Any
 import torch
 from torch import fx
 
+from monarch.compiler.cost.machine import MACHINES
 from monarch.compiler.graph import Graph, args_of
-from monarch.compiler.inspect.estimate import MACHINES
-from monarch.compiler.kernels.ir import Buffer
 from monarch.compiler.kernels.templates import Template, Work, templates
 from monarch.compiler.kernels.tensors import tensors_of
 from monarch.compiler.kernels.triton.ahead import cached, compiling, launch_binary
 from monarch.compiler.kernels.triton.variants import GPUS, MOST_VARIANTS
+from monarch.compiler.loops.ir import Buffer
 from monarch.compiler.plan.binaries import KernelBinary, TemplateCall
 from monarch.compiler.plan.plan import Instruction, Plan, Slot
 

@@ -16,8 +16,6 @@ from dataclasses import dataclass, replace
 import torch
 
 from monarch.compiler.errors import MonarchError
-from monarch.compiler.kernels.ir import Kernel, KernelError, Load, Nest, Reduce, Statement, Store
-from monarch.compiler.kernels.nests import live
 from monarch.compiler.kernels.triton.function import Function, comment
 from monarch.compiler.kernels.triton.loops import accesses, levels, simplified
 from monarch.compiler.kernels.triton.operations import COMBINERS, reduction_dtype
@@ -25,6 +23,8 @@ from monarch.compiler.kernels.triton.product import Product, product_of, work_of
 from monarch.compiler.kernels.triton.schedule import LARGEST_GRID, Schedule, schedule
 from monarch.compiler.kernels.triton.source import ERROR, Launch, Scratch, TritonSource
 from monarch.compiler.kernels.triton.variants import LARGEST_TILE, Tiles, tiles_for
+from monarch.compiler.loops.ir import Kernel, KernelError, Load, Nest, Reduce, Statement, Store
+from monarch.compiler.loops.nests import live
 
 MOST_POINTERS = 448
 """In one launch: CUDA takes 4,096 bytes of parameters."""

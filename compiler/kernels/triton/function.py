@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 
 import torch
 
-from monarch.compiler.kernels.ir import BOOL, FLOATS, Constant, Index, Load, Nest, Op, Position, Reduce, Store
-from monarch.compiler.kernels.nests import live, operands
 from monarch.compiler.kernels.triton.loops import levels
 from monarch.compiler.kernels.triton.operations import (
     INFIX,
@@ -28,6 +26,8 @@ from monarch.compiler.kernels.triton.operations import (
 )
 from monarch.compiler.kernels.triton.schedule import Axis, Schedule, ceiling
 from monarch.compiler.kernels.triton.source import ERROR
+from monarch.compiler.loops.ir import BOOL, FLOATS, Constant, Index, Load, Nest, Op, Position, Reduce, Store
+from monarch.compiler.loops.nests import live, operands
 
 Shape = tuple[bool, ...]
 """Along which dims of the tile a value extends: it has size 1 along the others. () for a scalar."""

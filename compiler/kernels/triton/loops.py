@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from monarch.compiler.kernels.ir import Index, Load, Nest, Reduce, Store
-from monarch.compiler.kernels.nests import joined, live, operands
+from monarch.compiler.loops.ir import Index, Load, Nest, Reduce, Store
+from monarch.compiler.loops.nests import joined, live, operands
 
 
 def levels(nest: Nest) -> tuple[int, ...]:

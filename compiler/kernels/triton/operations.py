@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from monarch.compiler.kernels.ir import BOOL, FLOATS, Constant
+from monarch.compiler.loops.ir import BOOL, FLOATS, Constant
 
 TYPES: dict[torch.dtype, str] = {
     torch.float64: "tl.float64",

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 
 import torch
 
-from monarch.compiler.kernels.contraction import Contraction, contraction
-from monarch.compiler.kernels.ir import Kernel, Load, Nest, Op, Store, traffic
-from monarch.compiler.kernels.nests import joined, live, operands
 from monarch.compiler.kernels.triton.function import Function
 from monarch.compiler.kernels.triton.schedule import Axis, Schedule
 from monarch.compiler.kernels.triton.variants import HALVES, Tiles, Work
+from monarch.compiler.loops.contraction import Contraction, contraction
+from monarch.compiler.loops.ir import Kernel, Load, Nest, Op, Store, traffic
+from monarch.compiler.loops.nests import joined, live, operands
 
 
 @dataclass(frozen=True)

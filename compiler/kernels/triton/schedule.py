@@ -12,9 +12,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from monarch.compiler.kernels.ir import Load, Nest, Reduce, Store
-from monarch.compiler.kernels.nests import live
 from monarch.compiler.kernels.triton.loops import Access, levels
+from monarch.compiler.loops.ir import Load, Nest, Reduce, Store
+from monarch.compiler.loops.nests import live
 
 ENOUGH_PROGRAMS = 256
 """About two for each multiprocessor of a large GPU."""

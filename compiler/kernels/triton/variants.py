@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from monarch.compiler.inspect.estimate import MACHINES
+from monarch.compiler.cost.machine import MACHINES
 
 HALVES = (torch.bfloat16, torch.float16)
 SMALLEST = 16

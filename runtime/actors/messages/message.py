@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 import cloudpickle
 import torch
 
-from monarch.compiler.plan import outgoing
+from monarch.compiler.execution.executor import outgoing
 from monarch.runtime.actors.messages.memory import Memory, mapped
 from monarch.runtime.actors.messages.protocol import Head
 from monarch.runtime.actors.messages.sending import Sending

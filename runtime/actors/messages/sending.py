@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from monarch.compiler.plan import Executor, Handle, MonarchError
+from monarch.compiler.execution.executor import Executor, Handle
+from monarch.compiler.plan import MonarchError
 from monarch.runtime.worker.exchange import Reference, take
 
 if TYPE_CHECKING:

@@ -22,8 +22,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils import _pytree as pytree
 
+from monarch.compiler.execution.executor import Executor
 from monarch.compiler.mesh import Shape
-from monarch.compiler.plan import Executor, MeshSpec, MonarchError, TensorType
+from monarch.compiler.plan import MeshSpec, MonarchError, TensorType
 from monarch.runtime.actors.errors import ActorError, SupervisionError
 from monarch.runtime.actors.messages.address import host_of
 from monarch.runtime.actors.messages.message import EMPTY, Files, Payload

@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from monarch.compiler.plan import Executor, MeshSpec, MonarchError
+from monarch.compiler.execution.executor import Executor
+from monarch.compiler.plan import MeshSpec, MonarchError
 from monarch.runtime.control.certificates import CONTROLLER, make_certificates
 from monarch.runtime.hosts.attach import attach
 from monarch.runtime.hosts.attached import AttachedHosts

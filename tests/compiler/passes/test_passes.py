@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from monarch.compiler.context import Pass
 from monarch.compiler.partition import PartitionByMesh
-from monarch.compiler.passes.base import Pass
 from monarch.compiler.passes.collectives import JoinCollectives, SimplifyReductions, layer_of
-from monarch.compiler.passes.commit import CommitLast
 from monarch.compiler.passes.decompose import DecomposeSplit
 from monarch.compiler.passes.lookups import SimplifyLookups
 from monarch.compiler.passes.simplify import SimplifyViews
+from monarch.compiler.schedule.commit import CommitLast
 
 Expect = Callable[[str, Pass], None]
 

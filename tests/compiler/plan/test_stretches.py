@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from monarch.compiler.errors import MonarchError
-from monarch.compiler.passes.emit import emit_plan
 from monarch.compiler.pipeline import compile_graph
 from monarch.compiler.plan import Instruction, Plan, Slot
 from monarch.compiler.plan.file import load_plan, save_plan
 from monarch.compiler.plan.options import CompileOptions
 from monarch.compiler.plan.stretches import staying, stretches_of, why_not
+from monarch.compiler.schedule.emit import emit_plan
 from monarch.compiler.text import parse_graph
 
 TEXT = """graph @f on mesh<data=2> partitioned<data> {

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from monarch.compiler.local_ops import LOCAL_OPS
 from monarch.compiler.ops import MonarchOp
-from monarch.compiler.plan.local_ops import LOCAL_OPS
 from monarch.compiler.rules import Strategy, localize, replace_operands, rule_for, tensor_operands
 from monarch.compiler.rules.call import result_types
 from monarch.compiler.types import Placement, TensorType

@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from monarch.compiler import ops
-from monarch.compiler.plan.local_ops import LOCAL_OPS
+from monarch.compiler.local_ops import LOCAL_OPS
 from monarch.compiler.reference import COLLECTIVES
 from monarch.compiler.rules import Strategy, rule_for
 from monarch.compiler.types import TensorType

@@ -10,9 +10,9 @@ import torch
 
 from monarch.compiler.kernels.cpp.build import build, find_compiler
 from monarch.compiler.kernels.cpp.emit import emit
-from monarch.compiler.kernels.ir import Kernel
-from monarch.compiler.kernels.text import print_kernel
-from monarch.compiler.plan.native import Bound, bind
+from monarch.compiler.loops.ir import Kernel
+from monarch.compiler.loops.text import print_kernel
+from monarch.runtime.worker.device.native import Bound, bind
 
 
 def build_all(kernels: Sequence[Kernel], folder: Path | None = None) -> Path:

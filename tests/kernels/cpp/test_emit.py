@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from monarch.compiler.kernels.cpp import emit as emitting
 from monarch.compiler.kernels.cpp.emit import emit
-from monarch.compiler.kernels.interpret import interpret
-from monarch.compiler.kernels.ir import Kernel, may_overwrite
-from monarch.compiler.kernels.text import parse_kernel, print_kernel
+from monarch.compiler.loops.interpret import interpret
+from monarch.compiler.loops.ir import Kernel, may_overwrite
+from monarch.compiler.loops.text import parse_kernel, print_kernel
 from tests.kernels.cases import Case, cases, check_results, operands, sums
 from tests.kernels.cpp.built import bound, build_all, run
 from tests.kernels.strategies import kernels

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 
 from monarch.compiler.kernels.cpp.build import find_compiler
 from monarch.compiler.kernels.cpp.emit import emit, symbol
-from monarch.compiler.kernels.ir import BOOL, Buffer, Kernel, KernelError
-from monarch.compiler.kernels.text import parse_kernel, print_kernel
+from monarch.compiler.loops.ir import BOOL, Buffer, Kernel, KernelError
+from monarch.compiler.loops.text import parse_kernel, print_kernel
 from tests.kernels.cases import cases, sums
 from tests.kernels.strategies import kernels
 from tests.sample import is_full

@@ -7,8 +7,8 @@ import math
 import torch
 
 from monarch.compiler.kernels.cpp.emit import emit
-from monarch.compiler.kernels.ir import Kernel
-from monarch.compiler.kernels.text import parse_kernel
+from monarch.compiler.loops.ir import Kernel
+from monarch.compiler.loops.text import parse_kernel
 from tests.kernels.cpp.built import build_all, run
 
 ROWS, COLUMNS = 7, 301

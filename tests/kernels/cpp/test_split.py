@@ -11,11 +11,11 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from monarch.compiler.kernels import nests
 from monarch.compiler.kernels.cpp import split as splitting
 from monarch.compiler.kernels.cpp.split import split
-from monarch.compiler.kernels.ir import Kernel
-from monarch.compiler.kernels.text import parse_kernel, print_kernel
+from monarch.compiler.loops import nests
+from monarch.compiler.loops.ir import Kernel
+from monarch.compiler.loops.text import parse_kernel, print_kernel
 from tests.kernels.cases import cases, check_results, operands, sums
 from tests.kernels.cpp.built import bound, build_all, run
 from tests.kernels.cpp.test_emit import same_bits

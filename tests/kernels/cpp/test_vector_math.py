@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from monarch.compiler.kernels.ir import Buffer, Index, Kernel, Load, Nest, Op, Store
+from monarch.compiler.loops.ir import Buffer, Index, Kernel, Load, Nest, Op, Store
 from tests.kernels.cpp.built import build_all, run
 from tests.sample import is_full
 

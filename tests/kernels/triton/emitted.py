@@ -12,13 +12,13 @@ import torch
 import triton
 from triton.runtime import interpreter as upstream
 
-from monarch.compiler.kernels.interpret import interpret
-from monarch.compiler.kernels.ir import Kernel
-from monarch.compiler.kernels.text import print_kernel
 from monarch.compiler.kernels.triton.build import functions
 from monarch.compiler.kernels.triton.emit import emit
 from monarch.compiler.kernels.triton.source import ERROR, TritonSource
 from monarch.compiler.kernels.triton.variants import Tiles
+from monarch.compiler.loops.interpret import interpret
+from monarch.compiler.loops.ir import Kernel
+from monarch.compiler.loops.text import print_kernel
 from tests.kernels.triton.interpreter import interpreting
 
 COMBINERS = {"larger": np.max, "smaller": np.min, "product": np.prod}

@@ -11,11 +11,11 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
-from monarch.compiler.kernels.ir import Kernel
-from monarch.compiler.kernels.triton import load
 from monarch.compiler.kernels.triton.build import functions
 from monarch.compiler.kernels.triton.emit import emit, variants_of
+from monarch.compiler.loops.ir import Kernel
 from monarch.compiler.plan.binaries import KernelBinary
+from monarch.runtime.worker.device import load
 from tests.kernels.triton.emitted import fast_reductions
 from tests.kernels.triton.interpreter import interpreting
 

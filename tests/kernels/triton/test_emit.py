@@ -9,10 +9,10 @@ import sys
 import pytest
 import torch
 
-from monarch.compiler.kernels.ir import BOOL, FLOATS, POINTWISE, REDUCTIONS, Kernel
-from monarch.compiler.kernels.text import parse_kernel
 from monarch.compiler.kernels.triton import schedule
 from monarch.compiler.kernels.triton.emit import emit
+from monarch.compiler.loops.ir import BOOL, FLOATS, POINTWISE, REDUCTIONS, Kernel
+from monarch.compiler.loops.text import parse_kernel
 from monarch.compiler.types import DTYPE_NAMES
 from tests.kernels.cases import softmax_text
 from tests.kernels.triton.emitted import check, launch_all
@@ -482,7 +482,7 @@ def test_the_text_is_the_same_in_another_process() -> None:
     source = emit(parse_kernel(softmax_text(3, 40_000, "bf16")))
     script = (
         "import sys\n"
-        "from monarch.compiler.kernels.text import parse_kernel\n"
+        "from monarch.compiler.loops.text import parse_kernel\n"
         "from monarch.compiler.kernels.triton.emit import emit\n"
         "print(emit(parse_kernel(sys.stdin.read())).sha256, 'triton' in sys.modules)\n"
     )

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from monarch.compiler.kernels.check import check_kernel
-from monarch.compiler.kernels.ir import (
+from monarch.compiler.kernels.triton.build import compile_launches
+from monarch.compiler.kernels.triton.emit import emit
+from monarch.compiler.loops.check import check_kernel
+from monarch.compiler.loops.ir import (
     ARITHMETIC,
     BOOL,
     POINTWISE,
@@ -24,9 +26,7 @@ from monarch.compiler.kernels.ir import (
     Statement,
     Store,
 )
-from monarch.compiler.kernels.text import parse_kernel
-from monarch.compiler.kernels.triton.build import compile_launches
-from monarch.compiler.kernels.triton.emit import emit
+from monarch.compiler.loops.text import parse_kernel
 from monarch.compiler.types import DTYPE_NAMES
 from tests.kernels.cases import softmax_text
 from tests.kernels.triton.assembly import assert_no_spills, assert_wide

@@ -6,9 +6,9 @@ import pytest
 import torch
 from hypothesis import given
 
-from monarch.compiler.kernels.interpret import interpret
-from monarch.compiler.kernels.ir import Kernel, KernelError, may_overwrite
 from monarch.compiler.kernels.triton.emit import emit
+from monarch.compiler.loops.interpret import interpret
+from monarch.compiler.loops.ir import Kernel, KernelError, may_overwrite
 from tests.kernels.cases import Case, cases, check_results, operands, sums
 from tests.kernels.strategies import kernels
 from tests.kernels.triton.emitted import launch_all

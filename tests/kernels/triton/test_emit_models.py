@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from monarch.compiler.cli.load import load_program
-from monarch.compiler.kernels.ir import Kernel, Load
 from monarch.compiler.kernels.triton.build import compile_launches
 from monarch.compiler.kernels.triton.emit import emit
+from monarch.compiler.loops.ir import Kernel, Load
 from monarch.compiler.pipeline import partition_graph
 from tests.kernels.cases import check_results, operands
 from tests.kernels.graphs import fused, kernels_of

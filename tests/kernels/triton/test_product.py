@@ -7,13 +7,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from monarch.compiler.kernels.ir import Kernel
 from monarch.compiler.kernels.triton.build import compile_launches
 from monarch.compiler.kernels.triton.crosscompile import Compiled
 from monarch.compiler.kernels.triton.emit import _Emitter, emit, variants_of
 from monarch.compiler.kernels.triton.product import product_of as as_product
 from monarch.compiler.kernels.triton.product import work_of
 from monarch.compiler.kernels.triton.variants import GPUS, Tiles, library_seconds, template_seconds
+from monarch.compiler.loops.ir import Kernel
 from tests.kernels.graphs import graph_of
 from tests.kernels.test_products import BEFORE, CASES, joined, operands_before, product_of, tensors_of
 from tests.kernels.triton.assembly import assert_no_spills, assert_tensor_cores, assert_wide

@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from monarch.compiler.plan import Handle, MeshSpec, Plan
+from monarch.compiler.execution.executor import Handle
+from monarch.compiler.plan import MeshSpec, Plan
 from monarch.compiler.plan.options import CompileOptions
 from monarch.runtime.control.message import Message
 from monarch.runtime.controller.connection import LocalConnection

@@ -13,8 +13,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from monarch.compiler.plan import DTYPE_NAMES, DTYPES, Executor, MeshSpec
-from monarch.compiler.plan.blocks import REDUCE
+from monarch.compiler.blocks import REDUCE
+from monarch.compiler.execution.executor import Executor
+from monarch.compiler.plan import DTYPE_NAMES, DTYPES, MeshSpec
 from tests.runtime.building import op_on_each
 from tests.runtime.collectives.loopback import WAYS, executor_on
 

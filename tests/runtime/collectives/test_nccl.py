@@ -20,9 +20,9 @@ import torch.nn.functional as F
 from torch import nn
 
 import monarch
+from monarch.compiler.blocks import REDUCE
 from monarch.compiler.pipeline import compile_graph
 from monarch.compiler.plan import DTYPE_NAMES, DTYPES, DeviceMeshError, MeshSpec, MonarchError, PlanError
-from monarch.compiler.plan.blocks import REDUCE
 from monarch.compiler.plan.options import CompileOptions
 from monarch.compiler.text import parse_graph
 from monarch.distributed import Mesh

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from monarch.compiler.blocks import block_of, whole_of
+from monarch.compiler.execution.executor import Executor, Handle
 from monarch.compiler.plan import (
     DTYPES,
     DeviceMeshError,
-    Executor,
-    Handle,
     Layout,
     LayoutError,
     MeshSpec,
@@ -21,7 +21,6 @@ from monarch.compiler.plan import (
     Source,
     TensorType,
 )
-from monarch.compiler.plan.blocks import block_of, whole_of
 from monarch.runtime import start_local
 from monarch.runtime.controller.executor import MAX_UNDER_WAY, MeshExecutor
 from tests.runtime.building import Building, each, whole

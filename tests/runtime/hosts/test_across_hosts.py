@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
+from monarch.compiler.blocks import REDUCE
 from monarch.compiler.plan import MeshSpec
-from monarch.compiler.plan.blocks import REDUCE
 from monarch.runtime.collectives import Collectives
 from monarch.runtime.collectives.chain import Results, reduce_in_chain
 from monarch.runtime.collectives.cost import chain_is_faster, chain_scatters_faster, direct_is_faster

@@ -17,7 +17,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from monarch.compiler.plan import DeviceMeshError, Handle, MeshSpec, MonarchError
+from monarch.compiler.execution.executor import Handle
+from monarch.compiler.plan import DeviceMeshError, MeshSpec, MonarchError
 from monarch.runtime import start_local
 from monarch.runtime.controller.executor import MAX_UNDER_WAY, MeshExecutor
 from monarch.runtime.processes import parent as processes

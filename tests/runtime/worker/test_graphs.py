@@ -22,12 +22,11 @@ import monarch
 from monarch import DeviceMeshError
 from monarch.compiler.cli.load import load_program
 from monarch.compiler.graph import Graph
-from monarch.compiler.passes.emit import emit_plan
+from monarch.compiler.local_ops import LOCAL_OPS
 from monarch.compiler.pipeline import compile_graph
 from monarch.compiler.plan import Plan
-from monarch.compiler.plan.gpu import OnGpu
-from monarch.compiler.plan.local_ops import LOCAL_OPS
 from monarch.compiler.plan.options import CompileOptions
+from monarch.compiler.schedule.emit import emit_plan
 from monarch.compiler.text import parse_graph
 from monarch.distributed import Mesh
 from monarch.runtime.processes import parent as processes
@@ -35,6 +34,7 @@ from monarch.runtime.processes import workers
 from monarch.runtime.shared import wire
 from monarch.runtime.worker import graphs
 from monarch.runtime.worker import state as worker_state
+from monarch.runtime.worker.device.gpu import OnGpu
 from monarch.runtime.worker.frame import Frame
 from monarch.runtime.worker.graphs import Graphs
 from tests.kernels.triton.standin import stand_in

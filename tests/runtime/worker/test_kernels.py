@@ -7,8 +7,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from monarch.compiler.plan import DeviceMeshError, MeshSpec, PlanError, native
+from monarch.compiler.plan import DeviceMeshError, MeshSpec, PlanError
 from monarch.runtime.controller.executor import MeshExecutor
+from monarch.runtime.worker.device import native
 from tests.runtime.building import Building, whole
 
 MESH = MeshSpec.of(a=2)

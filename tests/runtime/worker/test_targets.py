@@ -15,7 +15,7 @@ from torch import nn
 import monarch
 from monarch import DeviceMeshError, MonarchError
 from monarch.compiler.pipeline import compile_graph
-from monarch.compiler.plan import MeshSpec, PlanError, gpu
+from monarch.compiler.plan import MeshSpec, PlanError
 from monarch.compiler.plan.options import CompileOptions
 from monarch.compiler.text import parse_graph
 from monarch.distributed import Mesh
@@ -23,6 +23,7 @@ from monarch.runtime.controller.executor import MeshExecutor
 from monarch.runtime.processes import parent as processes
 from monarch.runtime.processes import workers
 from monarch.runtime.worker import state as worker_state
+from monarch.runtime.worker.device import gpu
 from tests.kernels.triton.standin import stand_in
 
 TEXT = """graph @double on mesh<data=2> {

@@ -11,24 +11,24 @@ from typing import Any
 import pytest
 import torch
 
+from monarch.compiler import local_ops
 from monarch.compiler.cli.load import load_program
+from monarch.compiler.context import Context
 from monarch.compiler.graph import Graph, tensor_type
-from monarch.compiler.kernels.contraction import contraction
 from monarch.compiler.kernels.templates import templates
-from monarch.compiler.kernels.text import parse_kernel
 from monarch.compiler.kernels.triton.ahead import with_binaries
 from monarch.compiler.kernels.triton.build import compile_launches
 from monarch.compiler.kernels.triton.calls import Call, arguments, calls_of
 from monarch.compiler.kernels.triton.emit import emit, variants_of
-from monarch.compiler.passes.base import Context
-from monarch.compiler.passes.emit import emit_plan
+from monarch.compiler.loops.contraction import contraction
+from monarch.compiler.loops.text import parse_kernel
 from monarch.compiler.pipeline import lowering, partition_graph
-from monarch.compiler.plan import local_ops
 from monarch.compiler.plan.binaries import check_binaries, kernels_of
 from monarch.compiler.plan.file import plan_bytes, plan_from_bytes
 from monarch.compiler.plan.options import CompileOptions
 from monarch.compiler.plan.plan import Plan
 from monarch.compiler.reference import run_reference
+from monarch.compiler.schedule.emit import emit_plan
 from monarch.compiler.text import parse_graph
 from tests.kernels.triton.assembly import assert_no_spills, assert_tensor_cores, assert_wide
 from tests.kernels.triton.emitted import launch_all

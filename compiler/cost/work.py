@@ -1,0 +1,85 @@
+"""What a partitioned graph will cost, read off its types: ops, collectives and bytes by mesh dim."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import fx
+
+from monarch.compiler import ops
+from monarch.compiler.cost.machine import collective_seconds, op_seconds
+from monarch.compiler.graph import Graph, args_of
+from monarch.compiler.loops.contraction import contraction
+from monarch.compiler.loops.text import parse_kernel
+from monarch.compiler.partition.cost import VIEWS, matrix_flops
+from monarch.compiler.rules import tensor_operands
+from monarch.compiler.text import op_name
+from monarch.compiler.types import TensorType
+
+
+def graph_costs(graph: Graph) -> dict[str, Any]:
+    """`{"ops": n, "collectives": {"data": {"all_reduce": {"count": n, "tensors": n, "bytes": n}}}}`.
+
+    Bytes are those that one worker puts in (for all_gather: gets out), summed over the collectives; a collective over
+    several mesh dims stands under "data,model".
+    """
+    collectives: dict[str, dict[str, dict[str, int]]] = {}
+    for node in graph.calls:
+        if not ops.is_collective(node.target):
+            continue
+        tensors, dims = args_of(node)[0], args_of(node)[1]
+        entry = collectives.setdefault(",".join(dims), {}).setdefault(
+            ops.name_of(node.target), {"count": 0, "tensors": 0, "bytes": 0}
+        )
+        entry["count"] += 1
+        entry["tensors"] += len(tensors)
+        entry["bytes"] += bytes_sent(graph, node)
+    return {
+        "ops": sum(1 for _ in graph.calls),
+        "collectives": collectives,
+    }
+
+
+def bytes_sent(graph: Graph, node: fx.Node) -> int:
+    """The bytes that one worker puts into a collective (for all_gather: gets out)."""
+    types = node.meta["type"] if node.target is ops.all_gather else [t.meta["type"] for t in args_of(node)[0]]
+    return sum(local_bytes(graph, type_) for type_ in types)
+
+
+def local_bytes(graph: Graph, type_: object) -> int:
+    """What one worker holds of a value of this type; 0 for None."""
+    if isinstance(type_, TensorType):
+        return math.prod(graph.local_shape(type_)) * type_.dtype.itemsize
+    return 0
+
+
+def node_work(graph: Graph, node: fx.Node, target: str, takes: int) -> tuple[float, int, float, int]:
+    """What one worker does for a call that takes `takes` bytes of memory: operations, bytes of local memory read and
+    written, estimated seconds on `target`, and bytes sent."""
+    types = node.meta["type"] if isinstance(node.meta["type"], tuple) else (node.meta["type"],)
+    if ops.is_collective(node.target):
+        sent = bytes_sent(graph, node)
+        workers = math.prod(graph.mesh.sizes[name] for name in args_of(node)[1])
+        moved = sum(local_bytes(graph, each.meta["type"]) for each in args_of(node)[0])
+        moved += sum(local_bytes(graph, each) for each in types)
+        return 0.0, moved, collective_seconds(target, ops.name_of(node.target), sent, workers), sent
+    if node.target is ops.wait:
+        return 0.0, 0, 0.0, 0  # the collective has all of it
+    packet = getattr(node.target, "overloadpacket", node.target)
+    made = [each for each in types if each is not None]
+    dtype = made[0].dtype if made else torch.float32
+    if op_name(node.target) == "getitem" or (packet in VIEWS and not takes):
+        return 0.0, 0, 0.0 if op_name(node.target) == "getitem" else op_seconds(target, dtype, 0.0, 0), 0
+    operands = [each.meta["type"] for each in tensor_operands(node)]
+    read = [graph.local_shape(each) for each in operands]
+    results = [() if each is None else graph.local_shape(each) for each in types]
+    flops = matrix_flops(packet, read, results) if read and results else 0.0
+    if node.target is ops.kernel:
+        nests = parse_kernel(args_of(node)[1]).nests
+        flops = 2.0 * sum(math.prod(nest.dims) for nest in nests if contraction(nest) is not None)
+    if not flops and packet not in VIEWS and dtype.is_floating_point:
+        flops = float(max([math.prod(shape) for shape in (*read, *results)], default=0))  # one an element
+    moved = sum(local_bytes(graph, each) for each in (*operands, *made))
+    return flops, moved, op_seconds(target, dtype, flops, moved), 0

@@ -1,0 +1,348 @@
+"""Build a plan's report: every field of every value, from the partitioned graph and the plan that was made of it."""
+
+from __future__ import annotations
+
+import linecache
+import operator
+import re
+from collections.abc import Iterator
+
+from torch import fx
+
+from monarch.compiler import ops
+from monarch.compiler.cost.work import node_work
+from monarch.compiler.errors import GraphError
+from monarch.compiler.graph import Graph, args_of
+from monarch.compiler.partition.decide import Decided
+from monarch.compiler.plan.plan import Plan
+from monarch.compiler.plan.report import Decision, Report, Value
+from monarch.compiler.schedule.footprint import footprint, types_of
+from monarch.compiler.text import op_name, parse_graph, print_call
+from monarch.compiler.types import TensorType
+
+FORWARD, BACKWARD, UPDATE = "forward", "backward", "update"
+
+
+def traced_graph(plan: Plan) -> Graph:
+    """The traced graph that a plan was made of, ready to be compiled again. Raises GraphError where it was not kept."""
+    if not plan.traced:
+        raise GraphError(
+            f"plan '{plan.name}' was saved without its traced graph",
+            hint="compile it with program.compile() or monarchc compile.",
+        )
+    graph = parse_graph(plan.traced)
+    labels = {str(p.meta["label"]) for p in graph.placeholders if p.meta["kind"] == "constant"}
+    graph.constants = {label: tensor for label, tensor in plan.constants.items() if label in labels}
+    return graph
+
+
+def build_report(graph: Graph, plan: Plan) -> Report:
+    """The report of a plan. `graph` is the partitioned graph, as `emit_plan` left it; `compile_graph` with `report` has
+    the passes leave in it what they know."""
+    return _Builder(graph, plan).run()
+
+
+class _Builder:
+    def __init__(self, graph: Graph, plan: Plan) -> None:
+        self.graph = graph
+        self.plan = plan
+        self.nodes = list(_in_order(graph))
+        self.number = {node: i for i, node in enumerate(self.nodes)}
+        made_by = [i for i, instruction in enumerate(plan.instructions) if instruction.op != "commit"]
+        self.instruction = dict(zip(graph.calls, made_by, strict=True))
+        self.keys: dict[object, int] = {}
+        for node, number in self.number.items():
+            for key in (node.meta.get("key"), *node.meta.get("stands_for", ())):
+                if key is not None:
+                    self.keys.setdefault(key, number)
+        self.phases = _phases(graph)
+        self.owners = _owners(graph)
+        self.kernels: dict[str, fx.Node] = {}
+        """The kernel that computes a value, by the value's name, which it has before fusion and after."""
+        self.before: dict[str, fx.Node] = {}
+        """The op that a value of a kernel was, by name."""
+        self.named = {node.name: number for node, number in self.number.items()}
+        self.now: dict[str, str] = {}
+        """What a sentence says in place of a value that went with fusion, by name."""
+        fused = [node for node in graph.calls if "fused" in node.meta]
+        for kernel in fused:
+            for node in kernel.meta["fused"]:
+                self.kernels[node.name], self.before[node.name] = kernel, node
+        if fused:
+            # Phases and owners follow the flow of single values, which a kernel ties together.
+            unfused = Graph(graph.name, graph.mesh, fused[0].meta["fused"][0].graph, graph.partitioned)
+            phases, owners = _phases(unfused), _owners(unfused)
+            self.stand_in(unfused)
+            by_name = {node.name: node for node in unfused.calls}
+            for node in unfused.calls:
+                self.phases[node], self.owners[node] = phases[node], owners.get(node, "")
+            for node in graph.calls:
+                if (before := by_name.get(node.name)) is not None:
+                    self.phases[node], self.owners[node] = phases[before], owners.get(before, "")
+        self.shares = {kernel: self.share(kernel) for kernel in fused}
+        self.memory = footprint(plan, types_of(graph, plan))
+
+    def run(self) -> Report:
+        values = tuple([self.placeholder(node) for node in self.graph.placeholders])
+        calls = [node for node in self.nodes if node.op == "call_function"]
+        values += tuple([self.inside(node) if self.is_inside(node) else self.call(node) for node in calls])
+        return Report(values, tuple(_line(source.file, source.line) for source in self.plan.sources))
+
+    def placeholder(self, node: fx.Node) -> Value:
+        kind, label = node.meta["kind"], node.meta["label"]
+        slots = {(spec.kind, spec.label): spec.slot for spec in self.plan.inputs}
+        slot = self.plan.constant_slots[str(label)] if kind == "constant" else slots[kind, label]
+        return Value(
+            name=node.name,
+            op=kind,
+            call=print_call(node),
+            reads=(),
+            types=_types(node),
+            module=module_of_state(str(label)) if kind == "state" else "",
+            traced=node.meta.get("traced", ""),
+            decisions=self.decisions(node),
+            allocates=self.memory.inputs[slot],
+        )
+
+    def call(self, node: fx.Node) -> Value:
+        at = self.instruction[node]
+        instruction = self.plan.instructions[at]
+        frees = self.memory.gives[at]
+        if at and self.plan.instructions[at - 1].op == "commit":
+            frees += self.memory.gives[at - 1]  # nothing is taken in between, so the peak is right too
+        flops, moved, seconds, sent = self.work(node, self.memory.takes[at])
+        kernel = self.kernels.get(node.name)
+        why = self.renamed(node.meta.get("reason") or node.meta.get("why") or "", node.meta.get("named", ()))
+        op = op_name(node.target) or str(node.target)
+        if kernel is not None:
+            op, text = self.words(self.before[node.name])
+            why = f"{text}, computed in a kernel" + (f"; {why}" if why else "")
+        dims = tuple(args_of(node)[1]) if ops.is_collective(node.target) else ()
+        phase = self.phases[node]
+        return Value(
+            name=node.name,
+            op=op,
+            call=_call(node),
+            reads=tuple(dict.fromkeys(self.number[operand] for operand in node.all_input_nodes)),
+            types=_types(node),
+            instruction=at,
+            source=instruction.source,
+            module=node.meta.get("module") or (self.owners.get(node, "") if phase == UPDATE else ""),
+            phase=phase,
+            traced=node.meta.get("traced", ""),
+            why=why,
+            decisions=self.decisions(node),
+            mesh_dims=dims,
+            sent=sent,
+            flops=flops,
+            moved=moved,
+            allocates=self.memory.takes[at],
+            frees=frees,
+            seconds=seconds,
+            kernel=-1 if kernel is None else self.number[kernel],
+        )
+
+    def stand_in(self, unfused: Graph) -> None:
+        """For the values that went with fusion: what speaks of a view means what it is of, and what speaks of an op
+        with several results means one of them."""
+        stands: dict[fx.Node, int] = {}
+        for node in unfused.fx.nodes:
+            number = self.named.get(node.name)
+            if number is None and node.all_input_nodes:
+                number = stands.get(node.all_input_nodes[0])
+            result = next((self.named[user.name] for user in node.users if user.name in self.before), None)
+            if node.name not in self.named and isinstance(node.meta.get("type"), tuple) and result is not None:
+                number = result
+            if number is None:
+                if node.op == "call_function":
+                    self.now[node.name] = print_call(node)  # a constant
+                continue
+            stands[node] = number
+            self.now[node.name] = f"%{self.nodes[number].name}"
+            for key in (node.meta.get("key"), *node.meta.get("stands_for", ())):
+                if key is not None:
+                    self.keys.setdefault(key, number)
+
+    # -- what kernels compute -----------------------------------------------------------------------------------------
+
+    def is_inside(self, node: fx.Node) -> bool:
+        """Whether a node is one that a kernel stands for, and that nobody takes out of it."""
+        return self.before.get(node.name) is node
+
+    def inside(self, node: fx.Node) -> Value:
+        kernel = self.kernels[node.name]
+        flops, moved, seconds = self.shares[kernel][node.name]
+        source = node.meta.get("source")
+        op, text = self.words(node)
+        return Value(
+            name=node.name,
+            op=op,
+            call=text,
+            reads=self.reads(node),
+            types=_types(node),
+            instruction=self.instruction[kernel],
+            source=-1 if source is None else self.plan.sources.index(source),
+            module=node.meta.get("module") or (self.owners.get(node, "") if self.phases[node] == UPDATE else ""),
+            phase=self.phases[node],
+            traced=node.meta.get("traced", ""),
+            why=self.renamed(node.meta.get("reason") or node.meta.get("why") or "", node.meta.get("named", ())),
+            decisions=self.decisions(node),
+            flops=flops,
+            moved=moved,
+            seconds=seconds,
+            kernel=self.number[kernel],
+        )
+
+    def words(self, node: fx.Node) -> tuple[str, str]:
+        """The name and the call of an op that a kernel stands for."""
+        made = _made_by(node)
+        call = re.sub(r"%(\w+)", lambda match: self.now.get(match[1], match[0]), print_call(made))
+        return op_name(made.target) or str(made.target), call if made is node else f"{call}[{args_of(node)[1]}]"
+
+    def reads(self, node: fx.Node) -> tuple[int, ...]:
+        """What an op in a kernel reads, by number; what is in no graph any more (a view that kernels look through) by
+        what it was of. What the same kernel gives to others stands behind it, and is left out."""
+        found: dict[int, None] = {}
+        pending = list(reversed(node.all_input_nodes))
+        while pending:
+            operand = pending.pop()
+            number = self.named.get(operand.name)
+            if number is None:
+                pending += reversed(operand.all_input_nodes)
+            elif number < self.named[node.name]:
+                found[number] = None
+        return tuple(found)
+
+    def share(self, kernel: fx.Node) -> dict[str, tuple[float, int, float]]:
+        """Operations, bytes and seconds of each op in a kernel. The kernel's own bytes and time are shared out by what
+        the ops would move if each were run by itself."""
+        _, moved, seconds, _ = node_work(self.graph, kernel, self.plan.target, 1)
+        apart = {}
+        for node in kernel.meta["fused"]:
+            made = _made_by(node)
+            flops, own, *_ = node_work(self.graph, made, self.plan.target, 1)
+            parts = 1 if made is node else len(made.users)
+            apart[node.name] = flops / parts, own // parts
+        total = sum(each[1] for each in apart.values()) or 1
+        return {name: (flops, moved * own // total, seconds * own / total) for name, (flops, own) in apart.items()}
+
+    def work(self, node: fx.Node, takes: int) -> tuple[float, int, float, int]:
+        if "fused" in node.meta:
+            return 0.0, 0, 0.0, 0
+        if (kernel := self.kernels.get(node.name)) is not None:
+            return (*self.shares[kernel][node.name], 0)
+        return node_work(self.graph, node, self.plan.target, takes)
+
+    def decisions(self, node: fx.Node) -> tuple[Decision, ...]:
+        found = []
+        before = self.before.get(node.name)
+        # One of several results lies as the op gives it; in a kernel there is no other value that says how that lies.
+        told = node if before is None or "fused" in node.meta else _made_by(before)
+        for decided in told.meta.get("decisions", ()):
+            assert isinstance(decided, Decided)
+            own = self.named[node.name]
+            causes = [self.keys[key] for key in decided.causes if key in self.keys]
+            found.append(
+                Decision(
+                    decided.mesh_dim,
+                    decided.rule,
+                    decided.factor,
+                    self.renamed(decided.why, decided.named),
+                    tuple(dict.fromkeys(cause for cause in causes if cause != own)),
+                    decided.alternatives,
+                    decided.exact,
+                )
+            )
+        return tuple(found)
+
+    def renamed(self, text: str, named: tuple[tuple[str, object], ...]) -> str:
+        """A sentence with its values called by the names that they have now."""
+        now = {name: self.nodes[self.keys[key]].name for name, key in named if key in self.keys}
+        return re.sub(r"%(\w+)", lambda match: f"%{now.get(match[1], match[1])}", text) if now else text
+
+
+def _in_order(graph: Graph) -> Iterator[fx.Node]:
+    """Every value, as the report has them: those that a kernel keeps to itself right before it."""
+    yield from graph.placeholders
+    calls = list(graph.calls)
+    names = {node.name for node in calls}
+    for node in calls:
+        yield from (each for each in node.meta.get("fused", ()) if each.name not in names)
+        yield node
+
+
+def _made_by(node: fx.Node) -> fx.Node:
+    """The op whose value a node of a kernel is: for one of several results, the op that gives them."""
+    return node.all_input_nodes[0] if node.target is operator.getitem else node
+
+
+def _call(node: fx.Node) -> str:
+    """A call as the graph's text has it; a kernel's text stands elsewhere."""
+    if node.target is ops.kernel:
+        return f"kernel(…), of {len(node.meta['fused'])} ops" if "fused" in node.meta else "kernel(…), made again"
+    return print_call(node)
+
+
+def _types(node: fx.Node) -> tuple[TensorType | None, ...]:
+    type_ = node.meta["type"]
+    return type_ if isinstance(type_, tuple) else (type_,)
+
+
+def _line(file: str, line: int) -> str:
+    return linecache.getline(file, line).rstrip("\n")
+
+
+# -- phases and owners -------------------------------------------------------------------------------------------------
+
+
+def _phases(graph: Graph) -> dict[fx.Node, str]:
+    """Backward is what autograd ran; update what depends on it and is needed by none of it, and what only serves that
+    (an optimizer's bias correction). A gradient's sum over the workers is backward, whoever takes it."""
+    after: dict[fx.Node, bool] = {}
+    before: dict[fx.Node, bool] = {}
+    calls = list(graph.calls)
+    for node in calls:
+        after[node] = any(each.meta.get("backward") or after.get(each, False) for each in node.all_input_nodes)
+    for node in reversed(calls):
+        before[node] = any(user.meta.get("backward") or before.get(user, False) for user in node.users)
+    phases: dict[fx.Node, str] = {}
+    for node in calls:
+        backward = node.meta.get("backward") or (after[node] and before[node])
+        phases[node] = BACKWARD if backward else UPDATE if after[node] else FORWARD
+    returned = set(graph.returns)
+    for node in reversed(calls):
+        users = [phases[user] for user in node.users if user.op != "output"]
+        if phases[node] == FORWARD and node not in returned and users and set(users) == {UPDATE}:
+            phases[node] = UPDATE
+    for node in calls:
+        if "traced" in node.meta or not after[node]:
+            continue
+        reduces = node.target in (ops.all_reduce, ops.reduce_scatter)
+        element = op_name(node.target) == "getitem"
+        if (reduces or element) and any(phases.get(each) == BACKWARD for each in node.all_input_nodes):
+            phases[node] = BACKWARD
+    return phases
+
+
+def _owners(graph: Graph) -> dict[fx.Node, str]:
+    """For each value that flows into new state, the module of that state; "" where it flows into several modules'."""
+    owners: dict[fx.Node, str] = {}
+
+    def flows(node: fx.Node, module: str) -> None:
+        owners[node] = module if owners.get(node, module) == module else ""
+
+    for label, node in graph.updates.items():
+        flows(node, module_of_state(label))
+    for node in reversed(list(graph.calls)):
+        if node in owners:
+            for operand in node.all_input_nodes:
+                flows(operand, owners[node])
+    return owners
+
+
+def module_of_state(label: str) -> str:
+    """The path of the module that a state belongs to, from its label: "blocks.0" for "blocks.0.weight", and for
+    "adamw.exp_avg[blocks.0.weight]" and "grad[blocks.0.weight]"."""
+    if inner := re.search(r"\[(.*)\]", label):
+        label = inner.group(1)
+    return label.rpartition(".")[0]

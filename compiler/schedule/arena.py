@@ -1,0 +1,170 @@
+"""Where in a worker's arena a step's values lie: what may lie there, how long, and at which offset.
+
+A value may where nothing but the step reads it: it is neither a result nor shares a result's buffer, and whoever reads
+it is an op whose result is known not to share its operands' memory unnoticed. Values of less than a page stay with the
+allocator, which has them at hand, and so do those that their op makes itself (attention, collectives).
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from torch import fx
+
+from monarch.compiler import ops
+from monarch.compiler.cost.work import local_bytes
+from monarch.compiler.graph import Graph, args_of, tensor_type
+from monarch.compiler.loops.text import parse_kernel
+from monarch.compiler.plan.arena import ALIGN, PRODUCTS, WRITES, is_row_major
+from monarch.compiler.plan.plan import Instruction, Region
+from monarch.compiler.types import TensorType
+
+LEAST_BYTES = 4096
+
+
+@dataclass(frozen=True)
+class Span:
+    """Bytes that are needed from the instruction `first` up to and with `last`."""
+
+    size: int
+    first: int
+    last: int
+
+
+def pack(spans: Sequence[Span]) -> tuple[int, list[int]]:
+    """An offset for each span such that no two that are needed at once overlap, and the bytes that this takes.
+
+    Greedy by size: the largest first, each into the smallest gap that holds it between those that live with it
+    (Pisarchyk and Lee, Efficient Memory Management for Deep Neural Net Inference, 2020, arXiv 2001.03288)."""
+    offsets = [0] * len(spans)
+    placed: list[tuple[int, int, int]] = []
+    """(offset, end, number), in order."""
+    total = 0
+    for number in sorted(range(len(spans)), key=lambda each: (-spans[each].size, spans[each].first, each)):
+        span = spans[number]
+        best = tightest = -1
+        free = 0
+        for offset, end, other in placed:
+            there = spans[other]
+            if there.first > span.last or span.first > there.last:
+                continue
+            gap = offset - free
+            if gap >= span.size and (best < 0 or gap < tightest):
+                best, tightest = free, gap
+            free = max(free, end)
+        at = offsets[number] = free if best < 0 else best
+        insort(placed, (at, at + span.size, number))
+        total = max(total, at + span.size)
+    return total, offsets
+
+
+def lower_bound(spans: Sequence[Span]) -> int:
+    """The most bytes that are needed at once: no packing takes less."""
+    changes: dict[int, int] = {}
+    for span in spans:
+        changes[span.first] = changes.get(span.first, 0) + span.size
+        changes[span.last + 1] = changes.get(span.last + 1, 0) - span.size
+    most = now = 0
+    for at in sorted(changes):
+        now += changes[at]
+        most = max(most, now)
+    return most
+
+
+@dataclass
+class Placing:
+    """Which results of a plan's instructions lie in the arena, and where.
+
+    `calls`         what the instructions but "commit" were made of, in order
+    `roots`         for each value the one whose buffer it shares, in the end
+    `members`       for each of these all that share it
+    `last`          for each value that is no result the position of the last call that reads it
+    """
+
+    graph: Graph
+    calls: Sequence[fx.Node]
+    roots: Mapping[fx.Node, fx.Node]
+    members: Mapping[fx.Node, Sequence[fx.Node]]
+    last: Mapping[fx.Node, int]
+    dense: set[fx.Node] = field(default_factory=set)
+    """Values that are known to be contiguous."""
+    foreign: set[fx.Node] = field(default_factory=set)
+    """Roots of what users' own ops read, which might give it back."""
+    spans: list[Span] = field(default_factory=list)
+
+    def run(self, instructions: Sequence[Instruction]) -> tuple[int, list[Instruction]]:
+        """The bytes of the arena, and the instructions with their regions."""
+        for call in self.calls:
+            if not isinstance(call.target, ops.MonarchOp) and _namespace(call) not in ("aten", "prims", ""):
+                self.foreign.update(self.roots[operand] for operand in call.all_input_nodes)
+        numbers = [number for number, instruction in enumerate(instructions) if instruction.op != "commit"]
+        found: list[tuple[int, list[TensorType | None]]] = []
+        """For each instruction with results in the arena its number, and the types of these."""
+        for at, (number, call) in enumerate(zip(numbers, self.calls, strict=True)):
+            types = self.results(at, call, instructions[number])
+            if any(types):
+                found.append((number, types))
+        arena, offsets = pack(self.spans)
+        starts = iter(offsets)
+        placed = list(instructions)
+        for number, types in found:
+            regions = [
+                None if type_ is None else Region(next(starts), type_.dtype, self.graph.local_shape(type_))
+                for type_ in types
+            ]
+            placed[number] = replace(placed[number], regions=tuple(regions))
+        return arena, placed
+
+    def results(self, at: int, call: fx.Node, instruction: Instruction) -> list[TensorType | None]:
+        """For each result of a call its type, if it is to lie in the arena, and None otherwise."""
+        if call.target is ops.kernel:
+            return self.results_of_kernel(at, call)
+        if self.is_dense(call, instruction.op):
+            self.dense.add(call)
+            if instruction.op in WRITES:
+                return [self.span(at, at, [call])]
+        return []
+
+    def results_of_kernel(self, at: int, call: fx.Node) -> list[TensorType | None]:
+        _, text, over = args_of(call)
+        found: list[TensorType | None] = []
+        for output, (buffer, operand) in enumerate(zip(parse_kernel(text).outputs, over, strict=True)):
+            taken = [user for user in call.users if args_of(user)[1] == output]
+            dense = is_row_major(buffer.shape, buffer.strides)
+            if dense:
+                self.dense.update(taken)
+            # What nobody takes lives as long as the tuple that it is in.
+            placed = dense and operand < 0 and taken
+            found.append(self.span(at, self.last.get(call, at), taken) if placed else None)
+        return found
+
+    def span(self, at: int, last: int, values: Sequence[fx.Node]) -> TensorType | None:
+        """Note how long a buffer is needed that one call makes, if it may lie in the arena: then the type of what lies
+        there."""
+        type_ = tensor_type(values[0])
+        size = local_bytes(self.graph, type_)
+        for value in values:
+            root = self.roots[value]
+            sharing = self.members.get(root, (root,))
+            if size < LEAST_BYTES or root in self.foreign or any(each not in self.last for each in sharing):
+                return None
+            last = max(last, *(self.last[each] for each in sharing))
+        self.spans.append(Span(-(-size // ALIGN) * ALIGN, at, last))
+        return type_
+
+    def is_dense(self, call: fx.Node, op: str) -> bool:
+        """Whether a call's result is known to be contiguous, wherever it lies."""
+        if op in PRODUCTS:
+            return True
+        if isinstance(call.target, ops.MonarchOp):
+            return False
+        if op in WRITES or op.startswith(("aten.view.", "aten.reshape.")):
+            return all(operand in self.dense for operand in call.all_input_nodes)
+        return False
+
+
+def _namespace(call: fx.Node) -> str:
+    """ "aten" of an op of torch's; empty for getitem."""
+    return str(getattr(call.target, "namespace", ""))

@@ -1,0 +1,271 @@
+"""What a worker holds as a plan runs, from buffers that are followed through every instruction.
+
+Each instruction is carried out on tensors without data of one worker's shapes (torch's meta device), so that which
+results share a buffer with what they read (views, writes in place, a reshape that has to copy or has not) is what torch
+itself does. A buffer counts from the instruction that makes it until nothing holds it: neither a slot of the plan nor
+the worker, which keeps a program's inputs through the step and the states that the step replaces until the commit. What
+an op takes while it runs is not counted, and each result of a collective is taken to have a buffer of its own.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from monarch.compiler.graph import Graph
+from monarch.compiler.local_ops import LOCAL_OPS
+from monarch.compiler.loops.text import parse_kernel
+from monarch.compiler.plan.plan import Instruction, Plan, Slot
+from monarch.compiler.text import find_op
+from monarch.compiler.types import MeshSpec, TensorType
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Bytes that a worker takes and gives back: for each input (and constant) by slot, and for each instruction."""
+
+    inputs: dict[int, int]
+    takes: list[int]
+    gives: list[int]
+
+    @property
+    def peak(self) -> tuple[int, int]:
+        """The most bytes held at once, and the number of the first instruction at which they are; -1 for before all."""
+        total = most = sum(self.inputs.values())
+        at = -1
+        for number, (taken, given) in enumerate(zip(self.takes, self.gives, strict=True)):
+            total += taken
+            if total > most:
+                most, at = total, number
+            total -= given
+        return most, at
+
+
+Types = Mapping[int, tuple[TensorType | None, ...]]
+"""The types of what each instruction gives, by its number, for ops that torch cannot carry out without data."""
+
+
+def footprint(plan: Plan, types: Types) -> Footprint:
+    """Follow a plan's buffers."""
+    with torch.no_grad():
+        return _Follower(plan, types).run()
+
+
+def alive(plan: Plan, types: Types, at: int) -> dict[int, int]:
+    """The buffers that a worker holds as instruction `at` is done (-1: before all of them), before anything is freed
+    behind it: bytes by the slot of the value that took them."""
+    with torch.no_grad():
+        follower = _Follower(plan, types)
+        follower.run(stop=at)
+        return follower.alive
+
+
+def types_of(graph: Graph, plan: Plan) -> Types:
+    """The types for `footprint`, from the graph that `emit_plan` made the plan of."""
+    made_by = [number for number, instruction in enumerate(plan.instructions) if instruction.op != "commit"]
+    found = {}
+    for number, node in zip(made_by, graph.calls, strict=True):
+        types = node.meta["type"]
+        found[number] = types if isinstance(types, tuple) else (types,)
+    return found
+
+
+@dataclass
+class _Follower:
+    plan: Plan
+    types: Types
+    slots: dict[int, Any] = field(default_factory=dict)
+    counts: dict[int, int] = field(default_factory=dict)
+    """How often each buffer is held."""
+    sizes: dict[int, int] = field(default_factory=dict)
+    dead: list[int] = field(default_factory=list)
+    """Sizes of the buffers that nothing holds any more."""
+    kept: list[torch.Tensor] = field(default_factory=list)
+    """What the worker holds through the step: a buffer is known by its address, so it must not go."""
+    takers: dict[int, int] = field(default_factory=dict)
+    """The slot of the value that took each buffer."""
+
+    @property
+    def alive(self) -> dict[int, int]:
+        found: dict[int, int] = {}
+        for buffer, size in self.sizes.items():
+            slot = self.takers[buffer]
+            found[slot] = found.get(slot, 0) + size
+        return found
+
+    def run(self, stop: int | None = None) -> Footprint:
+        """Follow the plan, up to the end of instruction `stop` where one is given."""
+        plan = self.plan
+        inputs: dict[int, int] = {}
+        until_commit: list[torch.Tensor] = []
+        for spec, donated in zip(plan.inputs, plan.donated, strict=True):
+            value = _empty(spec.type.local_shape(plan.mesh), spec.type.dtype)
+            inputs[spec.slot] = self.hold(value, spec.slot)
+            self.slots[spec.slot] = value
+            if spec.kind in ("input", "state"):
+                self.hold(value, spec.slot)
+                (until_commit if donated else self.kept).append(value)
+        for label, slot in plan.constant_slots.items():
+            value = _empty(tuple(plan.constants[label].shape), plan.constants[label].dtype)
+            inputs[slot] = self.hold(value, slot)
+            self.hold(value, slot)
+            self.kept.append(value)
+            self.slots[slot] = value
+        takes: list[int] = []
+        gives: list[int] = []
+        if stop == -1:
+            return Footprint(inputs, takes, gives)
+        for number, instruction in enumerate(plan.instructions):
+            taken = 0
+            if instruction.op == "commit":
+                for value in until_commit:
+                    self.drop(value)
+                until_commit = []
+            else:
+                value = self.result(number, instruction)
+                taken = self.hold(value, instruction.out)
+                self.slots[instruction.out] = value
+            if number == stop:
+                break
+            for slot in instruction.free:
+                self.drop(self.slots.pop(slot, None))
+            takes.append(taken)
+            gives.append(sum(self.dead))
+            self.dead = []
+        return Footprint(inputs, takes, gives)
+
+    # -- buffers ---------------------------------------------------------------------------------------------------
+
+    def hold(self, value: Any, slot: int) -> int:
+        """Hold a slot's buffers once more; gives the bytes of those that were not held before."""
+        new = 0
+        for tensor in _tensors(value):
+            storage = tensor.untyped_storage()
+            count = self.counts.get(storage._cdata, 0)
+            self.counts[storage._cdata] = count + 1
+            if not count:
+                self.sizes[storage._cdata] = storage.nbytes()
+                self.takers[storage._cdata] = slot
+                new += storage.nbytes()
+        return new
+
+    def drop(self, value: Any) -> None:
+        for tensor in _tensors(value):
+            buffer = tensor.untyped_storage()._cdata
+            self.counts[buffer] -= 1
+            if not self.counts[buffer]:
+                del self.counts[buffer]
+                self.dead.append(self.sizes.pop(buffer))
+
+    # -- ops -------------------------------------------------------------------------------------------------------
+
+    def result(self, number: int, instruction: Instruction) -> Any:
+        args = [self.filled(argument) for argument in instruction.args]
+        kwargs = {name: self.filled(argument) for name, argument in instruction.kwargs.items()}
+        try:
+            with torch.device("meta"):
+                return self.call(instruction.op, args, kwargs)
+        except (NotImplementedError, RuntimeError, TypeError):
+            # An op without a meta kernel, or one that looks at its data.
+            made = [
+                None if type_ is None else _empty(type_.local_shape(self.plan.mesh), type_.dtype)
+                for type_ in self.types[number]
+            ]
+            return made[0] if len(made) == 1 and not _gives_list(instruction.op) else made
+
+    def call(self, op: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        mesh = self.plan.mesh
+        if op == "getitem":
+            return operator.getitem(*args)
+        if op in _COLLECTIVES:
+            return _COLLECTIVES[op](mesh, *args, **kwargs)
+        if op == "kernel":
+            tensors, text, over = args
+            made = [torch.empty_strided(b.shape, b.strides, dtype=b.dtype) for b in parse_kernel(text).outputs]
+            return [result if at < 0 else tensors[at] for at, result in zip(over, made, strict=True)]
+        if op in LOCAL_OPS:
+            # The last worker: where only the first keeps a value, the others make zeros of it.
+            return LOCAL_OPS[op]({name: size - 1 for name, size in mesh.dims}, mesh.sizes, *args, **kwargs)
+        return find_op(op)(*args, **kwargs)
+
+    def filled(self, argument: Any) -> Any:
+        if isinstance(argument, Slot):
+            return self.slots[argument.index]
+        if isinstance(argument, (list, tuple)):
+            return [self.filled(each) for each in argument]
+        return argument
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for each in value:
+            yield from _tensors(each)
+
+
+def _empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def _gives_list(op: str) -> bool:
+    return op in _COLLECTIVES or op in ("kernel", "out_of_place") or len(find_op(op)._schema.returns) != 1
+
+
+# -- collectives: what they give, on one worker ------------------------------------------------------------------------
+
+Tensors = Sequence[torch.Tensor]
+
+
+def _group(mesh: MeshSpec, mesh_dims: Sequence[str]) -> int:
+    size = 1
+    for name in mesh_dims:
+        size *= mesh.sizes[name]
+    return size
+
+
+def _resized(tensor: torch.Tensor, grown: int | None, shrunk: int | None, k: int) -> torch.Tensor:
+    shape = list(tensor.shape)
+    if grown is not None:
+        shape[grown] *= k
+    if shrunk is not None:
+        shape[shrunk] //= k
+    return _empty(shape, tensor.dtype)
+
+
+def _same(mesh: MeshSpec, tensors: Tensors, *rest: Any, **kwargs: Any) -> list[torch.Tensor]:
+    return [_empty(tensor.shape, tensor.dtype) for tensor in tensors]
+
+
+def _all_gather(mesh: MeshSpec, tensors: Tensors, mesh_dims: Sequence[str], dims: Sequence[int]) -> list[torch.Tensor]:
+    k = _group(mesh, mesh_dims)
+    return [_resized(tensor, dim, None, k) for tensor, dim in zip(tensors, dims, strict=True)]
+
+
+def _reduce_scatter(
+    mesh: MeshSpec, tensors: Tensors, mesh_dims: Sequence[str], dims: Sequence[int], reduction: str
+) -> list[torch.Tensor]:
+    k = _group(mesh, mesh_dims)
+    return [_resized(tensor, None, dim, k) for tensor, dim in zip(tensors, dims, strict=True)]
+
+
+def _all_to_all(
+    mesh: MeshSpec, tensors: Tensors, mesh_dims: Sequence[str], source_dims: Sequence[int], target_dims: Sequence[int]
+) -> list[torch.Tensor]:
+    k = _group(mesh, mesh_dims)
+    return [_resized(*each, k) for each in zip(tensors, source_dims, target_dims, strict=True)]
+
+
+_COLLECTIVES: dict[str, Callable[..., list[torch.Tensor]]] = {
+    "all_reduce": _same,
+    "all_gather": _all_gather,
+    "reduce_scatter": _reduce_scatter,
+    "all_to_all": _all_to_all,
+    "broadcast": _same,
+    "permute": _same,
+    "wait": lambda mesh, pending, tensors: pending,
+}
