@@ -61,18 +61,22 @@ class MeshSpec:
 
     @staticmethod
     def of(**sizes: int) -> MeshSpec:
+        """The mesh of these dims, outermost first: MeshSpec.of(data=2, model=4)."""
         return MeshSpec(tuple(sizes.items()))
 
     @cached_property
     def sizes(self) -> Mapping[str, int]:
+        """The size of each mesh dim by its name, outermost first."""
         return dict(self.dims)
 
     @property
     def names(self) -> tuple[str, ...]:
+        """The names of the mesh dims, outermost first."""
         return tuple(name for name, _ in self.dims)
 
     @property
     def workers(self) -> int:
+        """The number of workers: the product of the sizes."""
         return math.prod(size for _, size in self.dims)
 
     def coordinates(self) -> Iterator[dict[str, int]]:
@@ -81,6 +85,7 @@ class MeshSpec:
             yield dict(zip(self.names, point, strict=True))
 
     def rank(self, coordinates: Mapping[str, int]) -> int:
+        """The number of the worker at `coordinates`. Raises KeyError where they leave out a mesh dim."""
         rank = 0
         for name, size in self.dims:
             rank = rank * size + coordinates[name]
@@ -95,6 +100,7 @@ class MeshSpec:
         )
 
     def point(self, rank: int) -> tuple[int, ...]:
+        """The position of worker `rank` along each mesh dim, in the order of `names`."""
         point: list[int] = []
         for _, size in reversed(self.dims):
             rank, at = divmod(rank, size)
@@ -128,13 +134,17 @@ class Layout:
 
     @staticmethod
     def replicated(ndim: int) -> Layout:
+        """The layout of a tensor of `ndim` dims that every worker has whole."""
         return Layout(((),) * ndim)
 
     @property
     def ndim(self) -> int:
+        """The number of tensor dims that it is a layout of."""
         return len(self.shards)
 
     def placement(self, mesh_dim: str) -> Placement:
+        """What `mesh_dim` does to the tensor: the number of the tensor dim that it shards, the name of the reduction
+        that is pending over it, VARYING, or None where all along it have the same."""
         for dim, names in enumerate(self.shards):
             if mesh_dim in names:
                 return dim
@@ -176,6 +186,7 @@ class Layout:
 
     @property
     def is_replicated(self) -> bool:
+        """Whether every worker has the whole value: nothing is sharded, partial or varying."""
         return not (any(self.shards) or self.partial or self.varying)
 
     @property
@@ -185,6 +196,7 @@ class Layout:
         return sharding + tuple(name for name, _ in self.partial) + self.varying
 
     def dims_text(self, heads: Sequence[object]) -> str:
+        """`heads`, one for each tensor dim, in brackets, each with the mesh dims that shard it: [16@data, 128]."""
         parts = []
         for head, names in zip(heads, self.shards, strict=True):
             where = "" if not names else f"@{names[0]}" if len(names) == 1 else f"@({','.join(names)})"
@@ -230,14 +242,17 @@ class TensorType:
 
     @property
     def ndim(self) -> int:
+        """The number of tensor dims."""
         return len(self.shape)
 
     @property
     def numel(self) -> int:
+        """The number of elements of the whole tensor."""
         return math.prod(self.shape)
 
     @property
     def nbytes(self) -> int:
+        """The bytes of the whole tensor."""
         return self.numel * self.dtype.itemsize
 
     def local_shape(self, mesh: MeshSpec) -> tuple[int, ...]:
@@ -248,9 +263,11 @@ class TensorType:
         )
 
     def with_layout(self, layout: Layout) -> TensorType:
+        """The same tensor in another layout."""
         return TensorType(self.dtype, self.shape, layout)
 
     def place(self, mesh_dim: str, placement: Placement) -> TensorType:
+        """This type with `mesh_dim` placed anew, as `Layout.place` does it. Raises LayoutError as that does."""
         return self.with_layout(self.layout.place(mesh_dim, placement))
 
     def check(self, mesh: MeshSpec, name: str = "the tensor") -> None:

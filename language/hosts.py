@@ -24,6 +24,7 @@ class HostMesh:
 
     @property
     def addresses(self) -> tuple[str, ...]:
+        """Where each host listens, `host:port`, in the order of the hosts."""
         return self._attached.addresses
 
     @property
@@ -35,6 +36,10 @@ class HostMesh:
         return len(self.addresses)
 
     def start(self, mesh: MeshSpec) -> Executor:
+        """Start the workers of `mesh` on these hosts, in equal blocks, and give what runs plans on them.
+
+        Raises MonarchError where the workers cannot be divided evenly over the hosts, and where one cannot start them.
+        """
         return self._attached.start(mesh)
 
     def spawn_procs(self, per_host: Mapping[str, int] | None = None) -> Mesh:
@@ -50,6 +55,7 @@ class HostMesh:
         return Mesh(tuple(dims.values()), tuple(dims), hosts=self)
 
     def close(self) -> None:
+        """Let go of the hosts: meshes on them end, and hosts that were launched with it end too."""
         self._attached.close()
 
     def __enter__(self) -> Self:

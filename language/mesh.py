@@ -156,22 +156,27 @@ class Mesh(MeshAlgebra):
 
     @property
     def mesh_dim_names(self) -> tuple[str, ...]:
+        """The names of the mesh dims, outermost first."""
         return self.spec.names
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """The size of each mesh dim, in the order of `mesh_dim_names`."""
         return tuple(size for _, size in self.spec.dims)
 
     @property
     def ndim(self) -> int:
+        """The number of mesh dims."""
         return len(self.spec.dims)
 
     @property
     def is_abstract(self) -> bool:
+        """Whether there are no workers behind this mesh: programs on it are compiled, and do not run."""
         return self._workers.abstract
 
     @property
     def is_closed(self) -> bool:
+        """Whether the workers have been ended, by `close` or the end of a `with` block."""
         return self._workers.closed
 
     @property

@@ -296,6 +296,10 @@ class DistributedTensor(torch.Tensor):
 
     @property
     def data(self) -> torch.Tensor:
+        """The same value without its history of gradients.
+
+        It can be set to a distributed tensor of the same shape and dtype; MonarchError otherwise.
+        """
         return self.detach()
 
     @data.setter

@@ -67,6 +67,7 @@ class Future(Generic[T]):
     # -- looking -------------------------------------------------------------------------------------------------------
 
     def done(self) -> bool:
+        """Whether there is a value or an error, so that `get` does not wait."""
         return self._done
 
     def get(self, timeout: float | None = None) -> T:

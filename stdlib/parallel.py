@@ -37,7 +37,8 @@ class HasSpec(Protocol):
     """A mesh, abstract or with workers."""
 
     @property
-    def spec(self) -> MeshSpec: ...
+    def spec(self) -> MeshSpec:
+        """The mesh's dims and their sizes."""
 
 
 def data_parallel(module: nn.Module) -> Layouts:

@@ -54,14 +54,17 @@ class Extent(Mapping[str, int]):
 
     @property
     def labels(self) -> list[str]:
+        """The names of the dims, outermost first."""
         return list(self._labels)
 
     @property
     def sizes(self) -> list[int]:
+        """The sizes of the dims, in the order of `labels`."""
         return list(self._sizes)
 
     @property
     def nelements(self) -> int:
+        """The number of points: the product of the sizes."""
         return math.prod(self._sizes)
 
     def point_of_rank(self, rank: int) -> Point:
@@ -194,14 +197,17 @@ class NDSlice:
 
     @property
     def sizes(self) -> list[int]:
+        """The size of each dim."""
         return list(self._sizes)
 
     @property
     def strides(self) -> list[int]:
+        """How far apart in rank two neighbours along each dim are."""
         return list(self._strides)
 
     @property
     def ndim(self) -> int:
+        """The number of dims."""
         return len(self._sizes)
 
     def __len__(self) -> int:
@@ -331,6 +337,7 @@ class Shape:
 
     @property
     def labels(self) -> list[str]:
+        """The names of the dims, outermost first."""
         return list(self._labels)
 
     @cached_property

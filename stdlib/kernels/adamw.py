@@ -44,6 +44,7 @@ class AdamWTable:
 
     @property
     def dtypes(self) -> tuple[torch.dtype, ...]:
+        """The dtypes of one entry: parameter, gradient, first and second moment, and the copy if there is one."""
         return tuple(tensor.dtype for tensor in self.tensors[0])
 
 

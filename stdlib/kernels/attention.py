@@ -155,6 +155,7 @@ def strides(**tensors: Tensor) -> dict[str, int]:
 
 
 def row_strides(lse: Tensor) -> dict[str, int]:
+    """The strides of `lse`, which is [batch, heads, length] or packed [heads, tokens], as the kernels' arguments."""
     *batch, heads, _ = lse.stride()
     return {"stride_rb": sum(batch), "stride_rh": heads}
 

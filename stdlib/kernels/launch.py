@@ -64,6 +64,7 @@ class Launch:
     arguments: Mapping[str, Any]
 
     def run(self) -> None:
+        """Launch the kernel on its tensors, which are on a GPU, or in Triton's interpreter."""
         self.kernel[self.grid](
             **self.arguments,
             **self.variant.tiles,
@@ -73,6 +74,7 @@ class Launch:
 
     @property
     def tiles(self) -> Mapping[str, int]:
+        """The variant's tile sizes, by the names of the kernel's constants."""
         return self.variant.tiles
 
     @property
@@ -88,10 +90,12 @@ class Launch:
         return {name: self.arguments[name] for name in names}
 
     def source(self) -> str:
+        """The kernel's Python source."""
         return inspect.getsource(self.kernel.fn)
 
     @property
     def fingerprint(self) -> str:
+        """A SHA-256 of the kernel, its grid, variant and arguments; of tensors among these, of their dtypes alone."""
         tensors = self.tensors
         given = {name: value for name, value in self.arguments.items() if name not in tensors}
         known = (self.kernel.cache_key, self.grid, str(self.variant), given, {n: t.dtype for n, t in tensors.items()})
@@ -180,8 +184,10 @@ def check_alike(**tensors: Tensor | None) -> None:
 
 
 def next_power_of_2(number: int) -> int:
+    """The least power of two that is at least `number`, and at least 1."""
     return 1 << max(0, number - 1).bit_length()
 
 
 def ceil_div(number: int, by: int) -> int:
+    """The least whole number of `by` that holds `number`."""
     return -(-number // by)

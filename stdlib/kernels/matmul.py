@@ -102,6 +102,7 @@ def _matmul(
 
 
 def check_activation(activation: str) -> None:
+    """Raise MonarchError unless `activation` is one of ACTIVATIONS."""
     if activation not in ACTIVATIONS:
         raise MonarchError(
             f"no kernel has the activation {activation!r}", hint=f"It is one of {', '.join(ACTIVATIONS)}."
