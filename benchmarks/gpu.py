@@ -34,8 +34,7 @@ from monarch.compiler.errors import MonarchError
 from monarch.compiler.local_ops import LOCAL_OPS
 from monarch.compiler.pipeline import compile_graph
 from monarch.compiler.plan import Plan
-from monarch.compiler.plan.options import CompileOptions
-from monarch.compiler.plan.target import TARGETS
+from monarch.compiler.plan.options import TARGETS, CompileOptions
 from monarch.runtime.worker.device.gpu import OnGpu
 from monarch.runtime.worker.device.tune import on_gpu, tuned
 from monarch.runtime.worker.frame import Frame

@@ -120,16 +120,44 @@ class _Decider:
             (operand, wanted, self.lies(operand, wanted))
             for operand, wanted in zip(operands, strategy.operands, strict=True)
         ]
-        # What made it so: the operands that are cut or pending and lie as the op takes them; else those that are cut.
+        # Why it is so: the operands that are sharded or pending as the op takes them; else those that are sharded. A
+        # free value follows its readers, and is the cause of none.
+        lying = [entry for entry in lying if entry[0] not in self.options.free] if node not in self.options.free else []
         causes = [operand for operand, wanted, lies in lying if wanted is not None and lies]
         causes = causes or [operand for operand, wanted, _ in lying if wanted is not None]
         if not strategy.factor:
             causes = [operand for operand, _, lies in lying if lies] or operands
+        if strategy.factor and node in self.options.free:
+            readers = self.readers(node, strategy.results[0])
+            names = tuple((_origin(reader).name, _key(reader)) for reader in readers)
+            listed = _listed([f"%{name}" for name, _ in names])
+            takes = "takes" if len(names) == 1 else "take"
+            why = f"it is computed from no sharded value, so it is made as {listed} {takes} it"
+            keys = tuple(dict.fromkeys(key for _, key in names))
+            return Decided(self.dim, str(self.options.rules[node]), strategy.factor, why, keys, others, exact, names)
         keys = tuple(dict.fromkeys(_key(operand) for operand in causes))
         factor = strategy.factor if strategy.factor != PARTIAL else ""
         why = self.why(node, chosen, causes, others)
         named = tuple((_origin(cause).name, _key(cause)) for cause in causes)
         return Decided(self.dim, str(self.options.rules[node]), factor, why, keys, others, exact, named)
+
+    def readers(self, node: fx.Node, placement: Placement) -> list[fx.Node]:
+        """The values whose ops read a free value in this placement, and the state that it becomes."""
+        graph = self.options.graph
+        found = [
+            user
+            for user in node.users
+            if user in self.choice.alternatives
+            and any(value is node and wanted == placement for value, wanted in self._reads(user))
+        ]
+        labels = {label for label, value in graph.updates.items() if value is node}
+        found += [state for state in graph.placeholders if state.meta["label"] in labels]
+        return [reader for reader in found if _key(reader) != _key(node)]
+
+    def _reads(self, node: fx.Node) -> list[tuple[fx.Node, Placement]]:
+        if node.target is operator.getitem:
+            return []
+        return self._wanted(node, self.choice.alternatives[node].strategy)
 
     def lies(self, operand: fx.Node, wanted: Placement) -> bool:
         """Whether an operand is at hand in this placement without being moved."""

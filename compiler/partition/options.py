@@ -1,8 +1,12 @@
 """Which placements the user's layouts lead to: the alternatives among which the partitioner then chooses.
 
 Sharding comes from the user: from the layouts of inputs, state and `layout()`. An op may shard a factor only if at
-least one operand that has it already lies so; what is replicated is not cut to save work that nobody asked to
+least one operand that has it is sharded so; a replicated value is not sharded to save work that nobody asked to
 divide. This keeps programs predictable (a replicated input stays one), and the choice small.
+
+A *free* value depends on no value that has a dim: a fill, a range, random numbers, and everything computed from these
+alone, such as masks and the backward of `sum()`. It may be born in any placement that one of its readers takes, so that
+no worker makes the whole of it to keep a shard; it leads to no sharding of its readers.
 """
 
 from __future__ import annotations
@@ -43,6 +47,7 @@ class Options:
                   having been gathered for it. By result for ops with several.
     `strategies`  the allowed strategies of each op
     `after`       for each value, the placements that it may be brought to once, for all of its users
+    `free`        for each free value, the dims on which readers take it sharded
     """
 
     graph: Graph
@@ -53,6 +58,7 @@ class Options:
     strategies: dict[fx.Node, list[Strategy]] = field(default_factory=dict)
     reach: dict[fx.Node, list[dict[Placement, bool]]] = field(default_factory=dict)
     after: dict[fx.Node, set[Placement]] = field(default_factory=dict)
+    free: dict[fx.Node, set[int]] = field(default_factory=dict)
 
     def shape_of(self, node: fx.Node) -> Shape | tuple[Shape, ...]:
         """Local shapes over the mesh dims partitioned before this one."""
@@ -76,9 +82,11 @@ def find_options(graph: Graph, mesh_dim: str) -> Options:
     for node in graph.calls:
         is_element = node.target is operator.getitem
         options.operands[node] = [args_of(node)[0]] if is_element else tensor_operands(node)
+        if _is_free(options, node):
+            options.free[node] = set()
     states, updates = graph.states, graph.updates
     while True:
-        before = sum(map(len, wanted.values()))
+        before = sum(map(len, (*wanted.values(), *options.free.values())))
         for node in graph.fx.nodes:
             if node.op == "placeholder":
                 placement = node.meta["type"].layout.placement(mesh_dim)
@@ -88,8 +96,25 @@ def find_options(graph: Graph, mesh_dim: str) -> Options:
         for label, node in updates.items():
             if label in states:
                 _want(options, node, states[label].layout.placement(mesh_dim), wanted)
-        if sum(map(len, wanted.values())) == before:
+        for node in reversed(options.free):  # a free value's readers ask it, and it asks the free values that it reads
+            for strategy in options.rules[node].strategies(options.size):
+                if strategy.factor and _supported(options, node, strategy):
+                    for operand, placement in zip(options.operands[node], strategy.operands, strict=True):
+                        _want(options, operand, placement, wanted)
+        if sum(map(len, (*wanted.values(), *options.free.values()))) == before:
             return options
+
+
+def _is_free(options: Options, node: fx.Node) -> bool:
+    """Whether a value has dims and depends on no value that has any. Its operands have been asked before."""
+    if node.target in (operator.getitem, ops.constrain) or not _ndim(node):
+        return False
+    return all(operand in options.free or _ndim(operand) == 0 for operand in options.operands[node])
+
+
+def _ndim(node: fx.Node) -> int | None:
+    type_ = node.meta["type"]
+    return type_.ndim if isinstance(type_, TensorType) else None
 
 
 def _reach_call(options: Options, node: fx.Node, wanted: dict[fx.Node, set[int]]) -> None:
@@ -109,7 +134,7 @@ def _reach_call(options: Options, node: fx.Node, wanted: dict[fx.Node, set[int]]
         allowed: list[Strategy] = []
         results: list[dict[Placement, bool]] = []
         for strategy in options.rules[node].strategies(options.size):
-            if not _supported(options, operands, strategy):
+            if not _supported(options, node, strategy):
                 continue
             allowed.append(strategy)
             direct = all(map(partial(_direct, options), operands, strategy.operands))
@@ -136,11 +161,16 @@ def _reach_call(options: Options, node: fx.Node, wanted: dict[fx.Node, set[int]]
     options.reach[node] = [reach]
 
 
-def _supported(options: Options, operands: list[fx.Node], strategy: Strategy) -> bool:
-    """Whether an operand already lies as `strategy` wants, so that it brings no sharding that nobody asked for."""
-    return not strategy.factor or any(
-        placement is not None and placement in options.reach[operand][0]
-        for operand, placement in zip(operands, strategy.operands, strict=True)
+def _supported(options: Options, node: fx.Node, strategy: Strategy) -> bool:
+    """Whether an operand is sharded as `strategy` wants already, so that it brings no sharding that nobody asked for;
+    of a free value, whether a reader asks for it."""
+    if not strategy.factor:
+        return True
+    if node in options.free and strategy.results[0] in options.free[node]:
+        return True
+    return any(
+        placement is not None and operand not in options.free and placement in options.reach[operand][0]
+        for operand, placement in zip(options.operands[node], strategy.operands, strict=True)
     )
 
 
@@ -155,6 +185,11 @@ def _direct(options: Options, operand: fx.Node, placement: Placement) -> bool:
 
 
 def _want(options: Options, operand: fx.Node, placement: Placement, wanted: dict[fx.Node, set[int]]) -> None:
+    if not isinstance(placement, int):
+        return
+    if operand in options.free:
+        options.free[operand].add(placement)
+        return
     reach = options.reach[operand][0]
-    if isinstance(placement, int) and placement not in reach and "sum" in reach:
+    if placement not in reach and "sum" in reach:
         wanted.setdefault(operand, set()).add(placement)

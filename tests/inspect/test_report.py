@@ -16,8 +16,8 @@ from monarch.compiler.graph import Graph
 from monarch.compiler.pipeline import compile_graph
 from monarch.compiler.plan import Plan, Value
 from monarch.compiler.plan.file import plan_bytes, plan_from_bytes
+from monarch.compiler.plan.options import TARGETS
 from monarch.compiler.plan.report import peak
-from monarch.compiler.plan.target import TARGETS
 from monarch.compiler.report import module_of_state, traced_graph
 from monarch.compiler.text import parse_graph
 from monarch.distributed import Mesh
@@ -73,7 +73,8 @@ def test_a_report_has_what_kernels_compute(kind: str) -> None:
             assert fused.sources[other.source] == plain.sources[value.source]
             compared += value.instruction >= 0 and other.kernel >= 0
     assert compared > 100
-    assert peak(fused)[0] <= peak(plain)[0] * 1.05
+    # The update is one call, which holds all gradients; op by op each is freed behind its parameter's update.
+    assert peak(fused)[0] <= peak(plain)[0] * 1.1
 
 
 @pytest.mark.parametrize("kernels", ["off", "all"])
