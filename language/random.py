@@ -185,6 +185,19 @@ def _dropout(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return x * keep * (1 / (1 - p) if p < 1 else 0.0), keep
 
 
+def _rrelu(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Leaky ReLU with a slope for each element, which is left in `noise`; also in place."""
+    x, noise = args[0], args[1]
+    lower, upper, training = (_argument(func, args, kwargs, name) for name in ("lower", "upper", "training"))
+    if training:
+        slope = _draw("uniform", x.shape, x.dtype, x) * (upper - lower) + lower
+        noise.copy_(torch.where(x <= 0, slope, 1.0))
+        made = x * noise
+    else:
+        made = torch.where(x <= 0, x * ((lower + upper) / 2), x)
+    return x.copy_(made) if func.overloadpacket is aten.rrelu_with_noise_ else made
+
+
 # -- methods that fill a tensor --------------------------------------------------------------------------------------
 
 
@@ -251,6 +264,8 @@ HANDLERS.update(
         aten.normal: _normal,
         aten.bernoulli: _bernoulli,
         aten.native_dropout: _dropout,
+        aten.rrelu_with_noise: _rrelu,
+        aten.rrelu_with_noise_: _rrelu,
         aten.uniform_: _fill(_uniform),
         aten.normal_: _fill(_gaussian),
         aten.log_normal_: _fill(_log_normal),

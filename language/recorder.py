@@ -15,7 +15,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from monarch.compiler.errors import MonarchError, ProgramError
-from monarch.compiler.ops.schema import memory_of
+from monarch.compiler.ops.schema import memory_of, pure_form
 from monarch.compiler.passes.capture import Expr, Number, Op, Value, View
 from monarch.compiler.passes.numbers import number_arguments, takes_whole_numbers
 from monarch.language.errors import OperatorError, branch_error
@@ -61,7 +61,7 @@ def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if handler is not None:
         return handler(func, args, kwargs)
     if torch.Tag.inplace_view in func.tags:
-        raise _reshaped_in_place(func)
+        return _reshape_in_place(func, args, kwargs)
     return record(func, args, kwargs)
 
 
@@ -286,6 +286,24 @@ def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[s
     return found
 
 
+def _reshape_in_place(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`x.squeeze_()`: from now on the tensor stands for a view of what it was."""
+    view = pure_form(func)
+    tensor = args[0]
+    if view is None or not isinstance(tensor, DistributedTensor):
+        raise _reshaped_in_place(func)
+    recording = recording_for(tensor._ref.cell.mesh)
+    if recording.program and tensor._ref.cell.recording is not recording:
+        raise _reshaped_in_place(func)  # the program's caller would see the shape of its first call only
+    if id(tensor._ref.cell) in recording.input_cells:
+        raise _reshaped_in_place(func)
+    viewed = record(view, args, kwargs)
+    with torch._C._DisableTorchDispatch():
+        func(*args, **kwargs)  # the wrapper's own sizes
+    tensor._ref = viewed._ref
+    return tensor
+
+
 def _reshaped_in_place(func: Any) -> OperatorError:
     return OperatorError(
         f"{func.overloadpacket} changes a tensor's shape in place, which a distributed tensor cannot",
@@ -312,15 +330,16 @@ def _data_dependent(
     func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], recording: Recording, error: Exception
 ) -> Any:
     """An op whose result, in Python, depends on values: `equal`, `nonzero`."""
-    if recording.program:
-        raise branch_error(user_source()) from error
     if any("Tensor" in str(value.type) for value in func._schema.returns):
         raise OperatorError(
             f"{func.overloadpacket} gives a tensor whose shape depends on values, "
             "which a distributed tensor cannot have",
-            hint="fetch the tensor first: x.full_tensor().",
+            hint="keep the shape: torch.where(mask, x, other), x * mask, or torch.topk with a number that is known;\n"
+            "or fetch the tensor first, outside of programs: x.full_tensor().",
             source=user_source(),
         ) from error
+    if recording.program:
+        raise branch_error(user_source()) from error
     whole = [arg.full_tensor() if isinstance(arg, DistributedTensor) else arg for arg in args]
     return func(*whole, **kwargs)
 
@@ -346,6 +365,36 @@ def read_item(tensor: DistributedTensor) -> Any:
     return tensor.full_tensor().item()
 
 
+def _as_strided(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A view of a tensor's memory: of that of the tensor behind all its views, which has to be row-major."""
+    offset = args[3] if len(args) > 3 else kwargs.get("storage_offset")
+    ref = args[0]._ref
+    offset = ref.fake.storage_offset() if offset is None else offset
+    while ref.parent is not None:
+        ref = ref.parent
+    if not ref.fake.is_contiguous():
+        raise OperatorError(
+            f"{func.overloadpacket} of a tensor with strides {ref.fake.stride()}, which workers may hold otherwise",
+            hint="make it contiguous first: x.contiguous().",
+            source=user_source(),
+        )
+    return record(func, (DistributedTensor(ref.fake, ref), args[1], args[2], offset), {})
+
+
+def _strided_scatter(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    made = args[0].clone(memory_format=torch.contiguous_format)
+    made.as_strided(*args[2:], **kwargs).copy_(args[1])
+    return made
+
+
+def _sparse(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    raise OperatorError(
+        f"{func.overloadpacket} gives a sparse tensor, which a distributed tensor cannot be",
+        hint="fetch the tensor first, outside of programs: x.full_tensor().",
+        source=user_source(),
+    )
+
+
 def _copy_out(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """`plain.copy_(x)` outside a program fetches x."""
     target, source = args[0], args[1]
@@ -355,6 +404,9 @@ def _copy_out(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 HANDLERS[aten.copy_] = _copy_out
+HANDLERS[aten.as_strided] = _as_strided
+HANDLERS[aten.as_strided_scatter] = _strided_scatter
+HANDLERS.update({getattr(aten, f"_to_sparse{kind}"): _sparse for kind in ("", "_csr", "_csc", "_bsr", "_bsc")})
 
 _OPTIMIZERS = "/torch/optim/"
 

@@ -51,7 +51,7 @@ def run_fake(func: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     try:
         with torch._C._DisableTorchDispatch():
             out: Any = func(*args, **kwargs)
-            if func is aten.native_batch_norm.default and not args[5]:
+            if func in _BATCH_NORMS and not args[5]:
                 # The CPU kernel gives no statistics of a batch that it has not used.
                 out = (out[0], out[1].new_empty(0), out[2].new_empty(0))
             return out
@@ -60,6 +60,8 @@ def run_fake(func: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
             raise DependsOnData from None
         return _fall_back(func, args, kwargs)
 
+
+_BATCH_NORMS = (aten.native_batch_norm.default, aten._native_batch_norm_legit.default)
 
 # -- shape functions: a tensor, or None where PyTorch's own has to decide ---------------------------------------------
 

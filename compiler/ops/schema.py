@@ -72,6 +72,33 @@ def memory_of(op: torch._ops.OpOverload) -> Memory:
     )
 
 
+@cache
+def pure_form(op: torch._ops.OpOverload) -> torch._ops.OpOverload | None:
+    """The ATen overload that takes the same arguments as `op`, which writes to some, computes what `op` writes, and
+    nothing else: `add_.Tensor` -> `add.Tensor`, `cumsum.out` -> `cumsum.default`.
+
+    None where there is none: an op of the user's is not known by its name."""
+    if op.namespace != "aten" or memory_of(op).gives:
+        return None
+    name, overload = op._schema.name.split("::")[1], op._overloadname
+    in_place = name.endswith("_") and not name.endswith("__")
+    packet = getattr(aten, name[:-1], None) if in_place else op.overloadpacket
+    wanted = _parameters(op, written=in_place)
+    for candidate in () if packet is None else (overload, *packet.overloads()):
+        found = getattr(packet, candidate, None)
+        if found is None or found._schema.is_mutable:
+            continue
+        parameters = _parameters(found, written=True)
+        if parameters == wanted or (not in_place and parameters[: len(wanted)] == wanted):
+            return found
+    return None
+
+
+def _parameters(op: torch._ops.OpOverload, *, written: bool) -> list[tuple[str, str]]:
+    """Names and types of an op's arguments, with those that it writes or without."""
+    return [(each.name, str(each.type)) for each in op._schema.arguments if written or not each.is_write]
+
+
 def _meet(one: Any, other: Any) -> bool:
     """Whether two arguments or results of a schema may share memory."""
     return one is not None and other is not None and bool(set(one.before_set) & set(other.before_set))

@@ -71,11 +71,14 @@ def composites() -> Decompositions:
             aten._native_batch_norm_legit_functional,
             aten._native_batch_norm_legit_no_training,
             aten.logsumexp,
-            aten.std,
-            aten.var,
         ]
     )
-    return {**table, aten.var_mean.correction: _var_mean}
+    return {
+        **table,
+        aten.var_mean.correction: _var_mean,
+        aten.var.correction: lambda x, *args, **kwargs: _var_mean(x, *args, **kwargs)[0],
+        aten.std.correction: lambda x, *args, **kwargs: _var_mean(x, *args, **kwargs)[0].sqrt(),
+    }
 
 
 def _var_mean(

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from torch import fx
 from monarch.compiler import ops
 from monarch.compiler.errors import ProgramError, Source
 from monarch.compiler.graph import Graph, Types, tensor_type
-from monarch.compiler.ops.schema import memory_of, viewed_operand
+from monarch.compiler.ops.schema import memory_of, pure_form, viewed_operand
 from monarch.compiler.passes.capture import Expr, Number, Op, Tape, Value
 from monarch.compiler.passes.numbers import with_tensors
 from monarch.compiler.passes.views import read_view, write_view
@@ -258,7 +259,7 @@ class Functionalizer(Emitter):
 
     def _aten(self, op: Op) -> None:
         written = memory_of(op.func).writes
-        func = _pure_form(op.func) if written else op.func
+        func = pure_form(op.func) if written else op.func
         if func is None:
             self._out_of_place(op)
             return
@@ -347,28 +348,6 @@ def _has_expr(tree: Any) -> bool:
     return any(isinstance(leaf, Expr) for leaf in _leaves(tree))
 
 
-def _pure_form(op: torch._ops.OpOverload) -> Any:
-    """The ATen overload that computes what `op` writes, and nothing else: `add_.Tensor` -> `add.Tensor`,
-    `cumsum.out` -> `cumsum.default`. None where there is none: an op of the user's is not known by its name."""
-    if op.namespace != "aten" or memory_of(op).gives:
-        return None
-    name, overload = op._schema.name.split("::")[1], op._schema.overload_name
-    if name.endswith("_") and not name.endswith("__"):
-        packet = getattr(aten, name[:-1], None)
-        if packet is not None and (overload or "default") in packet.overloads():
-            return getattr(packet, overload or "default")
-        return None
-    wanted = [(arg.name, str(arg.type)) for arg in op._schema.arguments if not arg.is_write]
-    for other in op.overloadpacket.overloads():
-        candidate = getattr(op.overloadpacket, other)
-        if (
-            not candidate._schema.is_mutable
-            and [(arg.name, str(arg.type)) for arg in candidate._schema.arguments][: len(wanted)] == wanted
-        ):
-            return candidate
-    return None
-
-
 # -- ops that are normalised -------------------------------------------------------------------------------------------
 
 
@@ -438,10 +417,13 @@ def _arange(self: Functionalizer, op: Op) -> None:
 
 def _batch_norm(self: Functionalizer, op: Op) -> None:
     """Batch norm in training updates its running statistics in place, which its schema does not tell."""
+    if op.func is aten._native_batch_norm_legit.no_stats:
+        self._aten(op)
+        return
     x, weight, bias, mean, var, training, momentum, eps = op.args
     stats = [value.type for value in op.out]
     if not (isinstance(training, Number) and training.value and isinstance(mean, Value)):
-        self._aten(op)
+        self._aten(replace(op, func=aten.native_batch_norm.default))  # whose schema names nothing that is written
         return
     args = [self.decode(argument) for argument in (x, weight, bias, mean, var, training, momentum, eps)]
     func = aten._native_batch_norm_legit_functional.default
@@ -462,7 +444,8 @@ _NORMALIZED: dict[Any, Any] = {
     **dict.fromkeys((aten.zeros, aten.zeros_like, aten.new_zeros), _constant(0)),
     # `empty` holds whatever: zeros are as good, and the same on every worker.
     **dict.fromkeys(
-        (aten.empty, aten.empty_like, aten.new_empty, aten.empty_strided, aten.new_empty_strided), _constant(0)
+        (aten.empty, aten.empty_like, aten.new_empty, aten.empty_strided, aten.new_empty_strided, aten.empty_permuted),
+        _constant(0),
     ),
     **dict.fromkeys((aten.ones, aten.ones_like, aten.new_ones), _constant(1)),
     **dict.fromkeys((aten.full, aten.full_like, aten.new_full, aten.scalar_tensor), _full),

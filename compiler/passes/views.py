@@ -188,6 +188,26 @@ Reader = Callable[["Emitter", Value, Value, fx.Node], fx.Node]
 Writer = Callable[["Emitter", Value, Value, fx.Node, fx.Node], fx.Node]
 
 _RESHAPES = (aten.view, aten._unsafe_view, aten._reshape_alias, aten.squeeze, aten.unsqueeze)
+
+
+def _row_major(emit: Emitter, base: fx.Node) -> fx.Node:
+    """A copy with the strides that the trace has seen: on workers a value may have others."""
+    return emit.call(aten.clone.default, base, type=base.meta["type"], memory_format=torch.contiguous_format)
+
+
+def _read_strided(emit: Emitter, value: Value, parent: Value, base: fx.Node) -> fx.Node:
+    place = [argument(value, position, name) for position, name in enumerate(_STRIDED)]
+    return emit.call(aten.as_strided.default, _row_major(emit, base), *map(emit.decode, place), type=value.type)
+
+
+def _write_strided(emit: Emitter, value: Value, parent: Value, base: fx.Node, new: fx.Node) -> fx.Node:
+    place = [argument(value, position, name) for position, name in enumerate(_STRIDED)]
+    operands = (_row_major(emit, base), new)
+    return emit.call(aten.as_strided_scatter.default, *operands, *map(emit.decode, place), type=parent.type)
+
+
+_STRIDED = ("size", "stride", "storage_offset")
+
 _READERS: dict[Any, Reader] = {
     **dict.fromkeys(_RESHAPES, read_reshape),
     **dict.fromkeys((aten.permute, aten.t, aten.transpose), _read_permute),
@@ -196,6 +216,7 @@ _READERS: dict[Any, Reader] = {
     **dict.fromkeys((aten.select, aten.unbind), _read_select),
     aten.expand: _read_expand,
     aten.slice: _read_slice,
+    aten.as_strided: _read_strided,
 }
 _WRITERS: dict[Any, Writer] = {
     **dict.fromkeys(_RESHAPES, _write_reshape),
@@ -205,5 +226,6 @@ _WRITERS: dict[Any, Writer] = {
     **dict.fromkeys((aten.select, aten.unbind), _write_select),
     aten.expand: _write_expand,
     aten.slice: _write_slice,
+    aten.as_strided: _write_strided,
     aten.diagonal: _write_diagonal,
 }

@@ -101,4 +101,5 @@ pointwise(
     2,
     linear=[{0}],
 )
+pointwise("rrelu_with_noise_backward", 3, linear=[{0}])
 pointwise("_prelu_kernel_backward", 3, linear=[{0}], results=2)

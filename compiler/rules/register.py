@@ -11,6 +11,7 @@ import torch
 from torch import fx
 
 from monarch.compiler.errors import RuleError
+from monarch.compiler.ops import out_of_place
 from monarch.compiler.rules.call import Call, ShapeOf, called_op, lookup, result_types
 from monarch.compiler.rules.line import Line, LineError, bind, line, parse_line
 from monarch.compiler.rules.rule import Rule
@@ -94,8 +95,8 @@ def rule_for(node: fx.Node, shape_of: ShapeOf) -> Rule:
     """
     found = lookup(_RULES, called_op(node))
     call = Call.of(node, shape_of)
-    if found is None:
-        return whole_rule(call, "it has no sharding rule")
+    if found is None or (callable(found) and node.target is out_of_place):
+        return whole_rule(call, "it has no sharding rule")  # none that knows the call out of place
     try:
         return _rule_of(found, call)
     except LineError as error:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from monarch.compiler.errors import RuleError
-from monarch.compiler.rules.call import Call
+from monarch.compiler.rules.call import Call, called_op, op_name
 from monarch.compiler.rules.rule import Rule
 
 
@@ -17,7 +17,7 @@ def whole_rule(call: Call, reason: str) -> Rule:
     """The rule of a call that every worker computes whole, for this `reason`.
 
     Raises RuleError for an op that draws random numbers: each worker would draw its own."""
-    if torch.Tag.nondeterministic_seeded in getattr(call.target, "tags", ()):
+    if torch.Tag.nondeterministic_seeded in getattr(called_op(call.node), "tags", ()):
         raise draws_numbers(call)
     operands = tuple(((),) * len(shape) for shape in call.shapes)
     results = tuple(None if shape is None else ((),) * len(shape) for shape in call.results)
@@ -27,7 +27,7 @@ def whole_rule(call: Call, reason: str) -> Rule:
 def draws_numbers(call: Call) -> RuleError:
     """The error for an op that draws random numbers by itself."""
     return RuleError(
-        f"{call.name} draws random numbers of its own, which would differ from worker to worker",
+        f"{op_name(called_op(call.node))} draws random numbers of its own, which would differ from worker to worker",
         hint=(
             "Random numbers that are the same on any mesh come from the op `random`, which tracing puts in place of\n"
             "torch's: decompose this op into it, or turn its dropout off."

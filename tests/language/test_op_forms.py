@@ -1,0 +1,100 @@
+"""Forms of ATen calls that the graph has no op for: in place, in place for shapes, strided, sparse, data-dependent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from monarch.compiler.pipeline import partition_graph
+from monarch.compiler.reference import run_reference
+from monarch.language import Mesh, distribute, program
+from monarch.language.errors import OperatorError
+
+MESH = Mesh.abstract(data=2)
+
+
+def made_by(function: Callable[..., Any], x: torch.Tensor) -> Any:
+    placed = distribute(x, MESH, ["data", *[None] * (x.ndim - 1)])
+    graph = partition_graph(program(mesh=MESH)(function).trace(placed).graph)
+    return run_reference(graph, {0: x, **{node.meta["label"]: 1 for node in graph.placeholders[1:]}})[0]
+
+
+def in_place_power(x: torch.Tensor) -> Any:
+    y = x.abs() + 1
+    y.pow_(3)
+    y.pow_(x.abs())
+    y.floor_divide_(x.abs() + 1)
+    return (y,)
+
+
+def squeezed_in_place(x: torch.Tensor) -> Any:
+    x = x * 1
+    y = x.unsqueeze_(1).squeeze_(1)
+    y.mul_(2)
+    z = y.unsqueeze_(0)
+    z[0, 1].add_(3)
+    return x, y, z.transpose_(1, 2), torch.quantile(x, 0.3), torch.ones(4) @ x[0]
+
+
+def squeezed_in_place_under_autograd(x: torch.Tensor) -> Any:
+    x = x.detach().clone().requires_grad_()
+    y = (x * 2).unsqueeze(1)
+    y.squeeze_(1)
+    return torch.autograd.grad((y * y).sum(), [x])
+
+
+def strided(x: torch.Tensor) -> Any:
+    x = x.t().contiguous()
+    part = x[1:].as_strided((2, 3), (1, 4), 2)
+    windows = x.flatten()[::2].contiguous().as_strided((3, 3), (2, 1))
+    seen = part * 2
+    part.add_(10)
+    return x, seen, windows, x.as_strided_scatter(torch.ones(2), (2,), (5,), 1)
+
+
+def inference_batch_norm(x: torch.Tensor) -> Any:
+    mean, var = x.mean(0).detach(), x.var(0).detach()
+    made = torch.ops.aten._native_batch_norm_legit(x, None, None, mean, var, False, 0.1, 1e-5)
+    return made[0], mean, var
+
+
+@pytest.mark.parametrize(
+    "function",
+    [in_place_power, squeezed_in_place, squeezed_in_place_under_autograd, strided, inference_batch_norm],
+    ids=lambda function: function.__name__,
+)
+def test_it_is_what_pytorch_computes(function: Callable[..., Any]) -> None:
+    x = torch.randn(4, 4)
+    for one, other in zip(made_by(function, x), function(x), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_rrelu_draws_slopes_and_keeps_them_for_the_gradient() -> None:
+    def step(x: torch.Tensor) -> Any:
+        x = x.detach().requires_grad_()
+        y = F.rrelu(x, 0.1, 0.3, training=True)
+        return y, *torch.autograd.grad(y.sum(), [x])
+
+    x = -torch.rand(8, 8) - 0.5
+    y, slopes = made_by(step, x)
+    torch.testing.assert_close(y, x * slopes)
+    assert ((slopes >= 0.1) & (slopes <= 0.3)).all() and slopes.unique().numel() > 8
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (lambda x: x.nonzero(), r"aten.nonzero gives a tensor whose shape depends on values[\s\S]*torch.where"),
+        (lambda x: x.unique(), "gives a tensor whose shape depends on values"),
+        (lambda x: x.to_sparse(), "aten._to_sparse gives a sparse tensor"),
+        (lambda x: x.t().clone().as_strided((2,), (1,)), r"as_strided of a tensor with strides \(1, 4\)"),
+        (lambda x: x.squeeze_(), "squeeze_ changes a tensor's shape in place"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_the_way_out(function: Callable[..., Any], words: str) -> None:
+    with pytest.raises(OperatorError, match=words):
+        made_by(function, torch.randn(4, 4))

@@ -1,0 +1,36 @@
+"""A seeded sample of PyTorch's op database: nothing in it is wrong. `make test-ops` plays all of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.ops.__main__ import text
+from tests.ops.scoreboard import REFUSED, RIGHT, WHOLE, WRONG, Entry, entries, full_name, play, sample_of
+
+CHOSEN = "addmm cumsum index_put matmul nn.functional.layer_norm nn.functional.rrelu cdist pow as_strided".split()
+"""Entries that were wrong once, or that show an outcome each."""
+
+
+@pytest.mark.parametrize("op", sample_of(45, seed=20261122), ids=full_name)
+def test_a_sample_is_not_wrong(op: object) -> None:
+    entry = play(op, samples=2)  # type: ignore[arg-type]
+    assert not entry.outcomes[WRONG], entry.reasons
+
+
+@pytest.mark.parametrize("name", CHOSEN)
+def test_chosen_entries_are_not_wrong(name: str) -> None:
+    (op,) = (op for op in entries([name]) if full_name(op) == name)
+    entry = play(op, samples=3)
+    assert entry.outcomes.total() and not entry.outcomes[WRONG], entry.reasons
+
+
+def test_the_table_counts_the_worst_outcome_of_each_entry() -> None:
+    right, part, wrong = Entry("a"), Entry("b"), Entry("c")
+    right.add(RIGHT)
+    part.add(WHOLE)
+    part.add(REFUSED, "it cannot be")
+    wrong.add(RIGHT)
+    wrong.add(WRONG, "x | y")
+    lines = text([right, part, wrong, Entry("none")], 1).splitlines()
+    assert "| right | 1 | 2 |" in lines and "| refused in part | 1 | |" in lines and "| wrong | 1 | 1 |" in lines
+    assert "| c | 1, 0, 0, 1 | x \\| y |" in lines
