@@ -5,7 +5,6 @@ from monarch.language import classes, foreach, random  # noqa: F401  isort: skip
 from monarch.language.constrain import layout
 from monarch.language.distribute import distribute, module_to_mesh
 from monarch.language.errors import OperatorError
-from monarch.language.hosts import HostMesh, hosts, this_host
 from monarch.language.mesh import Mesh
 from monarch.language.program import Program, Traced, program
 from monarch.language.random import manual_seed
@@ -13,16 +12,13 @@ from monarch.language.tensor import DistributedTensor
 
 __all__ = [
     "DistributedTensor",
-    "HostMesh",
     "Mesh",
     "OperatorError",
     "Program",
     "Traced",
     "distribute",
-    "hosts",
     "layout",
     "manual_seed",
     "module_to_mesh",
     "program",
-    "this_host",
 ]

@@ -15,7 +15,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from monarch.compiler.execution.factories import set_executor_factory, set_hosts_factory
+from monarch.compiler.execution.factories import set_executor_factory
 from monarch.compiler.kernels.templates import set_templates
 
 if TYPE_CHECKING:
@@ -40,17 +40,16 @@ if TYPE_CHECKING:
     from monarch.compiler.types import Layout, MeshSpec, TensorType
     from monarch.language import (
         DistributedTensor,
-        HostMesh,
         Mesh,
         distribute,
-        hosts,
         layout,
         manual_seed,
         module_to_mesh,
         program,
-        this_host,
     )
     from monarch.runtime.actors.functions import remote
+    from monarch.runtime.actors.hosts import hosts
+    from monarch.runtime.actors.meshes import HostMesh, this_host
 
 __version__ = "0.1.0"
 
@@ -74,17 +73,16 @@ _HOMES = {
     "monarch.compiler.types": ("Layout", "MeshSpec", "TensorType"),
     "monarch.language": (
         "DistributedTensor",
-        "HostMesh",
         "Mesh",
         "distribute",
-        "hosts",
         "layout",
         "manual_seed",
         "module_to_mesh",
         "program",
-        "this_host",
     ),
     "monarch.runtime.actors.functions": ("remote",),
+    "monarch.runtime.actors.hosts": ("hosts",),
+    "monarch.runtime.actors.meshes": ("HostMesh", "this_host"),
     "torch.distributed.tensor": ("Partial", "Replicate", "Shard"),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
@@ -150,16 +148,10 @@ def _start_local(mesh: MeshSpec) -> Any:
     return importlib.import_module("monarch.runtime").start_local(mesh)
 
 
-def _attach(**options: Any) -> Any:
-    """Attach hosts: a `Hosts`."""
-    return importlib.import_module("monarch.runtime.hosts.attach").attach(**options)
-
-
 def _templates() -> Any:
     """The library's kernels for whole ops, by op."""
     return importlib.import_module("monarch.stdlib.kernels.calls").TEMPLATES
 
 
 set_executor_factory(_start_local)
-set_hosts_factory(_attach)
 set_templates(_templates)

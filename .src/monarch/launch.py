@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from monarch.language import HostMesh
+from monarch.runtime.actors.hosts import mesh_of
+from monarch.runtime.actors.meshes import HostMesh
 from monarch.runtime.hosts.launch.launcher import launch
 from monarch.runtime.hosts.launch.local import LocalLauncher
 from monarch.runtime.hosts.launch.on_ray import RayLauncher
@@ -45,7 +46,7 @@ def ray(
     Raises MonarchError where there is no cluster, or not enough nodes, or a host does not start.
     """
     launcher = RayLauncher(nodes, cpus_per_node, gpus_per_node, resources_per_node, actor_options, imports, timeout)
-    return HostMesh(launch(launcher, trusted_network=trusted_network, transports=transports, fan_out=fan_out))
+    return mesh_of(launch(launcher, trusted_network=trusted_network, transports=transports, fan_out=fan_out))
 
 
 def local(
@@ -58,6 +59,6 @@ def local(
 ) -> HostMesh:
     """Hosts on this machine, over its loopback: to try out what is to run over several. They import these modules
     first. See `monarch.hosts`."""
-    return HostMesh(
+    return mesh_of(
         launch(LocalLauncher(hosts, imports), trusted_network=trusted_network, transports=transports, fan_out=fan_out)
     )

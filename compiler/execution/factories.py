@@ -1,21 +1,18 @@
-"""Who starts workers for a mesh, and attaches hosts. `monarch` says so on import, before torch is loaded: so this
-module loads nothing."""
+"""Who starts workers for a mesh. `monarch` says so on import, before torch is loaded: so this module loads nothing."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from monarch.compiler.execution.executor import Executor, Hosts, Procs
     from monarch.compiler.types import MeshSpec
 
     Factory = Callable[[MeshSpec], Executor]
-    Attach = Callable[..., Hosts]
 
 _factory: Factory | None = None
-_attach: Attach | None = None
 _instead = False
 _abstract_too = False
 
@@ -24,12 +21,6 @@ def set_executor_factory(factory: Factory) -> None:
     """Say how workers are started; `monarch` itself does so on import."""
     global _factory
     _factory = factory
-
-
-def set_hosts_factory(attach: Attach) -> None:
-    """Say how hosts are attached; `monarch` itself does so on import."""
-    global _attach
-    _attach = attach
 
 
 @contextmanager
@@ -55,10 +46,3 @@ def executor_for(mesh: MeshSpec, where: Hosts | Procs | None = None) -> Executor
     if _factory is None:
         raise RuntimeError("no runtime: import monarch first")
     return _factory(mesh) if where is None or _instead else where.start(mesh)
-
-
-def attach_hosts(**options: Any) -> Hosts:
-    """Attach hosts, with the options of `monarch.hosts`."""
-    if _attach is None:
-        raise RuntimeError("no runtime: import monarch first")
-    return _attach(**options)

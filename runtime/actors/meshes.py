@@ -10,14 +10,15 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast
 
 import cloudpickle
 
 from monarch.compiler.config import for_spawned
 from monarch.compiler.execution.executor import Executor
-from monarch.compiler.mesh import MeshAlgebra, Shape
-from monarch.compiler.plan import MeshSpec
+from monarch.compiler.execution.factories import executor_for
+from monarch.compiler.mesh import MeshAlgebra, MeshShapeError, Shape
+from monarch.compiler.plan import MeshSpec, MonarchError
 from monarch.runtime.actors import classes
 from monarch.runtime.actors.actor import Actor
 from monarch.runtime.actors.adverbs import attribute
@@ -53,6 +54,8 @@ if TYPE_CHECKING:
 
     from monarch.runtime.actors.channel import Port
     from monarch.runtime.actors.processes.process import Process
+    from monarch.runtime.hosts.attached import AttachedHosts
+    from monarch.runtime.hosts.launch.launcher import LaunchedHosts
 
 P = ParamSpec("P")
 A = TypeVar("A", bound=Actor)
@@ -111,37 +114,81 @@ def _done(several: Future[ValueMesh[None]]) -> Future[None]:
     return one
 
 
-class Attached(Protocol):
-    """What `monarch.hosts` gives."""
+class HostMesh(MeshAlgebra):
+    """Hosts, on which processes are spawned and the workers of programs run.
+
+        hosts = monarch.hosts(["node1:4242", "node2:4242"])     # {'hosts': 2}; this_host() is this one, {}
+        procs = hosts.spawn_procs(per_host={"gpus": 8})         # processes, for actors
+        mesh = Mesh(data=16, hosts=hosts)                       # workers, for programs
+
+    In the program that attached them, leaving a `with hosts:` block, `close`, or the end of this process ends what runs
+    on them for it; the hosts stay. Sent in a message, a host mesh is a reference, which can spawn processes.
+    """
+
+    def __init__(
+        self, shape: Shape, agents: tuple[str, ...] | None = None, attached: AttachedHosts | LaunchedHosts | None = None
+    ) -> None:
+        """`agents` are those of all base ranks, `attached` how the program reaches them. An agent is made on attached
+        hosts, or on this one if there are none, when the first processes are spawned."""
+        self._shape = shape
+        self._known = agents
+        self._attached = attached
 
     @property
-    def attached(self) -> object: ...
+    def _agents(self) -> tuple[str, ...]:
+        """Raises MonarchError where an agent cannot be made or reached."""
+        if self._known is None:
+            process, attached = current.process(), self._attached
+            self._known = (_own_host(process),) if attached is None else process.agents_on(attached.attached)
+        return self._known
 
+    def _reached(self) -> tuple[str, ...]:
+        """How each of all base ranks is reached: see `addresses`."""
+        if self._attached is not None:
+            return self._attached.addresses
+        ports = (port_of(agent) if host_of(agent) else None for agent in self._known or ("",))
+        return tuple(f"{port[0]}:{port[1]}" if port else "" for port in ports)
 
-class HostMesh(MeshAlgebra):
-    """Hosts, on which processes can be spawned."""
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """How each host is reached, as `monarch.hosts` was told; of the program's own, one that is empty."""
+        reached = self._reached()
+        return tuple(reached[base] for base in self._shape.ndslice)
 
-    def __init__(self, shape: Shape, agents: tuple[str, ...]) -> None:
-        self._shape = shape
-        self._agents = agents
+    def start(self, mesh: MeshSpec) -> Executor:
+        """Start a program's workers on these hosts, equal blocks of them in order: what `Mesh(..., hosts=hosts)` does.
 
-    @staticmethod
-    def of(hosts: Attached) -> HostMesh:
-        """Attached hosts, with the dim `hosts`: `HostMesh.of(monarch.hosts(["node1:4242", "node2:4242"]))`.
-
-        Makes an agent for the program's actors on each, unless that was done before. Raises MonarchError where one
-        cannot be made or reached, RuntimeError within an actor.
+        Raises MonarchError where they cannot be started, for a part of the attached hosts, and where hosts that another
+        process attached were sent here.
         """
-        from monarch.runtime.actors.processes.host import Root
-        from monarch.runtime.hosts.attached import AttachedHosts
+        if self._attached is not None:
+            if self._shape.ranks() != list(range(len(self._attached.addresses))):
+                raise MonarchError(
+                    f"cannot run a program on {self!r}: it is a part of {len(self._attached.addresses)} attached hosts",
+                    hint="attach those hosts by themselves: monarch.hosts([...]).",
+                )
+            return self._attached.start(mesh)
+        process = current.started()
+        if self._known is not None and (process is None or self._known != (_own_host(process),)):
+            raise MonarchError(
+                f"cannot run a program on {self!r}: this process did not attach these hosts",
+                hint="make the mesh in the process that called monarch.hosts, or attach the hosts here too.",
+            )
+        return executor_for(mesh)
 
-        if not isinstance(hosts.attached, AttachedHosts):
-            return this_host()
-        root = current.process()
-        if not isinstance(root, Root):
-            raise RuntimeError("hosts are attached by the program itself: hand their mesh to the actor")
-        agents = root.other_hosts.attach(hosts.attached)
-        return HostMesh(Shape.of({"hosts": len(agents)}), agents)
+    def close(self) -> None:
+        """End what runs on attached hosts for this process, and let them go. Idempotent. Raises MonarchError for a part
+        of them."""
+        if self._attached is not None:
+            if len(self) != len(self._attached.addresses):
+                raise MonarchError(f"{self!r} is a part of {len(self._attached.addresses)} hosts: close the whole")
+            self._attached.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
 
     def spawn_procs(
         self,
@@ -157,7 +204,7 @@ class HostMesh(MeshAlgebra):
         """
         dims = dict(per_host or {})
         if twice := dims.keys() & self.extent.keys():
-            raise ValueError(f"the dim '{min(twice)}' counts the hosts: call what is on each host otherwise")
+            raise MeshShapeError(f"the dim '{min(twice)}' counts the hosts: call what is on each host otherwise")
         shape = Shape.of({**self.extent, **dims})
         instance = current.context().actor_instance
         process = instance._process
@@ -188,17 +235,17 @@ class HostMesh(MeshAlgebra):
         return mesh
 
     def _over(self, shape: Shape) -> HostMesh:
-        return HostMesh(shape, self._agents)
+        return HostMesh(shape, self._known, self._attached)
 
     def _describe(self, base: int) -> str:
-        agent = self._agents[base]
-        return port_of(agent)[0] if host_of(agent) else os.uname().nodename
+        return self._reached()[base] or os.uname().nodename
 
     def __reduce__(self) -> tuple[type[HostMesh], tuple[Shape, tuple[str, ...]]]:
         return HostMesh, (self._shape, self._agents)
 
     def __repr__(self) -> str:
-        return f"HostMesh({self.extent})"
+        dims = f"{self.extent}: " if self.extent else ""
+        return f"HostMesh({dims}{', '.join(address or 'this host' for address in self.addresses)})"
 
 
 class ProcMesh(_Owned):
@@ -538,8 +585,9 @@ def _own_host(process: Process) -> str:
 
 
 def this_host() -> HostMesh:
-    """The host that this process runs on. Its extent is `{}`."""
-    return HostMesh(Shape.unity(), (_own_host(current.process()),))
+    """The host that this process runs on. Its extent is `{}`. Starts nothing by itself."""
+    process = current.started()
+    return HostMesh(Shape.unity(), None if process is None else (_own_host(process),))
 
 
 def this_proc() -> ProcMesh:

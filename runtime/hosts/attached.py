@@ -28,6 +28,11 @@ class AttachedHosts:
         self._connect = connect
 
     @property
+    def attached(self) -> AttachedHosts:
+        """These, as `LaunchedHosts` have them too."""
+        return self
+
+    @property
     def addresses(self) -> tuple[str, ...]:
         return tuple(host.address for host in self.tree.hosts)
 

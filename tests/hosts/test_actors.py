@@ -39,7 +39,7 @@ def two(namespaces: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 def hosts(two: Cluster) -> Iterator[HostMesh]:
     RDMABuffer(torch.zeros(1)).drop().get(WAIT)  # this process' endpoint is there before
     with monarch.hosts(two.addresses, tls=two.tls) as attached:
-        yield HostMesh.of(attached)
+        yield attached
 
 
 def test_calls_go_to_and_between_hosts(two: Cluster, hosts: HostMesh) -> None:
@@ -101,7 +101,7 @@ def test_a_cut_cable_ends_calls(two_hosts: Network, tmp_path: Path, faults: queu
         cluster(two_hosts, tmp_path) as fragile,
         monarch.hosts(fragile.addresses, tls=fragile.tls, timeout=6.0) as attached,
     ):
-        _, peers, one, other = pair(HostMesh.of(attached))
+        _, peers, one, other = pair(attached)
         pids = [pid for _, _, pid in peers.where.call().get(WAIT).values()]
         waiting = [other.wait.call_one(), one.ask.call_one(other)]
         fragile.network.cut(fragile.hosts[1])

@@ -15,9 +15,10 @@ import pytest
 import torch
 
 import monarch
+from monarch import HostMesh
 from monarch.compiler.plan import DeviceMeshError, MeshSpec, MonarchError
 from monarch.compiler.plan.options import CompileOptions
-from monarch.language import HostMesh
+from monarch.distributed import Mesh
 from tests.hosts.cluster import Cluster, cluster
 from tests.hosts.network import Network, network
 from tests.runtime.building import Building, each, whole
@@ -173,6 +174,5 @@ def test_what_cannot_be_started_says_why(two: Cluster) -> None:
             MonarchError, match=rf"cannot start mesh<w=1000> on host {two.hosts[0].address[:-1]}.*500 workers"
         ):
             hosts.start(MeshSpec.of(w=1000))
-        with hosts.spawn_procs({"gpus": 2}) as mesh:
-            assert mesh.shape == (2, 2) and mesh.mesh_dim_names == ("hosts", "gpus")
+        with Mesh(shape=(2, 2), mesh_dim_names=("hosts", "gpus"), hosts=hosts) as mesh:
             assert monarch.distribute(torch.ones(4), mesh, [["hosts", "gpus"]]).sum().item() == 4

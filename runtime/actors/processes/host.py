@@ -357,6 +357,9 @@ class Root(Process):
         else:
             super().unreached(address, why)
 
+    def agents_on(self, attached: AttachedHosts) -> tuple[str, ...]:
+        return self.other_hosts.attach(attached)
+
     def attached_with(self, agents: tuple[str, ...]) -> AttachedHosts | None:
         return self.other_hosts.attached_with(agents)
 

@@ -465,6 +465,13 @@ class Process:
         """Have the root print a line of a process that it has not started itself."""
         self.router.send(self.group.root, (OUTPUT, error, line), EMPTY)
 
+    def agents_on(self, attached: AttachedHosts) -> tuple[str, ...]:
+        """The addresses of the agents on attached hosts, which are made where there are none. Raises MonarchError where
+        one cannot be made or reached, RuntimeError in a process that was spawned."""
+        raise RuntimeError(
+            "the program itself spawns processes on the hosts that it attached: send their mesh to actors"
+        )
+
     def attached_with(self, agents: tuple[str, ...]) -> AttachedHosts | None:
         """The hosts that this process has attached together, and that have these agents, in order."""
         return None

@@ -60,14 +60,14 @@ class LaunchedHosts:
 
     def __init__(self, launcher: Launcher, attached: AttachedHosts, undo: ExitStack) -> None:
         self._launcher = launcher
-        self._attached = attached
+        self.attached = attached
         self._undo = undo
         self._owner = os.getpid()
         atexit.register(self.close)
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        return self._attached.addresses
+        return self.attached.addresses
 
     def start(self, mesh: MeshSpec) -> Executor:
         for number, how in self._launcher.ended().items():
@@ -75,7 +75,7 @@ class LaunchedHosts:
                 f"host {number} ({self.addresses[number]}) is gone: {how}",
                 hint="hosts that are lost stay lost: launch them anew.",
             )
-        return self._attached.start(mesh)
+        return self.attached.start(mesh)
 
     def close(self) -> None:
         """End the agents. In a forked child of the process that launched them: nothing."""

@@ -171,7 +171,7 @@ def members(mesh: MeshAlgebra) -> list[int]:
     if isinstance(mesh, Mesh):
         return mesh.ranks
     shown = [line.split()[-1] for line in mesh.to_table().splitlines()[1:]]
-    return [int(re.findall(r"\d+", each)[-1]) for each in shown]
+    return [int(re.findall(r"\d+", each)[0]) for each in shown]
 
 
 Change = Callable[[Any], Any]

@@ -17,8 +17,10 @@ import pytest
 import torch
 
 import monarch
+from monarch import MonarchError
 from monarch.actor import (
     Actor,
+    ActorError,
     Channel,
     HostMesh,
     MeshFailure,
@@ -30,6 +32,7 @@ from monarch.actor import (
     get_or_spawn_controller,
     this_host,
 )
+from monarch.distributed import Mesh
 from monarch.rdma import RDMABuffer
 from monarch.runtime.actors.debugging.console import Console
 from monarch.runtime.actors.debugging.debugger import desk
@@ -53,7 +56,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
 @pytest.fixture
 def hosts(two: Hosts) -> Iterator[HostMesh]:
     with monarch.hosts(two.addresses, token=TOKEN) as attached:
-        yield HostMesh.of(attached)
+        yield attached
 
 
 class Peer(Actor):
@@ -240,15 +243,47 @@ def test_settings_reach_processes_on_all_hosts(hosts: HostMesh, monkeypatch: pyt
 
 def test_programs_run_on_the_same_hosts(two: Hosts) -> None:
     with monarch.hosts(two.addresses, token=TOKEN) as attached:
-        _, peers, one, _ = pair(HostMesh.of(attached))
-        with attached.spawn_procs() as mesh:
+        _, peers, one, _ = pair(attached)
+        with Mesh(shape=(2,), mesh_dim_names=("hosts",), hosts=attached) as mesh:
             x = monarch.distribute(torch.arange(4.0), mesh, ["hosts"])
             assert x.sum().item() == 6
             assert one.double.call_one(torch.ones(2)).get(WAIT).tolist() == [2, 2]
         assert one.heard.call_one().get(WAIT) == []
-        assert dict(HostMesh.of(attached).extent) == {"hosts": 2}  # the same agents
         peers.stop().get(WAIT)
-    assert HostMesh.of(monarch.this_host()).extent == this_host().extent
+
+
+class Caller(Actor):
+    """What has got a mesh of hosts in a message."""
+
+    @endpoint
+    def spawn_on(self, hosts: HostMesh) -> tuple[tuple[str, ...], str]:
+        peer: Peer = hosts.spawn_procs().spawn("peer", Peer)
+        return hosts.addresses, peer.where.call_one().get(WAIT)[1]
+
+    @endpoint
+    def start_on(self, hosts: HostMesh) -> None:
+        Mesh(data=1, hosts=hosts).executor  # noqa: B018
+
+
+def test_there_is_one_host_mesh(two: Hosts) -> None:
+    """Attached hosts run programs and spawn processes; slices and references spawn processes, and refuse programs."""
+    assert monarch.HostMesh is HostMesh and monarch.this_host is this_host
+    with monarch.hosts(two.addresses, token=TOKEN) as hosts:
+        assert repr(hosts) == f"HostMesh({{'hosts': 2}}: {', '.join(two.addresses)})"
+        second = hosts.slice(hosts=-1)
+        assert second.addresses == (two.addresses[1],) and repr(second) == f"HostMesh({two.addresses[1]})"
+        assert [line.split()[-1] for line in hosts.to_table().splitlines()] == ["value", *two.addresses]
+        with pytest.raises(MonarchError, match="a part of 2 attached hosts"):
+            Mesh(data=2, hosts=second).executor  # noqa: B018
+        with pytest.raises(MonarchError, match="a part of 2 hosts: close the whole"):
+            second.close()
+        with Mesh(data=2, hosts=hosts.rename(hosts="nodes")) as mesh:
+            assert monarch.distribute(torch.arange(4.0), mesh, "[@data]").sum().item() == 6
+        caller = this_host().spawn_procs().spawn("caller", Caller)
+        reached, place = caller.spawn_on.call_one(second).get(WAIT)
+        assert reached == (f"127.0.0.1:{port_of(place)[1]}",)
+        with pytest.raises(ActorError, match="this process did not attach these hosts"):
+            caller.start_on.call_one(second).get(WAIT)
 
 
 def test_what_they_print_is_printed_here(hosts: HostMesh, capfd: pytest.CaptureFixture[str]) -> None:
@@ -345,7 +380,7 @@ def gone(pid: int) -> None:
 
 def test_a_host_that_is_lost_ends_what_runs_there(tmp_path: Path, faults: queue.SimpleQueue[MeshFailure]) -> None:
     with hosts_here(2, tmp_path) as two, monarch.hosts(two.addresses, token=TOKEN) as attached:
-        _, peers, one, other = pair(HostMesh.of(attached))
+        _, peers, one, other = pair(attached)
         _, _, pid = other.where.call_one().get(WAIT)
         waiting = other.wait.call_one()
         two.running[1].kill()
@@ -361,7 +396,7 @@ def test_a_host_that_is_lost_ends_what_runs_there(tmp_path: Path, faults: queue.
 
 def test_detaching_hosts_ends_their_processes_and_is_no_failure(two: Hosts) -> None:
     with monarch.hosts(two.addresses, token=TOKEN) as attached:
-        _, peers, one, _ = pair(HostMesh.of(attached))
+        _, peers, one, _ = pair(attached)
         pids = [pid for _, _, pid in peers.where.call().get(WAIT).values()]
         waiting = one.wait.call_one()
     with pytest.raises(SupervisionError, match="its host was detached"):
@@ -401,7 +436,7 @@ import sys, signal
 import monarch
 from monarch.actor import HostMesh, this_host
 from tests.runtime.actors.test_hosts import Peer, TOKEN
-hosts = HostMesh.of(monarch.hosts(sys.argv[1:], token=TOKEN))
+hosts = monarch.hosts(sys.argv[1:], token=TOKEN)
 peers = hosts.spawn_procs(per_host={"gpus": 2}).spawn("peer", Peer)
 print(*[pid for _, _, pid in peers.where.call().get().values()], flush=True)
 signal.pause()

@@ -15,7 +15,7 @@ import torch
 
 import monarch
 from monarch import DeviceMeshError, MonarchError
-from monarch.actor import Actor, HostMesh, MeshFailure, ProcMesh, endpoint, this_host
+from monarch.actor import Actor, MeshFailure, ProcMesh, endpoint, this_host
 from monarch.distributed import Mesh
 from tests.runtime.actors.agents import TOKEN, Hosts, hosts_here
 from tests.runtime.actors.conftest import WAIT
@@ -31,7 +31,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
 @pytest.fixture
 def procs(two: Hosts) -> Iterator[ProcMesh]:
     with monarch.hosts(two.addresses, token=TOKEN) as attached:
-        yield HostMesh.of(attached).spawn_procs({"gpus": 2}, name="crew")
+        yield attached.spawn_procs({"gpus": 2}, name="crew")
 
 
 class Threads(Actor):
@@ -100,7 +100,7 @@ def test_a_bootstrap_that_takes_long_holds_up_no_other_mesh(two: Hosts, tmp_path
             sums.append(monarch.distribute(torch.ones(4), mesh).sum().item())
 
     with monarch.hosts(two.addresses, token=TOKEN) as attached:
-        slow = HostMesh.of(attached).spawn_procs({"gpus": 1}, bootstrap=partial(until, str(path)))
+        slow = attached.spawn_procs({"gpus": 1}, bootstrap=partial(until, str(path)))
         starting = threading.Thread(target=use, args=(Mesh(procs=slow),))
         starting.start()
         for _ in range(3):

@@ -44,7 +44,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
 @pytest.fixture
 def hosts(two: Hosts) -> Iterator[HostMesh]:
     with monarch.hosts(two.addresses, token=TOKEN) as attached:
-        yield HostMesh.of(attached)
+        yield attached
 
 
 class Peer(Actor):
@@ -300,7 +300,7 @@ def test_where_a_connection_to_an_agent_breaks_the_calls_by_way_of_it_fail(hosts
 
 def test_where_it_was_asked_by_way_of_another_too(tmp_path: Path) -> None:
     with hosts_here(3, tmp_path) as three, monarch.hosts(three.addresses, token=TOKEN) as attached:
-        hosts = HostMesh.of(attached)
+        hosts = attached
         peers = spawn(hosts)
         sender = hosts.slice(hosts=0).spawn_procs().spawn("sender", Peer)
         others = peers.slice(hosts=slice(1, 3))  # type: ignore[attr-defined]
@@ -362,7 +362,7 @@ def test_to_many_hosts_it_goes_along_a_tree_of_them(
     with hosts_here(3, tmp_path) as three, monarch.hosts(three.addresses, token=TOKEN) as attached:
         size = 8 << 20
         x = torch.ones(size // 4)
-        peers = spawn(HostMesh.of(attached), x)
+        peers = spawn(attached, x)
         assert peers.total.call().get(WAIT).values() == [size / 4] * 6
         sent.clear()
         assert peers.add.call(x).get(WAIT).values() == [1.0 + rank for rank in range(6)]

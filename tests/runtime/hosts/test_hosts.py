@@ -9,6 +9,7 @@ import torch
 
 import monarch
 from monarch.compiler.plan import MonarchError
+from monarch.distributed import Mesh
 from monarch.runtime.control.certificates import make_certificates
 from monarch.runtime.control.security import Security
 from monarch.runtime.hosts.attach import default_transports, security_from
@@ -47,7 +48,7 @@ def test_a_transport_that_there_is_not() -> None:
 
 
 def test_this_host_needs_no_port() -> None:
-    with monarch.this_host() as here, here.spawn_procs({"gpus": 2}) as mesh:
+    with monarch.this_host() as here, Mesh(gpus=2, hosts=here) as mesh:
         assert repr(here) == "HostMesh(this host)" and len(here) == 1
-        assert mesh.mesh_dim_names == ("gpus",)
+        assert here.addresses == ("",) and dict(here.extent) == {}
         assert monarch.distribute(torch.tensor([1.0, 2.0]), mesh, ["gpus"]).sum().item() == 3

@@ -10,7 +10,6 @@ from monarch.actor import (
     Accumulator,
     Actor,
     Channel,
-    HostMesh,
     MeshFailure,
     Port,
     as_endpoint,
@@ -94,7 +93,7 @@ controller = get_or_spawn_controller("server", Server)
 reveal_type(controller.get())  # Server
 
 
-reveal_type(HostMesh.of(monarch.hosts("hosts.txt")).spawn_procs())  # ProcMesh
+reveal_type(monarch.hosts("hosts.txt").spawn_procs())  # ProcMesh
 
 
 async def main() -> None:

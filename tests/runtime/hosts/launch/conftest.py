@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import monarch.launch
-from monarch.language import HostMesh
+from monarch import HostMesh
 
 HEAD, OTHER = "127.0.0.2", "127.0.0.3"  # Ray takes 127.0.0.1 for the machine's address in the network
 CLUSTER = f"""

@@ -14,7 +14,7 @@ LAUNCH = """
 import os, signal, sys
 import monarch.launch
 hosts = monarch.launch.local(1)
-print(*(info.pid for info in hosts._attached._attached.tree.hosts), flush=True)
+print(*(info.pid for info in hosts._attached.attached.tree.hosts), flush=True)
 sys.stdin.readline()
 """
 

@@ -12,10 +12,11 @@ import pytest
 import torch
 
 import monarch
-from monarch import DeviceMeshError, MonarchError
+from monarch import DeviceMeshError, HostMesh, MonarchError
 from monarch.compiler.cli.load import import_file
 from monarch.distributed import Mesh
-from monarch.language import HostMesh
+from monarch.runtime.actors.messages.address import host_of
+from monarch.runtime.actors.processes import current
 from monarch.runtime.hosts.launch.agent import AgentProcess
 from monarch.runtime.hosts.launch.launcher import Credentials, LaunchedHosts
 from tests.runtime.hosts.launch.conftest import Launch
@@ -28,7 +29,7 @@ def launched(hosts: HostMesh) -> LaunchedHosts:
 
 def pids(hosts: HostMesh) -> list[int]:
     """The agents' processes."""
-    return [info.pid for info in launched(hosts)._attached.tree.hosts]
+    return [info.pid for info in launched(hosts).attached.tree.hosts]
 
 
 @contextmanager
@@ -90,6 +91,17 @@ def test_hosts_know_the_ops_of_what_they_import(launch: Launch, own_ops: str) ->
     with launch(2, imports=[own_ops]) as hosts, Mesh(data=2, hosts=hosts) as mesh:
         there = monarch.distribute(torch.ones(4), mesh, "[@data]")
         assert torch.ops.launchtest.twice(there).full_tensor().tolist() == [2] * 4
+
+
+def host() -> str:
+    """The tag of the host that this process runs on."""
+    return host_of(current.process().address)
+
+
+def test_actors_run_on_launched_hosts(launch: Launch) -> None:
+    with launch(2) as hosts, hosts.spawn_procs().activate():
+        first, second = monarch.remote(host).call().get(60).values()
+        assert first and second and first != second
 
 
 def test_workers_have_the_settings_of_the_program(launch: Launch, own_ops: str) -> None:
