@@ -47,6 +47,7 @@ from torch.fx import Graph as FxGraph
 from torch.fx import Node
 
 from monarch.compiler.errors import Source
+from monarch.compiler.shown import text_of
 from monarch.compiler.types import MeshSpec, TensorType
 
 Types = TensorType | tuple[TensorType | None, ...] | None
@@ -139,9 +140,7 @@ class Graph:
         return copy
 
     def __str__(self) -> str:
-        from monarch.compiler.text import print_graph
-
-        return print_graph(self)
+        return text_of(self)
 
 
 def args_of(node: Node) -> tuple[Any, ...]:

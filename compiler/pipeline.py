@@ -14,6 +14,9 @@ from monarch.compiler.context import Context, Pass
 from monarch.compiler.errors import GraphError, MonarchError
 from monarch.compiler.graph import Graph
 from monarch.compiler.kernels.fuse import FuseKernels
+from monarch.compiler.kernels.products import FuseProducts
+from monarch.compiler.kernels.triton.ahead import triton_version, with_binaries
+from monarch.compiler.kernels.triton.calls import calls_of
 from monarch.compiler.partition import PartitionByMesh, nesting_order
 from monarch.compiler.partition.decide import mark_traced
 from monarch.compiler.passes.collectives import JoinCollectives, SimplifyReductions
@@ -60,7 +63,7 @@ def lowering(context: Context) -> list[Pass]:
     options = context.options
     steps: list[Pass] = [FuseKernels()]
     if options.target != "cpu" and context.kernels != "off":
-        steps.append(_fuse_products())
+        steps.append(FuseProducts())
     steps.append(CommitLast())
     if options.memory_limit is not None:
         steps.append(Rematerialize())
@@ -73,12 +76,6 @@ def _partition_by_mesh(graph: Graph) -> list[Pass]:
     return [PartitionByMesh(dim) for dim in nesting_order(graph) if dim not in graph.partitioned]
 
 
-def _fuse_products() -> Pass:
-    from monarch.compiler.kernels.products import FuseProducts  # only GPUs need what it needs
-
-    return FuseProducts()
-
-
 PASSES: dict[str, Callable[[Graph], list[Pass]]] = {
     SimplifyViews.name: lambda graph: [SimplifyViews()],
     DecomposeSplit.name: lambda graph: [DecomposeSplit()],
@@ -87,7 +84,7 @@ PASSES: dict[str, Callable[[Graph], list[Pass]]] = {
     SimplifyReductions.name: lambda graph: [SimplifyReductions()],
     JoinCollectives.name: lambda graph: [JoinCollectives()],
     FuseKernels.name: lambda graph: [FuseKernels()],
-    "fuse-products": lambda graph: [_fuse_products()],
+    FuseProducts.name: lambda graph: [FuseProducts()],
     CommitLast.name: lambda graph: [CommitLast()],
     Rematerialize.name: lambda graph: [Rematerialize()],
     OverlapCollectives.name: lambda graph: [OverlapCollectives()],
@@ -96,7 +93,7 @@ PASSES: dict[str, Callable[[Graph], list[Pass]]] = {
 "partition-by-mesh"; two passes take something: "fuse-products=cuda:90" the GPU, "rematerialize=64MiB" the limit."""
 
 _TAKES = {
-    "fuse-products": ("a target that is a GPU", "=cuda:90"),
+    FuseProducts.name: ("a target that is a GPU", "=cuda:90"),
     Rematerialize.name: ("a limit", "=64MiB, or a number of bytes"),
 }
 
@@ -205,9 +202,6 @@ def compile_graph(
 
 def _with_binaries(plan: Plan, graph: Graph, when: str, seconds: dict[str, float], progress: Progress | None) -> Plan:
     """The plan with machine code for its kernels and templates, for a target that is a GPU."""
-    from monarch.compiler.kernels.triton.ahead import triton_version, with_binaries
-    from monarch.compiler.kernels.triton.calls import calls_of
-
     start = time.perf_counter()
     calls = calls_of(plan, graph, when) if triton_version() else []
     plan = with_binaries(

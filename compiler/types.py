@@ -22,6 +22,7 @@ import torch
 
 from monarch.compiler.errors import LayoutError
 from monarch.compiler.mesh import check_dims
+from monarch.compiler.shown import html_of
 
 Placement = int | str | None
 
@@ -217,11 +218,9 @@ class Layout:
         heads = ["" if names else "-" for names in self.shards]
         return self.dims_text(heads) + self.tail_text()
 
-    def _repr_html_(self) -> str:
-        """A drawing of a tensor that is cut so, for a notebook."""
-        from monarch.compiler.inspect.html import layout_html
-
-        return layout_html(self)
+    def _repr_html_(self) -> str | None:
+        """A drawing of a tensor with this layout, for a notebook."""
+        return html_of(self)
 
 
 @dataclass(frozen=True)
@@ -317,8 +316,6 @@ class TensorType:
     def __str__(self) -> str:
         return DTYPE_NAMES[self.dtype] + self.layout.dims_text(self.shape) + self.layout.tail_text()
 
-    def _repr_html_(self) -> str:
+    def _repr_html_(self) -> str | None:
         """A drawing of the tensor, for a notebook."""
-        from monarch.compiler.inspect.html import type_html
-
-        return type_html(self)
+        return html_of(self)

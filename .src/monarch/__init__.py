@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from monarch.compiler.execution.factories import set_executor_factory
 from monarch.compiler.kernels.templates import set_templates
+from monarch.compiler.shown import draw_with
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import Partial, Replicate, Shard
@@ -153,5 +154,11 @@ def _templates() -> Any:
     return importlib.import_module("monarch.stdlib.kernels.calls").TEMPLATES
 
 
+def _draw(value: Any) -> str:
+    """A layout's or tensor type's drawing, for a notebook."""
+    return importlib.import_module("monarch.compiler.inspect.html").html_of(value)
+
+
 set_executor_factory(_start_local)
 set_templates(_templates)
+draw_with(_draw)

@@ -163,6 +163,11 @@ def layout_html(layout: Layout) -> str:
     return _output(head, _cut(layout, None, sizes, hues, None), _key(layout, None, sizes, hues))
 
 
+def html_of(value: Layout | TensorType) -> str:
+    """The drawing of a layout or a tensor type."""
+    return layout_html(value) if isinstance(value, Layout) else type_html(value)
+
+
 def type_html(type: TensorType) -> str:
     """A tensor type as a drawing. Its mesh is not known."""
     hues = _hues(sorted(dict.fromkeys(type.layout.mesh_dims)))

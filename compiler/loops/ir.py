@@ -41,6 +41,7 @@ from functools import cached_property
 import torch
 
 from monarch.compiler.errors import MonarchError
+from monarch.compiler.shown import text_of
 from monarch.compiler.types import DTYPE_NAMES
 
 FLOATS = (torch.float32, torch.float64)
@@ -331,9 +332,7 @@ class Kernel:
         return tuple(tuple(_dtypes(self, nest)) for nest in self.nests)
 
     def __str__(self) -> str:
-        from monarch.compiler.loops.text import print_kernel
-
-        return print_kernel(self)
+        return text_of(self)
 
 
 def _dtypes(kernel: Kernel, nest: Nest) -> Iterator[torch.dtype | None]:

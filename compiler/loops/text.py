@@ -25,6 +25,7 @@ from monarch.compiler.loops.ir import (
     Statement,
     Store,
 )
+from monarch.compiler.shown import shows_as
 from monarch.compiler.types import DTYPE_NAMES, DTYPES
 
 MOST_CHARACTERS = 16_000_000
@@ -203,3 +204,6 @@ class _Reader:
         if not _LIST.fullmatch(text):
             self.fail(f"[{text:.60}] is no list of numbers")
         return tuple([int(number) for number in text.split(", ")])
+
+
+shows_as(Kernel, print_kernel)

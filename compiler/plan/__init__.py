@@ -5,8 +5,9 @@ Of the compiler the runtime imports this package, and little else; so what it ne
 
 from monarch.compiler.errors import DeviceIndexError, DeviceMeshError, LayoutError, MonarchError, PlanError, Source
 from monarch.compiler.ops import OPS
+from monarch.compiler.plan import file
 from monarch.compiler.plan.options import BACKENDS, TARGETS, CompileOptions, check_backend, check_target
-from monarch.compiler.plan.plan import Instruction, Plan, Region, Slot, ValueSpec
+from monarch.compiler.plan.plan import Instruction, Plan, Region, Slot, ValueSpec, set_files
 from monarch.compiler.plan.report import Alternative, Decision, Report, Value
 from monarch.compiler.plan.trace import Command, Handled, Span, Step, Trace, TracedPlan
 from monarch.compiler.sizes import format_bytes
@@ -48,3 +49,5 @@ __all__ = [
     "check_target",
     "format_bytes",
 ]
+
+set_files(file)

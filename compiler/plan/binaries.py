@@ -22,11 +22,11 @@ import torch
 from monarch.compiler.loops.ir import Buffer, Kernel
 from monarch.compiler.loops.text import parse_kernel, print_kernel
 from monarch.compiler.plan.container import dump_json, load_json
+from monarch.compiler.plan.plan import Plan, Slot
 from monarch.compiler.types import DTYPE_NAMES, DTYPES
 
 if TYPE_CHECKING:
     from monarch.compiler.plan.encode import Decoder
-    from monarch.compiler.plan.plan import Plan
 
 
 @dataclass(frozen=True)
@@ -134,8 +134,6 @@ class _Wrong(Exception):
 
 
 def _check_call(call: TemplateCall, plan: Plan) -> None:
-    from monarch.compiler.plan.plan import Slot
-
     if not _NAME.fullmatch(call.name) or len(call.why) > _MOST_TEXT:
         raise _Wrong("the name or reason of a template is none")
     if not call.instructions:

@@ -7,15 +7,17 @@ is as long for 4,096 workers as for two.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 
 from monarch.compiler.errors import Source
-from monarch.compiler.plan.binaries import KernelBinary
 from monarch.compiler.plan.options import CompileOptions
 from monarch.compiler.plan.report import Report
 from monarch.compiler.types import MeshSpec, TensorType
+
+if TYPE_CHECKING:
+    from monarch.compiler.plan.binaries import KernelBinary
 
 
 class Slot(NamedTuple):
@@ -129,14 +131,26 @@ class Plan:
 
     def save(self, path: str) -> None:
         """Write this plan as one `.mplan` file."""
-        from monarch.compiler.plan.file import save_plan
-
-        save_plan(self, path)
+        _files.save_plan(self, path)
 
     @staticmethod
     def load(path: str, *, report: bool = True) -> Plan:
         """Read a `.mplan` file; without its report, which only looking needs, in half the time. Raises PlanError where
         it is truncated, edited, of another version, or no plan at all."""
-        from monarch.compiler.plan.file import load_plan
+        return _files.load_plan(path, report=report)
 
-        return load_plan(path, report=report)
+
+class Files(Protocol):
+    """What writes plans as files, and reads them: the module `file`, which stands above this one."""
+
+    def save_plan(self, plan: Plan, path: str) -> None: ...
+    def load_plan(self, path: str, *, report: bool = True) -> Plan: ...
+
+
+_files: Files  # the package sets it, before anything can have a plan
+
+
+def set_files(files: Files) -> None:
+    """Say what writes and reads plans."""
+    global _files
+    _files = files

@@ -11,6 +11,7 @@ from torch import fx
 
 from monarch.compiler.errors import GraphError
 from monarch.compiler.graph import Graph
+from monarch.compiler.shown import shows_as
 from monarch.compiler.text.comment import print_comment
 from monarch.compiler.text.names import CONSTANT_NAMES, op_name
 from monarch.compiler.types import TensorType
@@ -130,3 +131,6 @@ def _argument(value: Any, node: fx.Node) -> str:
 
 def _string(text: str) -> str:
     return json.dumps(text, ensure_ascii=not text.isprintable())
+
+
+shows_as(Graph, print_graph)
