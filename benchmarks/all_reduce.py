@@ -18,7 +18,7 @@ import torch.multiprocessing as mp
 
 from benchmarks.measure import Row, duration, interleaved, seconds, table
 from monarch.compiler.plan import Instruction, Layout, MeshSpec, Plan, Slot, TensorType, ValueSpec
-from monarch.runtime import start_local
+from monarch.runtime.controller.executor import start_local
 
 WORKERS = 2
 SIZES = ((1 << 10, 200, 0.05), (64 << 10, 100, None), (1 << 20, 20, None), (16 << 20, 4, 0.25))

@@ -13,7 +13,7 @@ import torch
 
 from benchmarks.measure import Row, interleaved, seconds, table
 from monarch.compiler.plan import Instruction, MeshSpec, Plan, Slot, TensorType, ValueSpec
-from monarch.runtime import start_local
+from monarch.runtime.controller.executor import start_local
 
 WORKERS = 2
 COUNT = 300

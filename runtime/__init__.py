@@ -15,21 +15,3 @@ The folders, in the order in which they build on each other:
     hosts/        meshes on several hosts: a host's service, attaching to hosts, launching them, the doctor
     actors/       actors, their messages and their processes
 """
-
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from monarch.compiler.execution.executor import Executor
-    from monarch.compiler.plan import MeshSpec
-
-__all__ = ["start_local"]
-
-
-def start_local(mesh: MeshSpec) -> Executor:
-    """Start a worker process on this host for each place of `mesh`. Raises MonarchError where that is too many for the
-    machine's cores or memory."""
-    from monarch.runtime.controller.executor import MeshExecutor
-
-    return MeshExecutor(mesh)

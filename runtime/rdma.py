@@ -14,21 +14,22 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-import ssl
 import threading
 import time
 import weakref
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from monarch.compiler.plan import MonarchError
 from monarch.runtime.future import Future
-from monarch.runtime.transport import buffers
+from monarch.runtime.transport import buffers, reach
 from monarch.runtime.transport.cuda import driver, staging
-from monarch.runtime.transport.endpoint import PREFERENCE, Endpoint, Registration
+from monarch.runtime.transport.endpoint import Endpoint, Registration
 from monarch.runtime.transport.interface import AccessRefused, Address, LinkLost, Memory, Region, Work
+from monarch.runtime.transport.reach import configure
 from monarch.runtime.transport.stream import StreamLink
 
 __all__ = ["RDMAAction", "RDMABuffer", "Transfer", "configure", "endpoint"]
@@ -75,36 +76,7 @@ class _Process:
         return self.helpers
 
 
-_lock = threading.Lock()
 _process: _Process | None = None
-_options: dict[str, Any] = {}
-
-
-def configure(
-    *,
-    bind: str = "127.0.0.1",
-    advertise: str | None = None,
-    transports: Sequence[str] = PREFERENCE,
-    tls: tuple[ssl.SSLContext, ssl.SSLContext] | None = None,
-) -> None:
-    """How this process is reached: see `transport.endpoint.Endpoint`. Before the first buffer is made or used; without
-    this call, from processes on this machine only. Raises MonarchError where it comes too late."""
-    with _lock:
-        if _process is not None:
-            raise MonarchError(
-                "this process's endpoint exists already",
-                hint="Call monarch.rdma.configure before the first RDMABuffer is made or used.",
-            )
-        _options.update(bind=bind, advertise=advertise, transports=transports, tls=tls)
-
-
-def use_tls(tls: tuple[ssl.SSLContext, ssl.SSLContext] | None) -> None:
-    """For TCP connections of this process from now on, also where its endpoint exists already: the program attaches
-    hosts."""
-    with _lock:
-        _options["tls"] = tls
-        if _process is not None:
-            _process.endpoint.use_tls(tls)
 
 
 def endpoint() -> Endpoint:
@@ -116,18 +88,17 @@ def _here() -> _Process:
     global _process
     found = _process
     if found is None:
-        with _lock:
+        with reach.lock:
             found = _process
             if found is None:
                 secret = secrets.token_bytes(32)
-                found = _process = _Process(Endpoint(secret, **_options), secret)
+                found = _process = _Process(reach.make(partial(Endpoint, secret)), secret)
     return found
 
 
 def _after_fork() -> None:
-    global _process, _lock
+    global _process
     _process = None
-    _lock = threading.Lock()
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -146,7 +146,7 @@ def __dir__() -> list[str]:
 
 def _start_local(mesh: MeshSpec) -> Any:
     """Start workers on this host: an Executor. `language` asks for them through the Protocol, and knows no runtime."""
-    return importlib.import_module("monarch.runtime").start_local(mesh)
+    return importlib.import_module("monarch.runtime.controller.executor").start_local(mesh)
 
 
 def _templates() -> Any:

@@ -23,7 +23,7 @@ from monarch.runtime.actors.accumulate import Accumulator
 from monarch.runtime.actors.actor import Actor
 from monarch.runtime.actors.adverbs import Endpoint, as_endpoint, send
 from monarch.runtime.actors.channel import Channel, Port, PortReceiver
-from monarch.runtime.actors.debugging.console import debug
+from monarch.runtime.actors.debugging.debugger import debug
 from monarch.runtime.actors.debugging.stacks import report_slow_calls
 from monarch.runtime.actors.endpoint import concurrent_endpoint, endpoint
 from monarch.runtime.actors.errors import ActorError, MeshFailure, SupervisionError

@@ -5,15 +5,13 @@ from __future__ import annotations
 import inspect
 import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 from monarch.compiler.plan import MonarchError
 from monarch.runtime.actors.actor import Actor
 from monarch.runtime.actors.adverbs import Endpoint
 from monarch.runtime.actors.endpoint import concurrent_endpoint
-from monarch.runtime.actors.meshes import ProcMesh
+from monarch.runtime.actors.meshes import ProcMesh, active
 from monarch.runtime.actors.processes.current import context
 from monarch.runtime.actors.processes.instance import Instance
 from monarch.runtime.actors.values import ValueMesh
@@ -21,18 +19,6 @@ from monarch.runtime.future import Future
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-_active: ContextVar[ProcMesh | None] = ContextVar("monarch processes", default=None)
-
-
-@contextmanager
-def active(procs: ProcMesh) -> Iterator[None]:
-    """Within the block remote functions run in these processes."""
-    before = _active.set(procs)
-    try:
-        yield
-    finally:
-        _active.reset(before)
 
 
 class _Functions(Actor):
@@ -81,7 +67,7 @@ class Remote(Generic[P, R]):
             self._signature.bind(*args, **kwargs)
         except TypeError as error:
             raise TypeError(f"{self.__name__}{self._signature}: {error}") from None
-        procs = _active.get()
+        procs = active.get()
         if procs is None:
             raise MonarchError(
                 f"the remote function '{self.__name__}' has no processes to run in",

@@ -7,7 +7,8 @@ import math
 import os
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast
@@ -41,9 +42,9 @@ from monarch.runtime.actors.messages.protocol import (
     ReplyTo,
 )
 from monarch.runtime.actors.processes import current
+from monarch.runtime.actors.processes.group import Group
 from monarch.runtime.actors.processes.ownership import PlaceEnded
 from monarch.runtime.actors.processes.ports import All, Each, One, failing
-from monarch.runtime.actors.processes.process import Group
 from monarch.runtime.actors.processes.spreading import Audience
 from monarch.runtime.actors.shards import Shards
 from monarch.runtime.actors.values import ValueMesh
@@ -112,6 +113,10 @@ def _done(several: Future[ValueMesh[None]]) -> Future[None]:
 
     several.when_done(settle)
     return one
+
+
+active: ContextVar[ProcMesh | None] = ContextVar("monarch processes", default=None)
+"""The processes in which `monarch.remote` functions run."""
 
 
 class HostMesh(MeshAlgebra):
@@ -306,17 +311,18 @@ class ProcMesh(_Owned):
             process.supervision(PlaceEnded(actor_id, rank, MeshFailure(actor_id, name, rank, "its process is gone")))
         return cast(A, mesh)
 
-    def activate(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def activate(self) -> Iterator[None]:
         """Within the block `monarch.remote` functions run in these processes: `with procs.activate(): …`."""
-        from monarch.runtime.actors.functions import active
-
-        return active(self)
+        before = active.set(self)
+        try:
+            yield
+        finally:
+            active.reset(before)
 
     def start(self, mesh: MeshSpec) -> Executor:
         """Have a program's workers run in these processes: what `monarch.distributed.Mesh(procs=procs)` does."""
-        from monarch.runtime.actors.processes.programs import executor_in
-
-        return executor_in(current.process(), mesh, self._group, tuple(self._shape.ndslice), self.initialized)
+        return current.process().executor(mesh, self._group, tuple(self._shape.ndslice), self.initialized)
 
     def stop(self, reason: str = "it was stopped") -> Future[None]:
         """End the processes, their actors first. A future of the end; what does not end within 10 s is killed."""

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from monarch.compiler.execution.executor import Executor, Handle
 from monarch.compiler.plan import MonarchError, TensorType
 from monarch.runtime.actors.values import ValueMesh
+from monarch.runtime.controller.connection import Beside
+from monarch.runtime.controller.executor import MeshExecutor
 from monarch.runtime.future import Future
 
 if TYPE_CHECKING:
     from monarch.runtime.actors.processes.programs import Programs
-    from monarch.runtime.controller.connection import Beside
-    from monarch.runtime.controller.executor import MeshExecutor
 
 T = TypeVar("T", covariant=True)
 
@@ -79,8 +79,6 @@ class Shards(Generic[T]):
 
 
 def _beside(executor: Executor) -> tuple[MeshExecutor, Beside]:
-    from monarch.runtime.controller.executor import MeshExecutor
-
     if not isinstance(executor, MeshExecutor) or executor.beside is None:
         raise MonarchError(
             f"the workers of {executor.mesh} are not in the processes of actors",

@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from monarch.compiler.blocks import REDUCE
 from monarch.compiler.plan import MeshSpec
+from monarch.runtime.collectives import nccl
 from monarch.runtime.collectives.chain import Results, reduce_in_chain
 from monarch.runtime.collectives.cost import chain_scatters_faster, direct_is_faster
 from monarch.runtime.collectives.listening import Network
 from monarch.runtime.collectives.meeting import Collective, Group, Meetings, Tensors
 from monarch.runtime.collectives.mirror import Mirror
+from monarch.runtime.collectives.process_groups import ProcessGroups
 from monarch.runtime.collectives.reduce import reduce_list, reduce_small
 from monarch.runtime.collectives.shares import add, copies, split
+from monarch.runtime.collectives.streamed import Streamed
 from monarch.runtime.shared.blocks import Flat, Piece, rounds
 from monarch.runtime.shared.window import ALIGN, Window
-
-if TYPE_CHECKING:
-    from monarch.runtime.collectives.process_groups import ProcessGroups
-    from monarch.runtime.collectives.streamed import Streamed
 
 
 class Collectives(Meetings):
@@ -49,14 +48,9 @@ class Collectives(Meetings):
         return self._backends[backend]
 
     def _process_groups(self) -> ProcessGroups:
-        from monarch.runtime.collectives.process_groups import ProcessGroups
-
         return ProcessGroups(self, self._network)
 
     def _streamed(self) -> Streamed:
-        from monarch.runtime.collectives import nccl
-        from monarch.runtime.collectives.streamed import Streamed
-
         return Streamed(self, self._network, nccl.Nccl())
 
     def close(self) -> None:

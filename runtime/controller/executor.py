@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from monarch.compiler.config import settings
-from monarch.compiler.execution.executor import Handle
+from monarch.compiler.execution.executor import Executor, Handle
 from monarch.compiler.execution.watching import ended, started
 from monarch.compiler.plan import LayoutError, MeshSpec, MonarchError, Plan, TensorType, Trace, check_backend
 from monarch.runtime.controller.connection import Beside, Connection, LocalConnection
@@ -442,3 +442,9 @@ class MeshExecutor:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def start_local(mesh: MeshSpec) -> Executor:
+    """Start a worker process on this host for each place of `mesh`. Raises MonarchError where that is too many for the
+    machine's cores or memory."""
+    return MeshExecutor(mesh)

@@ -209,7 +209,9 @@ def files(folder: Path, monarchc: Run) -> Path:
 
 
 def test_every_mistake_is_told_in_one_message(files: Path, monarchc: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("monarch.runtime.start_local", lambda mesh: pytest.fail("workers were started"))
+    monkeypatch.setattr(
+        "monarch.runtime.controller.executor.start_local", lambda mesh: pytest.fail("workers were started")
+    )
     before = sorted(files.rglob("*"))
     for what, (arguments, said) in MISTAKES.items():
         result = monarchc(*arguments, code=2)

@@ -21,7 +21,7 @@ def no_fork(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*args: object, **kwargs: object) -> None:
         raise AssertionError("a process is started")
 
-    monkeypatch.setattr("monarch.runtime.start_local", refuse)
+    monkeypatch.setattr("monarch.runtime.controller.executor.start_local", refuse)
     monkeypatch.setattr(os, "fork", refuse)
 
 

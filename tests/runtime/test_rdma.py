@@ -20,6 +20,7 @@ import torch
 import monarch.runtime.rdma as rdma
 from monarch.compiler.plan import MonarchError
 from monarch.rdma import RDMAAction, RDMABuffer, configure
+from monarch.runtime.transport import reach
 from monarch.runtime.transport.interface import AccessRefused, LinkLost
 
 PATIENCE = 60.0
@@ -88,7 +89,8 @@ def fresh() -> Iterator[None]:
     if rdma._process is not None:
         rdma._process.endpoint.close()
     rdma._after_fork()
-    rdma._options.clear()
+    reach._after_fork()
+    reach._options.clear()
 
 
 @pytest.fixture(params=["shm", "tcp"])

@@ -11,7 +11,7 @@ import re
 import socket
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -131,25 +131,6 @@ def _numbers(text: str) -> set[int]:
     return found
 
 
-def debug() -> None:
-    """A console from which to attach to actors that wait at a `breakpoint()`: for notebooks, and programs that wait."""
-    console = Console(_desk())
-    while True:
-        try:
-            answer = console.run(input(console.prompt))
-        except EOFError:
-            return
-        if answer is None:
-            return
-        print(answer, end="")
-
-
-def _desk() -> Desk:
-    from monarch.runtime.actors.debugging.debugger import desk
-
-    return desk().get()
-
-
 # -- from another terminal ---------------------------------------------------------------------------------------------
 
 
@@ -157,8 +138,8 @@ def _name(pid: int) -> str:
     return f"\0monarch-debug-{pid}"
 
 
-def serve_consoles() -> None:
-    """Let consoles connect to this process, which has the desk, as long as it lives."""
+def serve_consoles(desk: Callable[[], Desk]) -> None:
+    """Let consoles connect to this process, which has the `desk` of the day, as long as it lives."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
         listener.bind(_name(os.getpid()))
@@ -171,16 +152,16 @@ def serve_consoles() -> None:
         while True:
             connection, _ = listener.accept()
             if is_ours(connection):
-                threading.Thread(target=_serve, args=(connection,), name="monarch console", daemon=True).start()
+                threading.Thread(target=_serve, args=(connection, desk), name="monarch console", daemon=True).start()
             else:
                 connection.close()
 
     threading.Thread(target=accept, name="monarch consoles", daemon=True).start()
 
 
-def _serve(connection: socket.socket) -> None:
+def _serve(connection: socket.socket, desk: Callable[[], Desk]) -> None:
     with connection, suppress(OSError), connection.makefile("r", encoding="utf-8") as lines:
-        console = Console(_desk())
+        console = Console(desk())
         connection.sendall(f"{console.prompt}\0".encode())
         for line in lines:
             answer = console.run(line)

@@ -16,8 +16,9 @@ from types import FrameType
 
 from monarch.runtime.actors.actor import Actor
 from monarch.runtime.actors.channel import Channel, Port, PortReceiver
-from monarch.runtime.actors.debugging.console import serve_consoles
+from monarch.runtime.actors.debugging.console import Console, serve_consoles
 from monarch.runtime.actors.endpoint import concurrent_endpoint, endpoint
+from monarch.runtime.actors.meshes import get_or_spawn_controller
 from monarch.runtime.actors.processes import current
 from monarch.runtime.future import Future
 
@@ -66,7 +67,7 @@ class Desk(Actor):
         self.visits: dict[int, _Visit] = {}
         self.last = 0
         self.changed = asyncio.Condition()
-        serve_consoles()
+        serve_consoles(lambda: desk().get())
 
     # -- for actors ----------------------------------------------------------------------------------------------------
 
@@ -135,9 +136,20 @@ class Desk(Actor):
 
 def desk() -> Future[Desk]:
     """The desk of this job."""
-    from monarch.runtime.actors.meshes import get_or_spawn_controller
-
     return get_or_spawn_controller(DESK, Desk)
+
+
+def debug() -> None:
+    """A console from which to attach to actors that wait at a `breakpoint()`: for notebooks, and programs that wait."""
+    console = Console(desk().get())
+    while True:
+        try:
+            answer = console.run(input(console.prompt))
+        except EOFError:
+            return
+        if answer is None:
+            return
+        print(answer, end="")
 
 
 # -- the actor's side --------------------------------------------------------------------------------------------------

@@ -7,15 +7,13 @@ then the message goes out: so they are what they were where the message stands i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from monarch.compiler.execution.executor import Executor, Handle
 from monarch.compiler.plan import MonarchError
+from monarch.runtime.controller.executor import MeshExecutor
+from monarch.runtime.controller.state import Remote
 from monarch.runtime.worker.exchange import Reference, take
-
-if TYPE_CHECKING:
-    from monarch.runtime.controller.executor import MeshExecutor
-    from monarch.runtime.controller.state import Remote
 
 
 class Sending:
@@ -28,8 +26,6 @@ class Sending:
         self.tensors: dict[MeshExecutor, tuple[int, list[Remote]]] = {}
 
     def refer(self, executor: Executor, handle: Handle, parameter: bool, requires_grad: bool) -> tuple[Any, ...]:
-        from monarch.runtime.controller.executor import MeshExecutor
-
         if not isinstance(executor, MeshExecutor) or executor.beside is None:
             raise MonarchError(
                 f"{handle.type} is on {executor.mesh}, whose workers are not in the processes of actors",

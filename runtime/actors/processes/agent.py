@@ -18,8 +18,9 @@ from monarch.runtime.actors.errors import MeshFailure
 from monarch.runtime.actors.messages.address import name_of, new_address, tag_of
 from monarch.runtime.actors.messages.network import Across, refuse, wanted
 from monarch.runtime.actors.messages.router import hand_over, listen
+from monarch.runtime.actors.processes.group import Group
 from monarch.runtime.actors.processes.host import Host
-from monarch.runtime.actors.processes.process import Group, Process
+from monarch.runtime.actors.processes.process import Process
 from monarch.runtime.actors.processes.programs import WorkersInProcesses
 from monarch.runtime.transport import sockets
 

@@ -16,9 +16,10 @@ from monarch.runtime.actors.messages.address import host_of
 from monarch.runtime.actors.messages.message import EMPTY, Payload
 from monarch.runtime.actors.messages.network import Across
 from monarch.runtime.actors.messages.protocol import OUTPUT, READY, SPAWNED, Head
+from monarch.runtime.actors.processes.group import Death, Group
 from monarch.runtime.actors.processes.ports import One
-from monarch.runtime.actors.processes.process import Death, Group
 from monarch.runtime.control.message import Message
+from monarch.runtime.transport.reach import use_tls
 
 if TYPE_CHECKING:
     from monarch.runtime.actors.processes.host import Root
@@ -57,8 +58,6 @@ class OtherHosts:
             return next((hosts for hosts, there in self._attached.items() if there == agents), None)
 
     def _attach(self, hosts: AttachedHosts) -> tuple[str, ...]:
-        from monarch.runtime.rdma import use_tls
-
         tree, root = hosts.tree, self._root
         waiting = _Answers(len(tree.hosts))
         agents: dict[int, str] = {}

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from monarch.compiler.mesh import Extent, Point
 from monarch.runtime.actors.messages.protocol import Place
+from monarch.runtime.processes.roles import ROOT, role
 
 if TYPE_CHECKING:
     from monarch.runtime.actors.processes.instance import Instance
@@ -48,12 +49,10 @@ def process() -> Process:
 
 
 def _start() -> Process:
-    from monarch.runtime.actors.processes.host import start_root
-
     global _process
     with _lock:
         if _process is None:
-            _process = start_root()
+            _process = role(ROOT)()
         return _process
 
 

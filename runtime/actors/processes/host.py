@@ -32,9 +32,10 @@ from monarch.runtime.actors.messages.protocol import CONTROLLER, ENDED, FORK, LE
 from monarch.runtime.actors.messages.router import listen
 from monarch.runtime.actors.processes import current
 from monarch.runtime.actors.processes.attached import OtherHosts
+from monarch.runtime.actors.processes.group import Death, Group
 from monarch.runtime.actors.processes.output import LAST_LINES, Output, Source
 from monarch.runtime.actors.processes.ownership import EndProcess
-from monarch.runtime.actors.processes.process import Death, Group, Process
+from monarch.runtime.actors.processes.process import Process
 from monarch.runtime.future import Future
 from monarch.runtime.processes.parent import WarmParent, how_ended, warm_parent
 from monarch.runtime.processes.roles import ACTORS

@@ -20,6 +20,7 @@ import torch
 
 from monarch.compiler.mesh import Extent, Point
 from monarch.compiler.plan import MonarchError
+from monarch.runtime.actors.channel import Port
 from monarch.runtime.actors.endpoint import ActorInterface
 from monarch.runtime.actors.errors import ActorError, MeshFailure
 from monarch.runtime.actors.messages.message import Payload
@@ -192,8 +193,6 @@ class LocalActor:
     def _arguments(self, head: Head, payload: Payload) -> tuple[tuple[Any, ...], dict[str, Any]]:
         args, kwargs = payload.decode()
         if head[4]:
-            from monarch.runtime.actors.channel import Port
-
             args = (Port(head[2]), *args)
         return args, kwargs
 

@@ -14,17 +14,18 @@ import sys
 import threading
 import traceback
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import count
 from time import monotonic
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from monarch.compiler.config import spawned_with
-from monarch.compiler.mesh import Shape
+from monarch.compiler.plan import Executor, MeshSpec
+from monarch.runtime.actors.debugging.debugger import stop
 from monarch.runtime.actors.debugging.stacks import SlowCalls, stacks_here
 from monarch.runtime.actors.errors import ActorError, MeshFailure, SupervisionError
+from monarch.runtime.actors.meshes import ActorMesh, ProcMesh
 from monarch.runtime.actors.messages.address import host_of
 from monarch.runtime.actors.messages.message import EMPTY, Payload
 from monarch.runtime.actors.messages.network import Across
@@ -47,12 +48,12 @@ from monarch.runtime.actors.messages.protocol import (
     UNREACHED,
     UNSENT,
     Head,
-    Owner,
     ReplyTo,
 )
 from monarch.runtime.actors.messages.router import Router
 from monarch.runtime.actors.processes import current
 from monarch.runtime.actors.processes.current import Context, running
+from monarch.runtime.actors.processes.group import Death, Group
 from monarch.runtime.actors.processes.instance import Instance, LocalActor
 from monarch.runtime.actors.processes.ownership import (
     Born,
@@ -73,12 +74,13 @@ from monarch.runtime.actors.processes.ownership import (
     Tell,
 )
 from monarch.runtime.actors.processes.ports import Answer, Ports
-from monarch.runtime.actors.processes.programs import Programs
+from monarch.runtime.actors.processes.programs import Programs, executor_in
 from monarch.runtime.actors.processes.spreading import Spreads
+from monarch.runtime.future import Future
 from monarch.runtime.processes.roles import Forked
+from monarch.runtime.transport.reach import configure
 
 if TYPE_CHECKING:
-    from monarch.runtime.actors.meshes import ActorMesh, ProcMesh
     from monarch.runtime.actors.processes.host import Host
     from monarch.runtime.hosts.attached import AttachedHosts
 
@@ -88,52 +90,6 @@ _LAST_SECONDS = 1.0
 """How long what a process of another host had sent before it ended may be on its way."""
 _CAUSE_SECONDS = 5.0
 """How long the cause of a lost connection may take to be told."""
-
-
-@dataclass(frozen=True)
-class Death:
-    """How a process ended."""
-
-    address: str
-    name: str
-    rank: int
-    reason: str
-    status: int | None
-    """None where its host is lost."""
-    log: tuple[str, ...]
-    expected: bool
-    """It was told to."""
-
-
-@dataclass(frozen=True)
-class Group:
-    """Processes that are spawned together, a mesh of them: what they and the agent of their host have to know."""
-
-    id: str
-    name: str
-    hosts: tuple[str, ...]
-    """The addresses of their hosts' agents; each has an equal block of them."""
-    root: str
-    addresses: tuple[str, ...]
-    shape: Shape
-    owner: Owner
-    bootstrap: bytes | None
-    slow_calls: float | None
-    """After how many seconds an unanswered call is reported."""
-    path: tuple[str, ...]
-    folder: str
-    environ: tuple[tuple[str, str], ...]
-    """The environment of whoever spawns them, as it is then."""
-    threads: int = 1
-    """How many each may compute with, as the agent of their host says."""
-    settings: tuple[tuple[str, Any], ...] = ()
-    """The settings of whoever spawns them, as they are then (`config.for_spawned`)."""
-
-    def host_of(self, rank: int) -> str:
-        return self.hosts[rank * len(self.hosts) // len(self.addresses)]
-
-    def ranks_on(self, host: str) -> list[int]:
-        return [rank for rank in range(len(self.addresses)) if self.host_of(rank) == host]
 
 
 class Process:
@@ -195,8 +151,6 @@ class Process:
         return f"{self.address}.{next(self._numbers)}"
 
     def this_proc(self) -> ProcMesh:
-        from monarch.runtime.actors.meshes import ProcMesh
-
         group = self.group
         return ProcMesh(group, group.shape.slice(**group.shape.point(self.rank)))
 
@@ -472,6 +426,10 @@ class Process:
             "the program itself spawns processes on the hosts that it attached: send their mesh to actors"
         )
 
+    def executor(self, mesh: MeshSpec, group: Group, ranks: Sequence[int], bootstrapped: Future[None]) -> Executor:
+        """See `programs.executor_in`."""
+        return executor_in(self, mesh, group, ranks, bootstrapped)
+
     def attached_with(self, agents: tuple[str, ...]) -> AttachedHosts | None:
         """The hosts that this process has attached together, and that have these agents, in order."""
         return None
@@ -503,8 +461,6 @@ def _breakpoint(*args: Any, **kwargs: Any) -> Any:
     found = running.get(None)
     if found is None or not found.actor_instance.actor_id:
         return sys.__breakpointhook__(*args, **kwargs)
-    from monarch.runtime.actors.debugging.debugger import stop
-
     return stop(sys._getframe(1))
 
 
@@ -538,8 +494,6 @@ def serve(forked: Forked) -> NoReturn:
         os.chdir(group.folder)
     process = Process(group, rank, listener)
     if across is not None:
-        from monarch.runtime.rdma import configure
-
         process.router.network.across = across if host_of(process.address) else None
         configure(bind=across.bind, advertise=across.advertise, tls=across.contexts)
     current.become(process)

@@ -29,14 +29,16 @@ from monarch.runtime.actors.errors import ActorError, SupervisionError
 from monarch.runtime.actors.messages.address import host_of
 from monarch.runtime.actors.messages.message import EMPTY, Files, Payload
 from monarch.runtime.actors.messages.protocol import DROP, WORK, WORKED, Head
+from monarch.runtime.actors.processes.group import Death, Group
 from monarch.runtime.actors.processes.ports import All, failing
 from monarch.runtime.controller.connection import Beside, LocalConnection
+from monarch.runtime.controller.executor import MeshExecutor
 from monarch.runtime.processes.roles import WORKER_BESIDE_ACTORS, WORKER_BESIDE_ACTORS_ACROSS_HOSTS, role
 from monarch.runtime.shared.window import Geometry, Window
 from monarch.runtime.worker.exchange import Gifts, Loan, Loans
 
 if TYPE_CHECKING:
-    from monarch.runtime.actors.processes.process import Death, Group, Process
+    from monarch.runtime.actors.processes.process import Process
     from monarch.runtime.future import Future
 
 _END_SECONDS = 10.0
@@ -297,8 +299,6 @@ def executor_in(
 ) -> Executor:
     """Start a worker for each place of a mesh in one of these processes, in order, once all are `bootstrapped`: all on
     this process' host, or as many on each of the hosts that the program has attached together. Raises MonarchError."""
-    from monarch.runtime.controller.executor import MeshExecutor
-
     if len(ranks) != mesh.workers:
         raise MonarchError(f"{mesh} has {mesh.workers} workers, and there are {len(ranks)} processes for them")
     try:

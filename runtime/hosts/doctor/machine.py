@@ -11,6 +11,7 @@ import resource
 from pathlib import Path
 
 from monarch.runtime.hosts.doctor.facts import Gpu, Limits, Machine, Port, RdmaDevice
+from monarch.runtime.transport.verbs.adapter import NoVerbs, library
 
 PACKAGES = ("torch", "grpcio", "protobuf", "cryptography", "cloudpickle", "numpy", "triton", "ray")
 
@@ -174,8 +175,6 @@ def rdma_devices(root: Path) -> tuple[RdmaDevice, ...]:
 
 def verbs_missing() -> str:
     """Why no library speaks to RDMA devices here, or ""."""
-    from monarch.runtime.transport.verbs.adapter import NoVerbs, library
-
     try:
         library()
     except NoVerbs as error:

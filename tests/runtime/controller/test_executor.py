@@ -21,8 +21,7 @@ from monarch.compiler.plan import (
     Source,
     TensorType,
 )
-from monarch.runtime import start_local
-from monarch.runtime.controller.executor import MAX_UNDER_WAY, MeshExecutor
+from monarch.runtime.controller.executor import MAX_UNDER_WAY, MeshExecutor, start_local
 from tests.runtime.building import Building, each, whole
 from tests.runtime.collectives.loopback import executor_on
 

@@ -19,8 +19,7 @@ import torch
 
 from monarch.compiler.execution.executor import Handle
 from monarch.compiler.plan import DeviceMeshError, MeshSpec, MonarchError
-from monarch.runtime import start_local
-from monarch.runtime.controller.executor import MAX_UNDER_WAY, MeshExecutor
+from monarch.runtime.controller.executor import MAX_UNDER_WAY, MeshExecutor, start_local
 from monarch.runtime.processes import parent as processes
 from monarch.runtime.processes import workers
 from monarch.runtime.processes.workers import WORKERS_PER_CORE

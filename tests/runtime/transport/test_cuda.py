@@ -18,6 +18,7 @@ import pytest
 
 from monarch.compiler.plan import MonarchError
 from monarch.runtime import rdma
+from monarch.runtime.transport import reach
 from monarch.runtime.transport.cuda import driver
 from monarch.runtime.transport.cuda.driver import CudaFailed, Driver
 from monarch.runtime.transport.cuda.lane import Job, Lane
@@ -489,7 +490,8 @@ def fresh() -> Iterator[None]:
         if rdma._process is not None:
             rdma._process.endpoint.close()
         rdma._after_fork()
-        rdma._options.clear()
+        reach._after_fork()
+        reach._options.clear()
 
     forget()
     yield

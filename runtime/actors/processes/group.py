@@ -1,0 +1,55 @@
+"""Processes that are spawned together, as plain data, and how one of them ended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from monarch.compiler.mesh import Shape
+from monarch.runtime.actors.messages.protocol import Owner
+
+
+@dataclass(frozen=True)
+class Death:
+    """How a process ended."""
+
+    address: str
+    name: str
+    rank: int
+    reason: str
+    status: int | None
+    """None where its host is lost."""
+    log: tuple[str, ...]
+    expected: bool
+    """It was told to."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Processes that are spawned together, a mesh of them: what they and the agent of their host have to know."""
+
+    id: str
+    name: str
+    hosts: tuple[str, ...]
+    """The addresses of their hosts' agents; each has an equal block of them."""
+    root: str
+    addresses: tuple[str, ...]
+    shape: Shape
+    owner: Owner
+    bootstrap: bytes | None
+    slow_calls: float | None
+    """After how many seconds an unanswered call is reported."""
+    path: tuple[str, ...]
+    folder: str
+    environ: tuple[tuple[str, str], ...]
+    """The environment of whoever spawns them, as it is then."""
+    threads: int = 1
+    """How many each may compute with, as the agent of their host says."""
+    settings: tuple[tuple[str, Any], ...] = ()
+    """The settings of whoever spawns them, as they are then (`config.for_spawned`)."""
+
+    def host_of(self, rank: int) -> str:
+        return self.hosts[rank * len(self.hosts) // len(self.addresses)]
+
+    def ranks_on(self, host: str) -> list[int]:
+        return [rank for rank in range(len(self.addresses)) if self.host_of(rank) == host]
