@@ -24,9 +24,9 @@ from monarch.runtime.controller.replies import Replies
 from monarch.runtime.controller.state import ControllerState, Step, fresh
 from monarch.runtime.processes.workers import EXIT_SECONDS, Processes, Workers
 from monarch.runtime.shared import signals
+from monarch.runtime.shared.definitions import definitions
 from monarch.runtime.shared.ring import Full, Space
 from monarch.runtime.shared.window import STAGING_BYTES
-from monarch.runtime.worker.definitions import definitions
 
 SLEEP_MILLISECONDS = 50
 _STAGING_KEEP = 8 << 20

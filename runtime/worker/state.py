@@ -19,10 +19,10 @@ from monarch.compiler.local_ops import LOCAL_OPS
 from monarch.compiler.plan import DTYPE_NAMES, MeshSpec, Plan, PlanError
 from monarch.compiler.plan.waits import STARTED
 from monarch.runtime.shared import wire
+from monarch.runtime.shared.definitions import define
 from monarch.runtime.shared.signals import Aborted
 from monarch.runtime.shared.wire import Report
 from monarch.runtime.worker.arena import Arena
-from monarch.runtime.worker.definitions import define
 from monarch.runtime.worker.device.gpu import OnGpu, device_for
 from monarch.runtime.worker.device.native import bind
 from monarch.runtime.worker.exchange import Loan

@@ -21,7 +21,8 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from monarch.compiler.config import spawned_with
-from monarch.compiler.plan import Executor, MeshSpec
+from monarch.compiler.execution.executor import Executor
+from monarch.compiler.plan import MeshSpec
 from monarch.runtime.actors.debugging.debugger import stop
 from monarch.runtime.actors.debugging.stacks import SlowCalls, stacks_here
 from monarch.runtime.actors.errors import ActorError, MeshFailure, SupervisionError

@@ -10,7 +10,7 @@ import torch
 
 from monarch.compiler.plan import MeshSpec, PlanError
 from monarch.runtime.controller.executor import MeshExecutor
-from monarch.runtime.worker.definitions import define, definitions
+from monarch.runtime.shared.definitions import define, definitions
 from tests.runtime.building import Building, whole
 
 MESH = MeshSpec.of(w=2)
