@@ -54,14 +54,6 @@ class Environment:
                 if isinstance(tensor, DistributedTensor):
                     yield f"{name}.param", tensor
 
-    def leaves(self) -> list[DistributedTensor]:
-        """The tensors that autograd may give a .grad."""
-        found: dict[int, DistributedTensor] = {}
-        for _, tensor in self.named_tensors():
-            if tensor.requires_grad and tensor.is_leaf:
-                found[id(tensor)] = tensor
-        return list(found.values())
-
 
 def parameters(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
     for group in optimizer.param_groups:
@@ -214,39 +206,3 @@ def state_names(environment: Environment, optimizers: list[torch.optim.Optimizer
             for key, entry in optimizer.state.get(parameter, {}).items():
                 add(entry, f"{label}.{key}[{owner}]")
     return names
-
-
-# -- facts that a trace depends on -----------------------------------------------------------------------------------
-
-Guard = tuple[dict[Any, Any], Any, Any]
-
-
-def module_guards(environment: Environment) -> list[Guard]:
-    """(dict, key, value) triples that have to hold by identity: which tensors and modules the modules hold, and
-    `training`."""
-    guards: list[Guard] = []
-    seen: set[int] = set()
-    for module in environment.modules.values():
-        for child in module.modules():
-            if id(child) in seen:
-                continue
-            seen.add(id(child))
-            guards.append((child.__dict__, "training", child.training))
-            for slots in (child._parameters, child._buffers, child._modules):
-                guards.extend((slots, key, tensor) for key, tensor in slots.items() if tensor is not None)
-    return guards
-
-
-def optimizer_guards(optimizers: list[torch.optim.Optimizer]) -> list[Guard]:
-    """What the optimizers step, and their state, which `load_state_dict` replaces."""
-    guards: list[Guard] = []
-    for optimizer in optimizers:
-        guards.append((optimizer.__dict__, "state", optimizer.state))
-        guards.append((optimizer.__dict__, "param_groups", optimizer.param_groups))
-        guards.extend((group, "params", group["params"]) for group in optimizer.param_groups)
-        for parameter in parameters(optimizer):
-            state = optimizer.state.get(parameter)
-            if state:
-                guards.append((optimizer.state, parameter, state))
-                guards.extend((state, key, entry) for key, entry in state.items() if isinstance(entry, torch.Tensor))
-    return guards

@@ -12,6 +12,10 @@ class OperatorError(MonarchError, RuntimeError):
     """
 
 
+class TracedAgainWarning(UserWarning):
+    """A program depends on Python state that no guard can follow, and is traced at each call."""
+
+
 def branch_error(source: Source | None) -> ProgramError:
     """A tensor's value was asked for (`if t`, `float(t)`, `t.item()`, `range(t)`, `print(t)`) while a program was
     traced."""

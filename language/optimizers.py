@@ -39,7 +39,7 @@ class OptimizerWatch:
     """Follows the optimizers that a trace steps.
 
     While `step` runs, `lr` (and what is known to vary: `varying`, pairs of an optimizer's label and a key) is a
-    Scalar; all other hyperparameters are built into the program, and `fixed` lists them, so that a change is noticed.
+    Scalar; all other hyperparameters are built into the program, and guarded as all that it reads.
     """
 
     def __init__(self, recording: Recording, labels: Mapping[int, str], varying: set[tuple[str, str]]) -> None:
@@ -48,7 +48,10 @@ class OptimizerWatch:
         self.varying = varying
         self.optimizers: list[Optimizer] = []
         self.scalars: dict[str, Hyperparameter] = {}
-        self.fixed: list[tuple[str, dict[str, Any], str, Any]] = []
+        self.read_at_each_call: set[tuple[int, str]] = set()
+        """The entries of parameter groups that are Scalars, by the group's id and key."""
+        self.fixed: list[tuple[str, dict[str, Any], str]] = []
+        """The hyperparameters that are built in: (optimizer's label, group, key)."""
         self._snapshots: dict[int, OptimizerSnapshot] = {}
         self._swapped: list[tuple[dict[str, Any], str, Any, Any]] = []
 
@@ -86,7 +89,7 @@ class OptimizerWatch:
                 if key == "lr" or (label, key) in self.varying:
                     self._swap(group, key, value, f"{label}.{key}{suffix}")
                 elif first and _is_plain(value):
-                    self.fixed.append((label, group, key, value))
+                    self.fixed.append((label, group, key))
         self._place_state(optimizer)
 
     def _swap(self, group: dict[str, Any], key: str, value: Any, label: str) -> None:
@@ -100,6 +103,7 @@ class OptimizerWatch:
         else:
             return
         self._swapped.append((group, key, value, group[key]))
+        self.read_at_each_call.add((id(group), key))
 
     def _scalar(self, label: str, source: Hyperparameter, value: Any) -> Any:
         self.scalars.setdefault(label, source)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, overload
@@ -18,15 +19,17 @@ from monarch.compiler.plan import CompileOptions, Plan
 from monarch.compiler.sizes import parse_bytes
 from monarch.compiler.types import TensorType
 from monarch.language.compile import compile_graph, partition_graph
-from monarch.language.differences import differ, difference
 from monarch.language.environment import Environment, find_environment
+from monarch.language.errors import TracedAgainWarning
+from monarch.language.guards import Path
 from monarch.language.layouts import from_annotation
 from monarch.language.mesh import Mesh
 from monarch.language.recording import current_program
+from monarch.language.snapshot import PLAIN
 from monarch.language.source import user_source
 from monarch.language.tensor import DistributedTensor
 from monarch.language.trace import Trace, trace, undone
-from monarch.language.variant import Variant, type_of
+from monarch.language.variant import Compiled, Variant, first_run, type_of
 
 if TYPE_CHECKING:
     from monarch.compiler.inspect.inspection import Inspection
@@ -57,14 +60,21 @@ class Traced:
         return str(self.graph)
 
 
+_OFTEN = 8
+"""After so many traces in which the same place has changed, the program says so."""
+_SIGNATURES, _PLANS, _VARIANTS = 256, 64, 8
+"""How many signatures a program remembers, and of each how many plans and traces: those that were used last."""
+
+
 class _Entry:
-    """What a program knows of one signature. It is traced again at calls 2, 3, 5, 9, 17, …, to notice Python values
-    that were built in and have changed."""
+    """What a program knows of one signature."""
 
     def __init__(self) -> None:
         self.variants: list[Variant] = []
-        self.calls = 0
-        self.check = 1
+        self.compiled: list[Compiled] = []
+        self.moving: set[Path] = set()
+        self.again: dict[Path | None, int] = {}
+        """How often the program was traced again for what is at a place."""
 
 
 class Program(Generic[P, R]):
@@ -92,21 +102,21 @@ class Program(Generic[P, R]):
         mesh = self._resolved
         if mesh is not None and mesh._pending is not None:
             mesh.flush()
-        entry = self._entries.get(key)
+        entry = self._entries.pop(key, None)
         if entry is None:
             self._check_annotations(args, kwargs)
-            entry = self._entries[key] = _Entry()
-        entry.calls += 1
-        if entry.calls != entry.check:
-            for variant in entry.variants:
-                if variant.holds(leaves):
-                    return variant.run(leaves)
-        try:
-            return self._trace_again(entry, args, kwargs, leaves, spec).run(leaves)
-        except BaseException:
-            entry.calls -= 1
-            entry.check = entry.calls + 1
-            raise
+            entry = _Entry()
+            if len(self._entries) >= _SIGNATURES:
+                del self._entries[next(iter(self._entries))]
+        self._entries[key] = entry
+        for variant in entry.variants:
+            found = variant.holds(leaves)
+            if found is not None:
+                if variant is not entry.variants[0]:
+                    entry.variants.remove(variant)
+                    entry.variants.insert(0, variant)
+                return variant.run(leaves, found)
+        return self._trace_and_run(entry, args, kwargs, leaves, spec)
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         """As a method: one program for each object, for what it closes over is the object's."""
@@ -117,28 +127,55 @@ class Program(Generic[P, R]):
         instance.__dict__[name] = bound
         return bound
 
-    def _trace_again(self, entry: _Entry, args: Any, kwargs: Any, leaves: list[Any], spec: Any) -> Variant:
-        held = next((variant for variant in entry.variants if variant.holds(leaves)), None)
-        for variant in entry.variants if held is None else ():
-            self._varying.update(variant.moved_hyperparameters())
-        found = self._trace(args, kwargs, leaves, spec)
-        for variant in entry.variants:
-            if not differ(variant.trace, found):
-                variant.bind(found)
-                entry.check = max(entry.calls + 1, 2 * entry.calls - 1)
-                return variant
-        if held is not None and not found.reads(held.escaped):
-            found.undo()
-            raise difference(held.trace, found)
-        try:
-            variant = Variant(found, self.options)
-        except BaseException:
-            found.undo()
-            raise
-        # What the new trace reads of an old one's making (optimizer state of the first step) makes the old one past.
-        entry.variants = [variant, *(old for old in entry.variants if not found.reads(old.escaped))]
-        entry.check = entry.calls + 1
-        return variant
+    def _trace_and_run(self, entry: _Entry, args: Any, kwargs: Any, leaves: list[Any], spec: Any) -> Any:
+        """Run the function, which says what this call does; later calls do the same while its guards hold."""
+        place: Path | None = None
+        if entry.variants:
+            last = entry.variants[0]
+            moved, place = last.guards.moved(leaves)
+            entry.moving.update(moved)
+            for length in range(len(place or ())):
+                if (hyperparameter := last.trace.fixed.get((place or ())[: length + 1])) is not None:
+                    self._varying.add(hyperparameter)
+        entry.variants = [variant for variant in entry.variants if not variant.guards.dead]
+        found = self._trace(args, kwargs, leaves, spec, entry.moving)
+        compiled = next((known for known in entry.compiled if known.serves(found)), None)
+        if compiled is None:
+            try:
+                compiled = Compiled(found, self.options)
+            except BaseException:
+                found.undo()
+                raise
+        else:
+            entry.compiled.remove(compiled)
+        entry.compiled = [compiled, *entry.compiled[: _PLANS - 1]]
+        result = first_run(compiled, found, leaves)
+        if found.cannot is None:
+            entry.variants = [Variant(compiled, found), *entry.variants[: _VARIANTS - 1]]
+            why: tuple[str, Source | None] | None = None
+            if place is not None:
+                name = next((step for step in reversed(place) if isinstance(step, str)), "")
+                why = f"'{name}' is another at each call", found.line(name)
+        else:
+            place, why = None, found.cannot
+        self._say(entry, place, why)
+        found.release()
+        return result
+
+    def _say(self, entry: _Entry, place: Path | None, why: tuple[str, Source | None] | None) -> None:
+        """Say once that a program is traced again at each call."""
+        if why is None:
+            return
+        entry.again[place] = entry.again.get(place, 0) + 1
+        if entry.again[place] == (2 if place is None else _OFTEN):
+            what, source = why
+            where, name = f"{source}: " if source else "", getattr(self, "__name__", "program")
+            warnings.warn(
+                f"{where}the program '{name}' is traced again at each call, which takes milliseconds: {what}. "
+                "Pass what changes as an argument, or keep it in a tensor.",
+                TracedAgainWarning,
+                stacklevel=4,
+            )
 
     # -- looking -------------------------------------------------------------------------------------------------
 
@@ -182,12 +219,12 @@ class Program(Generic[P, R]):
     def _look(self, args: Any, kwargs: Any) -> Graph:
         _, leaves, spec = self._signature(args, kwargs)
         self._check_annotations(args, kwargs)
-        with undone(self._trace(args, kwargs, leaves, spec)) as found:
+        with undone(self._trace(args, kwargs, leaves, spec, set())) as found:
             return found.graph
 
     # -- tracing -------------------------------------------------------------------------------------------------
 
-    def _trace(self, args: Any, kwargs: Any, leaves: list[Any], spec: Any) -> Trace:
+    def _trace(self, args: Any, kwargs: Any, leaves: list[Any], spec: Any, moving: set[Path]) -> Trace:
         environment = find_environment(self.__wrapped__)
         mesh = self._find_mesh(leaves, environment)
         self._resolved = mesh
@@ -200,7 +237,7 @@ class Program(Generic[P, R]):
             _, spec = pytree.tree_flatten((args, kwargs))
         name = getattr(self, "__name__", "program")
         names = self._names(args, kwargs, leaves)
-        return trace(self.__wrapped__, name, mesh, environment, leaves, spec, types, names, self._varying)
+        return trace(self.__wrapped__, name, mesh, environment, leaves, spec, types, names, self._varying, moving)
 
     def _names(self, args: Any, kwargs: Any, leaves: list[Any]) -> dict[int, str]:
         """The parameters' names of the tensors that are arguments themselves, by their place among the leaves."""
@@ -236,7 +273,7 @@ class Program(Generic[P, R]):
         spec: Any = None
         if kwargs or any(isinstance(leaf, (list, tuple, dict)) or pytree.is_namedtuple(leaf) for leaf in leaves):
             leaves, spec = pytree.tree_flatten((args, kwargs))
-        key: list[Any] = [torch.is_grad_enabled(), spec]
+        key: list[Any] = [*_modes(), spec]
         for number, leaf in enumerate(leaves):
             if isinstance(leaf, torch.Tensor):
                 if isinstance(leaf, DistributedTensor):
@@ -249,8 +286,12 @@ class Program(Generic[P, R]):
                     key += (leaf.dtype, leaf.shape, leaf.requires_grad)
             elif type(leaf) is float:
                 key.append(float)
+            elif type(leaf) is complex:
+                key += (complex, repr(leaf))
+            elif type(leaf) in PLAIN and type(leaf) is not slice:
+                key += (type(leaf), leaf)
             else:
-                key += (type(leaf), leaf if _is_hashable(leaf) else _ById(leaf))
+                key.append(type(leaf))  # guards look into it
         return tuple(key), leaves, spec
 
     def _type(self, leaf: torch.Tensor, number: int, args: Any, kwargs: Any, mesh: Mesh) -> TensorType:
@@ -302,19 +343,16 @@ def _settled(leaf: DistributedTensor) -> DistributedTensor:
     return leaf if ref is leaf._ref else DistributedTensor(ref.fake, ref, requires_grad=leaf.requires_grad)
 
 
-class _ById:
-    """An argument that cannot be hashed: equal to itself alone, and kept alive, so that no other takes its id."""
-
-    __slots__ = ("value",)
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _ById) and other.value is self.value
-
-    def __hash__(self) -> int:
-        return id(self.value)
+def _modes() -> tuple[Any, ...]:
+    """PyTorch's settings that change what Python code traces to."""
+    return (
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        torch.get_default_dtype(),
+        torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu"),
+        torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda"),
+        torch.are_deterministic_algorithms_enabled(),
+    )
 
 
 def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
@@ -329,14 +367,6 @@ def _written(parameter: inspect.Parameter) -> str:
     annotation = parameter.annotation
     text = "" if annotation is parameter.empty else inspect.formatannotation(annotation).strip("'")
     return text if parameter.default is parameter.empty else f"{text} = {parameter.default!r}".strip()
-
-
-def _is_hashable(value: Any) -> bool:
-    try:
-        hash(value)
-    except TypeError:
-        return False
-    return True
 
 
 def _tensor_annotations(function: Callable[..., Any]) -> dict[str, TensorType]:

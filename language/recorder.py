@@ -7,6 +7,7 @@ runs as an implicit program when a value is needed (`monarch.language.eager`).
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -431,7 +432,14 @@ class _Factories(TorchDispatchMode):
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+        watching = sys.gettrace()  # which functions the program enters: none of its own is entered from here
+        sys.settrace(None)
+        try:
+            return self._dispatch(func, args, kwargs or {})
+        finally:
+            sys.settrace(watching)
+
+    def _dispatch(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         if find_mesh(args, kwargs) is not None:
             return dispatch(func, args, kwargs)
         recording = current.recording

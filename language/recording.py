@@ -76,6 +76,13 @@ class Recording:
         if known is not None:
             return known.value
         cell.check(self)
+        if cell.cut and self.program and torch.is_grad_enabled():
+            raise ProgramError(
+                f"a program left this tensor ({cell.type}) in Python with the history that autograd had of it, "
+                "which ends with the call",
+                hint="leave it without: self.h = h.detach(); or read it in torch.no_grad().",
+                source=user_source(),
+            )
         value = self.tape.value(ref.fake)
         same = self._by_handle.setdefault(id(cell.handle), value) if cell.handle is not None else value
         self.tape.inputs.append(

@@ -24,7 +24,7 @@ class Cell:
     """The storage behind a tensor and all its views: data on the workers (`handle`), or a value still being
     recorded."""
 
-    __slots__ = ("__weakref__", "_type", "error", "handle", "mesh", "placed", "recording")
+    __slots__ = ("__weakref__", "_type", "cut", "error", "handle", "mesh", "placed", "recording")
 
     def __init__(self, mesh: Mesh, type: TensorType, handle: Handle | None = None, placed: bool = False) -> None:
         self.mesh = mesh
@@ -32,6 +32,7 @@ class Cell:
         self.placed = placed or handle is not None  # its layout is known, not still the partitioner's to choose
         self.recording: Recording | None = None
         self.error: BaseException | None = None
+        self.cut = False  # a program left it in Python, and with it the history that autograd had of it
         self._type = type
 
     @property

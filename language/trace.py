@@ -13,35 +13,24 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from monarch.compiler.errors import ProgramError
+from monarch.compiler.errors import ProgramError, Source
 from monarch.compiler.graph import Graph
 from monarch.compiler.passes.capture import Expr, Tape, Value
 from monarch.compiler.passes.functionalize import functionalize
 from monarch.compiler.types import TensorType
-from monarch.language.environment import (
-    Environment,
-    Guard,
-    module_guards,
-    optimizer_guards,
-    state_names,
-)
+from monarch.language.effects import Effects, Make
+from monarch.language.entered import Entered
+from monarch.language.environment import Environment, state_names
+from monarch.language.guards import Guards, Path, Spot, views_of
 from monarch.language.mesh import Mesh
 from monarch.language.modules import module_paths
-from monarch.language.optimizers import Hyperparameter, OptimizerSnapshot, OptimizerWatch
+from monarch.language.optimizers import Hyperparameter, OptimizerWatch
 from monarch.language.random import counting_streams
 from monarch.language.recorder import tracing
 from monarch.language.recording import Recording
 from monarch.language.shapes import to_fake
+from monarch.language.snapshot import PLAIN, Contents, Held, Snapshot, Tensor
 from monarch.language.tensor import Cell, DistributedTensor
-
-
-@dataclass(frozen=True)
-class Gradient:
-    """A leaf that autograd may give a gradient: what its `.grad` was before and after the trace."""
-
-    leaf: DistributedTensor
-    before: torch.Tensor | None
-    after: torch.Tensor | None
 
 
 @dataclass(frozen=True)
@@ -69,22 +58,25 @@ class Trace:
     """Label and cell of each state that is read or updated, in the order of first use."""
     escapes: list[tuple[str, weakref.ref[Cell], Value]]
     """Label, cell and value of each tensor that the trace made and that outlives it."""
-    gradients: list[Gradient]
     arguments: dict[str, int]
     """The scalars that are float arguments: label -> number of the argument leaf."""
     hyperparameters: dict[str, Hyperparameter]
-    fixed: list[tuple[str, dict[str, Any], str, Any]]
-    """Hyperparameters that are built in: (optimizer's label, group, key, value)."""
-    guards: list[tuple[Expr, Any]]
-    identities: list[Guard]
-    flags: list[tuple[DistributedTensor, bool]]
-    """Which tensors required a gradient."""
-    lengths: list[tuple[list[Any], int]]
-    """How many parameter groups the optimizers had."""
-    constants: list[tuple[torch.Tensor, int]]
-    """Plain tensors that are built in, with the versions that they had."""
+    conditions: list[tuple[Expr, Any]]
+    """What has to hold of the numbers of a call."""
+    guards: Guards
+    effects: Effects
+    spots: list[tuple[Spot, tuple[Any, ...]]]
+    """Where each state is found at a later call, and how the tensor there views it."""
+    fixed: dict[Path, tuple[str, str]]
+    """Hyperparameters that are built in, by place: optimizer's label and key."""
+    returned: dict[int, Make]
+    """The Python objects among the results, by the leaf's number: how another call finds or makes them."""
+    sources: dict[str, tuple[Spot, int | None]]
+    """Where each hyperparameter is found: its place, and its number among several."""
+    cannot: tuple[str, Source | None] | None
+    """Why a later call has to trace again, with the line, where no guards can say what it would do."""
     undo: Callable[[], None]
-    """Puts gradients and optimizers back to what they were before the trace."""
+    """Puts all Python objects back to what they were before the trace."""
 
     @cached_property
     def _functional(self) -> tuple[Graph, dict[str, str]]:
@@ -117,17 +109,23 @@ class Trace:
         )
 
     def release(self) -> None:
-        """Let go of what only undoing needed: earlier gradients and optimizer state."""
-        self.gradients = []
+        """Let go of what only the traced call needed, and keep nothing of the user's alive."""
+        for number in self.returned:
+            self.result.leaves[number] = None
+        self.states = []
+        self.hyperparameters = {}
         self.undo = _nothing
+        self.guards.close()
+        self.effects.close()
 
-    def reads(self, cells: set[int]) -> bool:
-        """Whether it reads one of these cells (by id)."""
-        return any(id(cell) in cells for _, cell in self.states)
+    def line(self, name: str) -> Source | None:
+        """Where the user's code names something first."""
+        return self.guards.entered.line(name)
 
-    @property
-    def escape_cells(self) -> list[Cell]:
-        return [cell for _, ref, _ in self.escapes if (cell := ref()) is not None]
+    @cached_property
+    def constants(self) -> list[torch.Tensor]:
+        """The plain tensors that are built in."""
+        return [entry.tensor for entry in self.tape.inputs if entry.tensor is not None]
 
 
 def trace(
@@ -140,26 +138,31 @@ def trace(
     types: dict[int, TensorType],
     names: dict[int, str],
     varying: set[tuple[str, str]],
+    moving: set[Path],
 ) -> Trace:
     """Run `function` with symbolic arguments and record it.
 
     `leaves` and `spec` are the flattened (args, kwargs); `types` gives the type of each tensor leaf, `names` the
-    parameters' names where they have one. Whatever fails, the gradients and optimizers that the function has touched
-    are as they were.
+    parameters' names where they have one; `varying` are the hyperparameters that are known to vary, and `moving` the
+    places at which there are other tensors from call to call. Whatever fails, Python's state is what it was.
     """
     mesh.flush()
     recording = Recording(mesh, program=True)
     labels = {id(optimizer): label for label, optimizer in environment.optimizers.items()}
     watch = OptimizerWatch(recording, labels, varying)
-    snapshots = [OptimizerSnapshot(optimizer) for optimizer in environment.optimizers.values()]
-    before = [(leaf, leaf.grad) for leaf in environment.leaves()]
+    snapshot = Snapshot()
+    entered = Entered(snapshot)
+    roots: list[tuple[Path, Any]] = [(("",), function)]
+    roots += [
+        (("argument", number), leaf)
+        for number, leaf in enumerate(leaves)
+        if type(leaf) not in PLAIN and not isinstance(leaf, torch.Tensor)
+    ]
+    for _, root in roots:
+        snapshot.visit(root)
 
     def undo() -> None:
-        for leaf, grad in before:
-            if leaf.grad is not grad:
-                leaf.grad = grad
-        for snapshot in snapshots:
-            snapshot.restore()
+        snapshot.restore()
         watch.restore()
 
     try:
@@ -171,18 +174,29 @@ def trace(
             stack.enter_context(watch.watching())
             stack.enter_context(module_paths(environment))
             stack.enter_context(tracing(recording))
+            stack.enter_context(entered.watching())
             returned = function(*args, **kwargs)
+        _check_containers(symbols, spec, args, kwargs)
         result = _result(recording, returned)
-        for number, symbol in enumerate(symbols):
+        for position, symbol in enumerate(symbols):
             if isinstance(symbol, DistributedTensor) and symbol.is_leaf and symbol.grad is not None:
                 raise ProgramError(
-                    f"argument {number} of the program is given a gradient",
+                    f"argument {position} of the program is given a gradient",
                     hint="close over the tensor instead of passing it, or return torch.autograd.grad(loss, x).",
                 )
-        del returned, args, kwargs, symbols
-        gradients = [Gradient(leaf, grad, leaf.grad) for leaf, grad in before]
+        del returned, args, kwargs
+        free = watch.read_at_each_call
+        changes = snapshot.changes()
+        guards = Guards(snapshot, entered, roots, free, moving, _rebound(changes), set(recording.states))
+        effects = Effects(guards, recording, symbols, leaves)
+        for held, now in changes:
+            effects.add(held, now)
+        returned = effects.returned(result.leaves)
+        for held, now in changes:
+            effects.settle(held, now)
+        del changes, symbols
         labels_of = state_names(environment, watch.optimizers)
-        escapes = _escapes(recording, labels_of)
+        escapes = _escapes(recording, effects)
     except BaseException:
         undo()
         raise
@@ -194,7 +208,18 @@ def trace(
     for (label, _), entry in zip(states, inputs, strict=True):
         entry.label = label
     made = _labelled([(labels_of.get(id(cell)), cell) for cell, _ in escapes], taken, "made")
-    constants = [(tensor, version) for tensor, version, _ in recording.constants.values()]
+    spots = _spots(snapshot, guards, [cell for _, cell in states])
+    cannot = guards.unproven
+    if cannot is None and effects.cannot is not None:
+        what, name = effects.cannot
+        cannot = f"it {what}, and leaves it in '{name}'" if name else f"it {what}", entered.line(name)
+    if cannot is None and any(id(cell) not in effects.cells for cell, _ in escapes):
+        cannot = "something that cannot be looked into keeps a tensor that it makes", None
+    if cannot is None and None in spots:
+        cannot = f"it reads a tensor ('{states[spots.index(None)][0]}') by a way that cannot be followed", None
+    sources = {label: (guards.entry(source.group, source.key), source.index) for label, source in watch.scalars.items()}
+    if cannot is None and any(spot is None for spot, _ in sources.values()):
+        cannot = "it makes an optimizer", None
     recording.release()
     return Trace(
         name=name,
@@ -203,17 +228,56 @@ def trace(
         result=result,
         states=states,
         escapes=[(label, weakref.ref(cell), value) for (label, cell), (_, value) in zip(made, escapes, strict=True)],
-        gradients=gradients,
         arguments=arguments,
         hyperparameters=watch.scalars,
-        fixed=watch.fixed,
-        guards=list(dict.fromkeys(recording.guards)),
-        identities=module_guards(environment) + optimizer_guards(watch.optimizers),
-        flags=[(tensor, tensor.requires_grad) for _, tensor in environment.named_tensors()],
-        lengths=[(optimizer.param_groups, len(optimizer.param_groups)) for optimizer in watch.optimizers],
-        constants=constants,
+        conditions=list(dict.fromkeys(recording.guards)),
+        guards=guards,
+        effects=effects,
+        spots=[spot for spot in spots if spot is not None],
+        fixed={
+            (*guards.nodes[number].path, key): (label, key)
+            for label, group, key in watch.fixed
+            if (number := guards.node_of.get(id(group))) is not None
+        },
+        returned=returned,
+        sources={label: (spot, index) for label, (spot, index) in sources.items() if spot is not None},
+        cannot=cannot,
         undo=undo,
     )
+
+
+def _rebound(changes: list[tuple[Held, Contents]]) -> set[tuple[int, Any]]:
+    """The entries, by object and key, that held a tensor and hold another."""
+    found: set[tuple[int, Any]] = set()
+    for held, (keys, values) in changes:
+        before = dict(zip(*held.before, strict=True))
+        for key, value in zip(keys, values, strict=True):
+            was = before.get(key)
+            if was is not value and isinstance(was, DistributedTensor) and isinstance(value, DistributedTensor):
+                found.add((id(held.holder), key))
+    return found
+
+
+def _check_containers(symbols: list[Any], spec: Any, args: Any, kwargs: Any) -> None:
+    """The caller's own lists and dicts are not those that the program got."""
+    leaves, now = pytree.tree_flatten((args, kwargs))
+    if now != spec or any(a is not b for a, b in zip(leaves, symbols, strict=True)):
+        raise ProgramError(
+            "the program changes a list or dict that is among its arguments",
+            hint="its caller would not see the change: return what is new, or close over the container.",
+        )
+
+
+def _spots(snapshot: Snapshot, guards: Guards, cells: list[Cell]) -> list[tuple[Spot, tuple[Any, ...]] | None]:
+    """Where a tensor with each of these cells was before the trace, and how it views the cell."""
+    found: dict[int, tuple[Spot, tuple[Any, ...]]] = {}
+    for held in snapshot.held.values():
+        if isinstance(held, Tensor):
+            ref = dict(zip(*held.before, strict=True)).get("_ref")
+            spot = guards.spot_of.get(id(held.holder))
+            if ref is not None and spot is not None:
+                found.setdefault(id(ref.cell), (spot, views_of(ref)))
+    return [found.get(id(cell)) for cell in cells]
 
 
 def _symbols(
@@ -251,15 +315,15 @@ def _result(recording: Recording, returned: Any) -> Result:
     return Result(found, spec)
 
 
-def _escapes(recording: Recording, names: dict[int, str]) -> list[tuple[Cell, Value]]:
-    """The tensors that the trace made and that are still alive. One that nothing names may only be waiting for the
-    garbage collector."""
+def _escapes(recording: Recording, effects: Effects) -> list[tuple[Cell, Value]]:
+    """The tensors that the trace made and that are still alive. One that is not known to be left anywhere may only be
+    waiting for the garbage collector."""
 
     def living() -> list[tuple[Cell, Value]]:
         return [(cell, value) for ref, value in recording.made if (cell := ref()) is not None]
 
     found = living()
-    if any(id(cell) not in names for cell, _ in found):
+    if any(id(cell) not in effects.cells for cell, _ in found):
         del found
         gc.collect()
         found = living()
@@ -279,18 +343,6 @@ def _labelled(cells: list[tuple[str | None, Cell]], taken: set[str], fallback: s
     return found
 
 
-def scalar_values(trace: Trace, leaves: list[Any]) -> dict[str, float]:
-    """The numbers that a call takes anew, by label."""
-    values: dict[str, float] = {label: leaves[number] for label, number in trace.arguments.items()}
-    for label, source in trace.hyperparameters.items():
-        values[label] = source()
-    return values
-
-
-def _nothing() -> None:
-    """There is nothing to undo."""
-
-
 @contextmanager
 def undone(found: Trace) -> Iterator[Trace]:
     """A trace that is only looked at: nothing of it stays."""
@@ -298,3 +350,7 @@ def undone(found: Trace) -> Iterator[Trace]:
         yield found
     finally:
         found.undo()
+
+
+def _nothing() -> None:
+    """There is nothing to undo."""
