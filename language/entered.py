@@ -41,7 +41,8 @@ _ANY_NAME = frozenset(
 
 
 _LIBRARIES = frozenset(
-    "numpy sympy mpmath typing_extensions packaging setuptools _distutils_hack networkx jinja2 einops".split()
+    "numpy sympy mpmath typing_extensions packaging setuptools _distutils_hack networkx jinja2 einops "
+    "hypothesis pytest _pytest pluggy coverage pydevd debugpy".split()
 )
 """Installed packages whose functions are taken as PyTorch's are: what they do follows from what they get."""
 

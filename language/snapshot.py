@@ -130,7 +130,7 @@ def slots_of(kind: Any) -> tuple[tuple[str, Any], ...]:
         (name, value)
         for base in kind.__mro__
         for name, value in vars(base).items()
-        if isinstance(value, types.MemberDescriptorType) and base.__flags__ & _HEAP
+        if isinstance(value, types.MemberDescriptorType) and "__slots__" in vars(base)
     )
 
 
