@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from monarch.compiler.errors import ProgramError
+from monarch.compiler.execution.executor import Handle
 from monarch.compiler.passes.capture import Expr, Value, evaluate
-from monarch.compiler.plan import Handle
 from monarch.language import snapshot as kinds
 from monarch.language.errors import branch_error
 from monarch.language.guards import Guards, Live, Spot

@@ -95,18 +95,29 @@ def _computed_name(code: CodeType) -> bool:
 
 
 def _closes(steps: list[dis.Instruction], start: int, at: int) -> bool:
-    """Whether the step pushes the second operand of the call that starts at `start`, a constant."""
+    """Whether the step pushes all of the second operand of the call that starts at `start`, a constant."""
     step = steps[at]
     if step.opname != "LOAD_CONST" or not isinstance(step.argval, str):
         return False
     depth = 0
     for earlier in steps[start + 1 : at]:
-        if earlier.opname.startswith(("JUMP", "POP_JUMP", "RETURN", "FOR_ITER")):
+        if "JUMP" in earlier.opname or earlier.opname in ("RETURN_VALUE", "FOR_ITER"):
             return False
         depth += dis.stack_effect(earlier.opcode, earlier.arg)
-        if depth <= 0 and earlier.opname in ("CALL", "CALL_FUNCTION_EX"):
+        if depth <= 0:
             return False
-    return depth == 1
+    if depth != 1:
+        return False
+    depth = 2
+    for later in steps[at + 1 :]:
+        if later.opname == "CALL" and depth == later.arg:
+            return True
+        if later.opname == "PRECALL":
+            continue
+        depth += dis.stack_effect(later.opcode, later.arg)
+        if depth < 3 or "JUMP" in later.opname:  # it takes the constant
+            return False
+    return False
 
 
 class Entered:

@@ -272,7 +272,6 @@ class Guards:
 
     def _die(self, gone: Any) -> None:
         self.dead = True
-        self.nodes = []
 
     def _check_codes(self) -> None:
         """Each closure that was entered is one that is known, or was made by code that was entered."""

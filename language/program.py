@@ -458,9 +458,12 @@ def program(
     `strict` makes an op that every worker would compute whole, for want of a sharding rule, an error with its line and
     the way out (RuleError). Without it the op runs, and a PerformanceWarning says once what was gathered for it.
 
-    The function itself runs when it is traced: on the first call of a signature, and on calls 2, 3, 5, 9, 17, … to
-    notice Python values that were built in and have changed (ProgramError). Printing and appending in it happen then,
-    not at every call. Results carry no autograd history.
+    The function itself runs when it is traced: on the first call of a signature, and whenever something that it has
+    read in Python is no longer what it was: an attribute, a global, an entry of a list, a tensor bound anew. What it
+    writes into Python (`self.average = ...`, `history.append(loss)`) is there after every call, whether traced or not;
+    only `print` and logging happen when it is traced. A program that reads what cannot be checked (the time, a random
+    number of Python's) is traced at each call, and a TracedAgainWarning says so once. Where a call raises, Python's
+    state is what it was before. Results carry no autograd history.
     """
     options = CompileOptions(
         target=target,

@@ -13,8 +13,8 @@ import torch
 from torch.utils import _pytree as pytree
 
 from monarch.compiler.errors import DeviceMeshError
-from monarch.compiler.passes.capture import Expr, Value, evaluate
 from monarch.compiler.execution.executor import Handle
+from monarch.compiler.passes.capture import Expr, Value, evaluate
 from monarch.compiler.plan import CompileOptions, Plan
 from monarch.compiler.types import TensorType
 from monarch.language.compile import compile_graph
