@@ -17,8 +17,8 @@ from monarch.compiler.local_ops import LOCAL_OPS
 from monarch.compiler.loops.ir import KernelError, may_overwrite
 from monarch.compiler.loops.text import parse_kernel
 from monarch.compiler.ops import MonarchOp
-from monarch.compiler.rules import LOCALIZERS, rule_for, tensor_operands
-from monarch.compiler.rules.call import lookup
+from monarch.compiler.ops.record import find
+from monarch.compiler.rules import rule_for, tensor_operands
 from monarch.compiler.text import op_name, print_node, print_type
 from monarch.compiler.types import VARYING, Placement, TensorType, is_partial
 
@@ -313,7 +313,7 @@ class _Verifier(_Check):
     ) -> None:
         # A call with sizes among its arguments was rewritten for one worker: which of its local dims stand for which
         # global ones is not to be seen any more. Of such calls only pending reductions are looked at.
-        local = isinstance(node.target, MonarchOp) or lookup(LOCALIZERS, node.target) is not None
+        local = isinstance(node.target, MonarchOp) or find(node.target, "localize") is not None
         if any(is_partial(placement) for placement in gives) and not any(
             isinstance(placement, int) or is_partial(placement) for placement in takes
         ):

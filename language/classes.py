@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from monarch.language.recorder import HANDLERS
+from monarch.compiler.ops.record import enter
 from monarch.language.tensor import DistributedTensor
 
 aten = torch.ops.aten
@@ -27,7 +27,7 @@ def _handle(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return _one_hot(*args, **kwargs)
 
 
-HANDLERS[aten.one_hot] = _handle  # reached under inference mode only
+enter((aten.one_hot,), record=_handle)  # reached under inference mode only
 
 _LIBRARY = torch.library.Library("aten", "IMPL")
 _LIBRARY.impl("one_hot", _one_hot, "AutogradCPU")

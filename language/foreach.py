@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from monarch.language.recorder import HANDLERS
+from monarch.compiler.ops.record import enter
 
 aten = torch.ops.aten
 
@@ -51,4 +51,4 @@ def _handle(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 for _name in dir(torch._C._VariableFunctions):
     if _name.startswith("_foreach_"):
-        HANDLERS[getattr(aten, _name)] = _handle
+        enter((getattr(aten, _name),), record=_handle)

@@ -21,7 +21,7 @@ import torch
 
 from monarch.compiler import ops
 from monarch.compiler.errors import ProgramError
-from monarch.language.recorder import HANDLERS
+from monarch.compiler.ops.record import record
 from monarch.language.recording import current_program, outside_programs, recording_for
 from monarch.language.source import user_source
 from monarch.language.tensor import DistributedTensor
@@ -252,29 +252,28 @@ def _bernoulli_fill(target: DistributedTensor, get: Callable[[str], Any]) -> Any
     return _coin(target, get("p"))
 
 
-HANDLERS.update(
-    {
-        aten.rand: _make("uniform"),
-        aten.randn: _make("normal"),
-        aten.rand_like: _like("uniform"),
-        aten.randn_like: _like("normal"),
-        aten.randint: _randint,
-        aten.randint_like: _randint_like,
-        aten.randperm: _randperm,
-        aten.normal: _normal,
-        aten.bernoulli: _bernoulli,
-        aten.native_dropout: _dropout,
-        aten.rrelu_with_noise: _rrelu,
-        aten.rrelu_with_noise_: _rrelu,
-        aten.uniform_: _fill(_uniform),
-        aten.normal_: _fill(_gaussian),
-        aten.log_normal_: _fill(_log_normal),
-        aten.exponential_: _fill(_exponential),
-        aten.cauchy_: _fill(_cauchy),
-        aten.geometric_: _fill(_geometric),
-        aten.random_: _fill(_random),
-        aten.bernoulli_: _fill(_bernoulli_fill),
-    }
-)
+for _op, _handler in {
+    aten.rand: _make("uniform"),
+    aten.randn: _make("normal"),
+    aten.rand_like: _like("uniform"),
+    aten.randn_like: _like("normal"),
+    aten.randint: _randint,
+    aten.randint_like: _randint_like,
+    aten.randperm: _randperm,
+    aten.normal: _normal,
+    aten.bernoulli: _bernoulli,
+    aten.native_dropout: _dropout,
+    aten.rrelu_with_noise: _rrelu,
+    aten.rrelu_with_noise_: _rrelu,
+    aten.uniform_: _fill(_uniform),
+    aten.normal_: _fill(_gaussian),
+    aten.log_normal_: _fill(_log_normal),
+    aten.exponential_: _fill(_exponential),
+    aten.cauchy_: _fill(_cauchy),
+    aten.geometric_: _fill(_geometric),
+    aten.random_: _fill(_random),
+    aten.bernoulli_: _fill(_bernoulli_fill),
+}.items():
+    record(_op).record = _handler
 
 __all__ = ["manual_seed", "next_seed"]

@@ -16,6 +16,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from monarch.compiler.errors import MonarchError, ProgramError
+from monarch.compiler.ops.record import enter, of_packet
 from monarch.compiler.ops.schema import memory_of, pure_form
 from monarch.compiler.passes.capture import Expr, Number, Op, Value, View
 from monarch.compiler.passes.numbers import number_arguments, takes_whole_numbers
@@ -43,8 +44,7 @@ _EAGER_LIMIT = 4000
 # -- dispatch --------------------------------------------------------------------------------------------------------
 
 Handler = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
-HANDLERS: dict[Any, Handler] = {}
-"""Overload packets that are not recorded as they are: (func, args, kwargs) -> result."""
+"""Takes a call that is not recorded as it is: (func, args, kwargs) -> result."""
 
 
 def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -58,7 +58,7 @@ def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             hint="leave generator= out, and seed with torch.manual_seed(n).",
             source=user_source(),
         )
-    handler = HANDLERS.get(func.overloadpacket)
+    handler = of_packet(func.overloadpacket, "record")
     if handler is not None:
         return handler(func, args, kwargs)
     if torch.Tag.inplace_view in func.tags:
@@ -404,10 +404,10 @@ def _copy_out(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return record(func, args, kwargs)
 
 
-HANDLERS[aten.copy_] = _copy_out
-HANDLERS[aten.as_strided] = _as_strided
-HANDLERS[aten.as_strided_scatter] = _strided_scatter
-HANDLERS.update({getattr(aten, f"_to_sparse{kind}"): _sparse for kind in ("", "_csr", "_csc", "_bsr", "_bsc")})
+enter((aten.copy_,), record=_copy_out)
+enter((aten.as_strided,), record=_as_strided)
+enter((aten.as_strided_scatter,), record=_strided_scatter)
+enter((f"aten._to_sparse{kind}" for kind in ("", "_csr", "_csc", "_bsr", "_bsc")), record=_sparse)
 
 _OPTIMIZERS = "/torch/optim/"
 
@@ -417,7 +417,7 @@ def _local_scalar(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     return number
 
 
-HANDLERS[aten._local_scalar_dense] = _local_scalar
+enter((aten._local_scalar_dense,), record=_local_scalar)
 
 
 # -- factory functions -----------------------------------------------------------------------------------------------

@@ -8,10 +8,11 @@ fallback for the few ops that have no meta kernel.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import torch
+
+from monarch.compiler.ops.record import enter, of_packet
 
 aten = torch.ops.aten
 
@@ -41,7 +42,7 @@ def run_fake(func: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     if func.overloadpacket is aten._fused_sdp_choice:
         # Which attention kernel to take depends on the device: ask for the one that the workers have.
         return func(*map(_without_memory, args), **{name: _without_memory(value) for name, value in kwargs.items()})
-    simple = _SIMPLE.get(func.overloadpacket)
+    simple = of_packet(func.overloadpacket, "shape")
     if simple is not None and not kwargs:
         known = simple(*args)
         if known is not None:
@@ -138,15 +139,12 @@ def _reduce(x: Any, dims: Any = None, keep: Any = False) -> torch.Tensor | None:
 _POINTWISE = (
     "add sub mul div addcmul addcdiv lerp pow neg abs exp log log1p sqrt rsqrt reciprocal tanh sigmoid relu silu"
 ).split()
-_SIMPLE: dict[Any, Callable[..., torch.Tensor | None]] = {
-    **{getattr(aten, name): _pointwise for name in _POINTWISE},
-    **{getattr(aten, f"{name}_"): _in_place for name in _POINTWISE},
-    aten.mm: _mm,
-    aten.bmm: _bmm,
-    aten.addmm: _addmm,
-    aten.sum: _reduce,
-    aten.mean: _reduce,
-}
+enter((getattr(aten, name) for name in _POINTWISE), shape=_pointwise)
+enter((getattr(aten, f"{name}_") for name in _POINTWISE), shape=_in_place)
+enter((aten.mm,), shape=_mm)
+enter((aten.bmm,), shape=_bmm)
+enter((aten.addmm,), shape=_addmm)
+enter((aten.sum, aten.mean), shape=_reduce)
 
 
 def _is_masked(func: Any, args: list[Any]) -> bool:

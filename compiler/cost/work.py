@@ -13,7 +13,8 @@ from monarch.compiler.cost.machine import collective_seconds, op_seconds
 from monarch.compiler.graph import Graph, args_of
 from monarch.compiler.loops.contraction import contraction
 from monarch.compiler.loops.text import parse_kernel
-from monarch.compiler.partition.cost import VIEWS, matrix_flops
+from monarch.compiler.ops.schema import is_view
+from monarch.compiler.partition.cost import matrix_flops
 from monarch.compiler.rules import tensor_operands
 from monarch.compiler.text import op_name
 from monarch.compiler.types import TensorType
@@ -70,7 +71,7 @@ def node_work(graph: Graph, node: fx.Node, target: str, takes: int) -> tuple[flo
     packet = getattr(node.target, "overloadpacket", node.target)
     made = [each for each in types if each is not None]
     dtype = made[0].dtype if made else torch.float32
-    if op_name(node.target) == "getitem" or (packet in VIEWS and not takes):
+    if op_name(node.target) == "getitem" or (is_view(node.target) and not takes):
         return 0.0, 0, 0.0 if op_name(node.target) == "getitem" else op_seconds(target, dtype, 0.0, 0), 0
     operands = [each.meta["type"] for each in tensor_operands(node)]
     read = [graph.local_shape(each) for each in operands]
@@ -79,7 +80,7 @@ def node_work(graph: Graph, node: fx.Node, target: str, takes: int) -> tuple[flo
     if node.target is ops.kernel:
         nests = parse_kernel(args_of(node)[1]).nests
         flops = 2.0 * sum(math.prod(nest.dims) for nest in nests if contraction(nest) is not None)
-    if not flops and packet not in VIEWS and dtype.is_floating_point:
+    if not flops and not is_view(node.target) and dtype.is_floating_point:
         flops = float(max([math.prod(shape) for shape in (*read, *results)], default=0))  # one an element
     moved = sum(local_bytes(graph, each) for each in (*operands, *made))
     return flops, moved, op_seconds(target, dtype, flops, moved), 0

@@ -23,7 +23,7 @@ from monarch.compiler import ops
 from monarch.compiler.context import Context, Pass
 from monarch.compiler.graph import Graph, args_of
 from monarch.compiler.kernels.lower import Given, Group, Space, Unfusable, lower_group, space_of
-from monarch.compiler.kernels.lower.values import HANDLERS, TRANSPARENT, key_of
+from monarch.compiler.kernels.lower.values import is_transparent, key_of, lowering_of
 from monarch.compiler.kernels.recompute import AGAIN, compute_again
 from monarch.compiler.kernels.tensors import tensors_of
 from monarch.compiler.local_ops import LOCAL_OPS
@@ -154,7 +154,7 @@ class _Fusion:
         return list(dict.fromkeys(self.behind_views(operand) for operand in node.all_input_nodes))
 
     def behind_views(self, node: fx.Node) -> fx.Node:
-        while self.keys[node] in TRANSPARENT and node.all_input_nodes:
+        while is_transparent(self.keys[node]) and node.all_input_nodes:
             node = node.all_input_nodes[0]
         return node
 
@@ -168,7 +168,7 @@ class _Fusion:
         for user in node.users:
             if user in inside:
                 continue
-            if self.keys[user] in TRANSPARENT:
+            if is_transparent(self.keys[user]):
                 if self.is_read(user, inside, replaced):
                     return True
             elif not (replaced(user) and set(_taken(user)) <= inside):
@@ -179,8 +179,8 @@ class _Fusion:
         """Whether an op that cannot be lowered computes much: not views, blocks of a tensor and elements of a result,
         nor an op whose results are lowered one by one."""
         key = self.keys[node]
-        cheap = node.op == "placeholder" or node.target is operator.getitem or key in TRANSPARENT
-        return not cheap and key not in LOCAL_OPS and f"{key}#0" not in HANDLERS
+        cheap = node.op == "placeholder" or node.target is operator.getitem or is_transparent(key)
+        return not cheap and key not in LOCAL_OPS and lowering_of(f"{key}#0") is None
 
     def all_lowered(self, call: fx.Node) -> bool:
         taken = _taken(call)

@@ -23,7 +23,7 @@ from monarch.compiler.cost.machine import op_seconds
 from monarch.compiler.graph import Graph, args_of
 from monarch.compiler.kernels.fuse import Made, alone, rewritten
 from monarch.compiler.kernels.lower import Given
-from monarch.compiler.kernels.lower.values import TRANSPARENT, key_of, line_of
+from monarch.compiler.kernels.lower.values import is_transparent, key_of, line_of
 from monarch.compiler.kernels.tensors import tensors_of
 from monarch.compiler.kernels.triton.emit import variants_of
 from monarch.compiler.kernels.triton.variants import SMALLEST, Tiles, Work, library_seconds
@@ -157,7 +157,7 @@ class _Products:
     def readers(self, value: fx.Node) -> Iterator[fx.Node]:
         """Who reads a value, through whatever views."""
         for user in value.users:
-            if key_of(user) in TRANSPARENT:
+            if is_transparent(key_of(user)):
                 yield from self.readers(user)
             else:
                 yield user
@@ -186,7 +186,7 @@ class _Products:
     def made_by(self, factor: fx.Node) -> _Before | None:
         """What makes a factor, behind views, for nobody else: a kernel of a few sums, products and casts."""
         base = factor
-        while key_of(base) in TRANSPARENT and base.all_input_nodes:
+        while is_transparent(key_of(base)) and base.all_input_nodes:
             base = base.all_input_nodes[0]
         node = base.all_input_nodes[0] if base.target is operator.getitem else base
         if node in self.taken or len(list(self.readers(base))) != 1:

@@ -16,7 +16,7 @@ import torch
 from torch import fx
 
 from monarch.compiler.graph import Graph, args_of, tensor_type
-from monarch.compiler.kernels.lower.values import HANDLERS, TRANSPARENT, arguments, key_of
+from monarch.compiler.kernels.lower.values import arguments, is_lowered, is_transparent, key_of
 from monarch.compiler.types import Layout, TensorType
 
 aten = torch.ops.aten
@@ -91,13 +91,12 @@ class _Rewrite:
         return found
 
     def is_part_of_kernels(self, node: fx.Node) -> bool:
-        key = key_of(node)
-        return node.target is operator.getitem or f"{key}#0" in HANDLERS or key in HANDLERS
+        return node.target is operator.getitem or is_lowered(key_of(node))
 
     def readers(self, node: fx.Node) -> Iterator[list[fx.Node]]:
         """Who reads a value, each as the views through which it does and itself at the end."""
         for user in node.users:
-            if user.op == "call_function" and key_of(user) in TRANSPARENT:
+            if user.op == "call_function" and is_transparent(key_of(user)):
                 for path in self.readers(user):
                     yield [user, *path]
             else:
@@ -113,7 +112,7 @@ class _Rewrite:
 
     def is_lowered(self, node: fx.Node) -> bool:
         key = key_of(node)
-        return (key in HANDLERS and key not in TRANSPARENT) or f"{key}#0" in HANDLERS
+        return is_lowered(key) and not is_transparent(key)
 
     def is_cheap(self, node: fx.Node) -> bool:
         """Whether a value is cheap arithmetic on one tensor that is stored anyway and on much smaller ones."""
@@ -126,10 +125,10 @@ class _Rewrite:
         if len(large) != 1 or tensor_type(large[0]).numel != own.numel or tensor_type(large[0]).nbytes > own.nbytes:
             return False
         base = large[0]
-        while key_of(base) in TRANSPARENT and base.all_input_nodes:
+        while is_transparent(key_of(base)) and base.all_input_nodes:
             base = base.all_input_nodes[0]
         if base.op == "placeholder" or not self.is_lowered(base):
-            return key_of(base) not in TRANSPARENT  # a constant is nowhere stored
+            return not is_transparent(key_of(base))  # a constant is nowhere stored
         return self.is_cheap(base)
 
     def move(self, node: fx.Node, readers: list[list[fx.Node]], counts: bool) -> None:

@@ -104,6 +104,13 @@ def _meet(one: Any, other: Any) -> bool:
     return one is not None and other is not None and bool(set(one.before_set) & set(other.before_set))
 
 
+def is_view(target: Any) -> bool:
+    """Whether a node's target only shows its operand's memory in another way."""
+    return (
+        isinstance(target, torch._ops.OpOverload) and bool(memory_of(target).shares) and not target._schema.is_mutable
+    )
+
+
 def viewed_operand(node: fx.Node) -> fx.Node | None:
     """The operand of a graph's node whose memory the node's result shares, or may share."""
     if node.op != "call_function":

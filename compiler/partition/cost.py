@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import fx
 
+from monarch.compiler.ops.schema import is_view
 from monarch.compiler.types import VARYING, Placement, is_partial
 
 FLOPS_PER_BYTE = 4.0
@@ -33,24 +34,6 @@ SLICE_PER_BYTE = 1e-3
 FORBIDDEN = math.inf
 
 aten = torch.ops.aten
-
-VIEWS = {
-    aten.view,
-    aten._unsafe_view,
-    aten.t,
-    aten.transpose,
-    aten.permute,
-    aten.expand,
-    aten.unsqueeze,
-    aten.squeeze,
-    aten.slice,
-    aten.select,
-    aten.split,
-    aten.split_with_sizes,
-    aten.unbind,
-    aten.alias,
-    aten.detach,
-}
 
 
 def reshard_cost(source: Placement, target: Placement, nbytes: float, k: int) -> float:
@@ -81,7 +64,7 @@ def reshard_cost(source: Placement, target: Placement, nbytes: float, k: int) ->
 def compute_cost(node: fx.Node, operands: Sequence[tuple[int, ...]], results: Sequence[tuple[int, ...]]) -> float:
     """What one worker spends on the whole op, from its local shapes."""
     packet = getattr(node.target, "overloadpacket", node.target)
-    if packet in VIEWS:
+    if is_view(node.target):
         return 0.0
     flops = matrix_flops(packet, operands, results)
     touched = 4.0 * (sum(map(math.prod, operands)) + sum(map(math.prod, results)))

@@ -12,8 +12,8 @@ from monarch.compiler.config import settings
 from monarch.compiler.context import Context, Pass
 from monarch.compiler.errors import LayoutError
 from monarch.compiler.graph import Graph, args_of
+from monarch.compiler.ops.schema import is_view
 from monarch.compiler.partition.choose import choose
-from monarch.compiler.partition.cost import VIEWS
 from monarch.compiler.partition.decide import decide, decide_alone, mark_keys, pass_on
 from monarch.compiler.partition.options import find_options
 from monarch.compiler.partition.rewrite import rewrite
@@ -91,7 +91,7 @@ def split_state_views(graph: Graph) -> None:
 
 
 def _views_state(node: fx.Node) -> bool:
-    while node.op == "call_function" and getattr(node.target, "overloadpacket", None) in VIEWS:
+    while node.op == "call_function" and is_view(node.target):
         node = args_of(node)[0]
     return node.op == "placeholder" and node.meta["kind"] == "state"
 

@@ -13,7 +13,7 @@ from torch import fx
 from monarch.compiler import ops
 from monarch.compiler.context import Context, Pass
 from monarch.compiler.graph import Graph, args_of, tensor_type
-from monarch.compiler.partition.cost import VIEWS
+from monarch.compiler.ops.schema import is_view
 
 BUCKET_BYTES = 32 * 2**20
 """Past this size joining saves nothing: one collective's fixed cost is then far below what its bytes take."""
@@ -170,17 +170,14 @@ def _bucket_of(node: fx.Node, at: dict[fx.Node, float], first_call: float, label
 def first_use(value: fx.Node, at: dict[fx.Node, float]) -> float:
     """The position of the first op that reads the value or a view of it: views wait with what they view."""
     return min(
-        (
-            first_use(user, at) if getattr(user.target, "overloadpacket", None) in VIEWS else at[user]
-            for user in value.users
-        ),
+        (first_use(user, at) if is_view(user.target) else at[user] for user in value.users),
         default=len(at),
     )
 
 
 def _is_collective_result(value: fx.Node) -> bool:
     """Whether the value is what a collective made, or a view of it."""
-    while getattr(value.target, "overloadpacket", None) in VIEWS:
+    while is_view(value.target):
         value = args_of(value)[0]
     producer = args_of(value)[0] if value.target is operator.getitem else None
     return isinstance(producer, fx.Node) and ops.is_collective(producer.target)

@@ -16,7 +16,9 @@ from torch.utils import _pytree as pytree
 
 from monarch.compiler.context import Context, Pass
 from monarch.compiler.graph import Graph, args_of
+from monarch.compiler.ops.record import enter, record, recorded
 from monarch.compiler.partition.options import Options, find_options
+from monarch.compiler.text.names import find_op
 from monarch.compiler.types import TensorType
 
 aten = torch.ops.aten
@@ -46,41 +48,6 @@ class DecomposeSplit(Pass):
         return graph
 
 
-@functools.cache
-def composites() -> Decompositions:
-    """The ops that can be taken apart, and how."""
-    table = get_decompositions(
-        [
-            aten._softmax,
-            aten._log_softmax,
-            aten._softmax_backward_data,
-            aten._log_softmax_backward_data,
-            aten.nll_loss_forward,
-            aten.nll_loss_backward,
-            aten.nll_loss2d_forward,
-            aten.nll_loss2d_backward,
-            aten.native_layer_norm,
-            aten.native_layer_norm_backward,
-            aten._fused_rms_norm,
-            aten._fused_rms_norm_backward,
-            aten.native_group_norm,
-            aten.native_group_norm_backward,
-            aten.native_batch_norm,
-            aten.native_batch_norm_backward,
-            aten._native_batch_norm_legit,
-            aten._native_batch_norm_legit_functional,
-            aten._native_batch_norm_legit_no_training,
-            aten.logsumexp,
-        ]
-    )
-    return {
-        **table,
-        aten.var_mean.correction: _var_mean,
-        aten.var.correction: lambda x, *args, **kwargs: _var_mean(x, *args, **kwargs)[0],
-        aten.std.correction: lambda x, *args, **kwargs: _var_mean(x, *args, **kwargs)[0].sqrt(),
-    }
-
-
 def _var_mean(
     x: torch.Tensor, dim: list[int] | None = None, *, correction: float | None = None, keepdim: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -93,6 +60,38 @@ def _var_mean(
     off = x - mean
     var = (off * off).sum(dims, keepdim=keepdim) / (count - (1 if correction is None else correction))
     return var, mean if keepdim else mean.view(var.shape)
+
+
+def _var(x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    return _var_mean(x, *args, **kwargs)[0]
+
+
+def _std(x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    return _var(x, *args, **kwargs).sqrt()
+
+
+enter(
+    """
+    aten._softmax aten._log_softmax aten._softmax_backward_data aten._log_softmax_backward_data aten.logsumexp
+    aten.nll_loss_forward aten.nll_loss_backward aten.nll_loss2d_forward aten.nll_loss2d_backward
+    aten.native_layer_norm aten.native_layer_norm_backward aten._fused_rms_norm aten._fused_rms_norm_backward
+    aten.native_group_norm aten.native_group_norm_backward aten.native_batch_norm aten.native_batch_norm_backward
+    aten._native_batch_norm_legit aten._native_batch_norm_legit_functional
+    aten._native_batch_norm_legit_no_training
+    """.split(),
+    decompose="torch",
+)
+enter(["aten.var_mean.correction"], decompose=_var_mean)
+enter(["aten.var.correction"], decompose=_var)
+enter(["aten.std.correction"], decompose=_std)
+
+
+@functools.cache
+def composites() -> Decompositions:
+    """The ops that can be taken apart, and how, by overload."""
+    own = {name: how for name in recorded("decompose") if callable(how := record(name).decompose)}
+    of_torch = [getattr(aten, name.removeprefix("aten.")) for name in recorded("decompose") if name not in own]
+    return {**get_decompositions(of_torch), **{find_op(name): how for name, how in own.items()}}
 
 
 def _split_composites(graph: Graph, mesh_dim: str) -> list[fx.Node]:

@@ -23,6 +23,7 @@ from torch import fx
 from monarch.compiler import ops
 from monarch.compiler.errors import ProgramError, Source
 from monarch.compiler.graph import Graph, Types, tensor_type
+from monarch.compiler.ops.record import enter, of_packet
 from monarch.compiler.ops.schema import memory_of, pure_form, viewed_operand
 from monarch.compiler.passes.capture import Expr, Number, Op, Tape, Value
 from monarch.compiler.passes.numbers import with_tensors
@@ -232,8 +233,8 @@ class Functionalizer(Emitter):
             return  # a view is read where it is used, for its base may have changed by then
         if isinstance(op.func, ops.MonarchOp):
             self._own(op)
-        elif op.func.overloadpacket in _NORMALIZED:
-            _NORMALIZED[op.func.overloadpacket](self, op)
+        elif (normalise := of_packet(op.func.overloadpacket, "normalise")) is not None:
+            normalise(self, op)
         else:
             self._aten(op)
 
@@ -434,24 +435,22 @@ def _batch_norm(self: Functionalizer, op: Op) -> None:
     self.write(var, self.item(node, 4, var.type))
 
 
-_NORMALIZED: dict[Any, Any] = {
-    **dict.fromkeys((aten.clone, aten.lift_fresh, aten.lift_fresh_copy, aten.positive, aten.contiguous), _same),
-    aten._to_copy: _cast,
-    **dict.fromkeys((aten._unsafe_view, aten.reshape), _reshaped),
-    aten.copy_: _copied,
-    aten.fill_: _filled,
-    aten.zero_: _zeroed,
-    **dict.fromkeys((aten.zeros, aten.zeros_like, aten.new_zeros), _constant(0)),
-    # `empty` holds whatever: zeros are as good, and the same on every worker.
-    **dict.fromkeys(
-        (aten.empty, aten.empty_like, aten.new_empty, aten.empty_strided, aten.new_empty_strided, aten.empty_permuted),
-        _constant(0),
-    ),
-    **dict.fromkeys((aten.ones, aten.ones_like, aten.new_ones), _constant(1)),
-    **dict.fromkeys((aten.full, aten.full_like, aten.new_full, aten.scalar_tensor), _full),
-    aten.arange: _arange,
-    **dict.fromkeys((aten.native_batch_norm, aten._native_batch_norm_legit), _batch_norm),
-}
+enter(
+    (aten.clone, aten.lift_fresh, aten.lift_fresh_copy, aten.positive, aten.contiguous),
+    normalise=_same,
+)
+enter((aten._to_copy,), normalise=_cast)
+enter((aten._unsafe_view, aten.reshape), normalise=_reshaped)
+enter((aten.copy_,), normalise=_copied)
+enter((aten.fill_,), normalise=_filled)
+enter((aten.zero_,), normalise=_zeroed)
+# `empty` holds whatever: zeros are as good, and the same on every worker.
+_EMPTY = (aten.empty, aten.empty_like, aten.new_empty, aten.empty_strided, aten.new_empty_strided, aten.empty_permuted)
+enter((aten.zeros, aten.zeros_like, aten.new_zeros, *_EMPTY), normalise=_constant(0))
+enter((aten.ones, aten.ones_like, aten.new_ones), normalise=_constant(1))
+enter((aten.full, aten.full_like, aten.new_full, aten.scalar_tensor), normalise=_full)
+enter((aten.arange,), normalise=_arange)
+enter((aten.native_batch_norm, aten._native_batch_norm_legit), normalise=_batch_norm)
 
 # -- the pass --------------------------------------------------------------------------------------------------------
 

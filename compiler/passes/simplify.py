@@ -9,7 +9,7 @@ from torch import fx
 
 from monarch.compiler.context import Context, Pass
 from monarch.compiler.graph import Graph, args_of
-from monarch.compiler.partition.cost import VIEWS
+from monarch.compiler.ops.schema import is_view
 
 aten = torch.ops.aten
 
@@ -34,7 +34,7 @@ class SimplifyViews(Pass):
                 node.target, node.args = aten.full.default, ([], 1)
                 node.kwargs = {"dtype": node.meta["type"].dtype}
             same = _same_value(node)
-            if same is None and getattr(node.target, "overloadpacket", None) in VIEWS and not node.kwargs:
+            if same is None and is_view(node.target) and not node.kwargs:
                 same = seen.setdefault((node.target, str(args_of(node))), node)
             if same is not None and same is not node:
                 node.replace_all_uses_with(same)

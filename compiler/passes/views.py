@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
 
 from monarch.compiler.errors import ProgramError
+from monarch.compiler.ops.record import enter, of_packet
 from monarch.compiler.passes.capture import Value
 
 if TYPE_CHECKING:
@@ -23,9 +23,10 @@ def read_view(emit: Emitter, value: Value, base: fx.Node) -> fx.Node:
     unsqueeze and squeeze become one of `aten.view`, `aten.permute`, `aten.expand`, `aten.slice`, `aten.select`."""
     assert value.parent is not None and value.view is not None
     step, parent = value.view, value.parent
-    reader = None if step.func is aten.view.dtype else _READERS.get(step.func.overloadpacket)
+    reader = None if step.func is aten.view.dtype else of_packet(step.func.overloadpacket, "read")
     if reader is not None:
-        return reader(emit, value, parent, base)
+        read: fx.Node = reader(emit, value, parent, base)
+        return read
     out = emit.call(step.func, base, *emit.decode(step.args), type=value.type, **emit.decode_kwargs(step.kwargs))
     return out if step.output is None else emit.item(out, step.output, value.type)
 
@@ -34,14 +35,15 @@ def write_view(emit: Emitter, value: Value, base: fx.Node, new: fx.Node) -> fx.N
     """`base` (the parent's value) with the part that `value` views replaced by `new`."""
     assert value.parent is not None and value.view is not None
     step, parent = value.view, value.parent
-    writer = None if step.func is aten.view.dtype else _WRITERS.get(step.func.overloadpacket)
+    writer = None if step.func is aten.view.dtype else of_packet(step.func.overloadpacket, "write")
     if writer is None:
         raise ProgramError(
             f"cannot write through {step.func.overloadpacket._qualified_op_name.replace('::', '.')}",
             hint="write out of place, or to the tensor that is viewed.",
             source=emit.source,
         )
-    return writer(emit, value, parent, base, new)
+    written: fx.Node = writer(emit, value, parent, base, new)
+    return written
 
 
 def argument(value: Value, position: int, name: str, default: Any = None) -> Any:
@@ -184,9 +186,6 @@ def _write_same(emit: Emitter, value: Value, parent: Value, base: fx.Node, new: 
     return new
 
 
-Reader = Callable[["Emitter", Value, Value, fx.Node], fx.Node]
-Writer = Callable[["Emitter", Value, Value, fx.Node, fx.Node], fx.Node]
-
 _RESHAPES = (aten.view, aten._unsafe_view, aten._reshape_alias, aten.squeeze, aten.unsqueeze)
 
 
@@ -208,24 +207,12 @@ def _write_strided(emit: Emitter, value: Value, parent: Value, base: fx.Node, ne
 
 _STRIDED = ("size", "stride", "storage_offset")
 
-_READERS: dict[Any, Reader] = {
-    **dict.fromkeys(_RESHAPES, read_reshape),
-    **dict.fromkeys((aten.permute, aten.t, aten.transpose), _read_permute),
-    **dict.fromkeys((aten.alias, aten.detach, aten.lift_fresh), _read_same),
-    **dict.fromkeys((aten.split, aten.split_with_sizes), _read_part),
-    **dict.fromkeys((aten.select, aten.unbind), _read_select),
-    aten.expand: _read_expand,
-    aten.slice: _read_slice,
-    aten.as_strided: _read_strided,
-}
-_WRITERS: dict[Any, Writer] = {
-    **dict.fromkeys(_RESHAPES, _write_reshape),
-    **dict.fromkeys((aten.permute, aten.t, aten.transpose), _write_permute),
-    **dict.fromkeys((aten.alias, aten.detach, aten.lift_fresh), _write_same),
-    **dict.fromkeys((aten.split, aten.split_with_sizes), _write_part),
-    **dict.fromkeys((aten.select, aten.unbind), _write_select),
-    aten.expand: _write_expand,
-    aten.slice: _write_slice,
-    aten.as_strided: _write_strided,
-    aten.diagonal: _write_diagonal,
-}
+enter(_RESHAPES, read=read_reshape, write=_write_reshape)
+enter((aten.permute, aten.t, aten.transpose), read=_read_permute, write=_write_permute)
+enter((aten.alias, aten.detach, aten.lift_fresh), read=_read_same, write=_write_same)
+enter((aten.split, aten.split_with_sizes), read=_read_part, write=_write_part)
+enter((aten.select, aten.unbind), read=_read_select, write=_write_select)
+enter((aten.expand,), read=_read_expand, write=_write_expand)
+enter((aten.slice,), read=_read_slice, write=_write_slice)
+enter((aten.as_strided,), read=_read_strided, write=_write_strided)
+enter((aten.diagonal,), write=_write_diagonal)

@@ -14,6 +14,7 @@ from functools import cache
 from monarch.compiler.loops.ir import Kernel
 from monarch.compiler.loops.text import parse_kernel
 from monarch.compiler.ops import OPS
+from monarch.compiler.ops.record import of_packet, record
 from monarch.compiler.ops.schema import memory_of
 from monarch.compiler.plan.plan import Instruction, Plan, Region, Slot
 from monarch.compiler.text.names import find_op
@@ -21,28 +22,22 @@ from monarch.compiler.text.names import find_op
 ALIGN = 64
 """Every region starts at a multiple of so many bytes, as torch's own buffers do."""
 
-WRITES: dict[str, tuple[str, str]] = {
-    "aten.mm.default": ("aten.mm.out", "out"),
-    "aten.bmm.default": ("aten.bmm.out", "out"),
-    "aten.addmm.default": ("aten.addmm.out", "out"),
-    "aten.baddbmm.default": ("aten.baddbmm.out", "out"),
-    "aten.add.Tensor": ("aten.add.out", "out"),
-    "aten.sub.Tensor": ("aten.sub.out", "out"),
-    "aten.mul.Tensor": ("aten.mul.out", "out"),
-    "aten.div.Tensor": ("aten.div.out", "out"),
-    "aten.exp.default": ("aten.exp.out", "out"),
-    "aten.tanh.default": ("aten.tanh.out", "out"),
-    "aten.sigmoid.default": ("aten.sigmoid.out", "out"),
-    "aten.gelu.default": ("aten.gelu.out", "out"),
-    "aten.gelu_backward.default": ("aten.gelu_backward.grad_input", "grad_input"),
-    "aten.silu.default": ("aten.silu.out", "out"),
-    "aten.silu_backward.default": ("aten.silu_backward.grad_input", "grad_input"),
-    "aten.cat.default": ("aten.cat.out", "out"),
-    "aten.sum.dim_IntList": ("aten.sum.IntList_out", "out"),
-    "aten.mean.dim": ("aten.mean.out", "out"),
-}
-"""For each ATen op that can be told where to write its result: the overload that takes this, and as which argument.
-What they write is contiguous, and has the same bits."""
+for _op in """
+    aten.mm.default aten.bmm.default aten.addmm.default aten.baddbmm.default aten.add.Tensor aten.sub.Tensor
+    aten.mul.Tensor aten.div.Tensor aten.exp.default aten.tanh.default aten.sigmoid.default aten.gelu.default
+    aten.silu.default aten.cat.default aten.mean.dim
+    """.split():
+    record(_op).out = (f"{_op.rpartition('.')[0]}.out", "out")
+for _op in ("aten.gelu_backward", "aten.silu_backward"):
+    record(f"{_op}.default").out = (f"{_op}.grad_input", "grad_input")
+record("aten.sum.dim_IntList").out = ("aten.sum.IntList_out", "out")
+
+
+def out_form(op: str) -> tuple[str, str] | None:
+    """For an ATen op that can be told where to write its result: the overload that takes this, and as which argument;
+    None for others. What they write is contiguous, and has the same bits."""
+    return of_packet(op, "out")
+
 
 PRODUCTS = frozenset(f"aten.{name}.default" for name in ("mm", "bmm", "addmm", "baddbmm"))
 """Those of them whose result is contiguous whatever their operands are."""
@@ -82,7 +77,7 @@ def wrong_region(plan: Plan, instruction: Instruction) -> str | None:
                 return f"its result {number} is of another type than its region"
             if not is_row_major(buffer.shape, buffer.strides):
                 return f"its result {number} is not contiguous, and lies in the arena"
-    elif instruction.op not in WRITES or len(regions) != 1 or regions[0] is None:
+    elif out_form(instruction.op) is None or len(regions) != 1 or regions[0] is None:
         return "it cannot write into the arena"
     for region in regions:
         if region is None:

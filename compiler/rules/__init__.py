@@ -20,12 +20,11 @@ from monarch.compiler.rules import (  # noqa: F401
 )
 from monarch.compiler.rules.call import Call, replace_operands, tensor_operands
 from monarch.compiler.rules.line import Line, line
-from monarch.compiler.rules.localize import LOCALIZERS, LocalCall, localize, localizer
+from monarch.compiler.rules.localize import LocalCall, localize, localizer
 from monarch.compiler.rules.register import fits, rule_for, sharding_rule
 from monarch.compiler.rules.rule import PARTIAL, Rule, Strategy
 
 __all__ = [
-    "LOCALIZERS",
     "PARTIAL",
     "Call",
     "Line",

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import fx
@@ -15,8 +15,6 @@ from monarch.compiler.ops import MonarchOp, out_of_place
 from monarch.compiler.rules.line import Shape
 from monarch.compiler.text.names import find_op
 from monarch.compiler.types import TensorType
-
-T = TypeVar("T")
 
 ShapeOf = Callable[[fx.Node], Any]
 """The shape of a node's tensor, or a tuple of its tensors' shapes: local where a mesh dim has been done already."""
@@ -32,18 +30,6 @@ def op_name(target: Any) -> str:
 def called_op(node: fx.Node) -> Any:
     """The op that a node calls, also out of place."""
     return find_op(str(node.args[0])) if node.target is out_of_place else node.target
-
-
-def lookup(table: Mapping[str, T], target: Any) -> T | None:
-    """What a table holds for an op: for its overload, for all overloads, or for the view that it copies."""
-    name = op_name(target)
-    found = table.get(name)
-    if found is None and isinstance(target, torch._ops.OpOverload):
-        packet = name.rsplit(".", 1)[0]
-        found = table.get(packet)
-        if found is None and packet.endswith("_copy"):
-            found = table.get(packet.removesuffix("_copy"))
-    return found
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,8 @@ from typing import Any
 
 from torch import fx
 
-from monarch.compiler.rules.call import Call, lookup
+from monarch.compiler.ops.record import enter, find
+from monarch.compiler.rules.call import Call
 from monarch.compiler.rules.line import Shape
 from monarch.compiler.rules.rule import PARTIAL, Strategy
 
@@ -43,15 +44,13 @@ class LocalCall(Call):
 
 Localizer = Callable[[LocalCall], Localized]
 
-LOCALIZERS: dict[str, Localizer] = {}
-"""By op name, with or without its overload. Ops that are not here keep their arguments."""
-
 
 def localizer(ops: str) -> Callable[[Localizer], Localizer]:
-    """Register how calls of these ops (names, separated by spaces) are localized."""
+    """Register how calls of these ops (names, with or without an overload, separated by spaces) are localized. Those of
+    other ops keep their arguments."""
 
     def register(function: Localizer) -> Localizer:
-        LOCALIZERS.update(dict.fromkeys(ops.split(), function))
+        enter(ops.split(), localize=function)
         return function
 
     return register
@@ -72,7 +71,7 @@ def localize(
     operands, in the same order and number as before, so that the caller can put the resharded ones in their place one
     by one (`replace_operands`).
     """
-    function = lookup(LOCALIZERS, node.target)
+    function = find(node.target, "localize")
     if function is None or strategy.factor in ("", PARTIAL):
         return node.target, node.args, dict(node.kwargs)
     return function(LocalCall(node, local_operand_shapes, local_result_shapes, strategy, mesh_dim, k))

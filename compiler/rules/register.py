@@ -12,7 +12,8 @@ from torch import fx
 
 from monarch.compiler.errors import RuleError
 from monarch.compiler.ops import out_of_place
-from monarch.compiler.rules.call import Call, ShapeOf, called_op, lookup, result_types
+from monarch.compiler.ops.record import enter, find, recorded
+from monarch.compiler.rules.call import Call, ShapeOf, called_op, result_types
 from monarch.compiler.rules.line import Line, LineError, bind, line, parse_line
 from monarch.compiler.rules.rule import Rule
 from monarch.compiler.rules.whole import whole_rule
@@ -20,8 +21,6 @@ from monarch.compiler.types import TensorType
 
 RuleFunction = Callable[[Call], "str | Line | Rule"]
 F = TypeVar("F", bound=RuleFunction)
-
-_RULES: dict[str, Line | RuleFunction] = {}
 
 
 @overload
@@ -69,7 +68,7 @@ def sharding_rule(
     if text is None:
 
         def register(function: F) -> F:
-            _RULES.update(dict.fromkeys(op.split(), function))
+            enter(op.split(), rule=function)
             return function
 
         return register
@@ -78,13 +77,13 @@ def sharding_rule(
         parse_line(text)
     except LineError as error:
         raise RuleError(f"the sharding rule of {op} does not parse", hint=str(error)) from None
-    _RULES.update(dict.fromkeys(op.split(), spec))
+    enter(op.split(), rule=spec)
     return None
 
 
 def registered() -> list[str]:
     """The names of all ops that have a rule."""
-    return sorted(_RULES)
+    return recorded("rule")
 
 
 def rule_for(node: fx.Node, shape_of: ShapeOf) -> Rule:
@@ -93,7 +92,7 @@ def rule_for(node: fx.Node, shape_of: ShapeOf) -> Rule:
     An op without a rule, and a call that its rule does not fit, have the default one: whole (`Rule.reason` says why).
     Raises RuleError where workers cannot run a call, such as one that draws random numbers of its own.
     """
-    found = lookup(_RULES, called_op(node))
+    found = find(called_op(node), "rule")
     call = Call.of(node, shape_of)
     if found is None or (callable(found) and node.target is out_of_place):
         return whole_rule(call, "it has no sharding rule")  # none that knows the call out of place

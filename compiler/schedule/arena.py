@@ -17,7 +17,7 @@ from monarch.compiler import ops
 from monarch.compiler.cost.work import local_bytes
 from monarch.compiler.graph import Graph, args_of, tensor_type
 from monarch.compiler.loops.text import parse_kernel
-from monarch.compiler.plan.arena import ALIGN, PRODUCTS, WRITES, is_row_major
+from monarch.compiler.plan.arena import ALIGN, PRODUCTS, is_row_major, out_form
 from monarch.compiler.plan.plan import Instruction, Region
 from monarch.compiler.types import TensorType
 
@@ -123,7 +123,7 @@ class Placing:
             return self.results_of_kernel(at, call)
         if self.is_dense(call, instruction.op):
             self.dense.add(call)
-            if instruction.op in WRITES:
+            if out_form(instruction.op) is not None:
                 return [self.span(at, at, [call])]
         return []
 
@@ -160,7 +160,7 @@ class Placing:
             return True
         if isinstance(call.target, ops.MonarchOp):
             return False
-        if op in WRITES or op.startswith(("aten.view.", "aten.reshape.")):
+        if out_form(op) is not None or op.startswith(("aten.view.", "aten.reshape.")):
             return all(operand in self.dense for operand in call.all_input_nodes)
         return False
 

@@ -16,6 +16,7 @@ from monarch.compiler.errors import Source
 from monarch.compiler.graph import Graph, args_of, tensor_type
 from monarch.compiler.loops.ir import may_overwrite
 from monarch.compiler.loops.text import parse_kernel
+from monarch.compiler.ops.record import enter, of_packet
 from monarch.compiler.ops.schema import viewed_operand
 from monarch.compiler.plan.file import hash_of
 from monarch.compiler.plan.options import CompileOptions
@@ -26,11 +27,12 @@ from monarch.compiler.types import TensorType
 
 aten = torch.ops.aten
 
-IN_PLACE = (
+_IN_PLACE = (
     "add sub mul div addcmul addcdiv lerp sqrt rsqrt exp log log1p neg abs reciprocal clamp clamp_min clamp_max relu "
     "sigmoid tanh silu gelu pow erf sin cos floor round masked_fill bitwise_and bitwise_or logical_not sign square"
 ).split()
 """Pointwise ops whose in-place form computes the same bits."""
+enter((f"aten.{name}" for name in _IN_PLACE), in_place=True)
 
 ROW_MAJOR = {aten.view.default: "aten.reshape.default", aten._unsafe_view.default: "aten.reshape.default"}
 """A collective's result is contiguous where the traced value may not have been, so views must be able to copy."""
@@ -181,7 +183,7 @@ class _Emitter:
         if node.target is ops.kernel:
             return self.written_by_kernel(node, i, last, replaced)
         packet = getattr(node.target, "overloadpacket", None)
-        if packet is None or packet.__name__ not in IN_PLACE or _inplace_overload(node.target) is None:
+        if packet is None or not of_packet(packet, "in_place") or _inplace_overload(node.target) is None:
             return []
         target = args_of(node)[0]
         if not isinstance(target, fx.Node):

@@ -9,7 +9,7 @@ from torch import fx
 from monarch.compiler import ops
 from monarch.compiler.context import Context, Pass
 from monarch.compiler.graph import Graph, args_of
-from monarch.compiler.partition.cost import VIEWS
+from monarch.compiler.ops.schema import is_view
 from monarch.compiler.passes.collectives import first_use, reorder
 from monarch.compiler.schedule.buffers import peak_of
 
@@ -110,5 +110,5 @@ def _put(value: fx.Node, position: float, at: dict[fx.Node, float]) -> None:
     """A value, and all views of it, right behind its wait."""
     at[value] = position
     for user in value.users:
-        if getattr(user.target, "overloadpacket", None) in VIEWS:
+        if is_view(user.target):
             _put(user, position, at)

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from monarch.compiler.plan.arena import WRITES
+from monarch.compiler.plan.arena import out_form
 from monarch.runtime.shared.checking import overload
 
 _FUNCTIONS = """
@@ -33,8 +33,10 @@ _DIRECT: dict[str, Callable[..., Any]] = {
 
 def resolve_into(op: str) -> tuple[Callable[..., Any], str]:
     """The callable that writes an op's result into memory that it is given, and as which argument; for those of
-    `compiler.plan.arena.WRITES`."""
-    written, argument = WRITES[op]
+    which `compiler.plan.arena.out_form` knows one."""
+    form = out_form(op)
+    assert form is not None, op
+    written, argument = form
     return _DIRECT.get(op) or resolve(written), argument
 
 

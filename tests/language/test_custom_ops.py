@@ -11,10 +11,10 @@ import torch
 
 from monarch.compiler.errors import PerformanceWarning, ProgramError
 from monarch.compiler.graph import Graph
+from monarch.compiler.ops.record import records_kept
 from monarch.compiler.pipeline import partition_graph
 from monarch.compiler.reference import run_reference
 from monarch.compiler.rules import sharding_rule
-from monarch.compiler.rules.register import _RULES
 from monarch.language import Mesh, distribute, program
 
 MESH = Mesh.abstract(data=2, model=2)
@@ -115,8 +115,7 @@ def test_gradients_through_an_op_without_a_rule() -> None:
 
 
 def test_a_rule_for_an_op_that_changes_its_operand_shards_it() -> None:
-    before = dict(_RULES)
-    try:
+    with records_kept():
         sharding_rule("customtest.scale_", "... -> ...")
 
         def step(x: torch.Tensor) -> Any:
@@ -125,9 +124,6 @@ def test_a_rule_for_an_op_that_changes_its_operand_shards_it() -> None:
             return (y,)
 
         assert "all_gather" not in str(expect(step, torch.randn(4, 4)))
-    finally:
-        _RULES.clear()
-        _RULES.update(before)
 
 
 def test_operands_that_share_memory_with_one_that_is_changed_are_refused() -> None:

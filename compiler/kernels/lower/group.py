@@ -12,7 +12,7 @@ from monarch.compiler.graph import args_of
 from monarch.compiler.kernels.lower import pointwise, random, views  # noqa: F401  # they register their handlers
 from monarch.compiler.kernels.lower.coordinates import Affine, Unfusable, flatten, unflatten
 from monarch.compiler.kernels.lower.reductions import REDUCED
-from monarch.compiler.kernels.lower.values import HANDLERS, TRANSPARENT, Given, Lowering, Tensors
+from monarch.compiler.kernels.lower.values import Given, Lowering, Tensors, is_transparent, lowering_of
 from monarch.compiler.loops.ir import Load, Nest, Position, Store
 from monarch.compiler.loops.nests import joined, live, pieces_of, renumbered
 
@@ -72,7 +72,7 @@ class Group:
 def space_of(node: fx.Node, given: Given) -> Space:
     """The space of an op. Raises Unfusable where it can be in no kernel."""
     name, tensors = given.key(node), given.tensors
-    if name not in HANDLERS or name in TRANSPARENT or node not in tensors:
+    if lowering_of(name) is None or is_transparent(name) or node not in tensors:
         raise Unfusable(f"{name} stays as it is")
     if name not in REDUCED:
         return Space(tensors[node].shape)

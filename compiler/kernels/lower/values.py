@@ -31,6 +31,7 @@ from monarch.compiler.loops.ir import (
     Store,
     varies_along,
 )
+from monarch.compiler.ops.record import of_packet, record
 from monarch.compiler.rules.call import argument
 
 Tensors = Mapping[fx.Node, Buffer]
@@ -66,18 +67,41 @@ def _either(a: Any, b: Any) -> Any:
 
 
 Handler = Callable[["Lowering", fx.Node, At], int]
-HANDLERS: dict[str, Handler] = {}
-"""For each op by its packet's name ("aten.add"), or our own op's, what lowers it. Ops with several results are lowered
-result by result, under "aten.native_layer_norm#0"."""
 
 
 def handler(*names: str) -> Callable[[Handler], Handler]:
+    """Register what lowers ops, each by its packet's name ("aten.add"), or our own op's. Ops with several results are
+    lowered result by result, under "aten.native_layer_norm#0"."""
+
     def register(function: Handler) -> Handler:
         for name in names:
-            HANDLERS[name] = function
+            op, number = _parts(name)
+            record(op).lower[number] = function
         return function
 
     return register
+
+
+def lowering_of(key: str) -> Handler | None:
+    """What lowers a node with this key (`key_of`); None where nothing does."""
+    op, number = _parts(key)
+    return (of_packet(op, "lower") or {}).get(number)
+
+
+def is_lowered(key: str) -> bool:
+    """Whether a loop nest computes the op: all of it, or its first result."""
+    return lowering_of(key) is not None or lowering_of(f"{key}#0") is not None
+
+
+def is_transparent(key: str) -> bool:
+    """Whether an op costs nothing inside of a kernel: a view, or a constant. It is looked through also where it is no
+    member of the group."""
+    return bool(of_packet(key, "transparent"))
+
+
+def _parts(key: str) -> tuple[str, int]:
+    op, _, number = key.partition("#")
+    return op, int(number or -1)
 
 
 def key_of(node: fx.Node) -> str:
@@ -259,7 +283,7 @@ class Lowering:
         tensor, address = self.tensors[node], self.zero
         self._line = line_of(node)
         self._summand, self._adds_up = -1, True
-        value = HANDLERS[self.key(node)](self, node, at)
+        value = self._lowered(node, at)
         self._adds_up = False
         if value != self._summand or self.dtype(value) != tensor.dtype:
             raise Unfusable("more than a sum over the kept dims")
@@ -288,13 +312,18 @@ class Lowering:
         if node in self.across:
             raise Unfusable("what is summed over the kept dims is known behind the nest")
         if node in self.members:
-            return self.rounded(HANDLERS[key](self, node, at), node)
-        if key in TRANSPARENT:
+            return self.rounded(self._lowered(node, at), node)
+        if is_transparent(key):
             try:
-                return HANDLERS[key](self, node, at)
+                return self._lowered(node, at)
             except Unfusable:
                 pass  # what it has written already is used by nobody, and is dropped at the end
         return self.load(node, at)
+
+    def _lowered(self, node: fx.Node, at: At) -> int:
+        function = lowering_of(self.key(node))
+        assert function is not None, self.key(node)
+        return function(self, node, at)
 
     def rounded(self, value: int, node: fx.Node) -> int:
         """A result in the compute dtype of its node's dtype, rounded as the policy says."""
@@ -388,11 +417,6 @@ class Lowering:
             if isinstance(coordinate, Gathered) or any(coordinate.strides[dim] for dim in loops):
                 raise Unfusable("a reduction whose kept coordinates run over the reduced dims")
         return tuple(running.get(dim, coordinate) for dim, coordinate in enumerate(at))
-
-
-TRANSPARENT: set[str] = set()
-"""Ops that cost nothing inside of a kernel: views, and constants. They are looked through also where they are no
-members of the group."""
 
 
 def _dtype_of(value: bool | int | float) -> torch.dtype:

@@ -11,10 +11,10 @@ import torch
 from torch import fx
 
 from monarch.compiler.errors import RuleError, Source
+from monarch.compiler.ops.record import records_kept
 from monarch.compiler.partition.whole import suggested_line
 from monarch.compiler.rules import Call, Rule, Strategy, localizer, rule_for, sharding_rule, tensor_operands
-from monarch.compiler.rules.localize import LOCALIZERS, LocalCall, Localized
-from monarch.compiler.rules.register import _RULES
+from monarch.compiler.rules.localize import LocalCall, Localized
 from monarch.compiler.types import TensorType
 from tests.compiler.rules.dense import call, check_all, local_node, shape_of, trace
 from tests.compiler.rules.values import below, flags, real
@@ -38,12 +38,9 @@ def node_of(op: Any, operands: list[tuple[int, ...]], result: Any, args: Any = N
 
 @pytest.fixture
 def tables() -> Iterator[None]:
-    """Leave the tables as they were."""
-    rules, localizers = dict(_RULES), dict(LOCALIZERS)
-    yield
-    for table, before in ((_RULES, rules), (LOCALIZERS, localizers)):
-        table.clear()
-        table.update(before)  # type: ignore[arg-type]
+    """Leave the records as they were."""
+    with records_kept():
+        yield
 
 
 @pytest.fixture(scope="module")
