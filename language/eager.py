@@ -11,6 +11,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any
 
+from monarch.compiler.config import settings
 from monarch.compiler.passes.capture import Value
 from monarch.compiler.passes.functionalize import functionalize
 from monarch.compiler.plan import Plan
@@ -18,8 +19,6 @@ from monarch.language.compile import compile_graph, eager_options
 from monarch.language.mesh import Mesh
 from monarch.language.recording import Recording
 from monarch.language.tensor import Cell
-
-_PLANS = 256
 
 
 @dataclass(frozen=True)
@@ -69,7 +68,7 @@ def _run(mesh: Mesh, recording: Recording, live: list[tuple[Cell, Value]]) -> No
             return
         compiled = _Compiled(compile_graph(graph, eager_options()), _groups(aliases))
         _plans[key] = compiled
-        if len(_plans) > _PLANS:
+        if len(_plans) > settings.eager_plans:
             _plans.popitem(last=False)
     else:
         _plans.move_to_end(key)

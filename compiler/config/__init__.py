@@ -10,13 +10,13 @@ them where it needs them, as attributes: `settings.kernels` (`definitions`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from monarch.compiler.config import store
 from monarch.compiler.config.definitions import Settings, settings
-from monarch.compiler.config.store import ConfigError, ConfigTypeError
+from monarch.compiler.config.store import ConfigError, ConfigTypeError, Setting
 
 __all__ = [
     "ConfigError",
@@ -28,9 +28,12 @@ __all__ = [
     "for_spawned",
     "get_global_config",
     "get_runtime_config",
+    "setting_of",
     "settings",
     "spawned_with",
 ]
+
+T = TypeVar("T")
 
 
 def configure(**values: Any) -> None:
@@ -71,6 +74,11 @@ def for_spawned() -> dict[str, Any]:
     definitions = Settings.definitions().values()
     values = {each.name: getattr(settings, each.name) for each in definitions if not each.local}
     return _shown({name: value for name, value in values.items() if value != Settings.definition(name).default})
+
+
+def setting_of(values: Mapping[str, Any] | Iterable[tuple[str, Any]], setting: Setting[T]) -> T:
+    """What a process that is spawned with these values (of `for_spawned`) has for a setting."""
+    return setting.kind.read(dict(values).get(setting.name, setting.kind.show(setting.default)))
 
 
 def spawned_with(values: dict[str, Any]) -> None:

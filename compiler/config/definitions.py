@@ -6,7 +6,7 @@ README with these definitions.
 
 from __future__ import annotations
 
-from monarch.compiler.config.kinds import Choice, Flag, FolderOrNone, Text, TextOrNone, Words
+from monarch.compiler.config.kinds import Choice, Count, Duration, Flag, FolderOrNone, Size, Text, TextOrNone, Words
 from monarch.compiler.config.store import Setting, SettingsBase
 
 
@@ -58,6 +58,56 @@ class Settings(SettingsBase):
         None,
         "The token with which hosts are attached, or the path of the file that holds it.",
         local=True,
+    )
+
+    cache_keep = Setting(
+        Duration("1h", "3650d"),
+        30 * 86400.0,
+        "How long a built kernel that nothing asks for stays in the cache.",
+        local=True,
+    )
+    compiler_timeout = Setting(
+        Duration("1s", "1d"),
+        300.0,
+        "How long the C++ compiler may take over the kernels of a plan.",
+        local=True,
+    )
+    eager_plans = Setting(
+        Count(1, 1 << 20), 256, "How many plans of ops outside of programs are kept; those used last are."
+    )
+    steps_ahead = Setting(
+        Count(2, 1 << 16), 256, "How many commands the controller may be ahead of its workers before it waits for them."
+    )
+    trace_memory = Setting(
+        Size(1 << 20, 1 << 40),
+        256 << 20,
+        "The memory for what a mesh's workers measure while they are profiled; each takes from 1 MiB to 32 MiB of it.",
+    )
+    codec_max_frame_length = Setting(
+        Size(64 << 10, 1 << 50),
+        16 << 30,
+        "The most bytes that one message between actors may have: its arguments, or its reply.",
+    )
+    message_delivery_timeout = Setting(
+        Duration("1s", "1d"),
+        60.0,
+        "How long what a process of actors sent to another host may stay unacknowledged before the connection counts as"
+        " lost. A process acknowledges nothing while a C function keeps the GIL; a lost host is noticed sooner.",
+    )
+    process_exit_timeout = Setting(
+        Duration("0s", "1d"),
+        10.0,
+        "How long processes of actors that are stopped may take to end before they are killed.",
+    )
+    host_spawn_ready_timeout = Setting(
+        Duration("1s", "1d"),
+        60.0,
+        "How long a host that `monarch.launch.local` starts may take until it listens.",
+    )
+    tail_log_lines = Setting(
+        Count(0, 100_000),
+        20,
+        "How many of the last lines that a process of actors wrote the report of its end has.",
     )
 
 

@@ -11,8 +11,6 @@ from pathlib import Path
 from monarch.compiler.config import settings
 from monarch.compiler.errors import MonarchError
 
-_KEEP_SECONDS = 30 * 24 * 3600
-
 
 class BuildError(MonarchError):
     """A kernel that a compiler does not take, or a cache folder that cannot be trusted."""
@@ -59,7 +57,7 @@ def is_there(path: Path) -> bool:
 
 def forget(folder: Path) -> None:
     """Delete what was not asked for in a long time."""
-    oldest = time.time() - _KEEP_SECONDS
+    oldest = time.time() - settings.cache_keep
     for entry in (*folder.glob("*.so"), *folder.glob("*.gpu")):
         with contextlib.suppress(FileNotFoundError):  # another process was faster
             if entry.lstat().st_mtime < oldest:

@@ -325,7 +325,8 @@ class ProcMesh(_Owned):
         return current.process().executor(mesh, self._group, tuple(self._shape.ndslice), self.initialized)
 
     def stop(self, reason: str = "it was stopped") -> Future[None]:
-        """End the processes, their actors first. A future of the end; what does not end within 10 s is killed."""
+        """End the processes, their actors first. A future of the end; what does not end in time (the setting
+        `process_exit_timeout`) is killed."""
         self._whole()
         process = current.process()
         if self._addresses == (process.group.root,):

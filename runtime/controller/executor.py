@@ -31,7 +31,6 @@ from monarch.runtime.shared.checking import check
 from monarch.runtime.shared.measured import buffer_words, clock
 from monarch.runtime.shared.window import STAGING_BYTES
 
-MAX_UNDER_WAY = 256
 _REFRESH_EVERY = 16
 _ASK_ABOVE = 16 << 20
 _FREE_AT_ONCE = 4096
@@ -55,6 +54,7 @@ class MeshExecutor:
         self._replies = self._connection.replies
         self._refreshed = 0  # the command at which the workers' progress was last looked at
         self._log = "commands" in settings.log
+        self._ahead = settings.steps_ahead
         self._freed: deque[int] = deque()
         self._types: dict[TensorType, TensorType] = {}
         self._plans: dict[int, tuple[weakref.ref[Plan], PlanRecord]] = {}
@@ -239,8 +239,8 @@ class MeshExecutor:
             if step.sequence - self._refreshed >= _REFRESH_EVERY:
                 self._refreshed = step.sequence
                 self._connection.refresh()
-                if step.sequence - state.finished_commands > MAX_UNDER_WAY:
-                    self._connection.catch_up(step.sequence - MAX_UNDER_WAY // 2)
+                if step.sequence - state.finished_commands > self._ahead:
+                    self._connection.catch_up(step.sequence - self._ahead // 2)
             freed = self._freed
             return [Remote(base + at, type_, step, self, freed) for at, type_ in enumerate(record.output_types)]
 

@@ -17,18 +17,18 @@ import time
 
 import torch
 
+from monarch.compiler.config import settings
+
 clock = time.monotonic_ns
 
 WRITING, WRITTEN, STEPS, HEAD = range(4)
 """Words at the start of a worker's buffer, and how many."""
 
-_TOTAL_BYTES = 256 << 20
-
 
 def buffer_words(workers: int) -> int:
-    """The size of each worker's buffer: 256 MiB on all of them, 32 MiB at most and 1 MiB at least on one. Pages are
-    taken when they are first written."""
-    return max(1 << 20, min(32 << 20, _TOTAL_BYTES // workers)) // 8
+    """The size of each worker's buffer: the setting `trace_memory` on all of them, 32 MiB at most and 1 MiB at least on
+    one. Pages are taken when they are first written."""
+    return max(1 << 20, min(32 << 20, settings.trace_memory // workers)) // 8
 
 
 def records(buffer: torch.Tensor) -> list[list[int]]:

@@ -9,6 +9,8 @@ import textwrap
 from pathlib import Path
 
 from monarch.compiler.config import Settings
+from monarch.compiler.config.kinds import Size
+from monarch.compiler.sizes import format_bytes
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -59,6 +61,8 @@ def settings_table() -> list[str]:
     rows = []
     for name, each in Settings.definitions().items():
         default = each.kind.show(each.default)
+        if isinstance(each.kind, Size):
+            default = format_bytes(each.default)
         shown = "" if default in (None, "") else f"`{default}`"
         rows.append(f"| `{name}` | {shown} | {each.kind.form} | {each.about}{' †' * each.local} |")
     return rows

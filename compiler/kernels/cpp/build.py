@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from monarch.compiler.config import settings
 from monarch.compiler.kernels.cache import BuildError, forget, is_ours, is_there, private_folder
 from monarch.compiler.kernels.cpp.emit import emit, origin
 from monarch.compiler.loops.text import parse_kernel
@@ -35,8 +36,6 @@ FLAGS = (
     # a * b + c keeps its two roundings, as in ATen; kernels that want one ask for it by name.
     "-ffp-contract=off"
 ).split()
-
-_SECONDS = 300
 
 __all__ = ["BuildError", "Compiler", "Unwritten", "build", "build_kernels", "find_compiler", "load"]
 
@@ -117,7 +116,9 @@ def _processor() -> str:
 
 def _run(command: list[str]) -> None:
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, stdin=subprocess.DEVNULL)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=settings.compiler_timeout, stdin=subprocess.DEVNULL
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise BuildError(f"cannot run {command[0]}: {error}") from error
     if done.returncode:

@@ -19,7 +19,9 @@ from typing import Any, NoReturn
 import cloudpickle
 import torch
 
+from monarch.compiler.config import settings
 from monarch.compiler.execution.executor import outgoing
+from monarch.compiler.plan import MonarchError, format_bytes
 from monarch.runtime.actors.messages.memory import Memory, mapped
 from monarch.runtime.actors.messages.protocol import Head
 from monarch.runtime.actors.messages.sending import Sending
@@ -28,6 +30,10 @@ from monarch.runtime.worker import exchange
 INLINE = 60 << 10
 BUFFER = 64 << 10
 PACKET = 160 << 10  # above any packet's size: a packet has INLINE bytes of data and a head at most
+
+
+class MessageSizeError(MonarchError, ValueError):
+    """A message above the setting `codec_max_frame_length`: it was not sent."""
 
 
 class Files:
@@ -75,7 +81,8 @@ class Payload:
     def of(value: object, to: Sequence[str] = ()) -> Payload:
         """`to` are the processes of the actors that it goes to; distributed tensors can only go to actors.
 
-        Raises what pickling raises: PicklingError, TypeError, and whatever a user's `__reduce__` does.
+        Raises what pickling raises: PicklingError, TypeError, and whatever a user's `__reduce__` does; MessageSizeError
+        for a value above the setting `codec_max_frame_length`.
         """
         if not to:
             return Payload._of(value)
@@ -105,6 +112,12 @@ class Payload:
         if not buffers and len(data or b"") <= INLINE:
             return Payload(data)
         parts: list[Any] = [buffer.raw() for buffer in buffers]
+        size, most = len(data or b"") + sum(map(len, parts)), settings.codec_max_frame_length
+        if size > most:
+            raise MessageSizeError(
+                f"a message of {size:,} bytes: at most {most:,} ({format_bytes(most)}) may be sent",
+                hint="send less at once, or configure(codec_max_frame_length=…); an RDMABuffer moves large memory.",
+            )
         if len(data or b"") > INLINE:
             parts.insert(0, data)
             data = None

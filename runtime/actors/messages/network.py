@@ -29,6 +29,7 @@ from functools import cache
 from time import monotonic
 from typing import Protocol
 
+from monarch.compiler.config import settings
 from monarch.compiler.plan import MonarchError
 from monarch.runtime.actors.messages.address import LONGEST, host_of, name_of, port_of
 from monarch.runtime.actors.messages.link import Link, Loop
@@ -43,9 +44,6 @@ from monarch.runtime.transport.streams import Stream, TlsStream, tune
 
 SECONDS = 10.0
 """How long a connection may take to be made, and whoever connects to prove who it is."""
-_PATIENCE = 60.0
-"""Seconds after which a connection whose other end is silent is given up. A host that is lost is noticed sooner, by the
-control plane; this is also how long a process may read nothing, in a C function that keeps the GIL, say."""
 _MAGIC = b"actors 1"
 _WANTED = struct.Struct("8s16s")
 
@@ -226,7 +224,7 @@ class Network:
         sock = sockets.begin_tcp(Address(name_of(to), "", {"tcp": {"host": host, "port": port}}))
         try:
             connected(sock, deadline, None)
-            tune(sock, _PATIENCE)
+            tune(sock, settings.message_delivery_timeout)
             sock.send(_WANTED.pack(_MAGIC, bytes.fromhex(name_of(to))))
             stream = Stream(sock)
             if across.contexts is not None:
@@ -254,7 +252,7 @@ class Network:
             if across is None:
                 raise HandshakeFailed("this process takes no connections")
             deadline = monotonic() + SECONDS
-            tune(sock, _PATIENCE)
+            tune(sock, settings.message_delivery_timeout)
             sock.setblocking(False)
             stream = Stream(sock)
             if across.contexts is not None:

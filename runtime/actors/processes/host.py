@@ -22,6 +22,7 @@ from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
+from monarch.compiler.config import Settings, setting_of, settings
 from monarch.compiler.mesh import Shape
 from monarch.compiler.plan import MonarchError
 from monarch.runtime.actors.errors import MeshFailure, SupervisionError
@@ -33,7 +34,7 @@ from monarch.runtime.actors.messages.router import listen
 from monarch.runtime.actors.processes import current
 from monarch.runtime.actors.processes.attached import OtherHosts
 from monarch.runtime.actors.processes.group import Death, Group
-from monarch.runtime.actors.processes.output import LAST_LINES, Output, Source
+from monarch.runtime.actors.processes.output import Output, Source
 from monarch.runtime.actors.processes.ownership import EndProcess
 from monarch.runtime.actors.processes.process import Process
 from monarch.runtime.future import Future
@@ -43,9 +44,6 @@ from monarch.runtime.shared import signals
 
 if TYPE_CHECKING:
     from monarch.runtime.hosts.attached import AttachedHosts
-
-STOP_SECONDS = 10.0
-"""How long a process that is told to end may take for it before it is killed."""
 
 _CHUNK = 64 << 10
 
@@ -120,7 +118,8 @@ class Host:
                     read.append(ours)
                     write.append(theirs)
             warm = warm_parent()
-            running = _Running(group, warm, set(ranks), {rank: deque(maxlen=LAST_LINES) for rank in ranks})
+            kept = setting_of(group.settings, Settings.tail_log_lines)
+            running = _Running(group, warm, set(ranks), {rank: deque(maxlen=kept) for rank in ranks})
             with self._lock:
                 self._groups[group.id] = running
                 for at, fd in enumerate(read):
@@ -257,7 +256,8 @@ class Host:
                 if running.stopping:
                     return
                 running.stopping = True
-                running.killer = threading.Timer(STOP_SECONDS, running.warm.ask_to_stop, [running.number])
+                seconds = setting_of(running.group.settings, Settings.process_exit_timeout)
+                running.killer = threading.Timer(seconds, running.warm.ask_to_stop, [running.number])
                 running.killer.daemon = True
                 running.killer.start()
         if running is None:
@@ -400,7 +400,7 @@ class Root(Process):
                 return
             self._ended = True
             self.supervision(EndProcess(reason))
-            self._empty.wait(STOP_SECONDS)
+            self._empty.wait(settings.process_exit_timeout)
             self.programs.end()
             self.watch_calls(None)
             self.host.kill()

@@ -13,7 +13,6 @@ from collections import deque
 from dataclasses import dataclass, field
 
 HOLD_SECONDS = 0.05
-LAST_LINES = 20
 
 
 @dataclass

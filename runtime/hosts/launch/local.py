@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from monarch.compiler.config import settings
 from monarch.compiler.plan import MonarchError
 from monarch.runtime.hosts.launch.agent import AgentEnded, AgentProcess
 from monarch.runtime.hosts.launch.launcher import Credentials
-
-PATIENCE = 60.0
-"""Seconds for an agent to load torch and to listen, on however slow a machine."""
 
 
 class LocalLauncher:
@@ -30,7 +28,7 @@ class LocalLauncher:
         addresses = []
         for number, agent in enumerate(self._agents):
             try:
-                addresses.append(agent.serving(PATIENCE))
+                addresses.append(agent.serving(settings.host_spawn_ready_timeout))
             except AgentEnded as error:
                 raise MonarchError(f"host {number} did not start: {error}") from None
         return addresses

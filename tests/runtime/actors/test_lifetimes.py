@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+import monarch.config
 from monarch.actor import (
     Actor,
     ActorError,
@@ -343,6 +344,23 @@ class Caller(Actor):
             return worker.die.call_one(7).get(WAIT)
         except SupervisionError as error:
             return str(error)
+
+
+def test_the_report_of_an_end_has_as_many_lines_as_is_set(faults: Faults) -> None:
+    with monarch.config.configured(tail_log_lines=1):
+        worker = spawn(1).spawn("worker", Worker, "worker")
+    with pytest.raises(SupervisionError):
+        worker.die.call(7).get(WAIT)
+    assert faults.get(timeout=WAIT).log == ("without a line's end",)
+
+
+def test_processes_that_do_not_end_are_killed_after_the_time_that_is_set() -> None:
+    with monarch.config.configured(process_exit_timeout="0s"):
+        procs = spawn(1)
+    worker = procs.spawn("worker", Worker, "worker")
+    (pid,) = worker.pid.call().get(WAIT).values()
+    os.kill(pid, signal.SIGSTOP)  # it would never end by itself
+    procs.stop().get(WAIT)
 
 
 def test_whoever_waits_for_a_process_that_dies_is_told(faults: Faults, capsys: pytest.CaptureFixture[str]) -> None:

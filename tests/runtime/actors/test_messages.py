@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import monarch.actor
+from monarch import MonarchError
 from monarch.actor import (
     Accumulator,
     Actor,
@@ -273,6 +274,21 @@ def test_futures_can_be_awaited() -> None:
         return (await asyncio.gather(*(log.all.call_one().as_asyncio() for _ in range(3))))[2]
 
     assert asyncio.run(main()) == [1, 2]
+
+
+def test_a_message_above_the_bound_is_not_sent() -> None:
+    with monarch.config.configured(codec_max_frame_length="1 MiB"):
+        log = spawn(1).slice(gpus=0).spawn("log", Log, bytes(1 << 18))
+        with pytest.raises(MonarchError, match="a message of 1,0[0-9,]* bytes: at most 1,048,576"):
+            log.add.call_one(b"x" * (1 << 20))
+        with pytest.raises(MonarchError, match="at most 1,048,576"):
+            log.add.broadcast(np.zeros(1 << 20, dtype=np.uint8))
+        for _ in range(3):
+            log.add.call_one(bytes(1 << 18)).get(WAIT)
+        with pytest.raises(ActorError, match="sending the value raised .*MessageSizeError"):
+            log.all.call_one().get(WAIT)
+    with pytest.raises(ActorError, match="MessageSizeError"):  # the actors have the bound with which they were spawned
+        log.all.call_one().get(WAIT)
 
 
 class Later(Actor):

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from monarch.compiler.blocks import block_of, whole_of
+from monarch.compiler.config import settings
 from monarch.compiler.execution.executor import Executor, Handle
 from monarch.compiler.plan import (
     DTYPES,
@@ -21,7 +22,7 @@ from monarch.compiler.plan import (
     Source,
     TensorType,
 )
-from monarch.runtime.controller.executor import MAX_UNDER_WAY, MeshExecutor, start_local
+from monarch.runtime.controller.executor import MeshExecutor, start_local
 from tests.runtime.building import Building, each, whole
 from tests.runtime.collectives.loopback import executor_on
 
@@ -133,12 +134,12 @@ def test_calls_return_before_the_work_is_done_and_run_far_ahead(executor: MeshEx
     plan = add_one(MESH, type_).plan()
     handle = executor.put(torch.zeros(64, 64), type_)
     ahead = 0
-    for _ in range(3 * MAX_UNDER_WAY):
+    for _ in range(3 * settings.steps_ahead):
         (handle,) = executor.run(plan, [handle])
         executor._connection.refresh()
         ahead = max(ahead, executor._state.next_command - executor._state.finished_commands)
-    assert ahead <= MAX_UNDER_WAY + 64  # each step frees a handle, which takes a command of its own
-    assert torch.equal(executor.shards(handle, [3])[0], torch.full((64, 64), 3.0 * MAX_UNDER_WAY))
+    assert ahead <= settings.steps_ahead + 64  # each step frees a handle, which takes a command of its own
+    assert torch.equal(executor.shards(handle, [3])[0], torch.full((64, 64), 3.0 * settings.steps_ahead))
 
 
 def test_steps_over_hosts_send_no_control_messages() -> None:

@@ -17,9 +17,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from monarch.compiler.config import settings
 from monarch.compiler.execution.executor import Handle
 from monarch.compiler.plan import DeviceMeshError, MeshSpec, MonarchError
-from monarch.runtime.controller.executor import MAX_UNDER_WAY, MeshExecutor, start_local
+from monarch.runtime.controller.executor import MeshExecutor, start_local
 from monarch.runtime.processes import parent as processes
 from monarch.runtime.processes import workers
 from monarch.runtime.processes.workers import WORKERS_PER_CORE
@@ -62,7 +63,7 @@ def keep_busy(executor: MeshExecutor, calls: int = 3000) -> Handle:
         x = build.call("getitem", build.call("all_reduce", [x], list(executor.mesh.names), "max"), 0, free=[x])
     build.output(x, start_type := each(executor.mesh, (executor.mesh.workers, 1000)))
     plan, handle = build.plan(), executor.put(torch.ones(executor.mesh.workers, 1000), start_type)
-    for _ in range(MAX_UNDER_WAY // 2):
+    for _ in range(settings.steps_ahead // 2):
         (handle,) = executor.run(plan, [handle])
     return handle
 
