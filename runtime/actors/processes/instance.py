@@ -2,9 +2,12 @@
 
 An actor handles one message at a time, in a thread of its own; an actor whose endpoints are `async def` has an event
 loop there. It ends when it is stopped, or dies: of what its constructor raises, of an exception in a message that
-wants no reply, of a failure that it does not deal with. Then it takes no more messages, waits for the end of what it
-owns, and runs its `__cleanup__`. What comes later is answered with SupervisionError. What else follows, `ownership`
-decides.
+wants no reply, of an exception that is no Exception (SystemExit) in any, of a failure that it does not deal with. Then
+it takes no more messages, waits for the end of what it owns, and runs its `__cleanup__`. What comes later is answered
+with SupervisionError. What else follows, `ownership` decides.
+
+An actor hears of failures between messages; one with an event loop also while an endpoint of its own awaits: its
+`__supervise__` then runs beside the endpoint, which is cancelled if the actor dies of the failure.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from monarch.compiler.mesh import Extent, Point
 from monarch.compiler.plan import MonarchError
 from monarch.runtime.actors.channel import Port
 from monarch.runtime.actors.endpoint import ActorInterface
-from monarch.runtime.actors.errors import ActorError, MeshFailure
+from monarch.runtime.actors.errors import ActorError, MeshFailure, SupervisionError
 from monarch.runtime.actors.messages.message import Payload
 from monarch.runtime.actors.messages.protocol import Head, Owner, ReplyTo
 from monarch.runtime.actors.processes.current import Context, running
@@ -100,6 +103,14 @@ class LocalActor:
         self._rouse: Callable[[], object] = self._awake.release
         self._alone = False
         self._stops: list[ReplyTo] | None = []
+        self._killed: list[tuple[ReplyTo, SupervisionError]] = []
+        """Whose call the actor died of: they hear after its owner."""
+        self._alert: Callable[[], object] = lambda: None
+        """Called when a failure comes, also while a message is handled."""
+        self._calling = False
+        """Whether an endpoint that is not concurrent runs, of an actor with an event loop."""
+        self._unhandled: _End | None = None
+        """A failure that was not dealt with while such an endpoint awaited, which ends the actor."""
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
@@ -122,6 +133,7 @@ class LocalActor:
             rouse, self._asleep = self._asleep, False
         if rouse:
             self._rouse()
+        self._alert()
 
     def stop(self, reason: str, reply: ReplyTo | None) -> None:
         """Have it end after the messages that are there; `reply` hears when it has."""
@@ -142,6 +154,10 @@ class LocalActor:
             item = self._mailbox.take()
             self._asleep = item is None
             return item
+
+    def _take_failure(self) -> MeshFailure | None:
+        with self._lock:
+            return self._mailbox.take_failure()
 
     def _refuse(self, call: Call) -> None:
         call[2].drop()
@@ -204,11 +220,14 @@ class LocalActor:
 
     def _raised(self, head: Head, error: BaseException) -> None:
         """An endpoint raised: its caller is told, or the actor dies of it."""
-        told = ActorError.of(error, f"{self.instance.label}.{head[3]}")
+        where = f"{self.instance.label}.{head[3]}"
+        if head[2] is not None and isinstance(error, (Exception, asyncio.CancelledError)):
+            self._process.reply(head[2], False, ActorError.of(error, where))
+            return
         if head[2] is not None:
-            self._process.reply(head[2], False, told)
-        if head[2] is None or not isinstance(error, Exception):
-            raise self._died(error, f"{head[3]} raised") from error
+            said = ActorError.of(error, where).message
+            self._killed.append((head[2], SupervisionError(f"'{self.instance.label}' died: {said}", where)))
+        raise self._died(error, f"{head[3]} raised") from error
 
     def _died(self, error: BaseException, what: str) -> _End:
         """What ends the actor, for an error that was just caught."""
@@ -301,6 +320,8 @@ class LocalActor:
         """It is no more: whoever asked that it stops hears of it. From any thread."""
         with self._lock:
             stops, self._stops = self._stops or [], None
+        for reply, error in self._killed:
+            self._process.reply(reply, False, error)
         for reply in stops:
             self._process.reply(reply, True, None)
 
@@ -308,13 +329,34 @@ class LocalActor:
 
     async def _run_async(self) -> None:
         loop = self.loop = asyncio.get_running_loop()
+        main = asyncio.current_task()
+        assert main is not None
         awake = asyncio.Event()
         tasks: dict[asyncio.Task[None], Call] = {}
         ending: list[_End] = []
+        attending: list[asyncio.Task[None]] = []
 
         def rouse() -> None:
             with suppress(RuntimeError):  # the loop is closed: the actor has ended
                 loop.call_soon_threadsafe(awake.set)
+
+        def alert() -> None:
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(attend)
+
+        def attend() -> None:
+            if self._calling and (not attending or attending[0].done()):
+                attending[:] = [loop.create_task(hear())]
+
+        async def hear() -> None:
+            """Deal with the failures that come while an endpoint awaits."""
+            try:
+                while (failure := self._take_failure()) is not None:
+                    await self._handle_async(failure)
+            except _End as end:
+                self._unhandled = end
+                if self._calling:
+                    main.cancel()
 
         async def beside(call: Call) -> None:
             try:
@@ -324,7 +366,7 @@ class LocalActor:
                 awake.set()
 
         # What came before the loop was there released the lock instead.
-        self._rouse = rouse
+        self._rouse, self._alert = rouse, alert
         awake.set()
         end: _End
         try:
@@ -342,6 +384,13 @@ class LocalActor:
                     task = loop.create_task(beside(item))
                     tasks[task] = item
                     task.add_done_callback(tasks.pop)
+                elif isinstance(item, tuple):
+                    await self._call_alone(item, main)
+                    if attending:
+                        await attending[0]
+                    if self._unhandled is not None:
+                        self.ended = self._unhandled.reason
+                        raise self._unhandled
                 else:
                     await self._handle_async(item)
         except _End as ended:
@@ -372,10 +421,26 @@ class LocalActor:
         method = self._interface.endpoints.get(head[3])
         return method is not None and method.concurrent
 
-    async def _handle_async(self, item: MeshFailure | Call | Stop) -> None:
-        if isinstance(item, tuple):
-            await self._call_async(item)
-        elif isinstance(item, MeshFailure):
+    async def _call_alone(self, call: Call, main: asyncio.Task[None]) -> None:
+        """Handle a call, beside which failures may come: of one that is not dealt with the caller hears."""
+        self._calling = True
+        try:
+            await self._call_async(call)
+        except asyncio.CancelledError:
+            if self._unhandled is None:
+                raise
+            main.uncancel()
+            self.ended = self._unhandled.reason
+            self._refuse(call)
+        finally:
+            self._calling = False
+
+    def _is_dropped(self, head: Head) -> bool:
+        """Whether a failure that was not dealt with ends the call that is running, whatever the call makes of that."""
+        return self._unhandled is not None and not self._is_concurrent(head)
+
+    async def _handle_async(self, item: MeshFailure | Stop) -> None:
+        if isinstance(item, MeshFailure):
             try:
                 handled = self._supervise(item)
                 if isinstance(handled, Awaitable):
@@ -397,7 +462,11 @@ class LocalActor:
         except BaseException as error:
             if self.ended is not None and isinstance(error, asyncio.CancelledError):
                 raise  # the actor ends, and it is refused
+            if self._is_dropped(head):
+                raise asyncio.CancelledError from error
             self._raised(head, error)
         else:
+            if self._is_dropped(head):
+                raise asyncio.CancelledError
             if head[2] is not None and not head[4]:
                 self._process.reply(head[2], True, value)

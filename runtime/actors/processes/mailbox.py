@@ -61,6 +61,10 @@ class Mailbox(Generic[M]):
             self._closed = True
         return self._stop
 
+    def take_failure(self) -> MeshFailure | None:
+        """The next failure, while a message is being handled."""
+        return self._failures.popleft() if self._failures and not self._closed else None
+
     def close(self) -> list[M]:
         """The actor has ended: the messages that it never took, which are to be answered with an error."""
         self._closed = True

@@ -145,7 +145,8 @@ class Cleanup:
 
 @dataclass(frozen=True)
 class Bury:
-    """An actor is no more: answer what it was not given, and what is still sent to it, with this reason."""
+    """An actor is no more, and its owner has been told: answer what waits for its end, and what is still sent to it,
+    with this reason."""
 
     actor: str
     reason: str
@@ -284,9 +285,10 @@ class Supervision:
             actor.failure = actor.failed(f"its __cleanup__ raised {error}", cause=actor.failure)
         elif actor.failure is None and actor.told:  # of what failed while it was ending
             actor.failure = actor.failed(_unhandled(actor.told[0]), cause=actor.told[0])
-        commands: list[Command] = [Bury(who, actor.failure.report() if actor.failure else actor.reason)]
+        commands: list[Command] = []
         if actor.owner is not None and actor.owner[0] not in self._gone:
             commands.append(Tell(actor.owner, PlaceEnded(actor.mesh, actor.rank, actor.failure)))
+        commands.append(Bury(who, actor.failure.report() if actor.failure else actor.reason))
         return commands + self._exit_if_empty()
 
     def _end_process(self, reason: str) -> list[Command]:

@@ -20,7 +20,6 @@ import pytest
 import monarch.config
 from monarch.actor import (
     Actor,
-    ActorError,
     ActorMesh,
     Channel,
     MeshFailure,
@@ -250,9 +249,12 @@ def test_an_exception_that_nobody_is_told_of_ends_the_actor(faults: Faults) -> N
 
 def test_a_base_exception_ends_the_actor_and_is_told(faults: Faults) -> None:
     worker = spawn(1).slice(gpus=0).spawn("worker", Worker, "worker")
-    with pytest.raises(ActorError, match="SystemExit: 3"):
+    with pytest.raises(SupervisionError, match=r"'worker' died: worker.exit raised SystemExit: 3") as raised:
         worker.exit.call_one().get(WAIT)
+    assert raised.value.endpoint == "worker.exit" and "raise SystemExit(3)" in str(raised.value)
     assert "SystemExit" in faults.get(timeout=WAIT).reason
+    with pytest.raises(SupervisionError, match="takes no messages any more"):
+        worker.echo.call_one(1).get(WAIT)
 
 
 def test_failures_go_to_the_owner() -> None:

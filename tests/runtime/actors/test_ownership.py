@@ -315,7 +315,7 @@ def child_and_parent() -> Supervision:
 def failed(state: Supervision, actor: str = "child") -> MeshFailure:
     """Have an actor fail, and give what its owner is told."""
     state.handle(Ends(actor, "it raised", failed=True))
-    told = state.handle(Cleaned(actor))[-1]
+    told = state.handle(Cleaned(actor))[0]
     assert isinstance(told, Tell) and told.event.failure is not None
     return told.event.failure
 
@@ -327,8 +327,8 @@ def test_children_end_first_and_then_the_owner_cleans_up() -> None:
     ]
     assert state.handle(Ends("child", "stopped", failed=False)) == [Cleanup("child", "")]
     assert state.handle(Cleaned("child")) == [
-        Bury("child", "stopped"),
         Tell(("here", "parent"), PlaceEnded("m1", 0)),
+        Bury("child", "stopped"),
     ]
     assert state.handle(PlaceEnded("m1", 0)) == [Cleanup("parent", "")]
 
@@ -346,7 +346,7 @@ def test_a_failure_that_is_not_handled_is_the_owners_too() -> None:
     state.handle(PlaceEnded("m1", 0, failure))
     [cleanup] = state.handle(Supervised("parent", failure, handled=False))
     assert isinstance(cleanup, Cleanup) and cleanup.actor == "parent"
-    told = state.handle(Cleaned("parent"))[-1]
+    told = state.handle(Cleaned("parent"))[0]
     assert told == Tell(
         ("here", PROCESS),
         PlaceEnded("m0", 0, MeshFailure("m0", "parent", 0, "it did not handle the failure of child", cause=failure)),
@@ -358,7 +358,7 @@ def test_what_supervise_raises_is_a_new_failure_chained_to_the_old() -> None:
     failure = failed(state)
     state.handle(PlaceEnded("m1", 0, failure))
     state.handle(Supervised("parent", failure, handled=False, error="KeyError: 'x'"))
-    told = state.handle(Cleaned("parent"))[-1]
+    told = state.handle(Cleaned("parent"))[0]
     assert isinstance(told, Tell) and told.event.failure is not None
     assert told.event.failure.cause == failure
     assert told.event.failure.reason == "its __supervise__ raised KeyError: 'x'"
@@ -367,7 +367,7 @@ def test_what_supervise_raises_is_a_new_failure_chained_to_the_old() -> None:
 def test_what_cleanup_raises_is_a_failure() -> None:
     state = child_and_parent()
     state.handle(Ends("child", "stopped", failed=False))
-    told = state.handle(Cleaned("child", "OSError: disk"))[-1]
+    told = state.handle(Cleaned("child", "OSError: disk"))[0]
     assert told == Tell(
         ("here", "parent"), PlaceEnded("m1", 0, MeshFailure("m1", "child", 0, "its __cleanup__ raised OSError: disk"))
     )
@@ -378,7 +378,7 @@ def test_a_child_that_fails_while_its_owner_ends_is_reported_by_the_owner() -> N
     state.handle(Ends("parent", "stopped", failed=False))
     failure = failed(state)
     assert state.handle(PlaceEnded("m1", 0, failure)) == [Cleanup("parent", "")]
-    told = state.handle(Cleaned("parent"))[-1]
+    told = state.handle(Cleaned("parent"))[0]
     assert isinstance(told, Tell) and told.event.failure is not None
     assert told.event.failure.cause == failure
 

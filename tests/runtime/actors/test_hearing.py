@@ -1,0 +1,130 @@
+"""When owners and callers hear of an actor's death, also while an endpoint awaits."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from monarch.actor import (
+    Actor,
+    ActorError,
+    Channel,
+    MeshFailure,
+    Port,
+    SupervisionError,
+    endpoint,
+    this_host,
+    this_proc,
+)
+from tests.runtime.actors.conftest import WAIT
+from tests.runtime.actors.test_lifetimes import Worker, hear, say, spawn
+
+Faults = queue.SimpleQueue[MeshFailure]
+
+
+class Cancelled(Actor):
+    """Its endpoint awaits something that was cancelled, which is no end of the actor."""
+
+    @endpoint
+    async def wait(self) -> None:
+        raise asyncio.CancelledError
+
+    @endpoint
+    async def echo(self, value: object) -> object:
+        return value
+
+
+def test_a_cancelled_call_leaves_the_actor_alive() -> None:
+    actor = spawn(1).slice(gpus=0).spawn("actor", Cancelled)
+    with pytest.raises(ActorError, match="CancelledError"):
+        actor.wait.call_one().get(WAIT)
+    assert actor.echo.call_one(1).get(WAIT) == 1
+
+
+class Told(Actor):
+    """Calls an endpoint that kills another actor, and says how many failures it knew of when the call was answered."""
+
+    def __init__(self) -> None:
+        self.failures: list[MeshFailure] = []
+        self.worker = this_host().spawn_procs().spawn("worker", Worker, "worker")
+
+    @endpoint
+    async def kill(self) -> int:
+        with suppress(SupervisionError):
+            await self.worker.exit.call_one()
+        return len(self.failures)
+
+    async def __supervise__(self, failure: MeshFailure) -> bool:
+        self.failures.append(failure)
+        return True
+
+
+def test_the_owner_is_told_before_the_caller_is_answered() -> None:
+    assert spawn(1).slice(gpus=0).spawn("told", Told).kill.call_one().get(WAIT) == 1
+
+
+class Waiting(Actor):
+    """An endpoint that waits until something that it owns has failed."""
+
+    def __init__(self, port: Port[Any], deal: str) -> None:
+        self.port = port
+        self.deal = deal
+        self.heard: asyncio.Event = asyncio.Event()
+        self.reasons: list[str] = []
+
+    @endpoint
+    async def watch(self, times: int = 1) -> list[str]:
+        for _ in range(times):
+            self.heard.clear()
+            this_proc().spawn("worker", Worker, "worker").fail.broadcast()
+            try:
+                await self.heard.wait()
+            except asyncio.CancelledError:
+                if self.deal == "swallow":
+                    return ["it went on"]
+                if self.deal == "other":
+                    raise ValueError("another error") from None
+                raise
+            finally:
+                say(self.port, "watched", None)
+        return self.reasons
+
+    @endpoint
+    async def echo(self, value: object) -> object:
+        return value
+
+    async def __supervise__(self, failure: MeshFailure) -> bool:
+        await asyncio.sleep(0)
+        self.reasons.append(failure.mesh_name)
+        if self.deal == "raise":
+            raise RuntimeError("while supervising")
+        if self.deal == "deal":
+            self.heard.set()
+        return self.deal == "deal"
+
+
+def test_an_owner_hears_of_failures_while_its_endpoint_awaits() -> None:
+    port, receiver = Channel[Any].open()
+    waiting = spawn(1).slice(gpus=0).spawn("waiting", Waiting, port, "deal")
+    assert waiting.watch.call_one(3).get(WAIT) == ["worker"] * 3
+    assert hear(receiver, 3) == [("watched", None)] * 3
+    assert waiting.echo.call_one(1).get(WAIT) == 1
+
+
+@pytest.mark.parametrize("deal", ["leave", "raise", "swallow", "other"])
+def test_a_failure_that_is_not_dealt_with_cancels_the_endpoint_that_awaits(deal: str, faults: Faults) -> None:
+    port, receiver = Channel[Any].open()
+    waiting = spawn(1).slice(gpus=0).spawn("waiting", Waiting, port, deal)
+    reason = "__supervise__ raised RuntimeError" if deal == "raise" else "a failure of 'worker' was not dealt with"
+    with pytest.raises(SupervisionError, match=rf"'waiting\[0\]' takes no messages any more: {reason}") as raised:
+        waiting.watch.call_one().get(WAIT)
+    assert raised.value.endpoint == "waiting.watch"
+    assert hear(receiver, 1) == [("watched", None)]
+    failure = faults.get(timeout=WAIT)
+    assert failure.mesh_name == "waiting" and failure.cause is not None and failure.cause.mesh_name == "worker"
+    with pytest.raises(SupervisionError, match="takes no messages any more"):
+        waiting.echo.call_one(1).get(WAIT)
