@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import difflib
+import importlib
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from monarch.compiler.config import settings
 from monarch.compiler.context import Context, Pass
 from monarch.compiler.errors import GraphError, MonarchError
 from monarch.compiler.graph import Graph
 from monarch.compiler.kernels.fuse import FuseKernels
-from monarch.compiler.kernels.products import FuseProducts
-from monarch.compiler.kernels.triton.ahead import triton_version, with_binaries
-from monarch.compiler.kernels.triton.calls import calls_of
 from monarch.compiler.partition import PartitionByMesh, nesting_order
 from monarch.compiler.partition.decide import mark_traced
 from monarch.compiler.passes.collectives import JoinCollectives, SimplifyReductions
@@ -63,13 +62,18 @@ def lowering(context: Context) -> list[Pass]:
     options = context.options
     steps: list[Pass] = [FuseKernels()]
     if options.target != "cpu" and context.kernels != "off":
-        steps.append(FuseProducts())
+        steps.append(_for_gpus().FuseProducts())
     steps.append(CommitLast())
     if options.memory_limit is not None:
         steps.append(Rematerialize())
     if options.collectives in STARTED:
         steps.append(OverlapCollectives())
     return steps
+
+
+def _for_gpus() -> Any:
+    """The module `kernels.gpu`, which is loaded only for plans for GPUs."""
+    return importlib.import_module("monarch.compiler.kernels.gpu")
 
 
 def _partition_by_mesh(graph: Graph) -> list[Pass]:
@@ -84,7 +88,7 @@ PASSES: dict[str, Callable[[Graph], list[Pass]]] = {
     SimplifyReductions.name: lambda graph: [SimplifyReductions()],
     JoinCollectives.name: lambda graph: [JoinCollectives()],
     FuseKernels.name: lambda graph: [FuseKernels()],
-    FuseProducts.name: lambda graph: [FuseProducts()],
+    "fuse-products": lambda graph: [_for_gpus().FuseProducts()],
     CommitLast.name: lambda graph: [CommitLast()],
     Rematerialize.name: lambda graph: [Rematerialize()],
     OverlapCollectives.name: lambda graph: [OverlapCollectives()],
@@ -93,7 +97,7 @@ PASSES: dict[str, Callable[[Graph], list[Pass]]] = {
 "partition-by-mesh"; two passes take something: "fuse-products=cuda:90" the GPU, "rematerialize=64MiB" the limit."""
 
 _TAKES = {
-    FuseProducts.name: ("a target that is a GPU", "=cuda:90"),
+    "fuse-products": ("a target that is a GPU", "=cuda:90"),
     Rematerialize.name: ("a limit", "=64MiB, or a number of bytes"),
 }
 
@@ -203,8 +207,9 @@ def compile_graph(
 def _with_binaries(plan: Plan, graph: Graph, when: str, seconds: dict[str, float], progress: Progress | None) -> Plan:
     """The plan with machine code for its kernels and templates, for a target that is a GPU."""
     start = time.perf_counter()
-    calls = calls_of(plan, graph, when) if triton_version() else []
-    plan = with_binaries(
+    gpu = _for_gpus()
+    calls = gpu.calls_of(plan, graph, when) if gpu.triton_version() else []
+    plan = gpu.with_binaries(
         plan, lambda name, took: progress(f"kernel {name}", took, graph) if progress is not None else None, calls
     )
     if plan.binaries:
