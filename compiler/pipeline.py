@@ -30,9 +30,10 @@ from monarch.compiler.plan.report import peak
 from monarch.compiler.plan.waits import STARTED
 from monarch.compiler.report import build_report
 from monarch.compiler.schedule.commit import CommitLast
-from monarch.compiler.schedule.emit import emit_plan
+from monarch.compiler.schedule.emit import plan_of
 from monarch.compiler.schedule.overlap import OverlapCollectives
 from monarch.compiler.schedule.rematerialize import Rematerialize
+from monarch.compiler.schedule.schedule import Schedule
 from monarch.compiler.sizes import parse_bytes
 from monarch.compiler.text import print_graph
 from monarch.compiler.verify import verify
@@ -183,7 +184,8 @@ def compile_graph(
         mark_traced(partitioned)
     partitioned = _run([*pipeline(partitioned), *lowering(context)], partitioned, context, progress)
     start = time.perf_counter()
-    plan = emit_plan(partitioned, options)
+    schedule = Schedule(partitioned)
+    plan = plan_of(schedule, options)
     seconds["emit-plan"] = time.perf_counter() - start
     if settings.verify and (found := overlapping(plan)) is not None:
         raise GraphError(f"after emit-plan: instruction {found[1]} writes over what {found[0]} made, and is still read")
@@ -195,7 +197,7 @@ def compile_graph(
         plan = _with_binaries(plan, partitioned, context.templates, seconds, progress)
     if report:
         start = time.perf_counter()
-        made = build_report(partitioned, plan)
+        made = build_report(schedule, plan)
         plan = replace(plan, report=made, traced=print_graph(graph, paths=True, modules=True))
         plan.costs["peak_bytes"] = peak(plan)[0]
         seconds["report"] = time.perf_counter() - start

@@ -16,7 +16,8 @@ from monarch.compiler.graph import Graph, args_of
 from monarch.compiler.partition.decide import Decided
 from monarch.compiler.plan.plan import Plan
 from monarch.compiler.plan.report import Decision, Report, Value
-from monarch.compiler.schedule.footprint import footprint, types_of
+from monarch.compiler.schedule.footprint import footprint
+from monarch.compiler.schedule.schedule import Schedule
 from monarch.compiler.text import op_name, parse_graph, print_call
 from monarch.compiler.types import TensorType
 
@@ -36,15 +37,15 @@ def traced_graph(plan: Plan) -> Graph:
     return graph
 
 
-def build_report(graph: Graph, plan: Plan) -> Report:
-    """The report of a plan. `graph` is the partitioned graph, as `emit_plan` left it; `compile_graph` with `report` has
-    the passes leave in it what they know."""
-    return _Builder(graph, plan).run()
+def build_report(schedule: Schedule, plan: Plan) -> Report:
+    """The report of a plan and the schedule that it was written from. With `report` in their context the passes leave
+    in the graph what they know."""
+    return _Builder(schedule, plan).run()
 
 
 class _Builder:
-    def __init__(self, graph: Graph, plan: Plan) -> None:
-        self.graph = graph
+    def __init__(self, schedule: Schedule, plan: Plan) -> None:
+        graph = self.graph = schedule.graph
         self.plan = plan
         self.nodes = list(_in_order(graph))
         self.number = {node: i for i, node in enumerate(self.nodes)}
@@ -80,7 +81,7 @@ class _Builder:
                 if (before := by_name.get(node.name)) is not None:
                     self.phases[node], self.owners[node] = phases[before], owners.get(before, "")
         self.shares = {kernel: self.share(kernel) for kernel in fused}
-        self.memory = footprint(plan, types_of(graph, plan))
+        self.memory = footprint(schedule)
 
     def run(self) -> Report:
         values = tuple([self.placeholder(node) for node in self.graph.placeholders])

@@ -8,17 +8,18 @@ allocator, which has them at hand, and so do those that their op makes itself (a
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from torch import fx
 
 from monarch.compiler import ops
 from monarch.compiler.cost.work import local_bytes
-from monarch.compiler.graph import Graph, args_of, tensor_type
+from monarch.compiler.graph import args_of, tensor_type
 from monarch.compiler.loops.text import parse_kernel
 from monarch.compiler.plan.arena import ALIGN, PRODUCTS, is_row_major, out_form
 from monarch.compiler.plan.plan import Instruction, Region
+from monarch.compiler.schedule.schedule import Schedule
 from monarch.compiler.types import TensorType
 
 LEAST_BYTES = 4096
@@ -75,34 +76,25 @@ def lower_bound(spans: Sequence[Span]) -> int:
 
 @dataclass
 class Placing:
-    """Which results of a plan's instructions lie in the arena, and where.
+    """Which results of a schedule's instructions lie in the arena, and where."""
 
-    `calls`         what the instructions but "commit" were made of, in order
-    `roots`         for each value the one whose buffer it shares, in the end
-    `members`       for each of these all that share it
-    `last`          for each value that is no result the position of the last call that reads it
-    """
-
-    graph: Graph
-    calls: Sequence[fx.Node]
-    roots: Mapping[fx.Node, fx.Node]
-    members: Mapping[fx.Node, Sequence[fx.Node]]
-    last: Mapping[fx.Node, int]
+    schedule: Schedule
     dense: set[fx.Node] = field(default_factory=set)
     """Values that are known to be contiguous."""
     foreign: set[fx.Node] = field(default_factory=set)
     """Roots of what users' own ops read, which might give it back."""
     spans: list[Span] = field(default_factory=list)
 
-    def run(self, instructions: Sequence[Instruction]) -> tuple[int, list[Instruction]]:
+    def run(self) -> tuple[int, list[Instruction]]:
         """The bytes of the arena, and the instructions with their regions."""
-        for call in self.calls:
+        instructions, calls = self.schedule.instructions, self.schedule.calls
+        for call in calls:
             if not isinstance(call.target, ops.MonarchOp) and _namespace(call) not in ("aten", "prims", ""):
-                self.foreign.update(self.roots[operand] for operand in call.all_input_nodes)
+                self.foreign.update(self.schedule.roots[operand] for operand in call.all_input_nodes)
         numbers = [number for number, instruction in enumerate(instructions) if instruction.op != "commit"]
         found: list[tuple[int, list[TensorType | None]]] = []
         """For each instruction with results in the arena its number, and the types of these."""
-        for at, (number, call) in enumerate(zip(numbers, self.calls, strict=True)):
+        for at, (number, call) in enumerate(zip(numbers, calls, strict=True)):
             types = self.results(at, call, instructions[number])
             if any(types):
                 found.append((number, types))
@@ -111,7 +103,7 @@ class Placing:
         placed = list(instructions)
         for number, types in found:
             regions = [
-                None if type_ is None else Region(next(starts), type_.dtype, self.graph.local_shape(type_))
+                None if type_ is None else Region(next(starts), type_.dtype, self.schedule.graph.local_shape(type_))
                 for type_ in types
             ]
             placed[number] = replace(placed[number], regions=tuple(regions))
@@ -137,20 +129,20 @@ class Placing:
                 self.dense.update(taken)
             # What nobody takes lives as long as the tuple that it is in.
             placed = dense and operand < 0 and taken
-            found.append(self.span(at, self.last.get(call, at), taken) if placed else None)
+            found.append(self.span(at, self.schedule.last.get(call, at), taken) if placed else None)
         return found
 
     def span(self, at: int, last: int, values: Sequence[fx.Node]) -> TensorType | None:
         """Note how long a buffer is needed that one call makes, if it may lie in the arena: then the type of what lies
         there."""
         type_ = tensor_type(values[0])
-        size = local_bytes(self.graph, type_)
+        size = local_bytes(self.schedule.graph, type_)
         for value in values:
-            root = self.roots[value]
-            sharing = self.members.get(root, (root,))
-            if size < LEAST_BYTES or root in self.foreign or any(each not in self.last for each in sharing):
+            root = self.schedule.roots[value]
+            sharing = self.schedule.members.get(root, (root,))
+            if size < LEAST_BYTES or root in self.foreign or any(each not in self.schedule.last for each in sharing):
                 return None
-            last = max(last, *(self.last[each] for each in sharing))
+            last = max(last, *(self.schedule.last[each] for each in sharing))
         self.spans.append(Span(-(-size // ALIGN) * ALIGN, at, last))
         return type_
 

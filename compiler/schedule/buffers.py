@@ -12,11 +12,9 @@ from monarch.compiler import ops
 from monarch.compiler.cost.work import local_bytes, node_work
 from monarch.compiler.graph import Graph, args_of
 from monarch.compiler.ops.schema import viewed_operand
-from monarch.compiler.plan import Plan
-from monarch.compiler.plan.options import CompileOptions
 from monarch.compiler.rules.call import argument
-from monarch.compiler.schedule.emit import emit_plan
-from monarch.compiler.schedule.footprint import footprint, types_of
+from monarch.compiler.schedule.footprint import footprint
+from monarch.compiler.schedule.schedule import Schedule
 
 
 @dataclass(eq=False)
@@ -42,7 +40,7 @@ class Buffer:
 
 
 class Buffers:
-    """The buffers of a graph's calls, and what a worker holds, as `emit_plan` would have it.
+    """The buffers of a graph's calls, and what a worker holds, as its schedule has it.
 
     `calls`     the graph's calls in order; a call's place in this list is its position
     `of`        for each value its buffer: None for one that lies in an input's memory
@@ -57,15 +55,14 @@ class Buffers:
         self.graph = graph
         self.calls = list(graph.calls)
         self.position = {node: at for at, node in enumerate(self.calls)}
-        plan, copy = planned(graph, target)
-        memory = footprint(plan, types_of(copy, plan))
-        self.plan = plan
+        schedule = Schedule(graph.copy())
+        memory = footprint(schedule)
         self.start = sum(memory.inputs.values())
         self.peak = memory.peak[0]
         self.takes: list[int] = []
         self.gives: list[int] = []
         before = 0
-        for number, instruction in enumerate(plan.instructions):
+        for number, instruction in enumerate(schedule.instructions):
             if instruction.op == "commit":
                 before = memory.gives[number]
                 continue
@@ -112,17 +109,9 @@ class Buffers:
         return self.elements[node] if node in self.elements else [self.of.get(node)]
 
 
-def planned(graph: Graph, target: str) -> tuple[Plan, Graph]:
-    """The plan of a graph, which is not changed, and the copy of it that the plan was made of: the same calls in the
-    same order, and copies of results behind them."""
-    copy = graph.copy()
-    return emit_plan(copy, CompileOptions(target)), copy
-
-
-def peak_of(graph: Graph, target: str) -> int:
-    """The most that a worker holds, in bytes, as the graph's plan has it."""
-    plan, copy = planned(graph, target)
-    return footprint(plan, types_of(copy, plan)).peak[0]
+def peak_of(graph: Graph) -> int:
+    """The most that a worker holds as it runs a graph, in bytes. The argument is not changed."""
+    return footprint(Schedule(graph.copy())).peak[0]
 
 
 def repeatable(call: fx.Node) -> bool:

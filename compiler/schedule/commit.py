@@ -9,8 +9,8 @@ from torch import fx
 
 from monarch.compiler.context import Context, Pass
 from monarch.compiler.graph import Graph
-from monarch.compiler.schedule.emit import state_writers
 from monarch.compiler.schedule.failing import before_the_commit
+from monarch.compiler.schedule.schedule import Schedule
 
 
 class CommitLast(Pass):
@@ -23,7 +23,7 @@ class CommitLast(Pass):
     %n = aten.sub.Tensor(%w, %d)                # over %w
 
     Among the places for the commit it takes the one for which the fewest calls move. A call whose result something
-    that can fail reads writes over no state (`emit_plan` gives it memory of its own), so no call is wanted on both
+    that can fail reads writes over no state (`Schedule` gives it memory of its own), so no call is wanted on both
     sides.
     """
 
@@ -35,7 +35,7 @@ class CommitLast(Pass):
         if not early:
             return graph
         position = {call: at for at, call in enumerate(calls)}
-        late = _readers_of(calls, [calls[at] for at in state_writers(graph.copy())])
+        late = _readers_of(calls, [calls[at] for at in Schedule(graph.copy()).state_writers])
         if not late or max(position[call] for call in early) < min(position[call] for call in late):
             return graph
         moved_down = [0, *accumulate(call in late for call in calls)]

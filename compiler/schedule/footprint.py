@@ -1,8 +1,8 @@
-"""What a worker holds as a plan runs, from buffers that are followed through every instruction.
+"""What a worker holds as a schedule runs, from buffers that are followed through every instruction.
 
 Each instruction is carried out on tensors without data of one worker's shapes (torch's meta device), so that which
 results share a buffer with what they read (views, writes in place, a reshape that has to copy or has not) is what torch
-itself does. A buffer counts from the instruction that makes it until nothing holds it: neither a slot of the plan nor
+itself does. A buffer counts from the instruction that makes it until nothing holds it: neither a slot of the frame nor
 the worker, which keeps a program's inputs through the step and the states that the step replaces until the commit. What
 an op takes while it runs is not counted, and each result of a collective is taken to have a buffer of its own.
 """
@@ -10,18 +10,19 @@ an op takes while it runs is not counted, and each result of a collective is tak
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import fx
 
-from monarch.compiler.graph import Graph
 from monarch.compiler.local_ops import LOCAL_OPS
 from monarch.compiler.loops.text import parse_kernel
-from monarch.compiler.plan.plan import Instruction, Plan, Slot
+from monarch.compiler.plan.plan import Instruction, Slot
+from monarch.compiler.schedule.schedule import Schedule
 from monarch.compiler.text import find_op
-from monarch.compiler.types import MeshSpec, TensorType
+from monarch.compiler.types import MeshSpec
 
 
 @dataclass(frozen=True)
@@ -45,39 +46,24 @@ class Footprint:
         return most, at
 
 
-Types = Mapping[int, tuple[TensorType | None, ...]]
-"""The types of what each instruction gives, by its number, for ops that torch cannot carry out without data."""
-
-
-def footprint(plan: Plan, types: Types) -> Footprint:
-    """Follow a plan's buffers."""
+def footprint(schedule: Schedule) -> Footprint:
+    """Follow a schedule's buffers."""
     with torch.no_grad():
-        return _Follower(plan, types).run()
+        return _Follower(schedule).run()
 
 
-def alive(plan: Plan, types: Types, at: int) -> dict[int, int]:
+def alive(schedule: Schedule, at: int) -> dict[int, int]:
     """The buffers that a worker holds as instruction `at` is done (-1: before all of them), before anything is freed
     behind it: bytes by the slot of the value that took them."""
     with torch.no_grad():
-        follower = _Follower(plan, types)
+        follower = _Follower(schedule)
         follower.run(stop=at)
         return follower.alive
 
 
-def types_of(graph: Graph, plan: Plan) -> Types:
-    """The types for `footprint`, from the graph that `emit_plan` made the plan of."""
-    made_by = [number for number, instruction in enumerate(plan.instructions) if instruction.op != "commit"]
-    found = {}
-    for number, node in zip(made_by, graph.calls, strict=True):
-        types = node.meta["type"]
-        found[number] = types if isinstance(types, tuple) else (types,)
-    return found
-
-
 @dataclass
 class _Follower:
-    plan: Plan
-    types: Types
+    schedule: Schedule
     slots: dict[int, Any] = field(default_factory=dict)
     counts: dict[int, int] = field(default_factory=dict)
     """How often each buffer is held."""
@@ -98,19 +84,20 @@ class _Follower:
         return found
 
     def run(self, stop: int | None = None) -> Footprint:
-        """Follow the plan, up to the end of instruction `stop` where one is given."""
-        plan = self.plan
+        """Follow the schedule, up to the end of instruction `stop` where one is given."""
+        schedule, graph = self.schedule, self.schedule.graph
+        calls = iter(schedule.calls)
         inputs: dict[int, int] = {}
         until_commit: list[torch.Tensor] = []
-        for spec, donated in zip(plan.inputs, plan.donated, strict=True):
-            value = _empty(spec.type.local_shape(plan.mesh), spec.type.dtype)
+        for spec, donated in zip(schedule.inputs, schedule.donated, strict=True):
+            value = _empty(spec.type.local_shape(graph.mesh), spec.type.dtype)
             inputs[spec.slot] = self.hold(value, spec.slot)
             self.slots[spec.slot] = value
             if spec.kind in ("input", "state"):
                 self.hold(value, spec.slot)
                 (until_commit if donated else self.kept).append(value)
-        for label, slot in plan.constant_slots.items():
-            value = _empty(tuple(plan.constants[label].shape), plan.constants[label].dtype)
+        for label, slot in schedule.constant_slots.items():
+            value = _empty(tuple(graph.constants[label].shape), graph.constants[label].dtype)
             inputs[slot] = self.hold(value, slot)
             self.hold(value, slot)
             self.kept.append(value)
@@ -119,14 +106,14 @@ class _Follower:
         gives: list[int] = []
         if stop == -1:
             return Footprint(inputs, takes, gives)
-        for number, instruction in enumerate(plan.instructions):
+        for number, instruction in enumerate(schedule.instructions):
             taken = 0
             if instruction.op == "commit":
                 for value in until_commit:
                     self.drop(value)
                 until_commit = []
             else:
-                value = self.result(number, instruction)
+                value = self.result(next(calls), instruction)
                 taken = self.hold(value, instruction.out)
                 self.slots[instruction.out] = value
             if number == stop:
@@ -163,7 +150,7 @@ class _Follower:
 
     # -- ops -------------------------------------------------------------------------------------------------------
 
-    def result(self, number: int, instruction: Instruction) -> Any:
+    def result(self, call: fx.Node, instruction: Instruction) -> Any:
         args = [self.filled(argument) for argument in instruction.args]
         kwargs = {name: self.filled(argument) for name, argument in instruction.kwargs.items()}
         try:
@@ -172,13 +159,13 @@ class _Follower:
         except (NotImplementedError, RuntimeError, TypeError):
             # An op without a meta kernel, or one that looks at its data.
             made = [
-                None if type_ is None else _empty(type_.local_shape(self.plan.mesh), type_.dtype)
-                for type_ in self.types[number]
+                None if type_ is None else _empty(type_.local_shape(self.schedule.graph.mesh), type_.dtype)
+                for type_ in (call.meta["type"] if isinstance(call.meta["type"], tuple) else (call.meta["type"],))
             ]
             return made[0] if len(made) == 1 and not _gives_list(instruction.op) else made
 
     def call(self, op: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        mesh = self.plan.mesh
+        mesh = self.schedule.graph.mesh
         if op == "getitem":
             return operator.getitem(*args)
         if op in _COLLECTIVES:

@@ -46,10 +46,10 @@ class OverlapCollectives(Pass):
         if limit is None:
             return _apart(_split(graph))
         made = _apart(_split(graph.copy()))
-        peak = peak_of(made, context.options.target)
+        peak = peak_of(made)
         if peak > limit:
             made = _split(graph)
-            peak = peak_of(made, context.options.target)
+            peak = peak_of(made)
         context.costs["peak_bytes"] = peak
         return made
 

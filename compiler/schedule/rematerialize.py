@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from monarch.compiler.context import Context, Pass
 from monarch.compiler.errors import MonarchError, Source
 from monarch.compiler.graph import Graph
-from monarch.compiler.schedule.buffers import Buffers, peak_of, planned
+from monarch.compiler.schedule.buffers import Buffers, peak_of
 from monarch.compiler.schedule.eviction import RECOMPUTED, Eviction
-from monarch.compiler.schedule.footprint import alive, footprint, types_of
+from monarch.compiler.schedule.footprint import alive, footprint
+from monarch.compiler.schedule.schedule import Schedule
 from monarch.compiler.sizes import format_bytes
 
 _ATTEMPTS = 6
@@ -66,9 +67,6 @@ class _Within:
                 return found
         raise self._error(self._lowest())
 
-    def _peak(self, graph: Graph) -> int:
-        return peak_of(graph, self.context.options.target)
-
     def _note(self, peak: int, calls: int, walk: Eviction | None) -> None:
         self.context.costs["peak_bytes"] = peak
         self.context.costs["recomputed"] = {
@@ -88,7 +86,7 @@ class _Within:
             if not walk.complete:
                 return None
             found = walk.applied()
-            peak = self._peak(found)
+            peak = peak_of(found)
             if peak <= self.limit:
                 self._note(peak, recomputed(found), walk)
                 return found
@@ -106,19 +104,18 @@ class _Within:
             reached = walk.run()
             if walk.complete:
                 found = walk.applied()
-                if (peak := self._peak(found)) < lowest:
+                if (peak := peak_of(found)) < lowest:
                     best, lowest = found, peak
             low, high = (low, walk.limit) if reached else (walk.limit, high)
         return best
 
     def _error(self, graph: Graph) -> MonarchError:
-        plan, copy = planned(graph, self.context.options.target)
-        types = types_of(copy, plan)
-        most, at = footprint(plan, types).peak
-        nodes = [*copy.placeholders, *copy.calls]
+        schedule = Schedule(graph.copy())
+        most, at = footprint(schedule).peak
+        nodes = list(schedule.slots)
         sizes: dict[str, int] = {}
         values: list[tuple[int, str, Source | None]] = []
-        for slot, size in alive(plan, types, at).items():
+        for slot, size in alive(schedule, at).items():
             node = nodes[slot]
             if node.op == "placeholder":
                 kind = _kind(node.meta["kind"], str(node.meta["label"]))
@@ -128,8 +125,8 @@ class _Within:
         values.sort(key=lambda value: (-value[0], value[1]))
         sizes["values of the step"] = sum(size for size, _, _ in values)
         parts = ", ".join(f"{kind} {format_bytes(size)}" for kind, size in sizes.items() if size)
-        instruction = plan.instructions[at] if at >= 0 else None
-        source = plan.sources[instruction.source] if instruction and instruction.source >= 0 else None
+        number = schedule.instructions[at].source if at >= 0 else -1
+        source = list(schedule.sources)[number] if number >= 0 else None
         lines = [f"At the peak live {parts}; the largest values:"]
         wide = max((len(name) for _, name, _ in values[:_SHOWN]), default=0)
         for size, name, line in values[:_SHOWN]:

@@ -55,17 +55,17 @@ TWO_LAYERS = """graph @f on mesh<> {
 
 def test_what_is_cheap_to_make_again_is_not_kept(expect: Expect) -> None:
     graph = parse_graph(TWO_LAYERS)
-    expect(TWO_LAYERS, Rematerialize(), CompileOptions(memory_limit=peak_of(graph, "cpu") - 4 * KIB))
+    expect(TWO_LAYERS, Rematerialize(), CompileOptions(memory_limit=peak_of(graph) - 4 * KIB))
 
 
 def test_with_less_memory_matrix_products_are_made_again_too(expect: Expect) -> None:
     graph = parse_graph(TWO_LAYERS)
-    expect(TWO_LAYERS, Rematerialize(), CompileOptions(memory_limit=peak_of(graph, "cpu") - 5 * KIB))
+    expect(TWO_LAYERS, Rematerialize(), CompileOptions(memory_limit=peak_of(graph) - 5 * KIB))
 
 
 def test_what_fits_is_left_as_it_is() -> None:
     graph = parse_graph(TWO_LAYERS)
-    context = within(peak_of(graph, "cpu"))
+    context = within(peak_of(graph))
     assert str(Rematerialize().run(graph, context)) == str(parse_graph(TWO_LAYERS))
     assert context.costs["recomputed"]["calls"] == 0
 
@@ -92,7 +92,7 @@ GATHERED = """graph @f on mesh<data=2> partitioned<data> {
 def test_a_parameter_is_read_from_a_later_gather(expect: Expect) -> None:
     """%h is made again from %b, which the backward pass gathers anyway."""
     graph = parse_graph(GATHERED)
-    expect(GATHERED, Rematerialize(), CompileOptions(memory_limit=peak_of(graph, "cpu") - 1 * KIB))
+    expect(GATHERED, Rematerialize(), CompileOptions(memory_limit=peak_of(graph) - 1 * KIB))
 
 
 REDUCED = """graph @f on mesh<data=2> partitioned<data> {
@@ -113,7 +113,7 @@ REDUCED = """graph @f on mesh<data=2> partitioned<data> {
 
 def test_a_collective_is_made_again_only_where_nothing_else_helps(expect: Expect) -> None:
     graph = parse_graph(REDUCED)
-    expect(REDUCED, Rematerialize(), CompileOptions(memory_limit=peak_of(graph, "cpu") - 4 * KIB))
+    expect(REDUCED, Rematerialize(), CompileOptions(memory_limit=peak_of(graph) - 4 * KIB))
 
 
 def test_what_draws_random_numbers_of_atens_is_kept() -> None:
@@ -160,7 +160,7 @@ def test_training_gives_the_same_bits_and_stays_within_ever_lower_limits() -> No
         limit = int(buffers.start + part * (buffers.peak - buffers.start))
         made = Rematerialize().run(graph.copy(), within(limit))
         verify(made, after="rematerialize")
-        assert peak_of(made, "cpu") <= limit
+        assert peak_of(made) <= limit
         calls.append(recomputed(made))
         returns, updates = run_reference(made, step.values)
         assert torch.equal(returns[0], expected[0][0])
@@ -206,7 +206,7 @@ def test_kernels_are_made_again_whole() -> None:
 
 def test_a_plan_says_what_it_took() -> None:
     graph = parse_graph(TWO_LAYERS.replace("mesh<>", "mesh<data=1>"))
-    limit = peak_of(graph, "cpu") - 4 * KIB
+    limit = peak_of(graph) - 4 * KIB
     plan = compile_graph(graph, CompileOptions(memory_limit=limit, kernels="off"), report=True)
     assert plan.options.memory_limit == limit and plan.costs["peak_bytes"] <= limit
     done = plan.costs["recomputed"]
