@@ -4,14 +4,11 @@ What a node carries, in `node.meta`:
 
     "type"      TensorType, or a tuple of them (None for a missing output) for an op with several outputs.
                 Always the *global* type: in a partitioned graph what a worker holds is `type.local_shape(mesh)`.
-    "source"    the user's line (errors.Source), or None
+    "provenance" where an op comes from, where that is known (`Provenance`)
     "kind"      placeholders only: "input", "state", "constant", "scalar" or "seed"
     "label"     placeholders only: an input's position, a state's or scalar's name
-    "backward"  True for an op that autograd ran
-    "module"    the path of the module whose forward ran the op, or the forward op that it is the backward of
     "why"       text: why the value has its layout, or why the collective is there
     "gathered"  positions of the operands that were gathered or reduced for an op that runs whole for want of a rule
-    "fused"     kernels only: the nodes that it stands for, which are of the graph before fusion
 
 and while a report is made (`pipeline.compile_graph(graph, report=True)`):
 
@@ -52,6 +49,25 @@ from monarch.compiler.types import MeshSpec, TensorType
 
 Types = TensorType | tuple[TensorType | None, ...] | None
 
+
+@dataclass(frozen=True)
+class Provenance:
+    """Where an op comes from. Passes hand it on to what they put in the op's place.
+
+    `source`    the user's line
+    `module`    the path of the module whose forward ran the op, or the forward op that it is the backward of
+    `backward`  whether autograd ran it
+    `fused`     kernels only: the nodes that it stands for, which are of the graph before fusion
+    """
+
+    source: Source | None = None
+    module: str = ""
+    backward: bool = False
+    fused: tuple[Node, ...] = ()
+
+
+UNKNOWN = Provenance()
+
 KINDS = ("input", "state", "constant", "scalar", "seed")
 
 
@@ -74,15 +90,23 @@ class Graph:
 
     def placeholder(self, kind: str, label: str | int, type: TensorType, name: str | None = None) -> Node:
         node = self.fx.placeholder(name or _identifier(kind, label))
-        node.meta.update(kind=kind, label=label, type=type, source=None)
+        node.meta.update(kind=kind, label=label, type=type)
         return node
 
     def call(
-        self, op: Any, *args: Any, type: Types, source: Source | None = None, name: str | None = None, **kwargs: Any
+        self,
+        op: Any,
+        *args: Any,
+        type: Types,
+        provenance: Provenance | None = None,
+        name: str | None = None,
+        **kwargs: Any,
     ) -> Node:
         """Append an op. `op` is an OpOverload, `operator.getitem`, or one of `monarch.compiler.ops`."""
         node = self.fx.create_node("call_function", op, args, kwargs, name or _op_name(op))
-        node.meta.update(type=type, source=source)
+        node.meta["type"] = type
+        if provenance is not None:
+            node.meta["provenance"] = provenance
         return node
 
     def output(self, returns: list[Node | None], updates: dict[str, Node]) -> Node:
@@ -146,6 +170,12 @@ class Graph:
 def args_of(node: Node) -> tuple[Any, ...]:
     """A node's arguments. fx types each as all that it could be; an op's signature says what it is."""
     return node.args
+
+
+def provenance(node: Node) -> Provenance:
+    """Where a node's op comes from."""
+    found: Provenance = node.meta.get("provenance", UNKNOWN)
+    return found
 
 
 def tensor_type(node: Node) -> TensorType:

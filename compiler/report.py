@@ -12,7 +12,7 @@ from torch import fx
 from monarch.compiler import ops
 from monarch.compiler.cost.work import node_work
 from monarch.compiler.errors import GraphError
-from monarch.compiler.graph import Graph, args_of
+from monarch.compiler.graph import Graph, args_of, provenance
 from monarch.compiler.partition.decide import Decided
 from monarch.compiler.plan.plan import Plan
 from monarch.compiler.plan.report import Decision, Report, Value
@@ -65,13 +65,13 @@ class _Builder:
         self.named = {node.name: number for node, number in self.number.items()}
         self.now: dict[str, str] = {}
         """What a sentence says in place of a value that went with fusion, by name."""
-        fused = [node for node in graph.calls if "fused" in node.meta]
+        fused = [node for node in graph.calls if provenance(node).fused]
         for kernel in fused:
-            for node in kernel.meta["fused"]:
+            for node in provenance(kernel).fused:
                 self.kernels[node.name], self.before[node.name] = kernel, node
         if fused:
             # Phases and owners follow the flow of single values, which a kernel ties together.
-            unfused = Graph(graph.name, graph.mesh, fused[0].meta["fused"][0].graph, graph.partitioned)
+            unfused = Graph(graph.name, graph.mesh, provenance(fused[0]).fused[0].graph, graph.partitioned)
             phases, owners = _phases(unfused), _owners(unfused)
             self.stand_in(unfused)
             by_name = {node.name: node for node in unfused.calls}
@@ -128,7 +128,7 @@ class _Builder:
             types=_types(node),
             instruction=at,
             source=instruction.source,
-            module=node.meta.get("module") or (self.owners.get(node, "") if phase == UPDATE else ""),
+            module=provenance(node).module or (self.owners.get(node, "") if phase == UPDATE else ""),
             phase=phase,
             traced=node.meta.get("traced", ""),
             why=why,
@@ -173,7 +173,7 @@ class _Builder:
     def inside(self, node: fx.Node) -> Value:
         kernel = self.kernels[node.name]
         flops, moved, seconds = self.shares[kernel][node.name]
-        source = node.meta.get("source")
+        source = provenance(node).source
         op, text = self.words(node)
         return Value(
             name=node.name,
@@ -183,7 +183,7 @@ class _Builder:
             types=_types(node),
             instruction=self.instruction[kernel],
             source=-1 if source is None else self.plan.sources.index(source),
-            module=node.meta.get("module") or (self.owners.get(node, "") if self.phases[node] == UPDATE else ""),
+            module=provenance(node).module or (self.owners.get(node, "") if self.phases[node] == UPDATE else ""),
             phase=self.phases[node],
             traced=node.meta.get("traced", ""),
             why=self.renamed(node.meta.get("reason") or node.meta.get("why") or "", node.meta.get("named", ())),
@@ -219,7 +219,7 @@ class _Builder:
         the ops would move if each were run by itself."""
         _, moved, seconds, _ = node_work(self.graph, kernel, self.plan.target, 1)
         apart = {}
-        for node in kernel.meta["fused"]:
+        for node in provenance(kernel).fused:
             made = _made_by(node)
             flops, own, *_ = node_work(self.graph, made, self.plan.target, 1)
             parts = 1 if made is node else len(made.users)
@@ -228,7 +228,7 @@ class _Builder:
         return {name: (flops, moved * own // total, seconds * own / total) for name, (flops, own) in apart.items()}
 
     def work(self, node: fx.Node, takes: int) -> tuple[float, int, float, int]:
-        if "fused" in node.meta:
+        if provenance(node).fused:
             return 0.0, 0, 0.0, 0
         if (kernel := self.kernels.get(node.name)) is not None:
             return (*self.shares[kernel][node.name], 0)
@@ -238,7 +238,7 @@ class _Builder:
         found = []
         before = self.before.get(node.name)
         # One of several results lies as the op gives it; in a kernel there is no other value that says how that lies.
-        told = node if before is None or "fused" in node.meta else _made_by(before)
+        told = node if before is None or provenance(node).fused else _made_by(before)
         for decided in told.meta.get("decisions", ()):
             assert isinstance(decided, Decided)
             own = self.named[node.name]
@@ -268,7 +268,7 @@ def _in_order(graph: Graph) -> Iterator[fx.Node]:
     calls = list(graph.calls)
     names = {node.name for node in calls}
     for node in calls:
-        yield from (each for each in node.meta.get("fused", ()) if each.name not in names)
+        yield from (each for each in provenance(node).fused if each.name not in names)
         yield node
 
 
@@ -280,7 +280,7 @@ def _made_by(node: fx.Node) -> fx.Node:
 def _call(node: fx.Node) -> str:
     """A call as the graph's text has it; a kernel's text stands elsewhere."""
     if node.target is ops.kernel:
-        return f"kernel(…), of {len(node.meta['fused'])} ops" if "fused" in node.meta else "kernel(…), made again"
+        return f"kernel(…), of {len(provenance(node).fused)} ops" if provenance(node).fused else "kernel(…), made again"
     return print_call(node)
 
 
@@ -303,12 +303,12 @@ def _phases(graph: Graph) -> dict[fx.Node, str]:
     before: dict[fx.Node, bool] = {}
     calls = list(graph.calls)
     for node in calls:
-        after[node] = any(each.meta.get("backward") or after.get(each, False) for each in node.all_input_nodes)
+        after[node] = any(provenance(each).backward or after.get(each, False) for each in node.all_input_nodes)
     for node in reversed(calls):
-        before[node] = any(user.meta.get("backward") or before.get(user, False) for user in node.users)
+        before[node] = any(provenance(user).backward or before.get(user, False) for user in node.users)
     phases: dict[fx.Node, str] = {}
     for node in calls:
-        backward = node.meta.get("backward") or (after[node] and before[node])
+        backward = provenance(node).backward or (after[node] and before[node])
         phases[node] = BACKWARD if backward else UPDATE if after[node] else FORWARD
     returned = set(graph.returns)
     for node in reversed(calls):

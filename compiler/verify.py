@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from monarch.compiler import ops
 from monarch.compiler.errors import GraphError, LayoutError, RuleError
-from monarch.compiler.graph import KINDS, Graph
+from monarch.compiler.graph import KINDS, Graph, provenance
 from monarch.compiler.local_ops import LOCAL_OPS
 from monarch.compiler.loops.ir import KernelError, may_overwrite
 from monarch.compiler.loops.text import parse_kernel
@@ -58,7 +58,7 @@ class _Check:
         except (GraphError, ValueError, KeyError):  # what is wrong may be what would be printed
             line = f"%{node.name} = {node.target}"
         hint = "\n".join(part for part in (line, hint) if part)
-        raise GraphError(f"{self.lead}%{node.name} {message}", hint=hint, source=node.meta.get("source"))
+        raise GraphError(f"{self.lead}%{node.name} {message}", hint=hint, source=provenance(node).source)
 
 
 class _Verifier(_Check):

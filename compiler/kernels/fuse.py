@@ -21,7 +21,7 @@ from torch import fx
 
 from monarch.compiler import ops
 from monarch.compiler.context import Context, Pass
-from monarch.compiler.graph import Graph, args_of
+from monarch.compiler.graph import Graph, args_of, provenance
 from monarch.compiler.kernels.lower import Given, Group, Space, Unfusable, lower_group, space_of
 from monarch.compiler.kernels.lower.values import is_transparent, key_of, lowering_of
 from monarch.compiler.kernels.recompute import AGAIN, compute_again
@@ -509,13 +509,9 @@ def _call(graph: Graph, made: Made, values: dict[fx.Node, fx.Node]) -> None:
         print_kernel(made.kernel),
         [-1] * len(made.outputs),
         type=tuple(node.meta["type"] for node in made.outputs),
-        source=first.meta.get("source"),
+        provenance=replace(provenance(first), fused=tuple(made.stands_for)),
         name=f"{made.kernel.name}_kernel",  # no value's own name
     )
-    for name in ("module", "backward"):
-        if name in first.meta:
-            call.meta[name] = first.meta[name]
-    call.meta["fused"] = made.stands_for
     if made.why:
         call.meta["why"] = made.why
     for number, node in enumerate(made.outputs):

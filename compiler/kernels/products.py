@@ -20,7 +20,7 @@ from torch import fx
 from monarch.compiler import ops
 from monarch.compiler.context import Context, Pass
 from monarch.compiler.cost.machine import op_seconds
-from monarch.compiler.graph import Graph, args_of
+from monarch.compiler.graph import Graph, args_of, provenance
 from monarch.compiler.kernels.fuse import Made, alone, rewritten
 from monarch.compiler.kernels.lower import Given
 from monarch.compiler.kernels.lower.values import is_transparent, key_of, line_of
@@ -112,7 +112,7 @@ class _Products:
         self.heavy = [
             self.order[node] for node in graph.calls if node.target in _PRODUCTS or _ATTENTION in key_of(node)
         ]
-        fused = (each for node in graph.calls for each in node.meta.get("fused", ()))
+        fused = (each for node in graph.calls for each in provenance(node).fused)
         unfused = next((each.graph for each in fused), graph.fx)
         self.before = {node.name: node for node in unfused.nodes}
         """The nodes of the graph before fusion, by name: what kernels stand for is of one graph."""
@@ -171,7 +171,7 @@ class _Products:
             kernel = parse_kernel(text)
             if len(results) == len(kernel.outputs):
                 outputs = [results[number] for number in range(len(results))]
-                made = Made(kernel, list(inputs), outputs, [node, *outputs], list(node.meta.get("fused", ())))
+                made = Made(kernel, list(inputs), outputs, [node, *outputs], list(provenance(node).fused))
         elif node.op == "call_function" and node in self.tensors and node.target is not ops.random:
             made = alone(node, self.given)
         if made is None or len(made.kernel.nests) > 1 or made.kernel.nests[0].reduced or made.kernel.nests[0].sums:

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import fx
 
-from monarch.compiler.graph import Graph, args_of, tensor_type
+from monarch.compiler.graph import Graph, args_of, provenance, tensor_type
 from monarch.compiler.kernels.lower.values import arguments, is_lowered, is_transparent, key_of
 from monarch.compiler.types import Layout, TensorType
 
@@ -86,7 +86,7 @@ class _Rewrite:
     def find_places(self) -> dict[fx.Node, _Place]:
         found, before = {}, 0
         for node in self.graph.fx.nodes:
-            found[node] = _Place(before, bool(node.meta.get("backward")))
+            found[node] = _Place(before, provenance(node).backward)
             before += node.op == "call_function" and not self.is_part_of_kernels(node)
         return found
 
@@ -151,7 +151,7 @@ class _Rewrite:
         with self.graph.fx.inserting_before(reader):
             copy = self.graph.fx.node_copy(node)
         copy.meta[AGAIN] = True
-        copy.meta["backward"] = self.places[reader].backward
+        copy.meta["provenance"] = replace(provenance(copy), backward=self.places[reader].backward)
         self.places[copy] = self.places[reader]
         return copy
 
@@ -248,9 +248,6 @@ class _Adder:
 
     def __call__(self, op: Any, *args: Any, type: TensorType, **kwargs: Any) -> fx.Node:
         with self.graph.fx.inserting_before(self.node):
-            made = self.graph.call(op, *args, type=type, **kwargs)
+            made = self.graph.call(op, *args, type=type, provenance=provenance(self.node), **kwargs)
         made.meta["part_of"] = key_of(self.node)
-        for name in ("source", "module", "backward"):
-            if name in self.node.meta:
-                made.meta[name] = self.node.meta[name]
         return made

@@ -9,7 +9,7 @@ from typing import Any
 from torch import fx
 
 from monarch.compiler import ops
-from monarch.compiler.graph import Graph, args_of
+from monarch.compiler.graph import Graph, args_of, provenance
 from monarch.compiler.partition.choose import Choice
 from monarch.compiler.partition.options import Alternative, Options
 from monarch.compiler.plan.report import Alternative as Reported
@@ -76,7 +76,7 @@ def pass_on(node: fx.Node, value: fx.Node) -> None:
     if "traced" not in value.meta:
         value.meta["decisions"] = node.meta.get("decisions", ())
         return
-    said = f"{LAYOUT_LINE}{node.meta['source']} says so too"
+    said = f"{LAYOUT_LINE}{provenance(node).source} says so too"
     value.meta["decisions"] = tuple(
         replace(own, why=f"{own.why}; {said}") if bound.why.startswith(LAYOUT_LINE) else own
         for own, bound in zip(value.meta.get("decisions", ()), node.meta.get("decisions", ()), strict=True)
@@ -109,7 +109,7 @@ class _Decider:
         others = self.alternatives(node, chosen)
         exact = self.choice.exact
         if node.target is ops.constrain:
-            return Decided(self.dim, "", "", f"{LAYOUT_LINE}{node.meta['source']} says {args_of(node)[1]}")
+            return Decided(self.dim, "", "", f"{LAYOUT_LINE}{provenance(node).source} says {args_of(node)[1]}")
         if node.target is operator.getitem:
             (producer,) = self.options.operands[node]
             why = f"one of the results of %{producer.name}, which gives it so"

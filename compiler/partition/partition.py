@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 
 from torch import fx
 
@@ -11,7 +12,7 @@ from monarch.compiler import ops
 from monarch.compiler.config import settings
 from monarch.compiler.context import Context, Pass
 from monarch.compiler.errors import LayoutError
-from monarch.compiler.graph import Graph, args_of
+from monarch.compiler.graph import Graph, args_of, provenance
 from monarch.compiler.ops.schema import is_view
 from monarch.compiler.partition.choose import choose
 from monarch.compiler.partition.decide import decide, decide_alone, mark_keys, pass_on
@@ -77,14 +78,14 @@ def drop_constraints(graph: Graph) -> None:
 def split_state_views(graph: Graph) -> None:
     """Give the backward pass its own copies of views of state, so that what is gathered forward is not kept for it."""
     for node in reversed(list(graph.calls)):
-        if node.meta.get("backward") or not _views_state(node):
+        if provenance(node).backward or not _views_state(node):
             continue
-        later = [user for user in node.users if user.meta.get("backward")]
+        later = [user for user in node.users if provenance(user).backward]
         if not later or len(later) == len(node.users):
             continue
         with graph.fx.inserting_before(min(later)):
             copy = graph.fx.node_copy(node)
-        copy.meta["backward"] = True
+        copy.meta["provenance"] = replace(provenance(copy), backward=True)
         copy.meta.pop("key", None)
         for user in later:
             user.replace_input_with(node, copy)
@@ -123,7 +124,7 @@ def _user_layouts(graph: Graph) -> Iterator[tuple[str, Layout]]:
         yield f"{node.meta['kind']} {node.meta['label']!r}", node.meta["type"].layout
     for node in graph.calls:
         if node.target is ops.constrain:
-            yield f"layout() at {node.meta['source']}", parse_layout(args_of(node)[1])
+            yield f"layout() at {provenance(node).source}", parse_layout(args_of(node)[1])
 
 
 def _cycle(after: dict[str, dict[str, tuple[str, Layout]]], waiting: list[str]) -> LayoutError:

@@ -9,8 +9,7 @@ from typing import Any
 from torch import fx
 
 from monarch.compiler import ops
-from monarch.compiler.errors import Source
-from monarch.compiler.graph import Graph, args_of
+from monarch.compiler.graph import Graph, Provenance, args_of, provenance
 from monarch.compiler.partition.choose import Choice
 from monarch.compiler.partition.options import Options
 from monarch.compiler.partition.whole import mark_gathered
@@ -121,7 +120,7 @@ class _Rewrite:
         place: Place = (target, "")
         if value.op == "placeholder" and target is None and place not in at_hand:
             # A parameter gathered for the forward pass is gathered anew for the backward pass, not held in between.
-            place = (None, "backward" if user.meta.get("backward") else "forward")
+            place = (None, "backward" if provenance(user).backward else "forward")
         if place not in at_hand:
             source, _ = min((p for p in at_hand if not p[1]), key=lambda p: _nearness(p[0]))
             at_hand[place] = self.reshard(at_hand[source, ""], source, target, value, user)
@@ -132,25 +131,25 @@ class _Rewrite:
         dim = self.options.mesh_dim
         type_ = self.new.type_so_far(copy).place(dim, target)
         named = tuple((node.name, node.meta["key"]) for node in (value, user) if "key" in node.meta)
-        module = user.meta.get("module") or value.meta.get("module") or ""
-        cause: Source | None = user.meta.get("source") or value.meta.get("source")
+        taker, maker = provenance(user), provenance(value)
+        of = Provenance(taker.source or maker.source, taker.module or maker.module, taker.backward)
         why = f"{_describe(value)} is {_words(source, dim)}; {_describe(user)} takes it {_words(target, dim)}"
         if user is value:
             why = f"{_describe(value)} is {_words(source, dim)}, and its users take it {_words(target, dim)}"
 
         def local(op: ops.MonarchOp, *args: Any, to: TensorType = type_) -> fx.Node:
-            node = self.new.call(op, *args, type=to, source=cause, name=f"{value.name}_{op.name}")
-            node.meta.update(why=why, backward=bool(user.meta.get("backward")), module=module, named=named)
+            node = self.new.call(op, *args, type=to, provenance=of, name=f"{value.name}_{op.name}")
+            node.meta.update(why=why, named=named)
             return node
 
         def collective(op: ops.MonarchOp, *args: Any) -> fx.Node:
             several = self.new.call(
-                op, [copy], [dim], *args, type=(type_,), source=cause, name=f"{value.name}_{op.name}"
+                op, [copy], [dim], *args, type=(type_,), provenance=of, name=f"{value.name}_{op.name}"
             )
-            node = self.new.call(operator.getitem, several, 0, type=type_, source=cause)
+            node = self.new.call(operator.getitem, several, 0, type=type_, provenance=of)
             several.meta["why"] = node.meta["reason"] = why
             for each in (several, node):
-                each.meta.update(backward=bool(user.meta.get("backward")), module=module, named=named)
+                each.meta["named"] = named
             return node
 
         if isinstance(source, int):

@@ -8,7 +8,7 @@ import warnings
 from torch import fx
 
 from monarch.compiler.errors import PerformanceWarning, RuleError, Source
-from monarch.compiler.graph import Graph
+from monarch.compiler.graph import Graph, provenance
 from monarch.compiler.rules import Call, Rule, fits, tensor_operands
 from monarch.compiler.rules.call import called_op, op_name
 from monarch.compiler.sizes import format_bytes
@@ -33,7 +33,7 @@ def announce(graph: Graph, strict: bool) -> None:
     for node in graph.calls:
         if "gathered" not in node.meta:
             continue
-        name, source = op_name(called_op(node)), node.meta.get("source")
+        name, source = op_name(called_op(node)), provenance(node).source
         message = f"{name} runs whole on every worker, with {_gathered_text(node)} gathered for each call"
         hint = _way_out(node, strict)
         if strict:

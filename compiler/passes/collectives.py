@@ -5,14 +5,14 @@ from __future__ import annotations
 import heapq
 import operator
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import fx
 
 from monarch.compiler import ops
 from monarch.compiler.context import Context, Pass
-from monarch.compiler.graph import Graph, args_of, tensor_type
+from monarch.compiler.graph import Graph, args_of, provenance, tensor_type
 from monarch.compiler.ops.schema import is_view
 
 BUCKET_BYTES = 32 * 2**20
@@ -70,16 +70,16 @@ def _returned(value: fx.Node) -> bool:
 def _replace_collective(graph: Graph, node: fx.Node, op: ops.MonarchOp, *args: object) -> None:
     type_ = node.meta["type"]
     with graph.fx.inserting_before(node):
-        several = graph.call(op, *args, type=(type_,), source=node.meta.get("source"))
-        one = graph.call(operator.getitem, several, 0, type=type_, source=node.meta.get("source"))
-    several.meta.update({key: node.meta[key] for key in ("why", "backward", "module", "named") if key in node.meta})
+        several = graph.call(op, *args, type=(type_,), provenance=provenance(node))
+        one = graph.call(operator.getitem, several, 0, type=type_, provenance=provenance(node))
+    several.meta.update({key: node.meta[key] for key in ("why", "named") if key in node.meta})
     one.meta.update({key: node.meta[key] for key in _KEPT if key in node.meta})
-    one.meta.update(backward=node.meta.get("backward"), reason=node.meta.get("why", ""))
+    one.meta["reason"] = node.meta.get("why", "")
     node.replace_all_uses_with(one)
     graph.fx.erase_node(node)
 
 
-_KEPT = ("module", "key", "stands_for", "decisions", "named")
+_KEPT = ("key", "stands_for", "decisions", "named")
 """What of a value's meta is as true of the value that takes its place."""
 
 
@@ -155,7 +155,7 @@ def _bucket_of(node: fx.Node, at: dict[fx.Node, float], first_call: float, label
     group = ""
     state = all(t.op == "placeholder" and t.meta["kind"] == "state" for t in tensors)
     if state:
-        phase = "backward" if node.meta.get("backward") else "forward"
+        phase = "backward" if provenance(node).backward else "forward"
         group = f"{phase} {layer_of(str(tensors[0].meta['label']))}"
     elif node.target is ops.reduce_scatter:
         group = layer_of(next((labels[r] for r in results if r in labels), ""))
@@ -221,6 +221,7 @@ def _emit(graph: Graph, bucket: _Bucket, at: dict[fx.Node, float]) -> None:
             elif isinstance(argument, (list, tuple)) and member.target is not ops.permute:
                 rest[j] += argument
     first = bucket.members[0]
+    module = _common_path([provenance(member).module for member in bucket.members])
     position = bucket.latest - 0.5 if bucket.late else bucket.earliest + 0.5
     with graph.fx.inserting_before(graph.fx.output_node()):
         joined = graph.call(
@@ -229,11 +230,10 @@ def _emit(graph: Graph, bucket: _Bucket, at: dict[fx.Node, float]) -> None:
             args_of(first)[1],
             *rest,
             type=tuple(types),
-            source=first.meta.get("source"),
+            provenance=replace(provenance(first), module=module),
             name=first.name,
         )
-        joined.meta.update({key: first.meta[key] for key in ("why", "backward", "named") if key in first.meta})
-        joined.meta["module"] = _common_path([member.meta.get("module") or "" for member in bucket.members])
+        joined.meta.update({key: first.meta[key] for key in ("why", "named") if key in first.meta})
         at[joined] = position
         offset = 0
         for member in bucket.members:

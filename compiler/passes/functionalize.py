@@ -22,7 +22,7 @@ from torch import fx
 
 from monarch.compiler import ops
 from monarch.compiler.errors import ProgramError, Source
-from monarch.compiler.graph import Graph, Types, tensor_type
+from monarch.compiler.graph import Graph, Provenance, Types, provenance, tensor_type
 from monarch.compiler.ops.record import enter, of_packet
 from monarch.compiler.ops.schema import memory_of, pure_form, viewed_operand
 from monarch.compiler.passes.capture import Expr, Number, Op, Tape, Value
@@ -61,11 +61,8 @@ class Emitter:
             key = _small_key(func, args, kwargs)
             if key is not None and (known := self._small.get(key)) is not None:
                 return known
-        node = self.graph.call(func, *args, type=type, source=self.source, **kwargs)
-        if self.backward:
-            node.meta["backward"] = True
-        if self.module:
-            node.meta["module"] = self.module
+        of = Provenance(self.source, self.module, self.backward)
+        node = self.graph.call(func, *args, type=type, provenance=of, **kwargs)
         if key is not None:
             self._small[key] = node
         return node
@@ -522,7 +519,7 @@ def _own_buffer(walk: Functionalizer, node: fx.Node, held: set[fx.Node]) -> fx.N
         base = viewed
     if base.op == "placeholder" or base in held:
         type_ = tensor_type(node)
-        node = walk.graph.call(aten.clone.default, node, type=type_, source=node.meta.get("source"))
+        node = walk.graph.call(aten.clone.default, node, type=type_, provenance=Provenance(provenance(node).source))
         base = node
     held.add(base)
     return node

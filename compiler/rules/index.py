@@ -9,6 +9,7 @@ from torch import fx
 
 from monarch.compiler import ops
 from monarch.compiler.errors import RuleError
+from monarch.compiler.graph import provenance
 from monarch.compiler.rules.call import Call, dim_of
 from monarch.compiler.rules.line import Line, LineError, Shape, factor_names, line
 from monarch.compiler.rules.localize import LocalCall, Localized, localizer
@@ -184,7 +185,7 @@ def _indexing(call: Call) -> tuple[str, str, list[str], list[str]]:
             raise RuleError(
                 "a boolean mask among the indices picks as many elements as it is true, which no shape tells",
                 hint="keep the shape: torch.where(mask, x, other), or x * mask.",
-                source=call.node.meta.get("source"),
+                source=provenance(call.node).source,
             )
         raise LineError("a boolean mask stands among the indices")
     first = 1 + (1 if call.name.startswith("aten._unsafe_masked_index") else 0)

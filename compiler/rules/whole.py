@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 
 from monarch.compiler.errors import RuleError
+from monarch.compiler.graph import provenance
 from monarch.compiler.rules.call import Call, called_op, op_name
 from monarch.compiler.rules.rule import Rule
 
@@ -32,5 +33,5 @@ def draws_numbers(call: Call) -> RuleError:
             "Random numbers that are the same on any mesh come from the op `random`, which tracing puts in place of\n"
             "torch's: decompose this op into it, or turn its dropout off."
         ),
-        source=call.node.meta.get("source"),
+        source=provenance(call.node).source,
     )

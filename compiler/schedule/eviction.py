@@ -19,14 +19,14 @@ from __future__ import annotations
 import heapq
 import operator
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import fx
 
 from monarch.compiler import ops
-from monarch.compiler.graph import Graph, args_of
+from monarch.compiler.graph import Graph, args_of, provenance
 from monarch.compiler.schedule.buffers import Buffer, Buffers, repeatable
 from monarch.compiler.sizes import format_bytes
 
@@ -334,7 +334,7 @@ class Eviction:
         graph = self.buffers.graph
         copy = graph.copy()
         of = dict(zip(graph.fx.nodes, copy.fx.nodes, strict=True))
-        backward = [at for at, call in enumerate(self.buffers.calls) if call.meta.get("backward")]
+        backward = [at for at, call in enumerate(self.buffers.calls) if provenance(call).backward]
         made: dict[Again, fx.Node] = {}
 
         for again in self.again:
@@ -349,8 +349,9 @@ class Eviction:
                 node.meta["type"] = tuple([call.meta["type"][index] for index in again.elements])
             node.meta[RECOMPUTED] = call.name
             node.meta["why"] = again.why
-            if backward and backward[0] <= again.before <= backward[-1]:
-                node.meta["backward"] = True
+            late = bool(backward) and backward[0] <= again.before <= backward[-1]
+            of_call = provenance(call)
+            node.meta["provenance"] = replace(of_call, backward=of_call.backward or late, fused=())
             made[again] = node
         for at, operand, instance in self._rewired:
             of[self.buffers.calls[at]].replace_input_with(of[operand], made[instance])
@@ -360,7 +361,7 @@ class Eviction:
         return copy
 
 
-_ITS_OWN = ("key", "stands_for", "reason", "named", "why", "fused")
+_ITS_OWN = ("key", "stands_for", "reason", "named", "why")
 """What of a call's meta is not that of the same call made again."""
 
 

@@ -8,7 +8,7 @@ from torch import fx
 
 from monarch.compiler import ops
 from monarch.compiler.context import Context, Pass
-from monarch.compiler.graph import Graph, args_of
+from monarch.compiler.graph import Graph, args_of, provenance
 from monarch.compiler.ops.schema import is_view
 from monarch.compiler.passes.collectives import first_use, reorder
 from monarch.compiler.schedule.buffers import peak_of
@@ -61,9 +61,8 @@ def _split(graph: Graph) -> Graph:
             continue
         with graph.fx.inserting_after(node):
             wait = graph.call(
-                ops.wait, node, list(args_of(node)[0]), type=node.meta["type"], source=node.meta.get("source")
+                ops.wait, node, list(args_of(node)[0]), type=node.meta["type"], provenance=provenance(node)
             )
-        wait.meta.update({key: node.meta[key] for key in ("backward", "module") if key in node.meta})
         for user in list(node.users):
             if user is not wait:
                 user.replace_input_with(node, wait)

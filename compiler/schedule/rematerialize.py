@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from monarch.compiler.context import Context, Pass
 from monarch.compiler.errors import MonarchError, Source
-from monarch.compiler.graph import Graph
+from monarch.compiler.graph import Graph, provenance
 from monarch.compiler.schedule.buffers import Buffers, peak_of
 from monarch.compiler.schedule.eviction import RECOMPUTED, Eviction
 from monarch.compiler.schedule.footprint import alive, footprint
@@ -121,7 +121,7 @@ class _Within:
                 kind = _kind(node.meta["kind"], str(node.meta["label"]))
                 sizes[kind] = sizes.get(kind, 0) + size
             else:
-                values.append((size, node.name, node.meta.get("source")))
+                values.append((size, node.name, provenance(node).source))
         values.sort(key=lambda value: (-value[0], value[1]))
         sizes["values of the step"] = sum(size for size, _, _ in values)
         parts = ", ".join(f"{kind} {format_bytes(size)}" for kind, size in sizes.items() if size)

@@ -15,7 +15,7 @@ from torch import fx
 from monarch.compiler import ops
 from monarch.compiler.cost.work import local_bytes
 from monarch.compiler.errors import Source
-from monarch.compiler.graph import Graph, args_of, tensor_type
+from monarch.compiler.graph import Graph, Provenance, args_of, provenance, tensor_type
 from monarch.compiler.loops.ir import may_overwrite
 from monarch.compiler.loops.text import parse_kernel
 from monarch.compiler.ops.record import enter, of_packet
@@ -138,7 +138,8 @@ class Schedule:
             borrowed = root.op == "placeholder" and root is not states.get(label)
             if borrowed or self.is_part(node) or root in taken or node in self.overlapping:
                 with graph.fx.inserting_before(graph.fx.output_node()):
-                    copy = graph.call(aten.clone.default, node, type=node.meta["type"], source=node.meta.get("source"))
+                    line = Provenance(provenance(node).source)
+                    copy = graph.call(aten.clone.default, node, type=node.meta["type"], provenance=line)
                 self.roots[copy] = copy
                 return copy
             taken[root] = label
@@ -230,11 +231,11 @@ class Schedule:
         assert op is not None
         args = tuple(self.argument(argument) for argument in args_of(node))
         kwargs = {key: self.argument(value) for key, value in node.kwargs.items()}
-        source = node.meta.get("source")
-        index = -1 if source is None else self.sources.setdefault(source, len(self.sources))
-        for each in node.meta.get("fused", ()):
-            if each.meta.get("source") is not None:
-                self.sources.setdefault(each.meta["source"], len(self.sources))
+        of = provenance(node)
+        index = -1 if of.source is None else self.sources.setdefault(of.source, len(self.sources))
+        for each in of.fused:
+            if (line := provenance(each).source) is not None:
+                self.sources.setdefault(line, len(self.sources))
         return Instruction(op, args, kwargs, self.slots[node], free, index)
 
     def argument(self, argument: Any) -> Any:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from monarch.compiler.errors import Source
+from monarch.compiler.graph import UNKNOWN, Provenance
 
 _STRING = r'"(?:[^"\\]|\\.)*"'
 _COMMENT = re.compile(
@@ -25,17 +26,18 @@ _PLAIN_FILE = re.compile(r"[^\s\":;]+")
 def print_comment(meta: Mapping[str, Any], *, paths: bool, why: bool, modules: bool = False) -> str:
     """The comment of a value with this `meta`, or "" for none. `paths` keeps a file's folder."""
     parts = []
-    source: Source | None = meta.get("source")
+    of: Provenance = meta.get("provenance", UNKNOWN)
+    source = of.source
     if source is not None:
         file = source.file if paths else re.split(r"[/\\]", source.file)[-1]
         text = f"{file if _PLAIN_FILE.fullmatch(file) and file.isprintable() else json.dumps(file)}:{source.line}"
         if source.column:
             text += f":{source.column}" + (f"-{source.end_column}" if source.end_column else "")
         parts.append(text)
-    if meta.get("backward"):
+    if of.backward:
         parts.append("backward")
-    if modules and (module := meta.get("module")):
-        parts.append(f"in {json.dumps(module)}")
+    if modules and of.module:
+        parts.append(f"in {json.dumps(of.module)}")
     text = " ".join(parts)
     if why and (reason := meta.get("why")):
         plain = reason.isprintable() and reason == reason.strip() and not reason.startswith('"')
@@ -44,19 +46,20 @@ def print_comment(meta: Mapping[str, Any], *, paths: bool, why: bool, modules: b
 
 
 def parse_comment(text: str) -> dict[str, Any]:
-    """The "source", "backward", "module" and "why" that a comment names, or {} where it is the writer's own."""
+    """The "provenance" and "why" that a comment names, or {} where it is the writer's own."""
     match = _COMMENT.fullmatch(text.rstrip())
     if match is None:
         return {}
     meta: dict[str, Any] = {}
+    source = None
     try:
         if file := match["file"]:
             name = json.loads(file) if file.startswith('"') else file
-            meta["source"] = Source(name, *(int(match[part] or 0) for part in ("line", "column", "end")))
-        if match["backward"]:
-            meta["backward"] = True
-        if module := match["module"]:
-            meta["module"] = json.loads(module)
+            source = Source(name, *(int(match[part] or 0) for part in ("line", "column", "end")))
+        module = json.loads(match["module"]) if match["module"] else ""
+        found = Provenance(source, module, bool(match["backward"]))
+        if found != UNKNOWN:
+            meta["provenance"] = found
         if why := match["why"]:
             meta["why"] = json.loads(why) if why.startswith('"') else why
     except ValueError:  # not JSON after all, or a number of thousands of digits

@@ -195,7 +195,6 @@ class _GraphReader(_Reader):
         node.name = name
         if type_ is not _UNTYPED:
             node.meta["type"] = type_
-        node.meta["source"] = None
         if comment is not None:
             node.meta.update(parse_comment(comment))
         self.nodes[name] = node

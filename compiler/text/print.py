@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from monarch.compiler.errors import GraphError
-from monarch.compiler.graph import Graph
+from monarch.compiler.graph import Graph, provenance
 from monarch.compiler.shown import shows_as
 from monarch.compiler.text.comment import print_comment
 from monarch.compiler.text.names import CONSTANT_NAMES, op_name
@@ -125,7 +125,7 @@ def _argument(value: Any, node: fx.Node) -> str:
             return f"device({_string(str(value))})"
     raise GraphError(
         f"an argument of %{node.name} = {op_name(node.target)} has no text: {value!r} ({type(value).__name__})",
-        source=node.meta.get("source"),
+        source=provenance(node).source,
     )
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from monarch.compiler import ops
 from monarch.compiler.errors import Source
-from monarch.compiler.graph import Graph
+from monarch.compiler.graph import Graph, Provenance
 from monarch.compiler.types import DTYPES, REDUCTIONS, Layout, MeshSpec, TensorType
 
 NAMES = ("data", "model", "pipe", "partial", "of", "input", "graph", "_x1")
@@ -98,11 +98,9 @@ def graphs(draw: st.DrawFn) -> Graph:
             *draw(st.lists(arguments, max_size=4)),
             **draw(st.dictionaries(st.sampled_from(["dim", "dtype", "type_", "keepdim"]), arguments, max_size=2)),
             type=None,
-            source=draw(st.none() | sources),
+            provenance=Provenance(draw(st.none() | sources), backward=draw(st.booleans())),
         )
         node.meta["type"] = type_
-        if draw(st.booleans()):
-            node.meta["backward"] = True
         if why := draw(st.none() | texts):
             node.meta["why"] = why
     nodes = list(graph.fx.nodes)

@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from monarch.compiler.errors import GraphError, Source
-from monarch.compiler.graph import Graph
+from monarch.compiler.graph import Graph, Provenance
 from monarch.compiler.text import parse_graph, parse_type
 from monarch.compiler.types import MeshSpec
 from monarch.compiler.verify import verify
@@ -412,7 +412,9 @@ def test_running_on_one_workers_shapes(right: str, wrong: str, message: str) -> 
 def small() -> Graph:
     graph = Graph("f", MeshSpec.of(data=2))
     x = graph.placeholder("input", 0, parse_type("f32[4@data]"), "x")
-    y = graph.call(torch.ops.aten.neg.default, x, type=parse_type("f32[4]"), name="y", source=Source("train.py", 7))
+    y = graph.call(
+        torch.ops.aten.neg.default, x, type=parse_type("f32[4]"), name="y", provenance=Provenance(Source("train.py", 7))
+    )
     graph.output([y], {})
     return graph
 

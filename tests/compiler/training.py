@@ -10,7 +10,7 @@ from torch import fx, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
-from monarch.compiler.graph import Graph
+from monarch.compiler.graph import Graph, Provenance
 from monarch.compiler.text import parse_layout
 from monarch.compiler.types import Layout, MeshSpec, TensorType
 
@@ -171,7 +171,7 @@ class Step:
                     **kwargs,
                 )
                 seen_loss = seen_loss or "loss_backward" in str(node.target)
-                env[node].meta["backward"] = seen_loss
+                env[node].meta["provenance"] = Provenance(backward=seen_loss)
         results = [env[r] for r in pure.graph.output_node().args[0]]
         graph.output([results[0]], dict(zip(self.labels, results[1:], strict=True)))
         return graph

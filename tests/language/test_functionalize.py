@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from monarch.compiler.graph import Graph
+from monarch.compiler.graph import Graph, provenance
 from monarch.language import Mesh, distribute, module_to_mesh, program
 from tests.language.models import CNN, TinyGPT, make_step, token_batch, token_loss
 
@@ -211,11 +211,11 @@ def test_composite_ops_stay_whole_and_backward_ops_know_their_forward_line() -> 
     assert not any(re.search(r"_\.|clone|detach", name) for name in names)
     for node in graph.calls:
         if node.target is torch.ops.aten.gelu_backward.default:
-            assert node.meta["backward"]
-            assert "F.gelu(" in node.meta["source"].excerpt()
+            assert provenance(node).backward
+            assert "F.gelu(" in provenance(node).source.excerpt()
         if node.target is torch.ops.aten.gelu.default:
             assert "backward" not in node.meta
-        assert node.target is operator.getitem or node.meta["source"] is not None
+        assert node.target is operator.getitem or provenance(node).source is not None
 
 
 def test_batch_norm_updates_its_statistics() -> None:

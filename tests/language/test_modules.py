@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import monarch
-from monarch.compiler.graph import Graph
+from monarch.compiler.graph import Graph, provenance
 from monarch.compiler.text import parse_graph, print_graph
 from monarch.distributed import Mesh
 
@@ -20,7 +20,7 @@ def modules_of(graph: Graph) -> dict[str, list[tuple[str, bool]]]:
     found: dict[str, list[tuple[str, bool]]] = {}
     for node in graph.calls:
         name = str(node.target).split(".")[1]
-        found.setdefault(name, []).append((node.meta.get("module", ""), bool(node.meta.get("backward"))))
+        found.setdefault(name, []).append((provenance(node).module, provenance(node).backward))
     return found
 
 
@@ -111,7 +111,7 @@ def test_functional_code_has_none(mesh: Mesh) -> None:
         return F.gelu(x @ weight)
 
     graph = f.trace(torch.randn(4, 8)).graph
-    assert all(not node.meta.get("module") for node in graph.calls)
+    assert all(not provenance(node).module for node in graph.calls)
 
 
 def test_bound_methods(mesh: Mesh) -> None:
@@ -169,6 +169,6 @@ def test_paths_survive_the_text_and_partitioning(mesh: Mesh) -> None:
     again = parse_graph(print_graph(traced.graph, paths=True, modules=True))
     assert modules_of(again) == modules_of(traced.graph)
     partitioned = traced.partition().graph
-    kept = {node.name: node.meta.get("module", "") for node in partitioned.calls}
+    kept = {node.name: provenance(node).module for node in partitioned.calls}
     for node in traced.graph.calls:
-        assert kept.get(node.name, node.meta.get("module", "")) == node.meta.get("module", "")
+        assert kept.get(node.name, provenance(node).module) == provenance(node).module

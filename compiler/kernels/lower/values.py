@@ -13,7 +13,7 @@ import torch
 from torch import fx
 
 from monarch.compiler import ops
-from monarch.compiler.graph import args_of
+from monarch.compiler.graph import args_of, provenance
 from monarch.compiler.kernels.lower.coordinates import Affine, At, Coordinate, Gathered, Unfusable, unflatten
 from monarch.compiler.loops.ir import (
     ARITHMETIC,
@@ -424,7 +424,7 @@ def _dtype_of(value: bool | int | float) -> torch.dtype:
 
 
 def line_of(node: fx.Node) -> str:
-    source = node.meta.get("source")
+    source = provenance(node).source
     return "" if source is None else f"{source.file.rsplit('/', 1)[-1]}:{source.line}"
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import fx
 
 from monarch.compiler.errors import RuleError, Source
+from monarch.compiler.graph import Provenance
 from monarch.compiler.ops.record import records_kept
 from monarch.compiler.partition.whole import suggested_line
 from monarch.compiler.rules import Call, Rule, Strategy, localizer, rule_for, sharding_rule, tensor_operands
@@ -171,7 +172,7 @@ def test_dropout_that_is_off_has_a_rule(sample: Any) -> None:
 )
 def test_random_numbers_of_an_ops_own_are_refused(sample: Any, name: str) -> None:
     node = trace(sample).node
-    node.meta["source"] = Source("/home/user/train.py", 3)
+    node.meta["provenance"] = Provenance(Source("/home/user/train.py", 3))
     with pytest.raises(RuleError) as error:
         rule_for(node, shape_of)
     assert str(error.value) == (

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from monarch.compiler.errors import Source
+from monarch.compiler.graph import Provenance, provenance
 from monarch.compiler.text import parse_graph, print_graph
 from monarch.compiler.text.comment import parse_comment, print_comment
 
@@ -14,19 +13,20 @@ AT = Source("/home/me/train.py", 12, 9, 14)
 
 
 @pytest.mark.parametrize(
-    ("meta", "text"),
+    ("of", "why", "text"),
     [
-        ({"source": AT, "module": "blocks.0.attn"}, '# /home/me/train.py:12:9-14 in "blocks.0.attn"'),
-        ({"source": AT, "backward": True, "module": "up"}, '# /home/me/train.py:12:9-14 backward in "up"'),
-        ({"backward": True, "module": "up", "why": "it is"}, '# backward in "up"; it is'),
-        ({"module": 'odd "name"; too'}, '# in "odd \\"name\\"; too"'),
-        ({"module": "", "source": AT}, "# /home/me/train.py:12:9-14"),
-        ({"module": ""}, ""),
+        (Provenance(AT, "blocks.0.attn"), "", '# /home/me/train.py:12:9-14 in "blocks.0.attn"'),
+        (Provenance(AT, "up", True), "", '# /home/me/train.py:12:9-14 backward in "up"'),
+        (Provenance(None, "up", True), "it is", '# backward in "up"; it is'),
+        (Provenance(None, 'odd "name"; too'), "", '# in "odd \\"name\\"; too"'),
+        (Provenance(AT), "", "# /home/me/train.py:12:9-14"),
+        (Provenance(), "", ""),
     ],
 )
-def test_comments_with_modules(meta: dict[str, Any], text: str) -> None:
+def test_comments_with_modules(of: Provenance, why: str, text: str) -> None:
+    meta = {"provenance": of, "why": why}
     assert print_comment(meta, paths=True, why=True, modules=True) == text
-    assert parse_comment(text) == {key: value for key, value in meta.items() if value}
+    assert parse_comment(text) == {key: value for key, value in meta.items() if value not in ("", Provenance())}
     assert " in " not in print_comment({**meta, "why": ""}, paths=True, why=True)
 
 
@@ -43,7 +43,7 @@ def test_a_graph_keeps_its_modules() -> None:
   return %b
 }"""
     graph = parse_graph(text)
-    assert [node.meta.get("module") for node in graph.calls] == ["up", "up"]
+    assert [provenance(node).module for node in graph.calls] == ["up", "up"]
     assert ' in "up"' not in str(graph)
     printed = print_graph(graph, modules=True)
     assert print_graph(parse_graph(printed), modules=True) == printed

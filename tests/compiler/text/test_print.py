@@ -7,7 +7,7 @@ import torch
 
 from monarch.compiler import ops
 from monarch.compiler.errors import GraphError, Source
-from monarch.compiler.graph import Graph
+from monarch.compiler.graph import Graph, Provenance
 from monarch.compiler.text import parse_graph, parse_type, print_graph, print_node
 from monarch.compiler.types import MeshSpec
 
@@ -43,7 +43,7 @@ def test_a_graph_with_global_types() -> None:
     x = graph.placeholder("input", 0, parse_type("f32[64@data, 1024]"), "x")
     w = graph.placeholder("state", "fc.weight", parse_type("f32[1024, 4096@model]"), "w")
     type_ = parse_type("f32[64@data, 4096@model]")
-    h = graph.call(aten.mm.default, x, w, type=type_, source=Source("/home/me/train.py", 12), name="h")
+    h = graph.call(aten.mm.default, x, w, type=type_, provenance=Provenance(Source("/home/me/train.py", 12)), name="h")
     graph.output([h], {})
     assert str(graph) == WHOLE
 
@@ -97,7 +97,7 @@ def test_values_may_have_the_names_of_python_builtins() -> None:
 def test_paths_and_reasons_are_printed_on_request() -> None:
     graph = Graph("f", MeshSpec(()))
     x = graph.placeholder("input", 0, parse_type("f32[]"), "x")
-    x.meta.update(source=Source("/a b/t.py", 3, 4, 9), why="the user says so", backward=True)
+    x.meta.update(provenance=Provenance(Source("/a b/t.py", 3, 4, 9), backward=True), why="the user says so")
     assert print_node(x) == "%x = input 0 : f32[]  # t.py:3:4-9 backward; the user says so"
     assert '# "/a b/t.py":3:4-9 backward; the user says so' in print_graph(graph, paths=True)
     assert print_graph(graph, why=False).endswith("# t.py:3:4-9 backward\n}")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import fx
 
 from monarch.compiler.errors import Source
-from monarch.compiler.graph import Graph
+from monarch.compiler.graph import Graph, Provenance
 from monarch.compiler.text import parse_graph, parse_layout, parse_mesh, parse_type, print_graph
 from monarch.compiler.text.comment import parse_comment, print_comment
 from tests.compiler import strategies
@@ -49,8 +49,8 @@ def test_the_short_form_is_stable(graph: Graph) -> None:
 @given(st.none() | strategies.sources, st.booleans(), strategies.texts)
 @settings(max_examples=200)
 def test_comments(source: Source | None, backward: bool, why: str) -> None:
-    meta = {"source": source, "backward": backward, "why": why}
-    expected = {key: value for key, value in meta.items() if value}
+    meta = {"provenance": Provenance(source, backward=backward), "why": why}
+    expected = {key: value for key, value in meta.items() if value not in ("", Provenance())}
     assert parse_comment(print_comment(meta, paths=True, why=True)) == expected
 
 
