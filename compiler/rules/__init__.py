@@ -10,6 +10,7 @@ from monarch.compiler.rules import (  # noqa: F401
     convolution,
     factory,
     index,
+    linalg,
     losses,
     matmul,
     norms,

@@ -66,6 +66,16 @@ for _n in (2, 3):
     _spatial(f"avg_pool{_n}d_backward _adaptive_avg_pool{_n}d_backward", _n, 2, linear=True)
 for _name in ("upsample_linear1d", "upsample_bilinear2d", "upsample_bicubic2d", "upsample_trilinear3d"):
     _spatial(f"{_name} {_name}_backward", int(_name[-2]), 1, linear=True)
+for _n in (2, 3):
+    _spatial(f"max_unpool{_n}d", _n, 2, linear=True)
+    _space = " ".join(["_"] * _n)
+    _grid = f"n {_space} _"
+    sharding_rule(f"aten.grid_sampler_{_n}d", f"n c {_space}, {_grid} -> n c {_space}", linear=[{0}])
+    sharding_rule(
+        f"aten.grid_sampler_{_n}d_backward",
+        f"n c {_space}, n c {_space}, {_grid} -> n c {_space}, {_grid}",
+        linear=[{0}],
+    )
 _spatial("pixel_shuffle pixel_unshuffle", 3, 1, linear=True)
 
 
@@ -79,3 +89,9 @@ _spatial("pixel_shuffle pixel_unshuffle", 3, 1, linear=True)
 )
 def _local_upsample_backward(call: LocalCall) -> Localized:
     return call.replace(input_size=list(call.result))
+
+
+@sharding_rule("aten.channel_shuffle")
+def _channel_shuffle(call: Call) -> Line:
+    dims = " ".join(["n", "_", *(f"s{number}" for number in range(len(call.result) - 2))])
+    return line(f"{dims} -> {dims}", linear=[{0}])

@@ -31,8 +31,10 @@ pointwise(
     exp2 expm1 fix floor frac gelu hardshrink hardsigmoid hardswish hardtanh i0 isfinite isinf isnan isneginf isposinf
     leaky_relu lgamma log log10 log1p log2 logical_not logit mish nan_to_num polygamma reciprocal relu relu6 round
     rsqrt selu sgn sigmoid sign signbit silu sin sinc sinh softplus softshrink special_bessel_j0 special_entr
-    special_erfcx special_i0e special_i1 special_i1e special_ndtri special_log_ndtr sqrt square tan tanh threshold
-    trunc
+    special_airy_ai special_bessel_j1 special_bessel_y0 special_bessel_y1 special_erfcx special_i0e special_i1
+    special_i1e special_log_ndtr special_modified_bessel_i0 special_modified_bessel_i1 special_modified_bessel_k0
+    special_modified_bessel_k1 special_ndtri special_scaled_modified_bessel_k0 special_scaled_modified_bessel_k1
+    special_spherical_bessel_j0 sqrt square tan tanh threshold trunc
     """,
     1,
 )
@@ -68,7 +70,11 @@ pointwise(
     """
     atan2 bitwise_and bitwise_left_shift bitwise_or bitwise_right_shift bitwise_xor clamp_max clamp_min
     copysign eq floor_divide fmax fmin fmod gcd ge gt heaviside hypot lcm le logaddexp logaddexp2 logical_and logical_or
-    logical_xor lt maximum minimum ne nextafter pow remainder special_xlog1py special_zeta xlogy
+    igamma igammac logical_xor lt maximum minimum ne nextafter pow remainder special_chebyshev_polynomial_t
+    special_chebyshev_polynomial_u special_chebyshev_polynomial_v special_chebyshev_polynomial_w
+    special_hermite_polynomial_h special_hermite_polynomial_he special_laguerre_polynomial_l
+    special_legendre_polynomial_p special_shifted_chebyshev_polynomial_t special_shifted_chebyshev_polynomial_u
+    special_shifted_chebyshev_polynomial_v special_shifted_chebyshev_polynomial_w special_xlog1py special_zeta xlogy
     __and__ __or__ __xor__ __lshift__ __rshift__ _prelu_kernel
     """,
     2,
@@ -82,6 +88,10 @@ def _div(call: Call) -> Line:
 
 
 sharding_rule("aten.true_divide", "..., ... -> ...", linear=[{0}])
+
+pointwise("frexp", 1, results=2)
+pointwise("ldexp", 2)
+sharding_rule("aten.fill", "..., [] -> ...")
 
 # Three operands.
 pointwise("where", 3, linear=[{1, 2}])

@@ -17,12 +17,20 @@ UNARY = """
     log10 log1p log2 logical_not logit mish nan_to_num neg positive rad2deg reciprocal relu relu6 round rsqrt selu sgn
     sigmoid sign signbit silu sin sinc sinh softplus softshrink special_bessel_j0 special_entr special_erfcx special_i0e
     special_i1 special_i1e special_log_ndtr special_ndtri sqrt square tan tanh trunc
+    special_airy_ai special_bessel_j1 special_bessel_y0 special_bessel_y1 special_modified_bessel_i0
+    special_modified_bessel_i1 special_modified_bessel_k0 special_modified_bessel_k1
+    special_scaled_modified_bessel_k0 special_scaled_modified_bessel_k1 special_spherical_bessel_j0
     absolute alias clone contiguous detach lift_fresh lift_fresh_copy ones_like zeros_like conj
 """.split()
 
 BINARY = """
     atan2 copysign floor_divide fmax fmin fmod heaviside hypot logaddexp logaddexp2 logical_and logical_or logical_xor
-    maximum minimum nextafter special_xlog1py special_zeta true_divide
+    igamma igammac maximum minimum nextafter special_chebyshev_polynomial_t special_chebyshev_polynomial_u
+    special_chebyshev_polynomial_v special_chebyshev_polynomial_w special_hermite_polynomial_h
+    special_hermite_polynomial_he special_laguerre_polynomial_l special_legendre_polynomial_p
+    special_shifted_chebyshev_polynomial_t special_shifted_chebyshev_polynomial_u
+    special_shifted_chebyshev_polynomial_v special_shifted_chebyshev_polynomial_w special_xlog1py special_zeta
+    true_divide
 """.split()
 
 OVERLOADS = """
@@ -61,6 +69,11 @@ def pointwise_samples() -> list[Sample]:
     samples += [call(overload(name), real(4, 6), unit(4, 6)) for name in GRADIENT]
     x, y, z = real(4, 6), unit(4, 6), real(4, 6)
     samples += [
+        call(aten.frexp.Tensor, x),
+        call(aten.ldexp.Tensor, x, below(4, 6)),
+        call(aten.fill.Scalar, x, 2.0),
+        call(aten.fill.Tensor, x, real()),
+        call(aten.rrelu_with_noise_backward.default, x, z, y, 0.1, 0.3, True, False),
         call(aten.add.Tensor, x, y, alpha=2),
         call(aten.add.Tensor, x, real(1, 6), alpha=2),
         call(aten.add.Tensor, x, 0),

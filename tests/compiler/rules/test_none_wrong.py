@@ -17,6 +17,7 @@ from tests.compiler.rules.samples_layers import (
     norm_samples,
     our_samples,
 )
+from tests.compiler.rules.samples_linalg import linalg_samples, sampler_samples
 from tests.compiler.rules.samples_pointwise import pointwise_samples
 from tests.compiler.rules.values import real
 
@@ -34,6 +35,8 @@ SAMPLES: list[Sample] = [
     *convolution_samples(),
     *factory_samples(),
     *our_samples(),
+    *linalg_samples(),
+    *sampler_samples(),
 ]
 
 ELSEWHERE = {

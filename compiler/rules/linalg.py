@@ -1,0 +1,41 @@
+"""Linear algebra: the matrices of a batch are apart, so batch dims shard; rows and columns stay whole."""
+
+from __future__ import annotations
+
+from monarch.compiler.rules.call import Call
+from monarch.compiler.rules.line import Line, LineError, line
+from monarch.compiler.rules.register import sharding_rule
+
+_MATRIX, _VECTOR, _NUMBER = "... _ _", "... _", "..."
+
+for _names, _line in (
+    ("cholesky cholesky_inverse linalg_matrix_exp", f"{_MATRIX} -> {_MATRIX}"),
+    ("linalg_inv_ex linalg_cholesky_ex", f"{_MATRIX} -> {_MATRIX}, {_NUMBER}"),
+    ("linalg_qr", f"{_MATRIX} -> {_MATRIX}, {_MATRIX}"),
+    ("geqrf", f"{_MATRIX} -> {_MATRIX}, {_VECTOR}"),
+    ("linalg_lu", f"{_MATRIX} -> {_MATRIX}, {_MATRIX}, {_MATRIX}"),
+    ("linalg_lu_factor_ex linalg_ldl_factor_ex", f"{_MATRIX} -> {_MATRIX}, {_VECTOR}, {_NUMBER}"),
+    ("_linalg_eigh", f"{_MATRIX} -> {_VECTOR}, {_MATRIX}"),
+    ("_linalg_svd", f"{_MATRIX} -> {_MATRIX}, {_VECTOR}, {_MATRIX}"),
+    ("_linalg_det", f"{_MATRIX} -> {_NUMBER}, {_MATRIX}, {_VECTOR}"),
+    ("_linalg_slogdet", f"{_MATRIX} -> {_NUMBER}, {_NUMBER}, {_MATRIX}, {_VECTOR}"),
+    ("lu_unpack", f"{_MATRIX}, {_VECTOR} -> {_MATRIX}, {_MATRIX}, {_MATRIX}"),
+    ("linalg_householder_product", f"{_MATRIX}, {_VECTOR} -> {_MATRIX}"),
+    ("ormqr", f"{_MATRIX}, {_VECTOR}, {_MATRIX} -> {_MATRIX}"),
+    ("cholesky_solve linalg_solve_triangular", f"{_MATRIX}, {_MATRIX} -> {_MATRIX}"),
+    ("linalg_lu_solve linalg_ldl_solve", f"{_MATRIX}, {_VECTOR}, {_MATRIX} -> {_MATRIX}"),
+):
+    sharding_rule(" ".join(f"aten.{name}" for name in _names.split()), _line)
+
+sharding_rule("aten._cdist_forward", "... p _, ... r _ -> ... p r")
+sharding_rule("aten._cdist_backward", "... p r, ... p _, ... r _, ... p r -> ... p _", linear=[{0}])
+
+
+@sharding_rule("aten._linalg_solve_ex")
+def _solve(call: Call) -> Line:
+    matrix, right = call.shapes
+    batch = matrix[:-2]
+    if right[: len(batch)] != batch or len(right) not in (len(batch) + 1, len(batch) + 2):
+        raise LineError("the right side is broadcast over a batch of matrices")
+    side = _VECTOR if len(right) == len(batch) + 1 else _MATRIX
+    return line(f"{_MATRIX}, {side} -> {side}, {_MATRIX}, {_VECTOR}, {_NUMBER}")
