@@ -27,7 +27,6 @@ def linalg_samples() -> list[Sample]:
         ),
         call(aten.linalg_inv_ex.default, real(3, 3)),
         call(aten.linalg_qr.default, x, "r"),
-        call(aten.linalg_lu.default, x, pivot=False),
         call(aten._linalg_svd.default, x, False, False),
         call(aten._linalg_eigh.default, positive),
         call(aten._linalg_eigh.default, positive, "L", False),
