@@ -32,9 +32,9 @@ class Future(Generic[T]):
         self._decode: Callable[[], T] | None = None
         self._callbacks: list[Callable[[], object]] = []
 
-    # -- settling: once, by whoever has the answer ---------------------------------------------------------------------
+    # -- resolving: once ----------------------------------------------------------------------------------------------
 
-    def settle(self, decode: Callable[[], T]) -> None:
+    def resolve(self, decode: Callable[[], T]) -> None:
         """The answer is there: `decode` gives it, or raises it. Only the first answer counts.
 
         It runs once, in the thread that first looks, so that who receives messages need not decode them.
@@ -54,7 +54,7 @@ class Future(Generic[T]):
         def decode() -> T:
             raise error
 
-        self.settle(decode)
+        self.resolve(decode)
 
     def when_done(self, callback: Callable[[], object]) -> None:
         """Call it once the answer is there, in whatever thread that happens, or now; it may not block or raise."""
@@ -127,7 +127,7 @@ class Future(Generic[T]):
         loop = asyncio.get_running_loop()
         theirs: asyncio.Future[T] = loop.create_future()
 
-        def settle() -> None:
+        def finish() -> None:
             if theirs.done():  # cancelled
                 return
             try:
@@ -139,7 +139,7 @@ class Future(Generic[T]):
 
         def callback() -> None:
             try:
-                loop.call_soon_threadsafe(settle)
+                loop.call_soon_threadsafe(finish)
             except RuntimeError:
                 if not loop.is_closed():  # or else nobody is left to be told
                     raise
@@ -150,7 +150,7 @@ class Future(Generic[T]):
                     self._callbacks.remove(callback)
 
         if self._done:
-            settle()
+            finish()
         else:
             self.when_done(callback)
             theirs.add_done_callback(forget)

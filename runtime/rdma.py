@@ -165,7 +165,7 @@ def _begin(start: _Start, timeout: float | None) -> Transfer[int | None]:
             transfer.fail(error)
         else:
             if work is not None:
-                work.then(lambda: transfer.settle(work.wait))
+                work.then(lambda: transfer.resolve(work.wait))
 
     try:
         asyncio.get_running_loop()
@@ -449,12 +449,12 @@ class RDMAAction:
                 left -= 1
                 last = not left
             if last:
-                transfer.settle(lambda: [each.get(0) for each in transfers])
+                transfer.resolve(lambda: [each.get(0) for each in transfers])
 
         for each in transfers:
             each.when_done(ended)
         if not transfers:
-            transfer.settle(list)
+            transfer.resolve(list)
         return transfer
 
     def _add(self, start: Callable[[], Work], memory: Memory, written: bool) -> None:

@@ -22,7 +22,7 @@ from torch import fx
 from monarch.compiler import ops
 from monarch.compiler.context import Context, Pass
 from monarch.compiler.graph import Graph, args_of, provenance
-from monarch.compiler.kernels.lower import Given, Group, Space, Unfusable, lower_group, space_of
+from monarch.compiler.kernels.lower import Group, LoweringContext, Space, Unfusable, lower_group, space_of
 from monarch.compiler.kernels.lower.values import is_transparent, key_of, lowering_of
 from monarch.compiler.kernels.recompute import AGAIN, compute_again
 from monarch.compiler.kernels.tensors import tensors_of
@@ -105,7 +105,7 @@ class _Fusion:
         self.tensors = tensors_of(graph)
         self.order = {node: at for at, node in enumerate(graph.fx.nodes)}
         self.keys = {node: key_of(node) for node in graph.fx.nodes}
-        self.given = Given(self.tensors, self.keys.__getitem__, rounding, places, graph.mesh.sizes, sums)
+        self.context = LoweringContext(self.tensors, self.keys.__getitem__, rounding, places, graph.mesh.sizes, sums)
         self.units: dict[int, _Unit] = {}
         self.unit_of: dict[fx.Node, int] = {}
         self.readers: dict[fx.Node, list[fx.Node]] = {}
@@ -130,8 +130,8 @@ class _Fusion:
             region += ops.is_collective(node.target)
             unit = _Unit(len(self.units), [node], region)
             try:
-                unit.spaces = [space_of(node, self.given)]
-                unit.lowered = lower_group([node], [node], unit.spaces, self.given)
+                unit.spaces = [space_of(node, self.context)]
+                unit.lowered = lower_group([node], [node], unit.spaces, self.context)
                 unit.cost = self.cost_of(unit.lowered)
             except Unfusable:
                 pass
@@ -187,7 +187,7 @@ class _Fusion:
         return bool(taken) and all(user.target is operator.getitem and self.is_lowered(user) for user in taken)
 
     def lower(self, nodes: Sequence[fx.Node], spaces: Sequence[Space], outputs: Sequence[fx.Node]) -> Group:
-        group = lower_group(nodes, outputs, spaces, self.given)
+        group = lower_group(nodes, outputs, spaces, self.context)
         if any(self.behind_views(node) in nodes for node in group.inputs):
             raise Unfusable("a view of one of its own values cannot be looked through")
         return group
@@ -225,7 +225,7 @@ class _Fusion:
         """Make one unit of two, if that can be and spares at least such a part of what it moves."""
         if one is two or one.lowered is None or two.lowered is None or one.region != two.region:
             return
-        if not _alike(one.spaces, two.spaces, self.given.sums) or self.makes_cycle(one, two):
+        if not _alike(one.spaces, two.spaces, self.context.sums) or self.makes_cycle(one, two):
             return
         pair = frozenset(one.nodes), frozenset(two.nodes)
         if pair in self.refused:
@@ -439,13 +439,13 @@ def _made(found: _Found, tensors: dict[fx.Node, Buffer]) -> Made:
     return Made(kernel, inputs, outputs, found.nodes, found.nodes)
 
 
-def alone(node: fx.Node, given: Given) -> Made | None:
+def alone(node: fx.Node, context: LoweringContext) -> Made | None:
     """One op as a kernel; None where it can be none."""
     try:
-        group = lower_group([node], [node], [space_of(node, given)], given)
+        group = lower_group([node], [node], [space_of(node, context)], context)
     except Unfusable:
         return None
-    return _made(_Found([group], [node], 0), dict(given.tensors))
+    return _made(_Found([group], [node], 0), dict(context.tensors))
 
 
 def _rebound(statement: Statement, numbers: Sequence[int]) -> Statement:

@@ -22,11 +22,11 @@ from monarch.compiler.context import Context, Pass
 from monarch.compiler.cost.machine import op_seconds
 from monarch.compiler.graph import Graph, args_of, provenance
 from monarch.compiler.kernels.fuse import Made, alone, rewritten
-from monarch.compiler.kernels.lower import Given
+from monarch.compiler.kernels.lower import LoweringContext
 from monarch.compiler.kernels.lower.values import is_transparent, key_of, line_of
 from monarch.compiler.kernels.tensors import tensors_of
 from monarch.compiler.kernels.triton.emit import variants_of
-from monarch.compiler.kernels.triton.variants import SMALLEST, Tiles, Work, library_seconds
+from monarch.compiler.kernels.triton.variants import SMALLEST, ProductSize, Tiles, library_seconds
 from monarch.compiler.loops.check import check_kernel
 from monarch.compiler.loops.contraction import contraction
 from monarch.compiler.loops.ir import (
@@ -107,7 +107,7 @@ class _Products:
         self.graph, self.target, self.when, self.rounding = graph, target, when, rounding
         self.tensors = tensors_of(graph)
         self.order = {node: at for at, node in enumerate(graph.fx.nodes)}
-        self.given = Given(self.tensors, key_of, rounding, {}, graph.mesh.sizes)
+        self.context = LoweringContext(self.tensors, key_of, rounding, {}, graph.mesh.sizes)
         self.taken: set[fx.Node] = set()
         self.heavy = [
             self.order[node] for node in graph.calls if node.target in _PRODUCTS or _ATTENTION in key_of(node)
@@ -173,7 +173,7 @@ class _Products:
                 outputs = [results[number] for number in range(len(results))]
                 made = Made(kernel, list(inputs), outputs, [node, *outputs], list(provenance(node).fused))
         elif node.op == "call_function" and node in self.tensors and node.target is not ops.random:
-            made = alone(node, self.given)
+            made = alone(node, self.context)
         if made is None or len(made.kernel.nests) > 1 or made.kernel.nests[0].reduced or made.kernel.nests[0].sums:
             return None
         return made
@@ -256,7 +256,7 @@ class _Products:
         moved = left.nbytes + right.nbytes + result.nbytes
         batch = result.shape[0] if len(result.shape) == 3 else 1
         rows, columns = result.shape[-2:]
-        work = Work(batch, rows, columns, left.shape[-1], result.dtype, moved)
+        work = ProductSize(batch, rows, columns, left.shape[-1], result.dtype, moved)
         return library_seconds(work, self.target)
 
     def pointwise(self, kernel: Kernel) -> float:

@@ -41,8 +41,8 @@ class TemplateLaunch(Protocol):
 
 
 @dataclass(frozen=True)
-class Work:
-    """What a call takes: floating-point operations, the bytes that its tensors hold, launches, and what part of the
+class CallCost:
+    """The cost of a call: floating-point operations, the bytes that its tensors hold, launches, and what part of the
     peak the template is assumed to reach; and the operations and bytes of the same op in `parts` of ATen's."""
 
     flops: float
@@ -68,7 +68,7 @@ class Template:
     refuses: Callable[..., str]
     variants: Callable[..., Sequence[Any]]
     launches: Callable[[Any, Sequence[Any], Mapping[str, Any]], tuple[Sequence[torch.Tensor], Sequence[TemplateLaunch]]]
-    work: Callable[..., Work]
+    work: Callable[..., CallCost]
 
 
 Load = Callable[[], Mapping[str, Template]]

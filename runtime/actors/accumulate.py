@@ -37,7 +37,7 @@ def fold(replies: list[Future[R]], identity: A, combine: Callable[[A, R], A]) ->
     """A future of all replies folded into one value, in the order of the list."""
     folded: Future[A] = Future()
     if not replies:
-        folded.settle(lambda: identity)
+        folded.resolve(lambda: identity)
         return folded
     left = len(replies)
     lock = threading.Lock()
@@ -54,7 +54,7 @@ def fold(replies: list[Future[R]], identity: A, combine: Callable[[A, R], A]) ->
             left -= 1
             last = left == 0
         if last:
-            folded.settle(result)
+            folded.resolve(result)
 
     for reply in replies:
         reply.when_done(one_more)

@@ -105,13 +105,13 @@ def _done(several: Future[ValueMesh[None]]) -> Future[None]:
     """The same, without values."""
     one: Future[None] = Future()
 
-    def settle() -> None:
+    def finish() -> None:
         def decode() -> None:
             several.get()
 
-        one.settle(decode)
+        one.resolve(decode)
 
-    several.when_done(settle)
+    several.when_done(finish)
     return one
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from monarch.compiler.execution.executor import Executor, Handle
 from monarch.compiler.plan import MonarchError, TensorType
 from monarch.runtime.actors.values import ValueMesh
-from monarch.runtime.controller.connection import Beside
+from monarch.runtime.controller.connection import ActorProcesses
 from monarch.runtime.controller.executor import MeshExecutor
 from monarch.runtime.future import Future
 
@@ -78,10 +78,10 @@ class Shards(Generic[T]):
         return f"<shards of {self._label} in {len(self._addresses)} processes>"
 
 
-def _beside(executor: Executor) -> tuple[MeshExecutor, Beside]:
-    if not isinstance(executor, MeshExecutor) or executor.beside is None:
+def _beside(executor: Executor) -> tuple[MeshExecutor, ActorProcesses]:
+    if not isinstance(executor, MeshExecutor) or executor.actor_processes is None:
         raise MonarchError(
             f"the workers of {executor.mesh} are not in the processes of actors",
             hint="make the mesh on them: Mesh(procs=procs).",
         )
-    return executor, executor.beside
+    return executor, executor.actor_processes

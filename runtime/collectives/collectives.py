@@ -94,7 +94,7 @@ class Collectives(Meetings):
                     outs[i] = result
             return outs
 
-        return self.settled(run)
+        return self.announcing(run)
 
     def all_gather(self, mesh_dims: Sequence[str], dims: Sequence[int]) -> Collective:
         group, plan = self.group(mesh_dims), _Rounds(self.area)
@@ -134,7 +134,7 @@ class Collectives(Meetings):
                 for out, tensor, dim in zip(outs, tensors, dims, strict=True)
             ]
 
-        return self.settled(run)
+        return self.announcing(run)
 
     def reduce_scatter(self, mesh_dims: Sequence[str], dims: Sequence[int], reduction: str) -> Collective:
         group = self.group(mesh_dims)
@@ -164,7 +164,7 @@ class Collectives(Meetings):
                 self.read(group.peers, area, hosts=group.hosts)
             return outs
 
-        return self.settled(run)
+        return self.announcing(run)
 
     def all_to_all(
         self, mesh_dims: Sequence[str], source_dims: Sequence[int], target_dims: Sequence[int]
@@ -187,7 +187,7 @@ class Collectives(Meetings):
                 self.read(group.peers, area, hosts=group.hosts)
             return [out for out, _ in made]
 
-        return self.settled(run)
+        return self.announcing(run)
 
     def _send_blocks(
         self, group: Group, plan: _Rounds, sources: Sequence[Sequence[torch.Tensor]], slot: int
@@ -253,7 +253,7 @@ class Collectives(Meetings):
                 self.read(readers, area, hosts=origin)
             return outs
 
-        return self.settled(run)
+        return self.announcing(run)
 
 
 class _Rounds:

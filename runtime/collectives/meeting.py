@@ -170,7 +170,7 @@ class Meetings:
                 self._wait_reader(rank, event)
 
     def _wait_reader(self, rank: int, event: int) -> None:
-        self.settle()
+        self.announce()
         words = self.signals.words
         line = signals.line_of(rank)
 
@@ -232,7 +232,7 @@ class Meetings:
         self._readers[area] = (tuple(readers), self._at)
 
     def _await(self, wait: Callable[[int, int, Sequence[int]], None], rank: int, event: int, group: Any) -> None:
-        self.settle()
+        self.announce()
         try:
             wait(rank, event, group)
         except Aborted:
@@ -256,22 +256,22 @@ class Meetings:
         for area in areas:
             self._readers[area] = (tuple(readers), done)
 
-    def settle(self) -> None:
+    def announce(self) -> None:
         if self.mirror is not None:
-            self.mirror.settle(self.signals.words[LINE * (1 + self.rank)])
+            self.mirror.announce(self.signals.words[LINE * (1 + self.rank)])
 
-    def settled(self, run: Collective) -> Collective:
+    def announcing(self, run: Collective) -> Collective:
         """A collective that, at its end, tells other hosts how far this worker is: who writes there again need not wait
         until it says something next."""
         if self.mirror is None:
             return run
 
-        def settled(tensors: Sequence[torch.Tensor]) -> Tensors:
+        def announced(tensors: Sequence[torch.Tensor]) -> Tensors:
             outs = run(tensors)
-            self.settle()
+            self.announce()
             return outs
 
-        return settled
+        return announced
 
     def share(self, hosts: Sequence[int], offset: int, size: int) -> None:
         """What was written there is read on those other hosts."""

@@ -138,7 +138,7 @@ class Membership(ABC):
 
     def _explained(self, error: Exception) -> Exception:
         """The library says that a connection has broken: why it has, once that is known here."""
-        self._at.settle()
+        self._at.announce()
         line = LINE * (1 + self._group.peers[0])
         until = time.monotonic() + _EXPLAIN_SECONDS
 

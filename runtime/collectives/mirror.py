@@ -93,7 +93,7 @@ class Mirror:
         """The progress has gone on, and these hosts are to know it; at the latest when this worker waits."""
         self._owed.update(hosts)
 
-    def settle(self, progress: int) -> None:
+    def announce(self, progress: int) -> None:
         """Tell those that have not been told."""
         if self._owed:
             self.tell(tuple(self._owed), progress)

@@ -33,7 +33,7 @@ _STAGING_KEEP = 8 << 20
 
 
 @dataclass(frozen=True)
-class Beside:
+class ActorProcesses:
     """Processes of actors in which the workers of a mesh are."""
 
     name: str
@@ -59,7 +59,7 @@ class Connection(ABC):
         self.written = 0
         self.lost = lost
         self.staging = Space(STAGING_BYTES, restart=True)
-        self.beside: Beside | None = None
+        self.actor_processes: ActorProcesses | None = None
         _connections.add(self)
 
     # -- commands --------------------------------------------------------------------------------------------------
@@ -190,12 +190,12 @@ class LocalConnection(Connection):
         self,
         mesh: MeshSpec,
         lost: Callable[[], None],
-        beside: Beside | None = None,
+        actor_processes: ActorProcesses | None = None,
         processes: Processes | None = None,
     ) -> None:
-        """In processes of their own, or in those that `beside` names and `processes` reaches."""
+        """In processes of their own, or in those that `actor_processes` names and `processes` reaches."""
         super().__init__(mesh, lost)
-        self.beside = beside
+        self.actor_processes = actor_processes
         self.workers = Workers(mesh, processes=processes)
 
     def packed(self, plan: Plan) -> bytes:

@@ -22,7 +22,7 @@ from monarch.compiler.config import settings
 from monarch.compiler.execution.executor import Executor, Handle
 from monarch.compiler.execution.watching import ended, started
 from monarch.compiler.plan import LayoutError, MeshSpec, MonarchError, Plan, TensorType, Trace, check_backend
-from monarch.runtime.controller.connection import Beside, Connection, LocalConnection
+from monarch.runtime.controller.connection import ActorProcesses, Connection, LocalConnection
 from monarch.runtime.controller.placing import Blocks, pieces
 from monarch.runtime.controller.recorder import Recorder
 from monarch.runtime.controller.state import PlanRecord, Remote, Step
@@ -299,9 +299,9 @@ class MeshExecutor:
     # -- actors in the workers' processes --------------------------------------------------------------------------
 
     @property
-    def beside(self) -> Beside | None:
+    def actor_processes(self) -> ActorProcesses | None:
         """The processes in which the workers are, where these are processes of actors."""
-        return self._connection.beside
+        return self._connection.actor_processes
 
     def number(self) -> int:
         """For something that is lent to actors: a new one."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from monarch.compiler.execution.executor import Executor
 from monarch.compiler.plan import MeshSpec
-from monarch.runtime.controller.connection import Beside, Connection
+from monarch.runtime.controller.connection import ActorProcesses, Connection
 from monarch.runtime.controller.executor import MeshExecutor
 
 if TYPE_CHECKING:  # gRPC is loaded where hosts are attached
@@ -20,7 +20,7 @@ class AttachedHosts:
     """`monarch.compiler.plan.Hosts` over a tree of hosts."""
 
     def __init__(self, tree: HostTree, security: Security, connect: Callable[..., Connection]) -> None:
-        """`connect(mesh, lost, beside=...)` starts the workers of a mesh on these hosts."""
+        """`connect(mesh, lost, actor_processes=...)` starts the workers of a mesh on these hosts."""
         self.tree = tree
         self.security = security
         self.before_close: list[Callable[[], None]] = []
@@ -36,9 +36,9 @@ class AttachedHosts:
     def addresses(self) -> tuple[str, ...]:
         return tuple(host.address for host in self.tree.hosts)
 
-    def start(self, mesh: MeshSpec, beside: Beside | None = None) -> Executor:
-        """With `beside`, the workers are in processes of actors there."""
-        return MeshExecutor(mesh, partial(self._connect, beside=beside))
+    def start(self, mesh: MeshSpec, actor_processes: ActorProcesses | None = None) -> Executor:
+        """With `actor_processes`, the workers are in processes of actors there."""
+        return MeshExecutor(mesh, partial(self._connect, actor_processes=actor_processes))
 
     def close(self) -> None:
         while self.before_close:

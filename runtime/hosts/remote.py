@@ -25,7 +25,7 @@ from monarch.compiler.config import for_spawned, settings
 from monarch.compiler.plan import MeshSpec, MonarchError, Plan
 from monarch.compiler.plan.file import plan_bytes
 from monarch.runtime.control.message import Message
-from monarch.runtime.controller.connection import SLEEP_MILLISECONDS, Beside, Connection
+from monarch.runtime.controller.connection import SLEEP_MILLISECONDS, ActorProcesses, Connection
 from monarch.runtime.shared import wire
 from monarch.runtime.shared.measured import clock
 from monarch.runtime.shared.ring import Space, record_size
@@ -116,7 +116,7 @@ class RemoteConnection(Connection):
         timeout: float,
         mesh: MeshSpec,
         lost: Callable[[], None],
-        beside: Beside | None = None,
+        actor_processes: ActorProcesses | None = None,
     ) -> None:
         hosts = len(tree.hosts)
         if mesh.workers % hosts:
@@ -125,7 +125,7 @@ class RemoteConnection(Connection):
                 hint="give the mesh a dim that the number of hosts divides, or attach another number of hosts.",
             )
         super().__init__(mesh, lost)
-        self.beside = beside
+        self.actor_processes = actor_processes
         self._tree = tree
         self._number = next(_meshes)
         self._each = mesh.workers // hosts
@@ -159,7 +159,7 @@ class RemoteConnection(Connection):
             "settings": for_spawned(),
         }
         for host in range(hosts):
-            here = {"host": host, "beside": self._beside(host)}
+            here = {"host": host, "actor_processes": self._actor_processes(host)}
             self._tree.send(Message("start", self._number, head={**head, **here}), hosts=[host])
         deadline = time.monotonic() + timeout
         everyone: dict[int, Any] = {}
@@ -174,11 +174,11 @@ class RemoteConnection(Connection):
         if "commands" in settings.log:
             self._say_links()
 
-    def _beside(self, host: int) -> dict[str, Any] | None:
-        if self.beside is None:
+    def _actor_processes(self, host: int) -> dict[str, Any] | None:
+        if self.actor_processes is None:
             return None
-        processes = self.beside.processes[host * self._each : (host + 1) * self._each]
-        return {"name": self.beside.name, "processes": processes, "owner": self.beside.owner}
+        processes = self.actor_processes.processes[host * self._each : (host + 1) * self._each]
+        return {"name": self.actor_processes.name, "processes": processes, "owner": self.actor_processes.owner}
 
     def _say_links(self) -> None:
         """Which transports join the hosts' workers, and why; once for all pairs of workers that are alike."""

@@ -1,8 +1,8 @@
 """What a host does for a controller: it starts its part of a mesh's workers, hands them their commands, and tells how
 far they are.
 
-    down   start     dims, host (this one's number in the mesh), hosts, secret, transports, timeout, beside: nothing,
-                     or the processes of actors that the workers are to be in, its name there, and its owner
+    down   start     dims, host (this one's number in the mesh), hosts, secret, transports, timeout, actor_processes:
+                     null, or the actors' processes in which the workers run, with the mesh's name there and its owner
            peers     data: for every worker of the mesh its endpoint and memory, as JSON
            load      number; data: the plan's bytes
            stage     offset; data: for the staging area
@@ -62,7 +62,7 @@ class ActorsHere(Protocol):
         MonarchError."""
         ...
 
-    def processes(self, ranks: range, beside: dict[str, Any]) -> Processes:
+    def processes(self, ranks: range, actor_processes: dict[str, Any]) -> Processes:
         """Their processes, for workers of these ranks to be in. Raises MonarchError where they have ended."""
         ...
 
@@ -130,13 +130,13 @@ class HostService:
             self._parts.popitem()[1].stop()
 
 
-def _processes(beside: dict[str, Any] | None, ranks: range, actors: ActorsHere | None) -> Processes | None:
+def _processes(actor_processes: dict[str, Any] | None, ranks: range, actors: ActorsHere | None) -> Processes | None:
     """Where workers are to run, if not in processes of their own."""
-    if beside is None:
+    if actor_processes is None:
         return None
     if actors is None:
         raise MonarchError("this host runs no actors, and the mesh is to run in their processes")
-    return actors.processes(ranks, beside)
+    return actors.processes(ranks, actor_processes)
 
 
 class _Stopping(Exception):
@@ -163,7 +163,9 @@ class _Part:
             "hosts": hosts,
             **own,
         }
-        self._workers = Workers(spec, ranks, across, _processes(head["beside"], ranks, actors), head["settings"])
+        self._workers = Workers(
+            spec, ranks, across, _processes(head["actor_processes"], ranks, actors), head["settings"]
+        )
         self._buffers: dict[int, mmap.mmap] = {}  # what workers measure into, by rank
         self._joined: dict[int, dict[str, Any]] = {}
         self._links: dict[int, dict[str, Any]] = {}

@@ -168,7 +168,7 @@ class WarmParent:
                     self._kill()
             self._inboxes.pop(mesh, None)
 
-    def settle(self, mesh: int) -> None:
+    def wait_ended(self, mesh: int) -> None:
         """`stop` has waited."""
 
     def close(self) -> None:

@@ -61,7 +61,7 @@ class Processes(Protocol):
         """End them, also from a finalizer."""
         ...
 
-    def settle(self, mesh: int) -> None:
+    def wait_ended(self, mesh: int) -> None:
         """Wait until they have ended."""
         ...
 
@@ -251,7 +251,7 @@ class Workers:
             self._stop()
             if os.getpid() != self._owner:
                 return
-            self._processes.settle(self._number)
+            self._processes.wait_ended(self._number)
             geometry = self.window.geometry
             self.window.give_back(geometry.ring, geometry.total - geometry.ring)
 

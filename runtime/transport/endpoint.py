@@ -22,7 +22,7 @@ from monarch.runtime.transport.cuda import staging
 from monarch.runtime.transport.handshake import HandshakeFailed, Steps
 from monarch.runtime.transport.interface import Address, Check, LinkLost, Memory, Region
 from monarch.runtime.transport.loop import Loop
-from monarch.runtime.transport.plug import Accepted, Offer, Owned, Surroundings, Transport, Unsuitable
+from monarch.runtime.transport.plug import Accepted, EndpointContext, Offer, Owned, Transport, Unsuitable
 from monarch.runtime.transport.regions import Regions, region_of
 from monarch.runtime.transport.stream import StreamLink
 from monarch.runtime.transport.streams import Ends, LocalStream, Stream, TlsStream, tune
@@ -112,11 +112,11 @@ class Endpoint:
         self._regions = Regions()
         self._loop = Loop(f"monarch-transport-{process[:8]}")
         host = sockets.host_identity()
-        surroundings = Surroundings(process, host, self._loop, self._regions)
+        context = EndpointContext(process, host, self._loop, self._regions)
         self._transports: dict[str, Transport] = {}
         self._unavailable: dict[str, str] = {}
         for name in transports:
-            transport: Transport = plug.load(name)(surroundings)
+            transport: Transport = plug.load(name)(context)
             why = transport.available()
             if why is None:
                 self._transports[name] = transport
@@ -175,7 +175,7 @@ class Endpoint:
         owned = self._regions.add(memory, file, offset)
         try:
             if owned.size and staging.reaches(owned.device):
-                staging.settle(owned)
+                staging.await_launched(owned)
             for name, transport in self._transports.items():
                 found = transport.register(owned)
                 if found is not None:
@@ -203,7 +203,7 @@ class Endpoint:
             # What is being received into it ends before the I/O thread gets here; what is being sent, with the frame.
             self._loop.run(lambda: None)
             for link in self.links:
-                link.settle(owned)
+                link.await_unread(owned)
 
     def fetch_add(self, region: Region, offset: int, value: int) -> int:
         """On a region of this endpoint itself; atomic with what comes over links."""
@@ -314,17 +314,17 @@ class Endpoint:
     def _dial(self, transport: Transport, stream: Stream, deadline: float, check: Check | None) -> StreamLink:
         """Agree on a transport with the peer. Raises Unsuitable, with which the stream can be used further."""
         offer: Offer = transport.offer(stream.ends.peer)
-        settled = False
+        agreed = False
         try:
             message = {"transport": transport.name, "address": self.address.to_json(), "details": offer.details}
             answer = greeting.drive(_ask(message, offer.files), stream, deadline, check)
             files = [stream.files.popleft() for _ in range(len(stream.files))]
             if "details" not in answer or not isinstance(answer["details"], dict):
                 raise Unsuitable(f"the peer says: {str(answer.get('refused'))[:300]}")
-            settled = True
+            agreed = True
             link = transport.dial(stream, offer, answer["details"], files)
         finally:
-            if not settled:
+            if not agreed:
                 transport.withdraw(offer)
         try:
             greeting.drive(_tell({"use": True}), stream, deadline, check)

@@ -160,7 +160,7 @@ class Outbox:
         self._loop.change(self._fd, select.EPOLLIN)
         self.flush()
 
-    def settle(self, owned: Owned) -> None:
+    def await_unread(self, owned: Owned) -> None:
         """Return once nothing is read any more from memory that was dropped."""
         if any(isinstance(each, Answer) and each.owned is owned for each in self._waiting.copy()):
             with self._lock:

@@ -98,8 +98,8 @@ class Owned:
 
 
 @dataclass(frozen=True)
-class Surroundings:
-    """What an endpoint lends its transports. `loop` runs callbacks on the I/O thread, which starts when needed."""
+class EndpointContext:
+    """The parts of an endpoint that its transports use. `loop` runs callbacks on the I/O thread, and starts it."""
 
     process: str
     host: str
@@ -108,7 +108,7 @@ class Surroundings:
 
 
 class Transport(Protocol):
-    """One way from process to process. Made as `Class(surroundings)`, after the fork: it may hold what does not
+    """One way from process to process. Made as `Class(context)`, after the fork: it may hold what does not
     survive one. Safe to use from several threads."""
 
     name: str

@@ -36,7 +36,7 @@ from monarch.runtime.transport import buffers, process_vm
 from monarch.runtime.transport.buffers import view_of
 from monarch.runtime.transport.cuda import staging
 from monarch.runtime.transport.interface import AccessRefused, Address, LinkLost, Memory, Region, Signal, Work
-from monarch.runtime.transport.plug import Accepted, Offer, Owned, Surroundings, Unsuitable
+from monarch.runtime.transport.plug import Accepted, EndpointContext, Offer, Owned, Unsuitable
 from monarch.runtime.transport.regions import WORD
 from monarch.runtime.transport.stream import StreamLink
 from monarch.runtime.transport.streams import LocalStream, Stream
@@ -52,8 +52,8 @@ class ShmTransport:
     name = "shm"
     streams: tuple[str, ...] = ("local",)
 
-    def __init__(self, surroundings: Surroundings) -> None:
-        self._loop = surroundings.loop
+    def __init__(self, context: EndpointContext) -> None:
+        self._loop = context.loop
         self._nonce = ctypes.create_string_buffer(secrets.token_bytes(_NONCE), _NONCE)
         self._lock = threading.Lock()
         self._holders: dict[int, set[ShmLink]] = {}
@@ -351,7 +351,7 @@ class ShmLink(StreamLink):
             reach = self._reach(region)
             if reach.kind == "stream":
                 return super().get(view, region, offset)
-            self._settle_behind()
+            self._await_frames()
             self._copy(reach, reach.read, offset, view)
         except AccessRefused as error:
             return self._failed(error)
@@ -384,14 +384,14 @@ class ShmLink(StreamLink):
             return view, region, offset
         if signal is None:
             if self._behind is not None:
-                self._settle_behind()
+                self._await_frames()
             self._copy(reach, reach.write, offset, view)
             return None
         word = reach if signal.region is region else self._reach(signal.region)
         if word.kind != "file" and view.nbytes <= _SMALL:
             return view, region, offset  # one frame is less than a copy and a frame
         if self._behind is not None:
-            self._settle_behind()
+            self._await_frames()
         # Who is refused has written nothing, so the word is looked at first.
         word.enter(signal.offset, WORD)
         try:
@@ -429,7 +429,7 @@ class ShmLink(StreamLink):
         with self._marking:
             self._behind = (region,)
 
-    def _settle_behind(self) -> None:
+    def _await_frames(self) -> None:
         behind = self._behind
         if behind is not None:
             # Whatever the answer is, all that was sent before has been done.

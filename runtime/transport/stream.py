@@ -189,9 +189,9 @@ class StreamLink:
             self.lose(LinkLost(f"the link to {self.name} over {self.transport} was closed here"))
             self._gone.wait()
 
-    def settle(self, owned: Owned) -> None:
+    def await_unread(self, owned: Owned) -> None:
         """Return once nothing is read any more from memory that was dropped."""
-        self._outbox.settle(owned)
+        self._outbox.await_unread(owned)
 
     def forget(self) -> None:
         """In the child of a fork: close the socket, and say so to who still has the link."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from monarch.runtime.transport.interface import Address
-from monarch.runtime.transport.plug import Accepted, Offer, Owned, Surroundings
+from monarch.runtime.transport.plug import Accepted, EndpointContext, Offer, Owned
 from monarch.runtime.transport.stream import StreamLink
 from monarch.runtime.transport.streams import Stream
 
@@ -15,7 +15,7 @@ class TcpTransport:
     name = "tcp"
     streams: tuple[str, ...] = ("tcp",)
 
-    def __init__(self, surroundings: Surroundings) -> None:
+    def __init__(self, context: EndpointContext) -> None:
         pass
 
     def available(self) -> str | None:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from monarch.compiler.kernels.templates import Template, Work
+from monarch.compiler.kernels.templates import CallCost, Template
 from monarch.stdlib.kernels.attention import attention, variants
 from monarch.stdlib.kernels.attention_backward import attention_backward, key_variants, query_variants
 from monarch.stdlib.kernels.launch import Launch, Variant, recorded
@@ -97,15 +97,17 @@ def _refuses_backward(grad_out: Tensor, query: Tensor, key: Tensor, value: Tenso
     return _refuses(query, key, value, *more, **others)
 
 
-def _work(query: Tensor, key: Tensor, value: Tensor, dropout_p: float = 0.0, is_causal: bool = False, **_: Any) -> Work:
+def _work(
+    query: Tensor, key: Tensor, value: Tensor, dropout_p: float = 0.0, is_causal: bool = False, **_: Any
+) -> CallCost:
     products, scores, moved = _sizes(query, key, is_causal)
-    return Work(2 * products, moved, 1, _REACHED, 2 * products, moved + 4 * scores, 3)
+    return CallCost(2 * products, moved, 1, _REACHED, 2 * products, moved + 4 * scores, 3)
 
 
-def _work_backward(grad_out: Tensor, query: Tensor, key: Tensor, *rest: Any, **_: Any) -> Work:
+def _work_backward(grad_out: Tensor, query: Tensor, key: Tensor, *rest: Any, **_: Any) -> CallCost:
     products, scores, moved = _sizes(query, key, bool(rest[4]))
     # The template makes scores and their gradients twice, for keys and for queries; in parts they are made once.
-    return Work(7 * products, 2 * moved, 3, _REACHED, 5 * products, 2 * moved + 8 * scores, 6)
+    return CallCost(7 * products, 2 * moved, 3, _REACHED, 5 * products, 2 * moved + 8 * scores, 6)
 
 
 def _sizes(query: Tensor, key: Tensor, causal: bool) -> tuple[float, int, int]:

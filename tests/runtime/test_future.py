@@ -13,9 +13,9 @@ from monarch.runtime.actors.accumulate import fold
 from monarch.runtime.future import Future
 
 
-def settled(value: int) -> Future[int]:
+def resolved(value: int) -> Future[int]:
     future: Future[int] = Future()
-    future.settle(lambda: value)
+    future.resolve(lambda: value)
     return future
 
 
@@ -26,7 +26,7 @@ def failed(error: Exception) -> Future[int]:
 
 
 def test_it_can_be_looked_at_again_and_again() -> None:
-    future = settled(3)
+    future = resolved(3)
     assert (future.get(), future.result(), future.get(timeout=0), future.exception(), future.done()) == (
         3,
         3,
@@ -76,13 +76,13 @@ def test_a_timeout_neither_consumes_nor_cancels() -> None:
     with pytest.raises(TimeoutError):
         future.exception(timeout=0)
     assert not future._callbacks  # nothing is left of those who gave up
-    future.settle(lambda: 7)
+    future.resolve(lambda: 7)
     assert future.get(timeout=0) == 7
 
 
 @pytest.mark.parametrize("timeout", [-1, -0.001, math.nan, math.inf, "1", True])
 def test_a_bad_timeout_is_an_error_even_when_the_value_is_there(timeout: Any) -> None:
-    for future in (settled(1), Future[int]()):
+    for future in (resolved(1), Future[int]()):
         for look in (future.get, future.result, future.exception):
             with pytest.raises(ValueError, match="timeout"):
                 look(timeout=timeout)
@@ -99,7 +99,7 @@ def test_threads_and_loops_wait_for_the_same_value() -> None:
     threads += [threading.Thread(target=lambda: asyncio.run(wait())) for _ in range(4)]
     for thread in threads:
         thread.start()
-    future.settle(lambda: 5)
+    future.resolve(lambda: 5)
     for thread in threads:
         thread.join()
     assert found == [5] * 8
@@ -108,7 +108,7 @@ def test_threads_and_loops_wait_for_the_same_value() -> None:
 def test_it_is_decoded_once_by_who_looks_first() -> None:
     decoded: list[str] = []
     future: Future[int] = Future()
-    future.settle(lambda: decoded.append(threading.current_thread().name) or 1)  # type: ignore[func-returns-value]
+    future.resolve(lambda: decoded.append(threading.current_thread().name) or 1)  # type: ignore[func-returns-value]
     assert decoded == []
     thread = threading.Thread(target=future.get, name="first")
     thread.start()
@@ -118,8 +118,8 @@ def test_it_is_decoded_once_by_who_looks_first() -> None:
 
 
 def test_only_the_first_answer_counts() -> None:
-    future = settled(1)
-    future.settle(lambda: 2)
+    future = resolved(1)
+    future.resolve(lambda: 2)
     future.fail(KeyError())
     assert future.get() == 1
 
@@ -132,7 +132,7 @@ def test_cancelling_an_asyncio_future_cancels_nothing_else() -> None:
         theirs.cancel()
         with pytest.raises(asyncio.TimeoutError):
             await asyncio.wait_for(future.as_asyncio(), 0)
-        future.settle(lambda: 4)
+        future.resolve(lambda: 4)
         assert await future == 4
 
     asyncio.run(give_up())
@@ -146,7 +146,7 @@ def test_a_loop_that_is_closed_before_the_answer() -> None:
         future.as_asyncio()
 
     asyncio.run(ask())
-    future.settle(lambda: 4)
+    future.resolve(lambda: 4)
     assert future.get() == 4
 
 
@@ -160,20 +160,20 @@ def test_stop_iteration_does_not_end_who_awaits_it() -> None:
 
 def test_as_asyncio_needs_a_loop() -> None:
     with pytest.raises(RuntimeError):
-        settled(1).as_asyncio()
+        resolved(1).as_asyncio()
 
 
 def test_replies_are_folded_once_all_are_there() -> None:
     first: Future[int] = Future()
-    total = fold([first, settled(2), settled(3)], 10, lambda so_far, reply: so_far * reply)
+    total = fold([first, resolved(2), resolved(3)], 10, lambda so_far, reply: so_far * reply)
     assert not total.done()
-    first.settle(lambda: 1)
+    first.resolve(lambda: 1)
     assert total.get() == 60
     assert fold([], "nothing", lambda so_far, reply: so_far).get() == "nothing"
 
 
 def test_an_error_of_a_reply_or_of_combine_is_the_folds() -> None:
     with pytest.raises(KeyError):
-        fold([settled(1), failed(KeyError("x"))], 0, lambda so_far, reply: so_far + reply).get()
+        fold([resolved(1), failed(KeyError("x"))], 0, lambda so_far, reply: so_far + reply).get()
     with pytest.raises(ZeroDivisionError):
-        fold([settled(0)], 1, lambda so_far, reply: so_far // reply).get()
+        fold([resolved(0)], 1, lambda so_far, reply: so_far // reply).get()

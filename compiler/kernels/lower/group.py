@@ -12,7 +12,7 @@ from monarch.compiler.graph import args_of
 from monarch.compiler.kernels.lower import pointwise, random, views  # noqa: F401  # they register their handlers
 from monarch.compiler.kernels.lower.coordinates import Affine, Unfusable, flatten, unflatten
 from monarch.compiler.kernels.lower.reductions import REDUCED
-from monarch.compiler.kernels.lower.values import Given, Lowering, Tensors, is_transparent, lowering_of
+from monarch.compiler.kernels.lower.values import Lowering, LoweringContext, Tensors, is_transparent, lowering_of
 from monarch.compiler.loops.ir import Load, Nest, Position, Store
 from monarch.compiler.loops.nests import joined, live, pieces_of, renumbered
 
@@ -69,9 +69,9 @@ class Group:
         return sum(elements * itemsizes[access.buffer] for access, elements in self.nest.touches())
 
 
-def space_of(node: fx.Node, given: Given) -> Space:
+def space_of(node: fx.Node, context: LoweringContext) -> Space:
     """The space of an op. Raises Unfusable where it can be in no kernel."""
-    name, tensors = given.key(node), given.tensors
+    name, tensors = context.key(node), context.tensors
     if lowering_of(name) is None or is_transparent(name) or node not in tensors:
         raise Unfusable(f"{name} stays as it is")
     if name not in REDUCED:
@@ -88,19 +88,19 @@ def lower_group(
     members: Collection[fx.Node],
     outputs: Sequence[fx.Node],
     spaces: Sequence[Space],
-    given: Given,
+    context: LoweringContext,
 ) -> Group:
     """One nest that computes `outputs`, all of them members. Raises Unfusable where there is none."""
-    if any(0 in given.tensors[node].shape for node in members) or any(0 in space.shape for space in spaces):
+    if any(0 in context.tensors[node].shape for node in members) or any(0 in space.shape for space in spaces):
         raise Unfusable("nothing to compute")
     candidates = {space for space in spaces if space.reduced} or set(spaces)
-    if given.sums:
+    if context.sums:
         candidates = {each for each in candidates if any(map(each.across, candidates))} or candidates
     anchors = sorted(candidates, key=lambda space: (-math.prod(space.shape), -len(space.shape), space.shape))
     error = Unfusable("no space")
     for anchor in anchors[:3]:
         try:
-            return _lowered(anchor, members, outputs, given)
+            return _lowered(anchor, members, outputs, context)
         except Unfusable as unfusable:
             error = unfusable
     raise error
@@ -110,17 +110,17 @@ def _lowered(
     anchor: Space,
     members: Collection[fx.Node],
     outputs: Sequence[fx.Node],
-    given: Given,
+    context: LoweringContext,
 ) -> Group:
-    tensors = given.tensors
+    tensors = context.tensors
     kept_count, reduced_count = anchor.kept_count, anchor.reduced_count
     fine = _refined(anchor, [tensors[node].shape for node in members])
     kept = [size for dim, size in fine if dim not in anchor.reduced]
     reduced = [size for dim, size in fine if dim in anchor.reduced]
     dims = (*kept, *reduced)
-    across = {node for node in members if given.sums and given.key(node) in REDUCED}
-    across = {node for node in across if anchor.across(space_of(node, given))}
-    lower = Lowering(frozenset(members), dims, len(reduced), given, frozenset(across))
+    across = {node for node in members if context.sums and context.key(node) in REDUCED}
+    across = {node for node in across if anchor.across(space_of(node, context))}
+    lower = Lowering(frozenset(members), dims, len(reduced), context, frozenset(across))
     whole = _coordinates(anchor, fine, dims, len(kept))
     full = flatten(whole, anchor.shape, lower.zero)
     kept_shape = [size for dim, size in enumerate(anchor.shape) if dim not in anchor.reduced]

@@ -115,8 +115,8 @@ def key_of(node: fx.Node) -> str:
 
 
 @dataclass(frozen=True)
-class Given:
-    """What lowering knows of the whole graph.
+class LoweringContext:
+    """Facts about the whole graph that lowering one kernel needs.
 
     `key`       names what lowers a node: its op, or for one of several results "op#number"
     `rounding`  "eager" (every op's result is rounded to its tensor's dtype, as ATen does) or "chain" (a value in bf16
@@ -142,7 +142,7 @@ class Lowering:
     members: frozenset[fx.Node]
     dims: tuple[int, ...]
     reduced: int
-    given: Given
+    context: LoweringContext
     across: frozenset[fx.Node] = frozenset()
     inputs: dict[fx.Node, int] = field(default_factory=dict)
     body: list[Statement] = field(default_factory=list)
@@ -158,8 +158,8 @@ class Lowering:
     """Whether that is what is lowered, and reductions run over the kept dims."""
 
     def __post_init__(self) -> None:
-        self.tensors, self.key, self.rounding = self.given.tensors, self.given.key, self.given.rounding
-        self.places, self.sizes = self.given.places, self.given.sizes
+        self.tensors, self.key, self.rounding = self.context.tensors, self.context.key, self.context.rounding
+        self.places, self.sizes = self.context.places, self.context.sizes
         self.zero = Affine(0, (0,) * len(self.dims))
 
     # -- statements ----------------------------------------------------------------------------------------------

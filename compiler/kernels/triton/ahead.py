@@ -41,16 +41,16 @@ from monarch.compiler.plan.file import hash_of
 from monarch.compiler.plan.plan import Plan
 
 if TYPE_CHECKING:
-    from monarch.compiler.kernels.triton.calls import Call
+    from monarch.compiler.kernels.triton.calls import TemplateSite
 
 _FORMAT = "2"
 """Of a file of the cache."""
 
-Told = Callable[[str, float], None]
+OnCompiled = Callable[[str, float], None]
 """Called after each kernel: its name, and how many seconds it took."""
 
 
-def with_binaries(plan: Plan, told: Told | None = None, calls: Sequence[Call] = ()) -> Plan:
+def with_binaries(plan: Plan, on_compiled: OnCompiled | None = None, calls: Sequence[TemplateSite] = ()) -> Plan:
     """The plan with machine code for each of its kernels, and for the calls that templates run.
 
     Where triton is not installed, the plan as it is, which is said once on standard error: the kernels are then
@@ -69,13 +69,13 @@ def with_binaries(plan: Plan, told: Told | None = None, calls: Sequence[Call] = 
     for kernel in kernels.values():
         start = time.perf_counter()
         made += variants(kernel, plan.target, version, folder)
-        if told is not None:
-            told(kernel.name, time.perf_counter() - start)
+        if on_compiled is not None:
+            on_compiled(kernel.name, time.perf_counter() - start)
     for call in calls:
         start = time.perf_counter()
         made += call.binaries(plan.target, version, folder)
-        if told is not None:
-            told(call.template.name, time.perf_counter() - start)
+        if on_compiled is not None:
+            on_compiled(call.template.name, time.perf_counter() - start)
     plan = replace(plan, binaries=tuple(made))
     return replace(plan, hash=hash_of(plan))
 

@@ -18,7 +18,7 @@ from torch import fx
 
 from monarch.compiler.cost.machine import MACHINES
 from monarch.compiler.graph import Graph, args_of
-from monarch.compiler.kernels.templates import Template, Work, templates
+from monarch.compiler.kernels.templates import CallCost, Template, templates
 from monarch.compiler.kernels.tensors import tensors_of
 from monarch.compiler.kernels.triton.ahead import cached, compiling, launch_binary
 from monarch.compiler.kernels.triton.variants import GPUS, MOST_VARIANTS
@@ -28,8 +28,8 @@ from monarch.compiler.plan.plan import Instruction, Plan, Slot
 
 
 @dataclass(frozen=True)
-class Call:
-    """Some calls of one op on tensors that lie alike: its arguments, with a `Buffer` for each tensor."""
+class TemplateSite:
+    """The calls of one op in a plan that one template can serve: equal arguments, with a `Buffer` for each tensor."""
 
     template: Template
     op: str
@@ -98,7 +98,7 @@ class Call:
         return replace(cached(folder, parts, key, compiled), variant=name, call=of)
 
 
-def calls_of(plan: Plan, graph: Graph, when: str = "auto") -> list[Call]:
+def calls_of(plan: Plan, graph: Graph, when: str = "auto") -> list[TemplateSite]:
     """The calls of a plan that a template is to run: those that it takes and, where `when` is "auto", those for which
     it is estimated to be faster than ATen's op in parts. `graph` is what the plan was made of."""
     known = templates()
@@ -106,7 +106,7 @@ def calls_of(plan: Plan, graph: Graph, when: str = "auto") -> list[Call]:
         return []
     tensors = tensors_of(graph)
     places = [at for at, instruction in enumerate(plan.instructions) if instruction.op != "commit"]
-    found: dict[object, Call | None] = {}
+    found: dict[object, TemplateSite | None] = {}
     for at, node in zip(places, graph.calls, strict=True):
         op = plan.instructions[at].op
         if op not in known:
@@ -114,7 +114,7 @@ def calls_of(plan: Plan, graph: Graph, when: str = "auto") -> list[Call]:
         args, kwargs = _buffers(node, tensors)
         key = op, args, kwargs
         if key not in found:
-            found[key] = _chosen(Call(known[op], op, args, kwargs), plan.target, when)
+            found[key] = _chosen(TemplateSite(known[op], op, args, kwargs), plan.target, when)
         if (call := found[key]) is None:
             continue
         call = found[key] = replace(call, instructions=(*call.instructions, at))
@@ -124,7 +124,7 @@ def calls_of(plan: Plan, graph: Graph, when: str = "auto") -> list[Call]:
     return [call for call in found.values() if call is not None]
 
 
-def _chosen(call: Call, target: str, when: str) -> Call | None:
+def _chosen(call: TemplateSite, target: str, when: str) -> TemplateSite | None:
     args, kwargs, _ = call.made()
     if call.template.refuses(*args, **kwargs):
         return None
@@ -145,7 +145,7 @@ def _buffers(node: fx.Node, tensors: Mapping[fx.Node, Buffer]) -> tuple[tuple[An
     return tuple(map(buffer, args_of(node))), tuple((name, buffer(value)) for name, value in node.kwargs.items())
 
 
-def _seconds(work: Work, dtype: torch.dtype, target: str) -> tuple[float, float]:
+def _seconds(work: CallCost, dtype: torch.dtype, target: str) -> tuple[float, float]:
     """What the template is estimated to take, and the op in parts."""
     machine = MACHINES[target]
     rate = machine.flops.get(dtype, machine.flops[torch.float32])

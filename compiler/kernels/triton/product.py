@@ -16,7 +16,7 @@ import torch
 
 from monarch.compiler.kernels.triton.function import Function
 from monarch.compiler.kernels.triton.schedule import Axis, Schedule
-from monarch.compiler.kernels.triton.variants import HALVES, Tiles, Work
+from monarch.compiler.kernels.triton.variants import HALVES, ProductSize, Tiles
 from monarch.compiler.loops.contraction import Contraction, contraction
 from monarch.compiler.loops.ir import Kernel, Load, Nest, Op, Store, traffic
 from monarch.compiler.loops.nests import joined, live, operands
@@ -71,7 +71,7 @@ def product_of(nest: Nest) -> Product | None:
     return Product(simple, again)
 
 
-def work_of(product: Product, kernel: Kernel, number: int) -> Work:
+def work_of(product: Product, kernel: Kernel, number: int) -> ProductSize:
     """What nest `number` of a kernel does as a product, for the estimate."""
     dtype = kernel.dtypes[number][product.factors(kernel.dtypes[number])[0]]
     assert dtype is not None
@@ -79,7 +79,7 @@ def work_of(product: Product, kernel: Kernel, number: int) -> Work:
     batch, rows, columns, summed = product.sizes
     factors = product.factors(kernel.dtypes[number])
     computed = max(_loaded(product.nest, each, kernel) for each in factors)
-    return Work(batch, rows, columns, summed, dtype, sum(traffic(kernel)), 64 if dear else 128, computed)
+    return ProductSize(batch, rows, columns, summed, dtype, sum(traffic(kernel)), 64 if dear else 128, computed)
 
 
 def _loaded(nest: Nest, factor: int, kernel: Kernel) -> int:

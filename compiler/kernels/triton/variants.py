@@ -86,7 +86,7 @@ _COMPUTED = 0.7
 
 
 @dataclass(frozen=True)
-class Work:
+class ProductSize:
     """A product of a batch of [rows, summed] by [summed, columns] in factors of `dtype`; `moved` are the bytes that it
     reads and writes at least, and `registers` those of a thread that its sums may take: an epilogue of exponentials and
     the like wants more of its own than one of sums. where a factor is
@@ -102,7 +102,7 @@ class Work:
     computed: int = 0
 
 
-def tiles_for(work: Work, target: str | None = None) -> list[tuple[Tiles, float]]:
+def tiles_for(work: ProductSize, target: str | None = None) -> list[tuple[Tiles, float]]:
     """The variants for a product and the estimated seconds of each, the fastest first; without a target one of
     a middling size."""
     known = _HALF if work.dtype in HALVES else _SINGLE
@@ -119,7 +119,7 @@ def tiles_for(work: Work, target: str | None = None) -> list[tuple[Tiles, float]
     return sorted(timed, key=lambda each: each[1])
 
 
-def _fitting(tiles: Tiles, work: Work) -> Tiles:
+def _fitting(tiles: Tiles, work: ProductSize) -> Tiles:
     """The tiles, no larger than what they cover."""
 
     def least(size: int, tile: int) -> int:
@@ -130,7 +130,7 @@ def _fitting(tiles: Tiles, work: Work) -> Tiles:
     return Tiles(rows, columns, least(work.summed, tiles.inner), warps, tiles.stages, tiles.group)
 
 
-def _shared(tiles: Tiles, work: Work, target: str) -> int:
+def _shared(tiles: Tiles, work: ProductSize, target: str) -> int:
     """About the bytes of the tiles of both factors in flight, and of those that are computed once more. What a kernel
     takes is known when it is compiled."""
     elements = (tiles.rows + tiles.columns) * tiles.inner
@@ -139,22 +139,22 @@ def _shared(tiles: Tiles, work: Work, target: str) -> int:
     return elements * (max(work.dtype.itemsize, work.computed) * ahead + again)
 
 
-def template_seconds(work: Work, tiles: Tiles, target: str) -> float:
+def template_seconds(work: ProductSize, tiles: Tiles, target: str) -> float:
     """What a product with its epilogue takes in one launch."""
     return _seconds(work, tiles, target, _reached(work, target)[1] * (_COMPUTED if work.computed else 1.0))
 
 
-def library_seconds(work: Work, target: str) -> float:
+def library_seconds(work: ProductSize, target: str) -> float:
     """What ATen's product takes: a library has a tile for every size."""
     known = _HALF if work.dtype in HALVES else _SINGLE
     return min(_seconds(work, _fitting(tiles, work), target, _reached(work, target)[0]) for tiles in known)
 
 
-def _reached(work: Work, target: str) -> tuple[float, float]:
+def _reached(work: ProductSize, target: str) -> tuple[float, float]:
     return _REACHED.get(target, _REACHED_ELSEWHERE) if work.dtype in HALVES else _REACHED_SINGLE
 
 
-def _seconds(work: Work, tiles: Tiles, target: str, reached: float) -> float:
+def _seconds(work: ProductSize, tiles: Tiles, target: str, reached: float) -> float:
     machine, gpu = MACHINES[target], GPUS[target]
     down, across = -(-work.rows // tiles.rows), -(-work.columns // tiles.columns)
     waves = -(-work.batch * down * across // gpu.processors)

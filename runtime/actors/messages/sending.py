@@ -26,13 +26,13 @@ class Sending:
         self.tensors: dict[MeshExecutor, tuple[int, list[Remote]]] = {}
 
     def refer(self, executor: Executor, handle: Handle, parameter: bool, requires_grad: bool) -> tuple[Any, ...]:
-        if not isinstance(executor, MeshExecutor) or executor.beside is None:
+        if not isinstance(executor, MeshExecutor) or executor.actor_processes is None:
             raise MonarchError(
                 f"{handle.type} is on {executor.mesh}, whose workers are not in the processes of actors",
                 hint="make the mesh on these processes, Mesh(procs=procs), and actors there get their shard;\n"
                 "or fetch the tensor first: x.full_tensor().",
             )
-        strangers = set(self._to).difference(executor.beside.processes)
+        strangers = set(self._to).difference(executor.actor_processes.processes)
         if strangers:
             raise MonarchError(
                 f"{handle.type} is sent to {len(self._to)} actors, and {len(strangers)} of them are in processes that "
@@ -42,13 +42,13 @@ class Sending:
             )
         token, remotes = self.tensors.setdefault(executor, (executor.number(), []))
         remotes.append(executor.owned(handle, "the tensor that is sent"))
-        return take, (executor.beside.name, token, len(remotes) - 1, parameter, requires_grad)
+        return take, (executor.actor_processes.name, token, len(remotes) - 1, parameter, requires_grad)
 
     def lend(self) -> tuple[Reference, ...]:
         """Have the workers lend what the message refers to. Raises what commands raise."""
         lent = []
         for executor, (token, remotes) in self.tensors.items():
-            assert executor.beside is not None
-            executor.lend(token, remotes, [self._to.count(process) for process in executor.beside.processes])
-            lent.append((executor.beside.name, token))
+            assert executor.actor_processes is not None
+            executor.lend(token, remotes, [self._to.count(process) for process in executor.actor_processes.processes])
+            lent.append((executor.actor_processes.name, token))
         return tuple(lent)

@@ -38,12 +38,12 @@ class AgentOfHost:
         self._agent = Agent(str(head["root"]), int(head["number"]), across)
         return self._agent.address
 
-    def processes(self, ranks: range, beside: dict[str, Any]) -> WorkersInProcesses:
+    def processes(self, ranks: range, actor_processes: dict[str, Any]) -> WorkersInProcesses:
         """See `hosts.service.ActorsHere.processes`."""
         if self._agent is None:
             raise MonarchError("the processes that the mesh is to run in have ended")
-        where = dict(zip(ranks, map(str, beside["processes"]), strict=True))
-        return WorkersInProcesses(self._agent, str(beside["name"]), where, str(beside["owner"]))
+        where = dict(zip(ranks, map(str, actor_processes["processes"]), strict=True))
+        return WorkersInProcesses(self._agent, str(actor_processes["name"]), where, str(actor_processes["owner"]))
 
     def end(self) -> None:
         """See `hosts.service.ActorsHere.end`."""

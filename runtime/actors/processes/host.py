@@ -451,7 +451,7 @@ def shutdown_context() -> Future[None]:
     def shut() -> None:
         if isinstance(root, Root):
             root.shutdown("shutdown_context() was called")
-        future.settle(lambda: None)
+        future.resolve(lambda: None)
 
     threading.Thread(target=shut, name="monarch shutdown", daemon=True).start()
     return future

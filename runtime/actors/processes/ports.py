@@ -119,7 +119,7 @@ class One(Generic[T]):
         return {0: self._address}
 
     def take(self, place: int, well: bool, decode: Decode) -> bool:
-        self.future.settle(decode)
+        self.future.resolve(decode)
         return True
 
     def lost(self, address: str, error: SupervisionError) -> bool:
@@ -169,11 +169,11 @@ class All(_Several, Generic[T]):
 
     def _took(self, place: int, well: bool, decode: Decode, last: bool) -> bool:
         if not well:
-            self.future.settle(decode)
+            self.future.resolve(decode)
             return True
         self._decode[place] = decode
         if last:
-            self.future.settle(lambda: ValueMesh(self._shape, [cast(T, decode()) for decode in self._decode]))
+            self.future.resolve(lambda: ValueMesh(self._shape, [cast(T, decode()) for decode in self._decode]))
         return last
 
 
@@ -189,7 +189,7 @@ class Each(_Several, Generic[T]):
         return iter(self._futures)
 
     def _took(self, place: int, well: bool, decode: Decode, last: bool) -> bool:
-        self._futures[next(self._next)].settle(decode)
+        self._futures[next(self._next)].resolve(decode)
         return last
 
 
@@ -240,7 +240,7 @@ class Queue(Generic[T]):
             while self._arrived and self._asked:
                 future = self._asked.popleft()()
                 if future is not None:
-                    future.settle(self._arrived.popleft())
+                    future.resolve(self._arrived.popleft())
 
 
 __all__ = ["All", "Answer", "Decode", "Each", "One", "Pending", "Ports", "Queue", "Waiting", "failing"]

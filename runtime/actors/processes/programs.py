@@ -31,7 +31,7 @@ from monarch.runtime.actors.messages.message import EMPTY, Files, Payload
 from monarch.runtime.actors.messages.protocol import DROP, WORK, WORKED, Head
 from monarch.runtime.actors.processes.group import Death, Group
 from monarch.runtime.actors.processes.ports import All, failing
-from monarch.runtime.controller.connection import Beside, LocalConnection
+from monarch.runtime.controller.connection import ActorProcesses, LocalConnection
 from monarch.runtime.controller.executor import MeshExecutor
 from monarch.runtime.processes.roles import WORKER_BESIDE_ACTORS, WORKER_BESIDE_ACTORS_ACROSS_HOSTS, role
 from monarch.runtime.shared.window import Geometry, Window
@@ -263,7 +263,7 @@ class WorkersInProcesses:
         if self._window is not None:
             self._window.mark_dead(self._ranks[0])
 
-    def settle(self, mesh: int) -> None:
+    def wait_ended(self, mesh: int) -> None:
         with self._changed:
             if not self._process.router.closed:  # or else the processes have been stopped with it
                 self._changed.wait_for(lambda: not self._working, _END_SECONDS)
@@ -306,10 +306,10 @@ def executor_in(
     except SupervisionError as error:
         raise _not_started(mesh, error) from None
     addresses = tuple(group.addresses[rank] for rank in ranks)
-    beside = Beside(process.new_id(), addresses, process.address)
+    actor_processes = ActorProcesses(process.new_id(), addresses, process.address)
     here = host_of(process.address)
     if all(host_of(address) == here for address in addresses):
-        return MeshExecutor(mesh, partial(_connect, process, beside))
+        return MeshExecutor(mesh, partial(_connect, process, actor_processes))
     hosts = [group.host_of(rank) for rank in ranks]
     agents = tuple(dict.fromkeys(hosts))
     attached = process.attached_with(agents)
@@ -320,9 +320,13 @@ def executor_in(
             hint="a mesh runs on one host, or, if the program itself makes it, on all that monarch.hosts() has "
             "attached\ntogether, in their order, and on equally many processes of each.",
         )
-    return attached.start(mesh, beside)
+    return attached.start(mesh, actor_processes)
 
 
-def _connect(process: Process, beside: Beside, mesh: MeshSpec, lost: Callable[[], None]) -> LocalConnection:
-    where = dict(enumerate(beside.processes))
-    return LocalConnection(mesh, lost, beside, WorkersInProcesses(process, beside.name, where, beside.owner))
+def _connect(
+    process: Process, actor_processes: ActorProcesses, mesh: MeshSpec, lost: Callable[[], None]
+) -> LocalConnection:
+    where = dict(enumerate(actor_processes.processes))
+    return LocalConnection(
+        mesh, lost, actor_processes, WorkersInProcesses(process, actor_processes.name, where, actor_processes.owner)
+    )

@@ -454,7 +454,7 @@ class _Other:
             self._fail(error)
         else:
             self._begun = True
-            work.then(lambda: self._settle(work))
+            work.then(lambda: self._finish(work))
 
     def refuse(self, error: LinkLost) -> None:
         """It is not started."""
@@ -462,7 +462,7 @@ class _Other:
             self._link.close_event(self._after)
         self.pending.fail(error)
 
-    def _settle(self, work: Work) -> None:
+    def _finish(self, work: Work) -> None:
         try:
             self.pending.finish(work.wait(0))
         except MonarchError as error:
@@ -480,10 +480,10 @@ class _Other:
 
 
 def _follow(pending: Pending, work: Work) -> None:
-    def settle() -> None:
+    def finish() -> None:
         try:
             pending.finish(work.wait(0))
         except MonarchError as error:
             pending.fail(error)
 
-    work.then(settle)
+    work.then(finish)

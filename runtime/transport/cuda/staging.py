@@ -90,7 +90,7 @@ def reaches(device: str) -> bool:
     return device.partition(":")[0] == "cuda" and driver.missing() is None
 
 
-def settle(owned: Owned) -> None:
+def await_launched(owned: Owned) -> None:
     """Wait for what PyTorch has launched, on this thread's stream of the GPU that has the memory: what is there then is
     there for peers, too, which cannot wait for streams of this process. Raises MonarchError."""
     after = launched(owned.memory)

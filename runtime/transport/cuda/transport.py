@@ -11,7 +11,7 @@ from monarch.runtime.transport.cuda import driver
 from monarch.runtime.transport.cuda.driver import CudaFailed
 from monarch.runtime.transport.cuda.lane import Lane
 from monarch.runtime.transport.cuda.link import CudaLink
-from monarch.runtime.transport.plug import Owned, Surroundings
+from monarch.runtime.transport.plug import EndpointContext, Owned
 from monarch.runtime.transport.shm import ShmTransport
 from monarch.runtime.transport.streams import Stream
 
@@ -25,8 +25,8 @@ class CudaTransport(ShmTransport):
 
     name = "cuda"
 
-    def __init__(self, surroundings: Surroundings) -> None:
-        super().__init__(surroundings)
+    def __init__(self, context: EndpointContext) -> None:
+        super().__init__(context)
         self.lanes: set[Lane] = set()
         self._exported: dict[int, dict[str, Any]] = {}
 

@@ -221,7 +221,7 @@ class VerbsLink(StreamLink):
         work = self.work() if awaited else None
         job = Job(reach, write, local.address, local.key, local.size, offset, word, awaited, (work, local))
         with self._turn:
-            self._settle_stream()
+            self._await_stream()
             while not awaited and self._schedule.waiting >= _WAITING and self._error is None:
                 self._changed.wait(_SLICE)
             lost = self._error is not None
@@ -288,7 +288,7 @@ class VerbsLink(StreamLink):
         except LinkLost:
             pass
 
-    def _settle_stream(self) -> None:
+    def _await_stream(self) -> None:
         work = self._on_stream
         while work is not None and not work.done() and self._error is None:
             self._changed.wait(_SLICE)

@@ -11,7 +11,7 @@ from typing import Any
 
 from monarch.compiler.plan import MonarchError
 from monarch.runtime.transport.interface import Address
-from monarch.runtime.transport.plug import Accepted, Offer, Owned, Surroundings, Unsuitable
+from monarch.runtime.transport.plug import Accepted, EndpointContext, Offer, Owned, Unsuitable
 from monarch.runtime.transport.stream import StreamLink
 from monarch.runtime.transport.streams import Stream
 from monarch.runtime.transport.verbs import adapter, ports
@@ -27,8 +27,8 @@ class VerbsTransport:
     name = "verbs"
     streams: tuple[str, ...] = ("local", "tcp")
 
-    def __init__(self, surroundings: Surroundings) -> None:
-        self._loop = surroundings.loop
+    def __init__(self, context: EndpointContext) -> None:
+        self._loop = context.loop
         self._library: Library | None = None
         self._device: Device | None = None
         self._memories: Memories | None = None

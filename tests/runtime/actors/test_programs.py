@@ -105,7 +105,7 @@ def test_a_mesh_that_is_dropped_ends_its_workers(procs: ProcMesh, service: Servi
     (workers,) = driven.values()
     del mesh
     gc.collect()
-    workers.settle(0)
+    workers.wait_ended(0)
     assert not driven and values(service.maps.call()) == before
 
 

@@ -77,7 +77,7 @@ class Hosts:
                 worker = self.workers[rank]
                 worker.begin(self.step)
                 results[rank] = act(worker, worker.group(["h", "w"]))
-                worker.settle()
+                worker.announce()
             except BaseException as error:
                 errors.append(error)
                 raise

@@ -15,7 +15,7 @@ import torch
 from monarch.runtime.transport import buffers
 from monarch.runtime.transport.cuda.driver import CudaFailed, Driver
 from monarch.runtime.transport.loop import Loop
-from monarch.runtime.transport.plug import Owned, Surroundings
+from monarch.runtime.transport.plug import EndpointContext, Owned
 from monarch.runtime.transport.regions import Regions
 from monarch.runtime.transport.verbs import adapter, gpu
 from monarch.runtime.transport.verbs.adapter import VerbsFailed
@@ -319,7 +319,7 @@ def test_a_real_gpus_memory_is_exported_where_it_can_be() -> None:
 
 def test_a_region_says_that_it_is_on_a_gpu_that_the_device_reaches() -> None:
     """Without that an endpoint takes its memory for out of reach."""
-    transport = VerbsTransport(Surroundings("", "", Loop("test"), Regions()))
+    transport = VerbsTransport(EndpointContext("", "", Loop("test"), Regions()))
     for device, expected in ((Device(), {}), (Device(("dma-buf", "peer memory")), None)):
         transport._memories = Memories(device, lambda: Driver(Cuda()))
         assert transport.register(owned(BASE, PAGE, device="cuda:1")) == expected

@@ -18,7 +18,7 @@ from monarch.compiler.graph import Graph, tensor_type
 from monarch.compiler.kernels.templates import templates
 from monarch.compiler.kernels.triton.ahead import with_binaries
 from monarch.compiler.kernels.triton.build import compile_launches
-from monarch.compiler.kernels.triton.calls import Call, arguments, calls_of
+from monarch.compiler.kernels.triton.calls import TemplateSite, arguments, calls_of
 from monarch.compiler.kernels.triton.emit import emit, variants_of
 from monarch.compiler.loops.contraction import contraction
 from monarch.compiler.loops.text import parse_kernel
@@ -90,7 +90,7 @@ def inputs_of(graph: Graph) -> dict[str | int, Any]:
     return found
 
 
-def with_templates(graph: Graph, plan: Plan, monkeypatch: pytest.MonkeyPatch) -> list[Call]:
+def with_templates(graph: Graph, plan: Plan, monkeypatch: pytest.MonkeyPatch) -> list[TemplateSite]:
     """Make the graph compute with the plan's kernels and templates, in Triton's interpreter."""
 
     def kernel(position: Any, sizes: Any, tensors: Any, text: str, over: Any) -> tuple[torch.Tensor, ...]:
@@ -108,7 +108,7 @@ def with_templates(graph: Graph, plan: Plan, monkeypatch: pytest.MonkeyPatch) ->
     return calls
 
 
-def _interpreted(call: Call) -> Any:
+def _interpreted(call: TemplateSite) -> Any:
     def run(*args: Any, **kwargs: Any) -> Any:
         results, launches = call.template.launches(call.template.variants(*args, **kwargs)[0], args, kwargs)
         with interpreting():
