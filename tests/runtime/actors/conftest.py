@@ -8,7 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 import monarch.actor
-from monarch.actor import MeshFailure, shutdown_context
+from monarch.actor import HostMesh, MeshFailure, shutdown_context
+from tests.runtime.actors.agents import TOKEN, Hosts, hosts_here
 
 WAIT = 30.0
 """Longer than anything takes that works, in seconds."""
@@ -28,3 +29,17 @@ def _no_faults(faults: queue.SimpleQueue[MeshFailure]) -> Iterator[None]:
     """A test that means to have failures takes them out of the queue."""
     yield
     assert faults.empty(), faults.get_nowait().report()
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
+    """Two agents on this machine, for the tests of one file, which leave them as they were."""
+    with hosts_here(2, tmp_path_factory.mktemp("two")) as two:
+        yield two
+
+
+@pytest.fixture
+def hosts(two: Hosts) -> Iterator[HostMesh]:
+    """Both agents, attached."""
+    with monarch.hosts(two.addresses, token=TOKEN) as attached:
+        yield attached

@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from time import monotonic
 
@@ -45,18 +44,6 @@ from tests.runtime.actors.agents import TOKEN, Hosts, hosts_here
 from tests.runtime.actors.conftest import WAIT
 from tests.runtime.actors.test_debugger import Trainer, shown
 from tests.runtime.actors.test_router import Trap
-
-
-@pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
-    with hosts_here(2, tmp_path_factory.mktemp("two")) as two:
-        yield two
-
-
-@pytest.fixture
-def hosts(two: Hosts) -> Iterator[HostMesh]:
-    with monarch.hosts(two.addresses, token=TOKEN) as attached:
-        yield attached
 
 
 class Peer(Actor):

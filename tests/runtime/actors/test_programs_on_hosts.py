@@ -17,15 +17,9 @@ import monarch
 from monarch import DeviceMeshError, MonarchError
 from monarch.actor import Actor, MeshFailure, ProcMesh, endpoint, this_host
 from monarch.distributed import Mesh
-from tests.runtime.actors.agents import TOKEN, Hosts, hosts_here
+from tests.runtime.actors.agents import TOKEN, Hosts
 from tests.runtime.actors.conftest import WAIT
 from tests.runtime.actors.services import Service, lent, stop, values
-
-
-@pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
-    with hosts_here(2, tmp_path_factory.mktemp("two")) as two:
-        yield two
 
 
 @pytest.fixture

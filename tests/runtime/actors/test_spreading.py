@@ -8,7 +8,6 @@ import queue
 import signal
 import threading
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -31,20 +30,8 @@ from monarch.runtime.actors.messages.link import Link
 from monarch.runtime.actors.messages.message import Payload
 from monarch.runtime.actors.messages.protocol import ENDED, REPLIES, REPLY, Head
 from monarch.runtime.actors.processes import current, spreading
-from tests.runtime.actors.agents import TOKEN, Hosts, hosts_here
+from tests.runtime.actors.agents import TOKEN, hosts_here
 from tests.runtime.actors.conftest import WAIT
-
-
-@pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
-    with hosts_here(2, tmp_path_factory.mktemp("two")) as two:
-        yield two
-
-
-@pytest.fixture
-def hosts(two: Hosts) -> Iterator[HostMesh]:
-    with monarch.hosts(two.addresses, token=TOKEN) as attached:
-        yield attached
 
 
 class Peer(Actor):
