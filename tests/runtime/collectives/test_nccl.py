@@ -149,7 +149,8 @@ def test_what_the_compiler_starts_ahead() -> None:
         given = {"w": handle, 0: x, 1: d}
         for _ in range(3):
             squared, handle = executor.run(plan, [given[spec.label] for spec in plan.inputs])
-            torch.testing.assert_close(executor.shards(squared)[1], w @ w)
+            # What a shard of the sum differs in from x @ d, the square makes larger, and its sums cancel.
+            torch.testing.assert_close(executor.shards(squared)[1], w @ w, rtol=1e-5, atol=1e-4)
             w = w - x @ d
             torch.testing.assert_close(executor.shards(handle)[1], w)
             given["w"] = handle
