@@ -1,6 +1,6 @@
 """How long the inspector's page takes in a browser: to open, to expand a layer, to search, and a frame while panning.
 
-The plans are made up (`tests/page/plans.py`), so that this measures the page and not the compiler.
+The plans are made up (`tests/compiler/inspect/page/plans.py`), so that this measures the page and not the compiler.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from playwright.sync_api import Browser
 from monarch.compiler.errors import MonarchError
 from monarch.compiler.inspect.page import page as html_of
 from monarch.compiler.plan.plan import Plan
-from tests.page import chromium
-from tests.page.plans import small_plan, training_plan
+from tests.compiler.inspect.page import chromium
+from tests.compiler.inspect.page.plans import small_plan, training_plan
 
 REPETITIONS = 3
 LAYERS = (0, 11, 213)

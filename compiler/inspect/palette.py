@@ -1,9 +1,9 @@
 """The colours of meshes and layouts, the same in notebooks and on the inspector's page.
 
-A mesh dim has one hue, by its place in the mesh. A tensor that the dim shards is filled with it; what is replicated is
-grey; a partial value is hatched with it, and a varying one dotted, so that no difference is one of hue alone. The six
-hues stay apart for readers with protanopia, deuteranopia and tritanopia (tests/inspect/test_palette.py simulates them),
-and stand out from the ground of their theme by 3:1 at least, as WCAG 2.2 asks of graphics.
+A mesh dim has one hue, by its place in the mesh. A tensor that the dim shards is filled with it; what is replicated
+is grey; a partial value is hatched with it, and a varying one dotted, so that no difference is one of hue alone. The
+six hues stay apart for readers with protanopia, deuteranopia and tritanopia (tests/compiler/inspect/test_palette.py
+simulates them), and stand out from the ground of their theme by 3:1 at least, as WCAG 2.2 asks of graphics.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import torch
 from benchmarks import gpu as bench
 from benchmarks.kernels import Case, by_torch
 from monarch.compiler.errors import MonarchError
-from tests.kernels.triton.standin import stand_in
+from tests.compiler.kernels.triton.standin import stand_in
 
 CPU = torch.device("cpu")
 SMALL = bench.Shapes(rows=32, width=64, classes=48, inner=32, attention=(2, 2, 32, 16), parameters=2)

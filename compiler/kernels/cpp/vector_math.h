@@ -1,7 +1,7 @@
 // Elementary functions of float32 in straight-line code: no branches, no calls, so that a loop marked
 // `#pragma omp simd` runs them for as many elements at once as the processor's registers hold. Those of float64 are the
 // C library's. Errors, in units in the last place on every 1,025th float and special values, are asserted by
-// tests/kernels/cpp/test_vector_math.py.
+// tests/compiler/kernels/cpp/test_vector_math.py.
 //
 // Methods. Reductions of exp and log: Cody and Waite, "Software Manual for the Elementary Functions" (1980). Those of sin
 // and cos for large arguments: Payne and Hanek, "Radian reduction for trigonometric functions" (SIGNUM, 1983). float16 to

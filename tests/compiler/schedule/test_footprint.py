@@ -12,7 +12,7 @@ from monarch.compiler.plan import Plan, Step
 from monarch.compiler.plan.report import held, peak
 from monarch.compiler.text import parse_graph
 from monarch.distributed import Mesh
-from tests.inspect.programs import training_plan, training_step
+from tests.compiler.inspect.programs import training_plan, training_step
 
 
 def before_frees(plan: Plan) -> dict[int, int]:

@@ -32,7 +32,7 @@ from monarch.runtime.collectives.nccl import Nccl, interface_of
 from monarch.runtime.collectives.rendezvous import Rendezvous
 from monarch.runtime.controller.executor import MeshExecutor
 from monarch.runtime.shared.signals import LINE, STEP_BITS, Aborted
-from tests.kernels.triton.standin import stand_in
+from tests.compiler.kernels.triton.standin import stand_in
 from tests.runtime.building import Building, each, op_on_each, whole
 from tests.runtime.collectives import test_process_groups
 from tests.runtime.collectives.loopback import executor_on

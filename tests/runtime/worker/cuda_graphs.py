@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_leaves, tree_map
 
 from monarch.runtime.worker import graphs
-from tests.kernels.triton.standin import StandIn, carry_out
+from tests.compiler.kernels.triton.standin import StandIn, carry_out
 
 GARBAGE = 0xFF
 """In each byte: not a number in any dtype of floats, and an index out of range."""

@@ -37,7 +37,7 @@ from monarch.runtime.worker import state as worker_state
 from monarch.runtime.worker.device.gpu import OnGpu
 from monarch.runtime.worker.frame import Frame
 from monarch.runtime.worker.graphs import Graphs
-from tests.kernels.triton.standin import stand_in
+from tests.compiler.kernels.triton.standin import stand_in
 from tests.runtime.collectives.nccl import standing_in
 from tests.runtime.worker.cuda_graphs import OnCpus, recording_on_cpus
 from tests.runtime.worker.test_states import Worker

@@ -24,7 +24,7 @@ from monarch.runtime.processes import parent as processes
 from monarch.runtime.processes import workers
 from monarch.runtime.worker import state as worker_state
 from monarch.runtime.worker.device import gpu
-from tests.kernels.triton.standin import stand_in
+from tests.compiler.kernels.triton.standin import stand_in
 
 TEXT = """graph @double on mesh<data=2> {
   %x = input 0 : f32[4@data]

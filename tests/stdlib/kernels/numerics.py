@@ -11,8 +11,8 @@ from torch import Tensor
 
 from monarch.compiler.kernels.triton.crosscompile import Compiled
 from monarch.stdlib.kernels.launch import recorded
-from tests.kernels.triton.assembly import assert_no_spills
-from tests.kernels.triton.interpreter import interpreting
+from tests.compiler.kernels.triton.assembly import assert_no_spills
+from tests.compiler.kernels.triton.interpreter import interpreting
 
 TARGETS = ["cuda:80", "cuda:90", "cuda:100", "gfx942"]
 ROUNDING = {torch.float32: 2.0**-20, torch.float16: 2.0**-10, torch.bfloat16: 2.0**-7}

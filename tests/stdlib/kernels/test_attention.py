@@ -8,7 +8,7 @@ import torch
 from monarch.compiler.errors import MonarchError
 from monarch.stdlib.kernels.attention import Packed, attention, variants
 from monarch.stdlib.kernels.launch import Variant
-from tests.kernels.triton.assembly import assert_tensor_cores, assert_wide, spilled_bytes
+from tests.compiler.kernels.triton.assembly import assert_tensor_cores, assert_wide, spilled_bytes
 from tests.stdlib.kernels.exact_attention import LENGTHS, MASKS, attention_inputs, exact_attention, starts
 from tests.stdlib.kernels.numerics import TARGETS, assert_near, compiled, launching, meta
 

@@ -10,7 +10,7 @@ from monarch.compiler.errors import MonarchError
 from monarch.stdlib.kernels.attention import Packed, attention
 from monarch.stdlib.kernels.attention_backward import attention_backward, key_variants, query_variants
 from monarch.stdlib.kernels.launch import Launch, Variant, recorded
-from tests.kernels.triton.assembly import assert_tensor_cores, assert_wide, spilled_bytes
+from tests.compiler.kernels.triton.assembly import assert_tensor_cores, assert_wide, spilled_bytes
 from tests.stdlib.kernels.exact_attention import LENGTHS, MASKS, attention_inputs, exact_attention, starts
 from tests.stdlib.kernels.numerics import TARGETS, assert_near, compiled, launching, meta
 

@@ -30,9 +30,9 @@ from monarch.compiler.plan.plan import Plan
 from monarch.compiler.reference import run_reference
 from monarch.compiler.schedule.emit import emit_plan
 from monarch.compiler.text import parse_graph
-from tests.kernels.triton.assembly import assert_no_spills, assert_tensor_cores, assert_wide
-from tests.kernels.triton.emitted import launch_all
-from tests.kernels.triton.interpreter import interpreting
+from tests.compiler.kernels.triton.assembly import assert_no_spills, assert_tensor_cores, assert_wide
+from tests.compiler.kernels.triton.emitted import launch_all
+from tests.compiler.kernels.triton.interpreter import interpreting
 
 PROGRAM = """
 import torch

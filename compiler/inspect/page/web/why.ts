@@ -1,5 +1,5 @@
 // Why a value lies as it does, and why a collective is there: what compiler/inspect/why.py finds, found here for whatever is
-// selected. tests/page compares the two, value by value.
+// selected. tests/compiler/inspect/page compares the two, value by value.
 
 import type { Decision, Model } from "./model";
 

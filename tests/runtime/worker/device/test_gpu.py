@@ -27,7 +27,7 @@ from monarch.compiler.text import parse_graph
 from monarch.runtime.worker.device import load
 from monarch.runtime.worker.device.gpu import OnGpu
 from monarch.runtime.worker.frame import Frame
-from tests.kernels.triton.standin import StandIn, stand_in
+from tests.compiler.kernels.triton.standin import StandIn, stand_in
 
 CPU = torch.device("cpu")
 

@@ -23,9 +23,9 @@ from monarch.compiler.loops.ir import Kernel
 from monarch.compiler.loops.text import parse_kernel
 from monarch.compiler.plan.binaries import KernelBinary
 from monarch.runtime.worker.device.load import GpuKernel
-from tests.kernels.cases import softmax_text
-from tests.kernels.triton.standin import StandIn
-from tests.kernels.triton.test_emit import GATHER, adamw, data
+from tests.compiler.kernels.cases import softmax_text
+from tests.compiler.kernels.triton.standin import StandIn
+from tests.compiler.kernels.triton.test_emit import GATHER, adamw, data
 
 CPU = torch.device("cpu")
 

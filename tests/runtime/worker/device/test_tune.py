@@ -25,8 +25,8 @@ from monarch.runtime.worker.device import load
 from monarch.runtime.worker.device.load import GpuKernel
 from monarch.runtime.worker.device.tune import example, gpu_for, tuned
 from monarch.stdlib.kernels.tuning import fastest
-from tests.cli.conftest import Run, monarchc  # noqa: F401  # a fixture
-from tests.kernels.test_products import joined
+from tests.compiler.cli.conftest import Run, monarchc  # noqa: F401  # a fixture
+from tests.compiler.kernels.test_products import joined
 
 GRAPH = """graph @f on mesh<> {
   %x = input 0 : bf16[64, 128]

@@ -1,0 +1,97 @@
+"""docs/monarchc.md, docs/memory.md and docs/kernels.md show what the commands print: run them in order, and compare.
+
+Durations, hashes, sizes of files and the spaces between columns may differ. Of a block marked `measured` only the lines
+at the margin are compared, without their numbers. `pytest --rewrite` writes the outputs anew.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from tests.compiler.cli.conftest import Run
+
+DOCS = Path(__file__).parents[3] / "docs"
+PAGE = DOCS / "monarchc.md"
+BLOCK = re.compile(r"^```(python|console)( measured)?\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+
+
+def normal(text: str, measured: bool) -> list[str]:
+    text = re.sub(r"\b[\d.e+-]+ (µs|ms|s)\b", "TIME", text)
+    text = re.sub(r"\b[0-9a-f]{64}\b", "HASH", text)
+    text = re.sub(r'("(?:file_bytes|[\w-]+)": )\d+(\.\d+)?(e-\d+)?(,?)$', r"\1N\4", text, flags=re.MULTILINE)
+    text = re.sub(r"(wrote \S+), [\d.]+ \w+", r"\1, SIZE", text)
+    lines = [" ".join(line.split()) if line.strip() else "" for line in text.splitlines()]
+    if measured:
+        margin = [line for line in text.splitlines() if line.strip() and not line.startswith(" ")]
+        return [re.sub(r"[\d,.]+", "N", line) for line in margin]
+    return lines
+
+
+def outputs(block: str) -> list[tuple[str, str]]:
+    """A block's commands, each with what stands below it."""
+    parts = re.split(r"^\$ (.*)\n", block, flags=re.MULTILINE)
+    return list(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def printed(command: str, monarchc: Run) -> str:
+    """What a command prints: `monarchc …`, with `> file` or `| head -N` behind it."""
+    command, _, file = command.partition(" > ")
+    command, _, lines = command.partition(" | head -")
+    words = shlex.split(command)
+    with pytest.MonkeyPatch.context() as patch:
+        while "=" in words[0]:  # MONARCH_KERNELS=all monarchc …
+            patch.setenv(*words.pop(0).split("=", 1))
+        program, *arguments = words
+        assert program == "monarchc"
+        result = monarchc(*arguments, code=None)
+    if file:
+        Path(file).write_text(result.out)
+        return result.err
+    shown = (result.out + result.err).splitlines(keepends=True)
+    return "".join(shown[: int(lines)] if lines else shown)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", ["monarchc.md", "memory.md", "kernels.md"])
+def test_a_page_shows_what_the_commands_print(
+    name: str, tmp_path: Path, monarchc: Run, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = (DOCS / name).read_text()
+    rewrite = request.config.getoption("--rewrite")
+    wrong = []
+
+    def check(match: re.Match[str]) -> str:
+        language, measured, block = match[1], bool(match[2]), match[3]
+        if language == "python":
+            file, _, content = block.partition("\n")
+            Path(file.removeprefix("# ")).write_text(content)
+            return match[0]
+        shown = ""
+        for command, before in outputs(block):
+            now = printed(command, monarchc)
+            same = normal(now, measured) == normal(before, measured)
+            if not same and not rewrite:
+                wrong.append(f"$ {command}\n{now}")
+            shown += f"$ {command}\n{before if same else now}"
+        return f"```console{' measured' if measured else ''}\n{shown}```"
+
+    rewritten = BLOCK.sub(check, page)
+    if rewrite:
+        (DOCS / name).write_text(rewritten)
+    assert wrong == []
+
+
+def test_the_page_names_every_command() -> None:
+    from typer.main import get_command
+
+    from monarch.compiler.cli.app import app
+
+    commands = set(get_command(app).commands)  # type: ignore[attr-defined]
+    headings = set(re.findall(r"^## (\w+)$", PAGE.read_text(), re.MULTILINE))
+    assert commands <= headings
+    assert commands == set(re.findall(r"^\| `monarchc (\w+)", PAGE.read_text(), re.MULTILINE))
