@@ -13,8 +13,8 @@ import torch
 
 from monarch.compiler.loops.interpret import interpret
 from monarch.compiler.loops.text import parse_kernel
+from monarch.compiler.names import find_op
 from monarch.compiler.ops.schema import memory_of
-from monarch.compiler.text.names import find_op
 
 Where = Mapping[str, int]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from monarch.compiler.errors import MonarchError, Source
+from monarch.compiler.names import UnknownOp
 from monarch.compiler.plan import MeshSpec, Plan, Report, TensorType, Value
 from monarch.compiler.text import find_op
-from monarch.compiler.text.names import UnknownOp
 
 UPDATES = ("optimizer state", "gradients")
 

@@ -16,9 +16,9 @@ from torch.utils import _pytree as pytree
 
 from monarch.compiler.context import Context, Pass
 from monarch.compiler.graph import Graph, args_of
+from monarch.compiler.names import find_op
 from monarch.compiler.ops.record import enter, record, recorded
 from monarch.compiler.partition.options import Options, find_options
-from monarch.compiler.text.names import find_op
 from monarch.compiler.types import TensorType
 
 aten = torch.ops.aten

@@ -13,11 +13,11 @@ from functools import cache
 
 from monarch.compiler.loops.ir import Kernel
 from monarch.compiler.loops.text import parse_kernel
+from monarch.compiler.names import find_op
 from monarch.compiler.ops import OPS
 from monarch.compiler.ops.record import of_packet, record
 from monarch.compiler.ops.schema import memory_of
 from monarch.compiler.plan.plan import Instruction, Plan, Region, Slot
-from monarch.compiler.text.names import find_op
 
 ALIGN = 64
 """Every region starts at a multiple of so many bytes, as torch's own buffers do."""

@@ -14,9 +14,9 @@ from typing import Any, NoReturn
 import torch
 
 from monarch.compiler.errors import LayoutError, MonarchError, PlanError, Source
+from monarch.compiler.names import CONSTANT_NAMES, CONSTANTS
 from monarch.compiler.plan.options import BACKENDS, ROUNDINGS, TARGETS, CompileOptions, check_backend
 from monarch.compiler.plan.plan import Instruction, Plan, Region, Slot, ValueSpec
-from monarch.compiler.text.names import CONSTANT_NAMES, CONSTANTS
 from monarch.compiler.types import DTYPE_NAMES, DTYPES, Layout, MeshSpec, TensorType
 
 MAX_DEPTH = 32

@@ -13,11 +13,11 @@ from functools import cache
 import torch
 
 from monarch.compiler.attention import IN_PARTS
+from monarch.compiler.names import find_op
 from monarch.compiler.ops import OPS
 from monarch.compiler.ops.schema import memory_of
 from monarch.compiler.plan.arena import slots_in
 from monarch.compiler.plan.plan import Instruction, Plan, Slot
-from monarch.compiler.text.names import find_op
 
 LEAST = 2
 """Ops that launch something, in a stretch: a graph of one spares nothing."""

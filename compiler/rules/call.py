@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import fx
 
+from monarch.compiler.names import find_op
 from monarch.compiler.ops import MonarchOp, out_of_place
 from monarch.compiler.rules.line import Shape
-from monarch.compiler.text.names import find_op
 from monarch.compiler.types import TensorType
 
 ShapeOf = Callable[[fx.Node], Any]

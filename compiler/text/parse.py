@@ -13,9 +13,9 @@ from torch import fx
 
 from monarch.compiler.errors import GraphError, LayoutError
 from monarch.compiler.graph import Graph
+from monarch.compiler.names import CONSTANTS, UnknownOp, find_op
 from monarch.compiler.text.comment import parse_comment
 from monarch.compiler.text.grammar import Parsed, Text
-from monarch.compiler.text.names import CONSTANTS, UnknownOp, find_op
 from monarch.compiler.types import DTYPES, REDUCTIONS, Layout, MeshSpec, TensorType
 
 MAX_DEPTH = 32

@@ -11,9 +11,9 @@ from torch import fx
 
 from monarch.compiler.errors import GraphError
 from monarch.compiler.graph import Graph, provenance
+from monarch.compiler.names import CONSTANT_NAMES, op_name
 from monarch.compiler.shown import shows_as
 from monarch.compiler.text.comment import print_comment
-from monarch.compiler.text.names import CONSTANT_NAMES, op_name
 from monarch.compiler.types import TensorType
 
 _NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)

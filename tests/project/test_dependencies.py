@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import shutil
 import subprocess
 import sys
@@ -136,3 +137,14 @@ def test_modules_import_one_another_at_their_heads() -> None:
                     names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
                     found += [f"{path.relative_to(ROOT)}:{node.lineno}" for name in names if name.startswith("monarch")]
     assert found == []
+
+
+def test_workers_and_their_controller_start_without_the_parser_and_grpc() -> None:
+    """A plan carries no text that lark would parse, and hosts are attached by those who ask for it."""
+    code = (
+        "import sys, monarch.runtime.controller.executor, monarch.runtime.worker.loop\n"
+        "print([name for name in ('lark', 'grpc', 'cryptography', 'pdb') if name in sys.modules])"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / ".src")}
+    result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120)
+    assert result.stdout == "[]\n", result.stderr
