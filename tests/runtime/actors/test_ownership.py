@@ -31,6 +31,7 @@ from monarch.runtime.actors.processes.ownership import (
     Supervision,
     Tell,
 )
+from tests.sample import is_full
 
 ROOT = "root"
 
@@ -296,7 +297,7 @@ class Cluster(RuleBasedStateMachine):
 
 
 TestCluster = Cluster.TestCase
-TestCluster.settings = settings(max_examples=200, stateful_step_count=40)
+TestCluster.settings = settings(max_examples=200 if is_full() else 80, stateful_step_count=40)
 
 
 # -- one at a time ----------------------------------------------------------------------------------------------------
