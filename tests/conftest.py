@@ -43,9 +43,9 @@ def forgotten_files() -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Last come the tests that leave this process changed: with Ray loaded it cannot fork workers any more, and with a
-    browser open it has an event loop running."""
-    last = ("launch", "page")
+    """Last come the tests that leave this process changed: with the stand-in of CUDA's driver loaded, and with Ray, it
+    cannot fork workers any more, and with a browser open it has an event loop running."""
+    last = ("transport", "launch", "page")
     items.sort(key=lambda item: max((last.index(part) + 1 for part in item.path.parts if part in last), default=0))
 
 
