@@ -6,7 +6,7 @@ import asyncio
 import math
 import threading
 from collections.abc import Callable, Generator
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 T = TypeVar("T")
 _UNREAD: Any = object()
@@ -25,6 +25,16 @@ class Future(Generic[T]):
     __slots__ = ("_callbacks", "_decode", "_done", "_error", "_lock", "_value")
 
     def __init__(self) -> None:
+        raise TypeError("a Future is what a call gives: actors.step.call(...). To answer later, use Channel.open()")
+
+    @classmethod
+    def pending(cls) -> Self:
+        """One without an answer, for whoever is to resolve it."""
+        future = object.__new__(cls)
+        future._begin()
+        return future
+
+    def _begin(self) -> None:
         self._lock = threading.Lock()
         self._done = False
         self._value: T = _UNREAD

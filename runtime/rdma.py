@@ -114,7 +114,7 @@ class Transfer(Future[Value]):
     __slots__ = ("_deadline", "_patience")
 
     def __init__(self, timeout: float | None) -> None:
-        super().__init__()
+        self._begin()
         self._patience = timeout
         self._deadline = None if timeout is None else time.monotonic() + timeout
 

@@ -35,7 +35,7 @@ class Accumulator(Generic[P, R, A]):
 
 def fold(replies: list[Future[R]], identity: A, combine: Callable[[A, R], A]) -> Future[A]:
     """A future of all replies folded into one value, in the order of the list."""
-    folded: Future[A] = Future()
+    folded: Future[A] = Future.pending()
     if not replies:
         folded.resolve(lambda: identity)
         return folded

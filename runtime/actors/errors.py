@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import cloudpickle
 
+from monarch.compiler.mesh import Point
 from monarch.compiler.plan import MonarchError
 
 
@@ -23,8 +24,9 @@ class ActorError(MonarchError):
         return type(self), (self.exception, self.message)
 
     @staticmethod
-    def of(error: BaseException, where: str) -> ActorError:
-        """What a caller is to get for an exception that was just caught; `where` is such as "trainer[3].step".
+    def of(error: BaseException, where: str, place: Point | None = None) -> ActorError:
+        """What a caller is to get for an exception that was just caught; `where` is such as "trainer[3].step", and
+        `place` is that of the actor in its mesh.
 
         What cannot be pickled, or cannot be read back, is replaced by an `OpaqueError`.
         """
@@ -34,7 +36,8 @@ class ActorError(MonarchError):
             pickle.loads(cloudpickle.dumps(error))  # as messages are: what a script defines can be sent
         except Exception as refused:  # user's code, which may raise anything
             error = OpaqueError(said, hint=f"{type(error).__name__} itself cannot be sent: {refused}")
-        return ActorError(error, f"{where} raised {said}\n\nRemote traceback:\n{trace}")
+        at = f"\n  at {place}" if place else ""
+        return ActorError(error, f"{where} raised {said}{at}\n\nRemote traceback:\n{trace}")
 
 
 def trace_of(error: BaseException) -> str:
@@ -99,4 +102,4 @@ class MeshFailure:
         return "\n".join(lines)
 
     def __str__(self) -> str:
-        return self.report()
+        return f"MeshFailure: {self.report()}"

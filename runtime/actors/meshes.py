@@ -103,7 +103,7 @@ class _Owned(MeshAlgebra):
 
 def _done(several: Future[ValueMesh[None]]) -> Future[None]:
     """The same, without values."""
-    one: Future[None] = Future()
+    one: Future[None] = Future.pending()
 
     def finish() -> None:
         def decode() -> None:

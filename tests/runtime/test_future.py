@@ -13,14 +13,19 @@ from monarch.runtime.actors.accumulate import fold
 from monarch.runtime.future import Future
 
 
+def test_users_get_futures_from_calls() -> None:
+    with pytest.raises(TypeError, match="a Future is what a call gives"):
+        Future()
+
+
 def resolved(value: int) -> Future[int]:
-    future: Future[int] = Future()
+    future: Future[int] = Future.pending()
     future.resolve(lambda: value)
     return future
 
 
 def failed(error: Exception) -> Future[int]:
-    future: Future[int] = Future()
+    future: Future[int] = Future.pending()
     future.fail(error)
     return future
 
@@ -69,7 +74,7 @@ def test_raising_it_often_does_not_pile_up_tracebacks() -> None:
 
 
 def test_a_timeout_neither_consumes_nor_cancels() -> None:
-    future: Future[int] = Future()
+    future: Future[int] = Future.pending()
     for _ in range(3):
         with pytest.raises(TimeoutError, match="it may still come"):
             future.get(timeout=0.001)
@@ -82,14 +87,14 @@ def test_a_timeout_neither_consumes_nor_cancels() -> None:
 
 @pytest.mark.parametrize("timeout", [-1, -0.001, math.nan, math.inf, "1", True])
 def test_a_bad_timeout_is_an_error_even_when_the_value_is_there(timeout: Any) -> None:
-    for future in (resolved(1), Future[int]()):
+    for future in (resolved(1), Future[int].pending()):
         for look in (future.get, future.result, future.exception):
             with pytest.raises(ValueError, match="timeout"):
                 look(timeout=timeout)
 
 
 def test_threads_and_loops_wait_for_the_same_value() -> None:
-    future: Future[int] = Future()
+    future: Future[int] = Future.pending()
     found: list[int] = []
 
     async def wait() -> None:
@@ -107,7 +112,7 @@ def test_threads_and_loops_wait_for_the_same_value() -> None:
 
 def test_it_is_decoded_once_by_who_looks_first() -> None:
     decoded: list[str] = []
-    future: Future[int] = Future()
+    future: Future[int] = Future.pending()
     future.resolve(lambda: decoded.append(threading.current_thread().name) or 1)  # type: ignore[func-returns-value]
     assert decoded == []
     thread = threading.Thread(target=future.get, name="first")
@@ -125,7 +130,7 @@ def test_only_the_first_answer_counts() -> None:
 
 
 def test_cancelling_an_asyncio_future_cancels_nothing_else() -> None:
-    future: Future[int] = Future()
+    future: Future[int] = Future.pending()
 
     async def give_up() -> None:
         theirs = future.as_asyncio()
@@ -140,7 +145,7 @@ def test_cancelling_an_asyncio_future_cancels_nothing_else() -> None:
 
 
 def test_a_loop_that_is_closed_before_the_answer() -> None:
-    future: Future[int] = Future()
+    future: Future[int] = Future.pending()
 
     async def ask() -> None:
         future.as_asyncio()
@@ -164,7 +169,7 @@ def test_as_asyncio_needs_a_loop() -> None:
 
 
 def test_replies_are_folded_once_all_are_there() -> None:
-    first: Future[int] = Future()
+    first: Future[int] = Future.pending()
     total = fold([first, resolved(2), resolved(3)], 10, lambda so_far, reply: so_far * reply)
     assert not total.done()
     first.resolve(lambda: 1)

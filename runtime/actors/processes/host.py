@@ -445,7 +445,7 @@ def _at_exit() -> None:
 def shutdown_context() -> Future[None]:
     """Stop all that this program has spawned, and wait for it: `shutdown_context().get()`. What is spawned after that
     starts anew. Without it the same happens at exit."""
-    future: Future[None] = Future()
+    future: Future[None] = Future.pending()
     root = current.started()
 
     def shut() -> None:

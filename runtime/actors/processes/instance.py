@@ -162,7 +162,7 @@ class LocalActor:
     def _refuse(self, call: Call) -> None:
         call[2].drop()
         reason = self.ended or "it was told to stop"
-        self._process.refuse(call[0], call[1], self.instance.name, self.rank, reason)
+        self._process.refuse(call[0], call[1], self.instance.name, self.rank, reason, self.instance.rank)
 
     # -- the actor's thread --------------------------------------------------------------------------------------------
 
@@ -222,10 +222,10 @@ class LocalActor:
         """An endpoint raised: its caller is told, or the actor dies of it."""
         where = f"{self.instance.label}.{head[3]}"
         if head[2] is not None and isinstance(error, (Exception, asyncio.CancelledError)):
-            self._process.reply(head[2], False, ActorError.of(error, where))
+            self._process.reply(head[2], False, ActorError.of(error, where, self.instance.rank))
             return
         if head[2] is not None:
-            said = ActorError.of(error, where).message
+            said = ActorError.of(error, where, self.instance.rank).message
             self._killed.append((head[2], SupervisionError(f"'{self.instance.label}' died: {said}", where)))
         raise self._died(error, f"{head[3]} raised") from error
 

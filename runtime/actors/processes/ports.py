@@ -110,7 +110,7 @@ class One(Generic[T]):
     __slots__ = ("_address", "future", "since", "what")
 
     def __init__(self, address: str, what: str = "") -> None:
-        self.future: Future[T] = Future()
+        self.future: Future[T] = Future.pending()
         self._address = address
         self.what = what
         self.since = monotonic()
@@ -163,7 +163,7 @@ class All(_Several, Generic[T]):
 
     def __init__(self, shape: Shape, addresses: Sequence[str], what: str = "") -> None:
         super().__init__(addresses, what)
-        self.future: Future[ValueMesh[T]] = Future()
+        self.future: Future[ValueMesh[T]] = Future.pending()
         self._shape = shape
         self._decode: list[Decode] = [failing(SupervisionError("no reply"))] * len(addresses)
 
@@ -182,7 +182,7 @@ class Each(_Several, Generic[T]):
 
     def __init__(self, addresses: Sequence[str], what: str = "") -> None:
         super().__init__(addresses, what)
-        self._futures: list[Future[T]] = [Future() for _ in addresses]
+        self._futures: list[Future[T]] = [Future.pending() for _ in addresses]
         self._next = count()
 
     def futures(self) -> Iterator[Future[T]]:
@@ -199,7 +199,7 @@ class _Asked(Future[T]):
     __slots__ = ("__weakref__", "_queue")
 
     def __init__(self, queue: Queue[T]) -> None:
-        super().__init__()
+        self._begin()
         self._queue = queue
 
     def __del__(self) -> None:

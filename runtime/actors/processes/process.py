@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from monarch.compiler.config import spawned_with
 from monarch.compiler.execution.executor import Executor
+from monarch.compiler.mesh import Point
 from monarch.compiler.plan import MeshSpec
 from monarch.runtime.actors.debugging.debugger import stop
 from monarch.runtime.actors.debugging.stacks import SlowCalls, stacks_here
@@ -174,10 +175,13 @@ class Process:
         told = error if isinstance(error, (ActorError, SupervisionError)) else ActorError.of(error, where)
         self.reply(to, False, told)
 
-    def refuse(self, sender: str, head: Head, name: str, rank: int | None, reason: str) -> None:
-        """A call is for an actor that has ended."""
-        place = name if rank is None else f"{name}[{rank}]"
-        error = SupervisionError(f"'{place}' takes no messages any more: {reason}", f"{name}.{head[3]}")
+    def refuse(
+        self, sender: str, head: Head, name: str, rank: int | None, reason: str, place: Point | None = None
+    ) -> None:
+        """A call is for an actor that has ended; `place` is its place in its mesh, where that is known."""
+        who = f"'{name}'" if rank is None else f"'{name}[{rank}]'"
+        at = f" at {place}" if place else ""
+        error = SupervisionError(f"{who}{at} takes no messages any more: {reason}", f"{name}.{head[3]}")
         if head[2] is not None:
             self.reply(head[2], False, error)
         else:

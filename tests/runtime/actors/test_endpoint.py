@@ -57,13 +57,13 @@ class Sent:
 
     def _ask(self, method: EndpointMethod[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Future[Any]:
         self.sent.append(("all", method.name, args, kwargs))
-        return Future()
+        return Future.pending()
 
     def _ask_one(
         self, place: int, method: EndpointMethod[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Future[Any]:
         self.sent.append((place, method.name, args, kwargs))
-        return Future()
+        return Future.pending()
 
     def _ask_each(
         self, method: EndpointMethod[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]

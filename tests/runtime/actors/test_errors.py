@@ -63,7 +63,7 @@ def test_a_failure_tells_the_whole_story() -> None:
     failure = MeshFailure("m0", "boss", 0, "it did not handle the failure of worker", cause=killed)
     assert pickle.loads(pickle.dumps(failure)) == failure
     assert str(failure).splitlines() == [
-        "boss[0]: it did not handle the failure of worker",
+        "MeshFailure: boss[0]: it did not handle the failure of worker",
         "which happened because of",
         "  worker[2]: its process was killed by signal 9",
         "  its last lines were:",

@@ -118,9 +118,10 @@ def test_an_owner_hears_of_failures_while_its_endpoint_awaits() -> None:
 @pytest.mark.parametrize("deal", ["leave", "raise", "swallow", "other"])
 def test_a_failure_that_is_not_dealt_with_cancels_the_endpoint_that_awaits(deal: str, faults: Faults) -> None:
     port, receiver = Channel[Any].open()
-    waiting = spawn(1).slice(gpus=0).spawn("waiting", Waiting, port, deal)
+    waiting = spawn(1).spawn("waiting", Waiting, port, deal)
     reason = "__supervise__ raised RuntimeError" if deal == "raise" else "a failure of 'worker' was not dealt with"
-    with pytest.raises(SupervisionError, match=rf"'waiting\[0\]' takes no messages any more: {reason}") as raised:
+    said = rf"'waiting\[0\]' at {{'gpus': 0/1}} takes no messages any more: {reason}"
+    with pytest.raises(SupervisionError, match=said) as raised:
         waiting.watch.call_one().get(WAIT)
     assert raised.value.endpoint == "waiting.watch"
     assert hear(receiver, 1) == [("watched", None)]

@@ -228,7 +228,7 @@ def test_what_was_sent_is_the_receivers_own() -> None:
 
 def test_an_exception_is_raised_at_the_caller_and_the_actor_lives() -> None:
     log = spawn(2).spawn("log", Log)
-    with pytest.raises(ActorError, match=r"log\[1\]\.fail raised KeyError: 'gone'") as caught:
+    with pytest.raises(ActorError, match=r"log\[1\]\.fail raised KeyError: 'gone'\n  at {'gpus': [01]/[12]}") as caught:
         log.slice(gpus=1).fail.call_one("gone").get(WAIT)
     assert isinstance(caught.value.exception, KeyError)
     assert "Remote traceback" in str(caught.value) and "raise KeyError(what)" in str(caught.value)
