@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from monarch.compiler.config import settings
+from monarch.compiler.execution.executor import Handle
 from monarch.compiler.passes.capture import Value
 from monarch.compiler.passes.functionalize import functionalize
 from monarch.compiler.plan import Plan
 from monarch.language.compile import compile_graph, eager_options
 from monarch.language.mesh import Mesh
-from monarch.language.recording import Recording
+from monarch.language.recording import Recording, turns
 from monarch.language.tensor import Cell
 
 
@@ -34,24 +35,31 @@ _plans: OrderedDict[Any, _Compiled] = OrderedDict()
 
 def flush(mesh: Mesh) -> None:
     """Run what was recorded on `mesh`. Returns at once; a failure on the workers is raised where its results are
-    needed."""
-    recording = mesh._pending
-    if recording is None:
-        return
+    needed. What is interrupted before the workers have been given it stays recorded."""
+    with turns:
+        mesh.settle()
+        while (recording := mesh._pending) is not None:
+            live = [(cell, value) for ref, value in recording.made if (cell := ref()) is not None]
+            try:
+                _run(mesh, recording, live)
+            except Exception as error:
+                if mesh._pending is not recording:  # a signal's handler has run it meanwhile
+                    return
+                for cell, _ in live:
+                    cell.error = error
+                _ran(mesh, recording)
+                raise
+
+
+def _ran(mesh: Mesh, recording: Recording) -> None:
     mesh._pending = None
-    live = [(cell, value) for ref, value in recording.made if (cell := ref()) is not None]
-    try:
-        _run(mesh, recording, live)
-    except BaseException as error:
-        for cell, _ in live:
-            cell.error = error
-        raise
-    finally:
-        recording.release()
+    recording.release()
 
 
 def _run(mesh: Mesh, recording: Recording, live: list[tuple[Cell, Value]]) -> None:
+    """Run a recording, unless a signal's handler has added to it meanwhile, or has run it."""
     tape = recording.tape
+    length = len(tape.ops)
     cells: dict[str, Cell] = {}
     updates: dict[str, Value] = {}
     for entry, state in zip(tape.inputs, recording.states.values(), strict=True):
@@ -65,6 +73,7 @@ def _run(mesh: Mesh, recording: Recording, live: list[tuple[Cell, Value]]) -> No
     if compiled is None:
         graph, aliases = functionalize(tape, name="eager", mesh=mesh.spec, returns=[], updates=updates)
         if not graph.updates:
+            _ran(mesh, recording)
             return
         compiled = _Compiled(compile_graph(graph, eager_options()), _groups(aliases))
         _plans[key] = compiled
@@ -79,11 +88,19 @@ def _run(mesh: Mesh, recording: Recording, live: list[tuple[Cell, Value]]) -> No
         else:
             arguments.append(cells[str(spec.label)].handle)
     mesh.keep(state.cell for state in recording.states.values())
-    handles = mesh.executor.run(compiled.plan, arguments)
-    for spec, handle in zip(compiled.plan.outputs, handles, strict=True):
-        label = str(spec.label)
-        for name in (label, *compiled.states.get(label, ())):
-            cells[name].set(handle)
+    plan, states = compiled.plan, compiled.states
+
+    def bind(handles: list[Handle]) -> None:
+        if mesh._pending is not recording:
+            return
+        for spec, handle in zip(plan.outputs, handles, strict=True):
+            label = str(spec.label)
+            for name in (label, *states.get(label, ())):
+                cells[name].set(handle)
+        _ran(mesh, recording)
+
+    if mesh._pending is recording and len(tape.ops) == length:
+        mesh.executor.run(plan, arguments, bind)
 
 
 def _groups(aliases: dict[str, str]) -> dict[str, list[str]]:

@@ -264,6 +264,11 @@ class Mesh(MeshAlgebra):
                 except DeviceMeshError:
                     continue  # the failed step was to make it first, or the mesh is lost: who reads it is told so
 
+    def settle(self) -> None:
+        """Have all cells hold their newest handles, though a call was interrupted or a handler runs in one."""
+        if self._workers.executor is not None:
+            self._workers.executor.settle()
+
     def keep(self, cells: Iterable[Cell]) -> None:
         """Note what steps replace: what `_recover` takes back after a failure."""
         self._workers.states.update(cells)

@@ -24,7 +24,7 @@ from monarch.language.errors import TracedAgainWarning
 from monarch.language.guards import Path
 from monarch.language.layouts import from_annotation
 from monarch.language.mesh import Mesh
-from monarch.language.recording import current_program
+from monarch.language.recording import current_program, turns
 from monarch.language.snapshot import PLAIN
 from monarch.language.source import user_source
 from monarch.language.tensor import DistributedTensor
@@ -98,6 +98,10 @@ class Program(Generic[P, R]):
         """Run one step on the workers. Returns at once: tensors in the result are waited for when they are read."""
         if current_program() is not None:
             return self.__wrapped__(*args, **kwargs)  # a program within a program is part of it
+        with turns:
+            return self._call(args, kwargs)
+
+    def _call(self, args: Any, kwargs: Any) -> Any:
         key, leaves, spec = self._signature(args, kwargs)
         mesh = self._resolved
         if mesh is not None and mesh._pending is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 from collections.abc import Iterator
@@ -168,6 +169,13 @@ class Recording:
 
 
 # -- which recording -------------------------------------------------------------------------------------------------
+
+
+turns = threading.RLock()
+"""Held by the thread that calls a program or runs what was recorded: handles are read, and their successors put where
+they were, by one thread at a time."""
+
+os.register_at_fork(after_in_child=turns._at_fork_reinit)  # type: ignore[attr-defined]
 
 
 class _Current(threading.local):

@@ -204,6 +204,7 @@ class DistributedTensor(torch.Tensor):
         if current_program() is not None:
             raise branch_error(user_source())
         cell = self._settled().cell
+        cell.mesh.settle()
         if cell.handle is None:
             cell.mesh.executor  # noqa: B018  (an abstract mesh says so)
             raise MonarchError("this tensor has no value")

@@ -6,7 +6,7 @@ program does at a call, and then the call is one command and what the trace left
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -75,8 +75,15 @@ class Compiled:
             and all(_same_values(a, b) for a, b in zip(self.constants, trace.constants, strict=True))
         )
 
-    def run(self, trace: Trace, leaves: list[Any], scalars: Mapping[str, float], cells: list[Cell]) -> list[Handle]:
-        """Give the workers one step."""
+    def run(
+        self,
+        trace: Trace,
+        leaves: list[Any],
+        scalars: Mapping[str, float],
+        cells: list[Cell],
+        bind: Callable[[list[Handle]], None],
+    ) -> list[Handle]:
+        """Give the workers one step; `bind` puts what it makes where it belongs (see `Executor.run`)."""
         arguments: list[Any] = []
         for kind, where in self.fetch:
             if kind == _STATE:
@@ -88,7 +95,7 @@ class Compiled:
                 arguments.append(scalars[where])
             else:
                 arguments.append(next_seed())
-        return trace.mesh.executor.run(self.plan, arguments)
+        return trace.mesh.executor.run(self.plan, arguments, bind)
 
     def settle(self, handles: list[Handle], cells: list[Cell]) -> dict[int, Handle]:
         """Give states their new values; give those of the tensors that are left in Python, by number."""
@@ -138,16 +145,22 @@ def first_run(compiled: Compiled, trace: Trace, leaves: list[Any]) -> Any:
     cells = [cell for _, cell in trace.states]
     trace.mesh.keep(cells)
 
-    def settle() -> None:
+    bound = False
+
+    def bind(handles: list[Handle]) -> None:
+        nonlocal bound
         for number, handle in compiled.settle(handles, cells).items():
             cell = trace.escapes[number][1]()
             if cell is not None:
                 cell.set(handle)
+        bound = True
 
     try:
-        handles = compiled.run(trace, leaves, scalars, cells)
+        handles = compiled.run(trace, leaves, scalars, cells, bind)
     except BaseException:
-        trace.undo()
+        trace.mesh.settle()
+        if not bound:  # or else it was interrupted behind the step's being given to the workers
+            trace.undo()
         raise
     if trace.escapes and not compiled.ran:
         # Python holds tensors that this step makes first, such as an optimizer's state: wait whether it does.
@@ -156,11 +169,7 @@ def first_run(compiled: Compiled, trace: Trace, leaves: list[Any]) -> Any:
         except DeviceMeshError:
             trace.undo()
             raise
-        except BaseException:  # an interrupt: the step goes on
-            settle()
-            raise
     compiled.ran = True
-    settle()
     return compiled.results(trace, handles, scalars, None)
 
 
@@ -189,6 +198,7 @@ class Variant:
 
     def holds(self, leaves: list[Any]) -> tuple[Live, list[Cell], dict[str, float]] | None:
         """What a call reads, where all that the trace depended on is still so."""
+        self.trace.mesh.settle()
         live = self.guards.check(leaves)
         if live is None:
             return None
@@ -230,11 +240,16 @@ class Variant:
         live, cells, scalars = found
         trace, compiled = self.trace, self.compiled
         trace.mesh.keep(cells)
-        handles = compiled.run(trace, leaves, scalars, cells)
-        left = compiled.settle(handles, cells)
-        call = Call(trace.mesh, leaves, live, scalars, {ident: left[number] for ident, number in self._left.items()})
-        trace.effects.repeat(self.guards, call)
-        return compiled.results(trace, handles, scalars, call)
+        calls: list[Call] = []
+
+        def bind(handles: list[Handle]) -> None:
+            left = compiled.settle(handles, cells)
+            made = {ident: left[number] for ident, number in self._left.items()}
+            calls.append(Call(trace.mesh, leaves, live, scalars, made))
+            trace.effects.repeat(self.guards, calls[-1])
+
+        handles = compiled.run(trace, leaves, scalars, cells, bind)
+        return compiled.results(trace, handles, scalars, calls[-1])
 
 
 def type_of(leaf: torch.Tensor) -> TensorType:

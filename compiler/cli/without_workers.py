@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -35,8 +35,19 @@ class TypesOnly:
         type.check(self.mesh)
         return TypedHandle(type)
 
-    def run(self, plan: Plan, arguments: Sequence[Handle | torch.Tensor | float | int]) -> list[Handle]:
-        return [TypedHandle(spec.type) for spec in plan.outputs]
+    def run(
+        self,
+        plan: Plan,
+        arguments: Sequence[Handle | torch.Tensor | float | int],
+        bind: Callable[[list[Handle]], None] | None = None,
+    ) -> list[Handle]:
+        made: list[Handle] = [TypedHandle(spec.type) for spec in plan.outputs]
+        if bind is not None:
+            bind(made)
+        return made
+
+    def settle(self) -> None:
+        """Nothing interrupts a call in the middle."""
 
     def shards(self, handle: Handle, workers: Sequence[int] | None = None) -> list[torch.Tensor]:
         raise _needs_workers("a tensor's value is needed")

@@ -3,7 +3,7 @@ other."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any, Protocol, runtime_checkable
 
@@ -62,10 +62,23 @@ class Executor(Protocol):
         """Place a tensor of the controller's on the mesh: each worker gets the block that `type` gives it."""
         ...
 
-    def run(self, plan: Plan, arguments: Sequence[Handle | torch.Tensor | float | int]) -> list[Handle]:
+    def run(
+        self,
+        plan: Plan,
+        arguments: Sequence[Handle | torch.Tensor | float | int],
+        bind: Callable[[list[Handle]], None] | None = None,
+    ) -> list[Handle]:
         """Run one step. `arguments` are in the order of `plan.inputs`: a handle of exactly the type that the plan
         names, a plain tensor of the global shape (inputs only; split as `put` does), or a number for a scalar or a
-        seed. Gives a handle for each of `plan.outputs`. Donated handles must not be used afterwards."""
+        seed. Gives a handle for each of `plan.outputs`. Donated handles must not be used afterwards.
+
+        `bind` puts these handles where they belong. It is called once the step is certain to run, also if this call is
+        interrupted then (at the latest by `settle`); it may be called twice."""
+        ...
+
+    def settle(self) -> None:
+        """Call what is left to be called of `bind`: before handles are read, in case a call was interrupted, or a
+        signal's handler runs in the middle of one."""
         ...
 
     def shards(self, handle: Handle, workers: Sequence[int] | None = None) -> list[torch.Tensor]:

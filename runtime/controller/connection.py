@@ -12,7 +12,7 @@ import pickle
 import threading
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,7 @@ from monarch.compiler.plan import MeshSpec, MonarchError, Plan
 from monarch.runtime.controller.replies import Replies
 from monarch.runtime.controller.state import ControllerState, Step, fresh
 from monarch.runtime.processes.workers import EXIT_SECONDS, Processes, Workers
-from monarch.runtime.shared import signals
+from monarch.runtime.shared import signals, wire
 from monarch.runtime.shared.definitions import definitions
 from monarch.runtime.shared.ring import Full, Space
 from monarch.runtime.shared.window import STAGING_BYTES
@@ -56,7 +56,6 @@ class Connection(ABC):
         self.replies = Replies(self.state)
         self.lock = threading.RLock()
         self.closing = False
-        self.written = 0
         self.lost = lost
         self.staging = Space(STAGING_BYTES, restart=True)
         self.actor_processes: ActorProcesses | None = None
@@ -65,55 +64,69 @@ class Connection(ABC):
     # -- commands --------------------------------------------------------------------------------------------------
 
     def enter(self) -> None:
-        """Raise where the mesh cannot take a command. With the lock held."""
-        if self.written != self.state.next_command:
-            # Only what may be raised anywhere, such as KeyboardInterrupt, can come between the two.
-            self.state.give_up(
-                f"the mesh {self.mesh} was interrupted while a command was being written",
-                "It cannot be used any more: close it, and make a new one.",
-            )
+        """Finish what an interrupted call has begun, and raise where the mesh cannot take a command. With the lock
+        held."""
+        self.settle()
         self.ready()
 
-    def write(self, record: bytes, command: int) -> None:
-        """Write a command, which the workers see after `publish`. With the lock held."""
-        try:
-            self._write(record, command)
-        except Full:
-            self._until_there_is_room(lambda: self._write(record, command))
-        self.written += 1
+    def settle(self) -> None:
+        """Do what follows from the newest step's being given to the workers, where a call was interrupted in it, or is
+        still in it, further up in this thread. With the lock held."""
+        if (step := self.state.last).bind is not None or not step.noted:
+            self._note(step)
 
-    def stage(self, parts: Sequence[Any], command: int) -> int:
-        """Put bytes where the workers find them until `command` is finished: the offset. With the lock held."""
-        size = sum(len(part) for part in parts)
-        at = self._until_there_is_room(lambda: self.staging.reserve(size, self.state.finished_commands))
-        self.staging.take(at, size, command)
-        self._stage(at % STAGING_BYTES, parts)
-        return at % STAGING_BYTES
+    def command(
+        self, step: Step, record: bytes | Callable[[int], bytes], parts: Sequence[Any] = (), plan: bytes = b""
+    ) -> None:
+        """Give the workers a step; they see it after `publish`. With the lock held.
 
-    def load(self, blob: bytes, number: int) -> None:
-        """Write the command `number`, by which the workers load the plan that `packed` gave. With the lock held."""
-        self._until_there_is_room(lambda: self._load(blob, number))
-        self.written += 1
+        With `parts`, buffers for them to read from the staging area, `record` is told their offset there; a `plan` is
+        handed to each worker. Whatever interrupts this, the step is given whole or not at all. Where it was given
+        before this returns, `settle` does the rest.
+        """
+        while not self._give(step, record, parts, plan):
+            for handle in step.donated:  # a signal's handler has given other steps meanwhile
+                self.state.refuse_donated(handle, "a value that the step takes")
+        self._note(step)
 
-    def _until_there_is_room(self, act: Callable[[], Any]) -> Any:
+    def _give(
+        self, step: Step, record: bytes | Callable[[int], bytes], parts: Sequence[Any] = (), plan: bytes = b""
+    ) -> bool:
         while True:
             try:
-                return act()
+                return self._try(step, self.state.last, record, parts, plan)
             except Full as full:
                 self.catch_up(full.sequence + 1)
+
+    def _note(self, step: Step) -> None:
+        """What follows from a step's being given. Doing it again changes nothing."""
+        self._taken(step)
+        if step.staged is not None:
+            self.staging.take(*step.staged, step.sequence)
+        if step.expects:
+            self.replies.expect(step.sequence)
+        self.state.note(step)
+        if (bind := step.bind) is not None:
+            try:
+                bind()
+            except Exception:  # once is enough
+                step.bind = None
+                raise
+            step.bind = None
 
     @abstractmethod
     def packed(self, plan: Plan) -> bytes:
         """A plan in the form in which it goes to the workers, its kernels built where that is done here."""
 
     @abstractmethod
-    def _write(self, record: bytes, command: int) -> None: ...
+    def _try(
+        self, step: Step, last: Step, record: bytes | Callable[[int], bytes], parts: Sequence[Any], plan: bytes
+    ) -> bool:
+        """Give the workers a step, if `last` is still the newest: whether it was. Raises Full."""
 
     @abstractmethod
-    def _stage(self, offset: int, parts: Iterable[Any]) -> None: ...
-
-    @abstractmethod
-    def _load(self, blob: bytes, number: int) -> None: ...
+    def _taken(self, step: Step) -> None:
+        """Note what the step takes of the ring. To note it again changes nothing."""
 
     @abstractmethod
     def publish(self) -> None:
@@ -197,19 +210,48 @@ class LocalConnection(Connection):
         super().__init__(mesh, lost)
         self.actor_processes = actor_processes
         self.workers = Workers(mesh, processes=processes)
+        self._reports = 0  # how many failures are known
 
     def packed(self, plan: Plan) -> bytes:
         """A pickle, made and read by processes of one program: workers are forks of this one's."""
         return pack_plan(plan)
 
-    def _write(self, record: bytes, command: int) -> None:
-        self.workers.ring.write(record, command, self.state.finished_commands)
+    def _try(
+        self, step: Step, last: Step, record: bytes | Callable[[int], bytes], parts: Sequence[Any], plan: bytes
+    ) -> bool:
+        state, finished = self.state, self.state.finished_commands
+        if parts:
+            size = sum(len(part) for part in parts)
+            at = self.staging.reserve(size, finished)
+            step.staged = at, size
+            self._stage(at % STAGING_BYTES, parts, last)
+        body = (
+            record
+            if isinstance(record, bytes)
+            else record(0 if step.staged is None else step.staged[0] % STAGING_BYTES)
+        )
+        room = self.workers.ring.room(body, finished)
+        if plan:
+            self.workers.hand(wire.unpack_numbers(body)[1], plan)
+        step.sequence, step.at = last.sequence + 1, (room.at, room.size)
+        turn, view = room.turn, room.view
+        same, other = (room.back, room.record, step, True), (turn, view)
+        turn[:], view[:], state.last, given = same if state.last is last else (*other, state.last, False)
+        return given
 
-    def _stage(self, offset: int, parts: Iterable[Any]) -> None:
-        self.workers.stage(offset, parts)
+    def _stage(self, offset: int, parts: Sequence[Any], last: Step) -> None:
+        """Copy buffers into the staging area, one after the other, as long as no other step is given meanwhile, which
+        may use the same room."""
+        window, state = self.workers.window, self.state
+        at = window.geometry.staging + offset
+        for part in parts:
+            row = memoryview(part).cast("B")
+            room = window.bytes[at : at + len(row)]
+            room[:] = row if state.last is last else room
+            at += len(row)
 
-    def _load(self, blob: bytes, number: int) -> None:
-        self.workers.load(number, blob, number, self.state.finished_commands)
+    def _taken(self, step: Step) -> None:
+        self.workers.ring.space.take(*step.at, step.sequence)
 
     def publish(self) -> None:
         self.workers.ring.publish()
@@ -225,14 +267,11 @@ class LocalConnection(Connection):
 
     def _read(self, reports: int) -> None:
         """Read what there is, unless there have been just so many failures and all are known."""
-        if reports == self.replies.reports:
+        if reports == self._reports:
             return
         for rank, packet, file in self.workers.packets():
-            try:
-                self.replies.take(rank, packet, file)
-            finally:
-                if file >= 0:
-                    os.close(file)
+            self.replies.take(rank, packet, file)
+        self._reports = reports if reports >= 0 else self._reports
 
     def catch_up(self, commands: int) -> None:
         with self.lock:

@@ -13,7 +13,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from itertools import count
+from functools import partial
+from itertools import count, repeat, starmap
 from typing import Any
 
 import torch
@@ -56,12 +57,14 @@ class MeshExecutor:
         self._log = "commands" in settings.log
         self._ahead = settings.steps_ahead
         self._freed: deque[int] = deque()
+        self._freeing: list[int] = []
         self._types: dict[TensorType, TensorType] = {}
         self._plans: dict[int, tuple[weakref.ref[Plan], PlanRecord]] = {}
         self._records: dict[str, PlanRecord] = {}
         self._unloaded: deque[tuple[str, int]] = deque()
         self._recorder: Recorder | None = None
         self._numbers = count()
+        self._plan_numbers = count()
         self._lent = 0  # so many commands are done once all is lent that actors were sent
         started(self)
 
@@ -98,44 +101,42 @@ class MeshExecutor:
         if total > _ASK_ABOVE:
             memory.require(total, f"{type} on {self._mesh.workers} workers", memory.available_bytes)
         id = self._state.handles(1)
+        made = Remote(id, self._types.setdefault(type, type), Step(f"put {type}"), self, self._freed)
         for piece in pieces(blocks.size, len(blocks.distinct), STAGING_BYTES // 8):
-            step = self._state.step(f"put {type}")
-            length = piece.stop - piece.start
-            staged = length * len(blocks.distinct)
+            made.step = step = Step(f"put {type}")
+            staged = (piece.stop - piece.start) * len(blocks.distinct)
             if staged <= wire.INLINE_BYTES:
-                record = blocks.head(id, wire.INLINE, piece) + b"".join(row[piece].tobytes() for row in rows)
+                data = b"".join(row[piece].tobytes() for row in rows)
+                self._connection.command(step, blocks.head(id, wire.INLINE, piece) + data)
             else:
-                offset = self._connection.stage([row[piece] for row in rows], step.sequence)
-                record = blocks.head(id, offset, piece)
-            self._connection.write(record, step.sequence)
+                parts = [row[piece] for row in rows]
+                self._connection.command(step, partial(blocks.head, id, piece=piece), parts)
         if self._log:
             self._say(f"put {id} {type}")
         if self._recorder is not None:
             self._recorder.did("put", str(type), start, step.sequence)
-        return Remote(id, self._types.setdefault(type, type), step, self, self._freed)
+        return made
 
     def shards(self, handle: Handle, workers: Sequence[int] | None = None) -> list[torch.Tensor]:
         start = clock()
         ranks = list(range(self._mesh.workers)) if workers is None else list(workers)
-        with self._lock:
-            self._connection.enter()
-            remote = self._own(handle, "the value that is fetched")
-            for rank in ranks:
-                if not 0 <= rank < self._mesh.workers:
-                    raise MonarchError(
-                        f"no worker {rank}: the mesh {self._mesh} has workers 0 to {self._mesh.workers - 1}"
-                    )
-            size = remote.type.nbytes * len(ranks)
-            if size > _ASK_ABOVE:
-                memory.require(size, f"fetching {remote.type} from {len(ranks)} workers", memory.available_bytes)
-            self._flush_freed()
-            step = self._state.step("fetch")
-            self._replies.expect(step.sequence)
-            self._connection.write(wire.numbers(wire.FETCH, remote.id, *ranks), step.sequence)
-            self._connection.publish()
-            if self._log:
-                self._say(f"fetch {remote.id} from {ranks}")
+        step = Step("fetch")
         try:
+            with self._lock:
+                self._connection.enter()
+                remote = self._own(handle, "the value that is fetched")
+                for rank in ranks:
+                    if not 0 <= rank < self._mesh.workers:
+                        raise MonarchError(
+                            f"no worker {rank}: the mesh {self._mesh} has workers 0 to {self._mesh.workers - 1}"
+                        )
+                size = remote.type.nbytes * len(ranks)
+                if size > _ASK_ABOVE:
+                    memory.require(size, f"fetching {remote.type} from {len(ranks)} workers", memory.available_bytes)
+                self._flush_freed()
+                self._ask(step, wire.numbers(wire.FETCH, remote.id, *ranks))
+                if self._log:
+                    self._say(f"fetch {remote.id} from {ranks}")
             self._connection.gather(step, set(ranks))
             with self._lock:
                 self._state.check(remote.step)
@@ -144,8 +145,8 @@ class MeshExecutor:
                 return [found[rank] for rank in ranks]
         finally:
             with self._lock:
-                self._replies.forget(step.sequence)
-                if self._recorder is not None:
+                self._forget(step)
+                if self._recorder is not None and step.sequence >= 0:
                     self._recorder.did("fetch", str(remote.type), start, step.sequence)
 
     def held_values(self) -> list[int]:
@@ -153,16 +154,34 @@ class MeshExecutor:
         with self._lock:
             self._connection.enter()
             self._flush_freed()
-            step = self._state.step("count")
-            self._replies.expect(step.sequence)
-            self._connection.write(wire.numbers(wire.COUNT), step.sequence)
-            self._connection.publish()
-        self._connection.gather(step, set(range(self._mesh.workers)))
+        step = Step("count")
+        try:
+            self._ask(step, wire.numbers(wire.COUNT))
+            self._connection.gather(step, set(range(self._mesh.workers)))
+            with self._lock:
+                self._state.check(step)
+                found = self._replies.of(step.sequence)
+                return [int(found[rank].item()) for rank in range(self._mesh.workers)]
+        finally:
+            with self._lock:
+                self._forget(step)
+
+    def _ask(self, step: Step, record: bytes) -> None:
+        """Give the workers a command that they answer; `_forget` ends the wait for that."""
         with self._lock:
-            self._state.check(step)
-            found = self._replies.of(step.sequence)
-            self._replies.forget(step.sequence)
-            return [int(found[rank].item()) for rank in range(self._mesh.workers)]
+            step.expects = True
+            self._connection.command(step, record)
+            self._connection.publish()
+
+    def _forget(self, step: Step) -> None:
+        step.expects = False
+        self._replies.forget(step.sequence)
+
+    def settle(self) -> None:
+        """Have all handles of steps that were given to the workers be where they belong, though a call was interrupted,
+        or is still under way further up in this thread."""
+        with self._lock:
+            self._connection.settle()
 
     def worker_pids(self) -> list[int]:
         """The workers' process ids, by rank, once all have started."""
@@ -190,7 +209,12 @@ class MeshExecutor:
 
     # -- steps -----------------------------------------------------------------------------------------------------
 
-    def run(self, plan: Plan, arguments: Sequence[Argument]) -> list[Handle]:
+    def run(
+        self,
+        plan: Plan,
+        arguments: Sequence[Argument],
+        bind: Callable[[list[Handle]], None] | None = None,
+    ) -> list[Handle]:
         with self._lock:
             self._connection.enter()
             start = clock() if self._recorder is not None else 0
@@ -214,9 +238,8 @@ class MeshExecutor:
                         self._refuse(record, at, argument)
                     values.append(argument.id)
                 elif isinstance(argument, torch.Tensor):
-                    made = self._put(argument, record.input_types[at], f"argument {at} of plan '{record.name}'")
-                    held.append(made)
-                    values.append(made.id)
+                    held.append(self._put(argument, record.input_types[at], f"argument {at} of plan '{record.name}'"))
+                    values.append(held[-1].id)
                 else:
                     self._refuse(record, at, argument)
             if self._freed or self._unloaded:
@@ -224,12 +247,17 @@ class MeshExecutor:
             state = self._state
             base = state.handles(len(record.output_types))
             donated = tuple([handle for at in record.donated if type(handle := arguments[at]) is Remote])
-            # A number that does not fit is refused before there is a command.
-            body = record.struct.pack(wire.RUN, record.number, base, len(record.output_types), *values)
-            step = state.step(record.name, donated)
+            step = Step(record.name, donated)
             if donated:
                 step.previous = (record, base, arguments)
-            self._connection.write(body, step.sequence)
+            freed = self._freed
+            made: list[Handle] = [
+                Remote(base + at, each, step, self, freed) for at, each in enumerate(record.output_types)
+            ]
+            if bind is not None:
+                step.bind = partial(bind, made)
+            body = record.struct.pack(wire.RUN, record.number, base, len(record.output_types), *values)
+            self._connection.command(step, body)
             self._connection.publish()
             if self._log:
                 self._say(f"run {record.name} ({', '.join(map(str, values))}) -> {base} ...")
@@ -241,8 +269,7 @@ class MeshExecutor:
                 self._connection.refresh()
                 if step.sequence - state.finished_commands > self._ahead:
                     self._connection.catch_up(step.sequence - self._ahead // 2)
-            freed = self._freed
-            return [Remote(base + at, type_, step, self, freed) for at, type_ in enumerate(record.output_types)]
+            return made
 
     def _number_for(self, record: PlanRecord, at: int, argument: Any, dtype: torch.dtype) -> float | int:
         if isinstance(argument, torch.Tensor):
@@ -274,8 +301,8 @@ class MeshExecutor:
             start = clock()
             check(plan)
             blob = self._connection.packed(bare)
-            record = PlanRecord(self._state.next_command, plan, self._types)
-            self._connection.load(blob, self._state.step("load").sequence)
+            record = PlanRecord(next(self._plan_numbers), plan, self._types)
+            self._connection.command(Step("load"), wire.numbers(wire.LOAD, record.number), plan=blob)
             self._records[key] = record
             if self._log:
                 self._say(f"load {record.name} as {record.number}: {len(blob)} bytes")
@@ -320,9 +347,9 @@ class MeshExecutor:
             for value in values:  # another thread may have run a step since the message was pickled
                 self._state.refuse_donated(value, "a tensor in the message")
             self._flush_freed()
-            step = self._state.step("lend")
+            step = Step("lend")
             ids = [value.id for value in values]
-            self._connection.write(wire.numbers(wire.LEND, number, len(ids), *ids, *messages), step.sequence)
+            self._connection.command(step, wire.numbers(wire.LEND, number, len(ids), *ids, *messages))
             self._connection.publish()
             self._lent = step.sequence + 1
 
@@ -332,8 +359,8 @@ class MeshExecutor:
             self._connection.enter()
             self._flush_freed()
             base = self._state.handles(len(types))
-            step = self._state.step("adopt")
-            self._connection.write(wire.numbers(wire.ADOPT, number, base, len(types)), step.sequence)
+            step = Step("adopt")
+            self._connection.command(step, wire.numbers(wire.ADOPT, number, base, len(types)))
             self._connection.publish()
             types = [self._types.setdefault(type_, type_) for type_ in types]
             return [Remote(base + at, type_, step, self, self._freed) for at, type_ in enumerate(types)]
@@ -361,7 +388,7 @@ class MeshExecutor:
             raise
         finally:
             with self._lock:
-                self._replies.forget(step.sequence)
+                self._forget(step)
 
     def trace_stop(self) -> Trace:
         with self._lock:
@@ -372,7 +399,7 @@ class MeshExecutor:
         with suppress(MonarchError):
             step = self._command_trace(0)
             self._until(step.sequence + 1)
-            self._replies.forget(step.sequence)
+            self._forget(step)
         with suppress(MonarchError):
             self._connection.measured(recorder.buffers)
         return recorder.trace()
@@ -381,27 +408,28 @@ class MeshExecutor:
         with self._lock:
             self._connection.enter()
             self._flush_freed()
-            step = self._state.step("trace")
-            self._replies.expect(step.sequence)
-            self._connection.write(wire.numbers(wire.TRACE, words), step.sequence)
-            self._connection.publish()
+            step = Step("trace")
+            self._ask(step, wire.numbers(wire.TRACE, words))
             return step
 
     # -- in between ------------------------------------------------------------------------------------------------
 
     def _flush_freed(self) -> None:
-        """Tell the workers which values and plans are no longer needed."""
-        while self._freed:
-            ids: list[int] = []
-            while self._freed and len(ids) < _FREE_AT_ONCE:
-                ids.append(self._freed.popleft())
-            self._connection.write(wire.numbers(wire.FREE, *ids), self._state.step("free").sequence)
+        """Tell the workers which values and plans are no longer needed. To free a value twice does no harm."""
+        while self._freed or self._freeing:
+            ids = self._freeing
+            # In one call, so that no signal's handler comes between an id's leaving the queue and this.
+            with suppress(IndexError):  # a handler has emptied the queue
+                ids.extend(starmap(self._freed.popleft, repeat((), min(len(self._freed), _FREE_AT_ONCE))))
+            number = len(ids)
+            self._connection.command(Step("free"), wire.numbers(wire.FREE, *ids))
+            del ids[:number]
         while self._unloaded:
             key, number = self._unloaded.popleft()
             record = self._records.get(key)
             if record is not None and record.number == number and record.users == 0:
                 del self._records[key]
-                self._connection.write(wire.numbers(wire.UNLOAD, number), self._state.step("unload").sequence)
+                self._connection.command(Step("unload"), wire.numbers(wire.UNLOAD, number))
 
     def _until(self, commands: int) -> None:
         """Wait until all workers have finished so many commands. Raises DeviceMeshError where the mesh is lost."""

@@ -18,11 +18,10 @@ class Replies:
 
     def __init__(self, state: ControllerState) -> None:
         self._state = state
-        self.reports = 0
         self._answers: dict[int, dict[int, torch.Tensor | None]] = {}
 
     def expect(self, command: int) -> None:
-        self._answers[command] = {}
+        self._answers.setdefault(command, {})
 
     def forget(self, command: int) -> None:
         self._answers.pop(command, None)
@@ -41,11 +40,10 @@ class Replies:
         kind, command = wire.UP_HEAD.unpack_from(packet)
         body = memoryview(packet)[wire.UP_HEAD.size :]
         if kind == wire.REPORT:
-            self.reports += 1
             self._state.report(Report.decode(bytes(body)))
             if command in self._answers:
                 self._answers[command][rank] = None
-        elif command in self._answers:
+        elif command in self._answers and rank not in self._answers[command]:
             self._answers[command][rank] = _tensor(kind, body, file)
 
 

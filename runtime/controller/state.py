@@ -1,11 +1,17 @@
 """What the controller knows of its mesh: commands under way, handles, and what went wrong. Pure: it is told what
-happens (`finished`, `report`, `died`) and decides what that means; it reads no socket and no shared memory."""
+happens (`finished`, `report`, `died`) and decides what that means; it reads no socket and no shared memory.
+
+A signal's handler may run between any two lines of the controller, in the middle of a method: it may raise, so that the
+rest of the method never runs, or use the mesh itself before the method goes on. So each method can be run again from
+its start, also late, after the world has moved on: then it changes nothing. What must not come apart stands on one
+line without a call, where Python runs no handler.
+"""
 
 from __future__ import annotations
 
 import re
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
@@ -24,14 +30,14 @@ class Remote:
     """A tensor on the workers: what `Executor.put` and `run` give. Dropping it frees the tensor there."""
 
     __slots__ = ("__weakref__", "_freed", "id", "owner", "step", "taken_by", "type")
+    taken_by: Step | None
+    """The step to which it was donated."""
 
     def __init__(self, id: int, type: TensorType, step: Step, owner: object, freed: deque[int]) -> None:
-        self.id = id
+        self.id, self._freed, self.taken_by = id, freed, None  # what `__del__` needs, which runs wherever this ends
         self.type = type
         self.step = step  # that makes it
         self.owner = owner
-        self.taken_by: Step | None = None  # the step to which it was donated
-        self._freed = freed
 
     def __del__(self) -> None:
         # May run at any point of any thread: an append is all that is safe. What a step has taken it has freed.
@@ -43,20 +49,25 @@ class Remote:
 
 
 class Step:
-    """A command that makes values."""
+    """A command. `sequence` is its number once the workers are given it, and -1 before."""
 
-    __slots__ = ("donated", "error", "lost", "name", "previous", "sequence")
+    __slots__ = ("at", "bind", "donated", "error", "expects", "lost", "name", "noted", "previous", "sequence", "staged")
 
     # How to find what a state was before the step: the plan, the first output's handle, and the arguments.
     Previous = tuple["PlanRecord", int, Sequence[object]]
 
-    def __init__(self, sequence: int, name: str, donated: tuple[Remote, ...] = ()) -> None:
-        self.sequence = sequence
+    def __init__(self, name: str, donated: tuple[Remote, ...] = (), bind: Callable[[], None] | None = None) -> None:
+        self.sequence = -1
         self.name = name
         self.donated = donated  # kept until it is known that the step worked
+        self.bind = bind  # what is to be done as soon as the workers have it, and may be done twice
+        self.expects = False  # whether the workers answer it
         self.previous: Step.Previous | None = None
         self.error: DeviceMeshError | None = None
         self.lost = False  # it failed after its commit
+        self.at = (0, 0)  # where its record is in the ring, and how long it is
+        self.staged: tuple[int, int] | None = None  # likewise, what it has in the staging area
+        self.noted = False  # whether all that follows from its being given has been noted
 
 
 class PlanRecord:
@@ -86,7 +97,9 @@ class PlanRecord:
 class ControllerState:
     def __init__(self, mesh: MeshSpec) -> None:
         self.mesh = mesh
-        self.next_command = 0
+        self.last = Step("start")
+        """The newest step: it is given to the workers in the moment in which it comes to stand here."""
+        self.last.noted = True
         self.next_handle = 1
         self.finished_commands = 0
         self.dead: DeviceMeshError | None = None
@@ -94,24 +107,25 @@ class ControllerState:
             ", ".join(f"{name}={at}" for name, at in point.items()) or "0" for point in mesh.coordinates()
         ]
         self._under_way: deque[Step] = deque()
-        self._reports: dict[int, list[Report]] = {}
+        self._reports: dict[int, dict[int, Report]] = {}
         self._failures: OrderedDict[int, DeviceMeshError] = OrderedDict()
 
     # -- commands --------------------------------------------------------------------------------------------------
 
-    def step(self, name: str, donated: tuple[Remote, ...] = ()) -> Step:
-        """The next command, one that makes values."""
-        step = Step(self.next_command, name, donated)
-        self.next_command += 1
-        for handle in donated:
-            handle.taken_by = step
-        self._under_way.append(step)
-        return step
+    @property
+    def next_command(self) -> int:
+        return self.last.sequence + 1
+
+    def note(self, step: Step) -> None:
+        """Note that the workers are given a step. To note it again changes nothing."""
+        for handle in step.donated:
+            handle.taken_by = handle.taken_by if step.noted else step
+        self._under_way += () if step.noted else (step,)
+        step.noted = True
 
     def handles(self, count: int) -> int:
         """The first of `count` new handles' numbers."""
-        first = self.next_handle
-        self.next_handle += count
+        first, self.next_handle = self.next_handle, self.next_handle + count
         return first
 
     def refuse_donated(self, handle: Remote, what: str) -> None:
@@ -126,23 +140,25 @@ class ControllerState:
     # -- what happens ----------------------------------------------------------------------------------------------
 
     def report(self, report: Report) -> None:
-        """A worker says that a command failed there. Reports come before the command counts as finished."""
-        self._reports.setdefault(report.step, []).append(report)
+        """A worker says that a command failed there. Reports come before the command counts as finished. To say it
+        again changes nothing."""
+        self._reports.setdefault(report.step, {})[report.rank] = report
 
     def finished(self, commands: int) -> None:
         """Every worker has finished this many commands, and all reports of theirs are in."""
-        self.finished_commands = commands
-        under_way = self._under_way
-        while under_way and under_way[0].sequence < commands:
-            step = under_way.popleft()
-            if self._reports and step.sequence in self._reports:
-                self._fail(step, self._reports.pop(step.sequence))
-            else:
+        under_way, reports = self._under_way, self._reports
+        while under_way and (step := under_way[0]).sequence < commands:
+            if step.sequence in reports:
+                self._fail(step, list(reports[step.sequence].values()))
+            elif step.error is None:
                 step.previous = None
             step.donated = ()
-        if self._reports:
-            for sequence in [sequence for sequence in self._reports if sequence < commands]:
-                self._remember(sequence, self.explain(self._reports.pop(sequence)))
+            _ = under_way.popleft() if under_way and under_way[0] is step else None
+        for sequence in [sequence for sequence in reports if sequence < commands] if reports else ():
+            if sequence not in self._failures:
+                self._remember(sequence, self.explain(list(reports[sequence].values())))
+            del reports[sequence]
+        self.finished_commands = commands if commands > self.finished_commands else self.finished_commands
 
     def died(self, deaths: Iterable[tuple[int, str]]) -> None:
         """Workers have ended: nothing of this mesh can be relied on any more."""
@@ -190,11 +206,11 @@ class ControllerState:
             self._failures.popitem(last=False)
 
     def _fail(self, step: Step, reports: list[Report]) -> None:
-        step.error = self.explain(reports, step)
+        step.error = self.explain(reports, step) if step.error is None else step.error
         step.lost = any(report.committed for report in reports)
         self._remember(step.sequence, step.error)
         for handle in step.donated:
-            handle.taken_by = None
+            handle.taken_by = None if handle.taken_by is step else handle.taken_by
             if step.lost:  # some workers may still hold it
                 handle.step = step
         if step.lost:
@@ -208,7 +224,7 @@ class ControllerState:
             return fresh(first)
         who = f"worker {self._coordinates[cause.rank]}"
         what = f" in {cause.op}" if cause.op else ""
-        message = f"{who} failed{what}: {cause.error or 'a value that it needs is missing'}"
+        message = f"{who} failed{what}: {cause.error or 'another step has taken a value that it needs'}"
         hint = []
         if step is not None:
             hint.append(f"step {step.sequence} ('{step.name}') on {self.mesh}")

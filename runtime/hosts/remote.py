@@ -15,8 +15,8 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import count
+from collections.abc import Callable, Iterator, Sequence
+from itertools import count, groupby
 from typing import Any, Protocol
 
 import torch
@@ -26,15 +26,21 @@ from monarch.compiler.plan import MeshSpec, MonarchError, Plan
 from monarch.compiler.plan.file import plan_bytes
 from monarch.runtime.control.message import Message
 from monarch.runtime.controller.connection import SLEEP_MILLISECONDS, ActorProcesses, Connection
+from monarch.runtime.controller.state import Step
 from monarch.runtime.shared import wire
 from monarch.runtime.shared.measured import clock
 from monarch.runtime.shared.ring import Space, record_size
-from monarch.runtime.shared.window import RING_BYTES
+from monarch.runtime.shared.window import RING_BYTES, STAGING_BYTES
 
 _EXPLAIN_SECONDS = 2.0  # for the cause of a broken link to be told
 _STOP_SECONDS = 10.0
 _ANSWER_SECONDS = 15.0
 _CLOCK_ROUNDS = 8
+
+_END = sys.maxsize
+
+_Item = tuple[str, bytes, dict[str, Any]]
+"""A message for all hosts: kind, data, head."""
 
 _meshes = count(1)
 
@@ -99,6 +105,16 @@ class Inbox:
             self._messages.clear()
             return taken
 
+    def first(self) -> Message | None:
+        """The oldest message, which stays here until it is dropped."""
+        with self._changed:
+            return self._messages[0] if self._messages else None
+
+    def drop(self, message: Message) -> None:
+        with self._changed:
+            if self._messages and self._messages[0] is message:
+                self._messages.popleft()
+
     def wait(self, seconds: float) -> None:
         """Until there is something, at most so long."""
         with self._changed:
@@ -131,8 +147,7 @@ class RemoteConnection(Connection):
         self._each = mesh.workers // hosts
         self._inbox = inbox = Inbox(tree, self._number)
         self._ring = Space(RING_BYTES, restart=False)  # what is free in the hosts' rings, which are all alike
-        self._records: list[bytes] = []
-        self._first = 0  # the command of the first of them
+        self._items: list[_Item] = []  # what is to be sent to the hosts
         self._pids: dict[int, int] = {}
         self._set_aside: list[Message] = []  # what somebody waits for in `_answers`
         self._suspect: tuple[float, str] | None = None  # a broken link, whose cause may still be told
@@ -223,31 +238,41 @@ class RemoteConnection(Connection):
         """The bytes of its file: checked, and its kernels built, where they arrive."""
         return plan_bytes(plan)
 
-    def _room(self, size: int, command: int) -> None:
-        size = record_size(size)
-        self._ring.take(self._ring.reserve(size, self.state.finished_commands), size, command)
+    def _try(
+        self, step: Step, last: Step, record: bytes | Callable[[int], bytes], parts: Sequence[Any], plan: bytes
+    ) -> bool:
+        state, finished, command = self.state, self.state.finished_commands, last.sequence + 1
+        items: list[_Item] = []
+        if parts:
+            data = b"".join(memoryview(part).cast("B") for part in parts)
+            at = self.staging.reserve(len(data), finished)
+            step.staged = at, len(data)
+            items.append(("stage", data, {"command": command, "offset": at % STAGING_BYTES}))
+        body = record if isinstance(record, bytes) else record(items[0][2]["offset"] if items else 0)
+        size = record_size(len(body))
+        step.sequence, step.at = command, (self._ring.reserve(size, finished), size)
+        if plan:
+            items.append(("load", plan, {"command": command, "number": wire.unpack_numbers(body)[1]}))
+        else:
+            items.append(("commands", wire.RECORD.pack(len(body)) + body, {"first": command}))
+        given, not_given = (items, step, True), ()
+        self._items[_END:], state.last, done = given if state.last is last else (not_given, state.last, False)
+        return done
 
-    def _write(self, record: bytes, command: int) -> None:
-        self._room(len(record), command)
-        if not self._records:
-            self._first = command
-        self._records.append(wire.RECORD.pack(len(record)) + record)
-
-    def _stage(self, offset: int, parts: Iterable[Any]) -> None:
-        self.publish()
-        data = b"".join(memoryview(part).cast("B") for part in parts)
-        self._send("stage", data, offset=offset)
-
-    def _load(self, blob: bytes, number: int) -> None:
-        self._room(2 * wire.RECORD.size, number)
-        self.publish()
-        self._send("load", blob, number=number)
+    def _taken(self, step: Step) -> None:
+        self._ring.take(*step.at, step.sequence)
 
     def publish(self) -> None:
-        if self._records:
-            data = b"".join(self._records)
-            self._records.clear()
-            self._send("commands", data, first=self._first)
+        items = self._items[:]
+        for commands, group in groupby(items, lambda item: item[0] == "commands"):
+            if commands:
+                joined = list(group)
+                self._send("commands", b"".join(data for _, data, _ in joined), **joined[0][2])
+            else:
+                for kind, data, head in group:
+                    self._send(kind, data, **head)
+        for item in items:  # where this was interrupted they go once more, and hosts pass over what they have
+            self._items[: 1 if self._items[:1] == [item] else 0] = ()
 
     def _send(self, kind: str, data: Any = b"", **head: Any) -> None:
         try:
@@ -259,8 +284,9 @@ class RemoteConnection(Connection):
     # -- what comes back -------------------------------------------------------------------------------------------
 
     def refresh(self) -> None:
-        for message in self._inbox.take():
+        while (message := self._inbox.first()) is not None:
             self._handle(message)
+            self._inbox.drop(message)
 
     def _handle(self, message: Message) -> None:
         head = message.head

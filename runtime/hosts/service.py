@@ -4,8 +4,8 @@ far they are.
     down   start     dims, host (this one's number in the mesh), hosts, secret, transports, timeout, actor_processes:
                      null, or the actors' processes in which the workers run, with the mesh's name there and its owner
            peers     data: for every worker of the mesh its endpoint and memory, as JSON
-           load      number; data: the plan's bytes
-           stage     offset; data: for the staging area
+           load      command, number; data: the plan's bytes
+           stage     command, offset; data: for the staging area
            commands  first; data: records, each behind its length (8 bytes)
            release   step: all workers of all hosts have finished or given up so many commands
            dead      rank: a worker elsewhere has ended
@@ -27,6 +27,9 @@ far they are.
            stopped
            actors    address: where that agent is reached
 
+What carries the number of a command that the host has already is passed over: a controller that was interrupted while
+it sent something sends it again.
+
 The plan is decoded and checked here, and its kernels are built here, for this host's processors.
 """
 
@@ -34,7 +37,6 @@ from __future__ import annotations
 
 import json
 import mmap
-import os
 import pickle
 import threading
 from collections.abc import Callable
@@ -171,6 +173,7 @@ class _Part:
         self._links: dict[int, dict[str, Any]] = {}
         self._stopping = False
         self._told = (-1, -1)
+        self._next = 0  # the first command that has not come yet
         self._listener = threading.Thread(target=self._listen, name=f"mesh {number}", daemon=True)
         self._listener.start()
         self._handlers: dict[str, Callable[[dict[str, Any], Any], None]] = {
@@ -205,19 +208,24 @@ class _Part:
             self._workers.send(rank, pack({"peers": peers}))
 
     def _load(self, head: dict[str, Any], data: Any) -> None:
-        number = int(head["number"])
+        command, number = int(head["command"]), int(head["number"])
+        if command < self._next:
+            return
         try:
             blob = pack_plan(plan_from_bytes(bytes(data)))
         except PlanError as error:  # for the workers to tell, at each step that would run it
             blob = pickle.dumps((error, None, ()))
-        self._write(partial(self._workers.load, number, blob, number))
+        self._workers.hand(number, blob)
+        self._write(partial(self._workers.ring.write, wire.numbers(wire.LOAD, number), command))
+        self._next = command + 1
         self._workers.ring.publish()
 
     def _stage(self, head: dict[str, Any], data: Any) -> None:
         offset = int(head["offset"])
         if offset < 0 or offset + len(data) > STAGING_BYTES:
             raise MonarchError(f"{len(data)} bytes at {offset} are not within the staging area of {STAGING_BYTES}")
-        self._workers.stage(offset, [data])
+        if int(head["command"]) >= self._next:
+            self._workers.stage(offset, data)
 
     def _commands(self, head: dict[str, Any], data: Any) -> None:
         command, view = int(head["first"]), memoryview(data)
@@ -227,7 +235,9 @@ class _Part:
                 raise MonarchError(f"command {command} is said to have {size} bytes, and {len(view)} have come")
             record = bytes(view[wire.RECORD.size : wire.RECORD.size + size])
             view = view[wire.RECORD.size + size :]
-            self._write(partial(self._workers.ring.write, record, command))
+            if command >= self._next:
+                self._write(partial(self._workers.ring.write, record, command))
+                self._next = command + 1
             command += 1
         self._workers.ring.publish()
 
@@ -296,20 +306,16 @@ class _Part:
             raise _Stopping
         for rank, packet, file in self._workers.packets():
             kind, _ = wire.UP_HEAD.unpack_from(packet)
-            try:
-                if kind == wire.STARTUP:
-                    self._startup(rank, unpack(packet))
-                elif kind == wire.BUFFER_FILE:
-                    self._buffers[rank] = mmap.mmap(file, 0)
-                    self._say("packet", packet, rank=rank)
-                elif file >= 0:
-                    with mmap.mmap(file, 0, prot=mmap.PROT_READ) as contents:
-                        self._say("packet", b"".join((packet, contents)), rank=rank)
-                else:
-                    self._say("packet", packet, rank=rank)
-            finally:
-                if file >= 0:
-                    os.close(file)
+            if kind == wire.STARTUP:
+                self._startup(rank, unpack(packet))
+            elif kind == wire.BUFFER_FILE:
+                self._buffers[rank] = mmap.mmap(file, 0)
+                self._say("packet", packet, rank=rank)
+            elif file >= 0:
+                with mmap.mmap(file, 0, prot=mmap.PROT_READ) as contents:
+                    self._say("packet", b"".join((packet, contents)), rank=rank)
+            else:
+                self._say("packet", packet, rank=rank)
         for rank, how in self._workers.exits():
             self._say("exited", rank=rank, how=how)
         if self._workers.lost_at_once:

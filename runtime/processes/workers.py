@@ -11,6 +11,7 @@ import select
 import socket
 import weakref
 from array import array
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
@@ -26,9 +27,10 @@ WORKERS_PER_CORE = 64
 EXIT_SECONDS = 2.0
 _WORKER_BYTES = 8 << 20  # what a forked worker has of its own before it computes anything
 _SEND_SECONDS = 0.05
+_ROOM_FOR_A_FILE = (socket.CMSG_SPACE(4),)
 
 Packet = tuple[int, bytes, int]
-"""From a worker: its rank, what it sent, and a file that came with it, which is the receiver's to close, or -1."""
+"""From a worker: its rank, what it sent, and a file that came with it, or -1."""
 
 
 class Processes(Protocol):
@@ -127,30 +129,27 @@ class Workers:
         self.ring = RingWriter(self.window.bytes[geometry.ring : geometry.ring + RING_BYTES], self.signals)
         self._processes = processes
         self._number = number
+        self._inboxes: dict[int, deque[Any]] = {rank: deque() for rank in self.ranks}
         self._owner = os.getpid()
         self._stop = weakref.finalize(self, _stop, processes, number, list(ends.values()), self._owner)
         _all.add(self)
 
     # -- down ------------------------------------------------------------------------------------------------------
 
-    def stage(self, offset: int, parts: Iterable[Any]) -> None:
-        """Copy buffers, one after the other, into the staging area."""
+    def stage(self, offset: int, data: Any) -> None:
+        """Copy bytes into the staging area."""
         at = self.window.geometry.staging + offset
-        for part in parts:
-            row = memoryview(part).cast("B")
-            self.window.bytes[at : at + len(row)] = row
-            at += len(row)
+        self.window.bytes[at : at + len(data)] = data
 
-    def load(self, number: int, blob: bytes, command: int, finished: int) -> None:
-        """Command the workers to load a plan, which each of them gets as a file over its own socket."""
+    def hand(self, number: int, blob: bytes) -> None:
+        """Hand the plan `number` to each worker, as a file over its own socket, before it is commanded to load it."""
         fd = os.memfd_create("monarch-plan", os.MFD_CLOEXEC)
         try:
             rest = memoryview(blob)
             while rest:
                 rest = rest[os.write(fd, rest) :]
-            self.ring.write(wire.numbers(wire.LOAD, number), command, finished)
             for rank in self.ranks:
-                self.send(rank, b"plan", fd)
+                self.send(rank, wire.numbers(wire.LOAD, number), fd)
         finally:
             os.close(fd)
 
@@ -200,20 +199,23 @@ class Workers:
                 self.signals.wait(index, commands, check)
 
     def packets(self) -> Iterator[Packet]:
-        """What the workers have sent by now."""
+        """What the workers have sent by now. A packet whose handling was interrupted comes again; its file is closed
+        when the next one is asked for."""
         for rank, end in self.ends.items():
-            while True:
-                try:
-                    packet, extra, _, _ = end.recvmsg(wire.PACKET_BYTES, socket.CMSG_SPACE(4))
-                except (BlockingIOError, ConnectionError):
-                    break
-                if not packet:
-                    break
+            inbox = self._inboxes[rank]
+            with suppress(BlockingIOError, ConnectionError):
+                while not inbox or inbox[-1][0]:  # an empty one is the end
+                    # In one call, so that no signal's handler comes between a packet's leaving the socket and this.
+                    inbox.extend(map(end.recvmsg, (wire.PACKET_BYTES,), _ROOM_FOR_A_FILE))
+            while inbox and (packet := inbox[0])[0]:
                 file = -1
-                for level, type_, data in extra:
+                for level, type_, data in packet[1]:
                     if level == socket.SOL_SOCKET and type_ == socket.SCM_RIGHTS:
                         (file,) = array("i", data)
-                yield rank, packet, file
+                yield rank, packet[0], file
+                done = inbox.popleft() if inbox and inbox[0] is packet else None
+                if done is packet and file >= 0:
+                    os.close(file)
 
     def sleep(self, ranks: Iterable[int], milliseconds: int) -> None:
         """Wait a little, at most until one of `ranks` sends something. Safe to call from any thread."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import _thread
 import ctypes
 import errno
 import os
 import platform
-import threading
 from typing import Any
 
 _SYSCALL = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "ppc64le": 221, "s390x": 238}
@@ -57,25 +57,24 @@ def wake(address: int) -> None:
     _wake_call(_number, address, _WAKE, _ALL, None, None, 0)
 
 
-_lock = threading.Lock()
-_acquire, _release = _lock.acquire, _lock.release
+_new_lock = _thread.allocate_lock
 
 ORDERED = platform.machine() == "x86_64"
 """Whether the processor keeps stores in order among themselves, and loads too."""
 
+# A lock of its own for each fence: an interrupt may come between its being taken and its being given back.
 if ORDERED:
 
     def fence() -> None:
         """Order all earlier stores before all later loads: taking a lock is a locked instruction, which does that."""
-        _acquire()
-        _release()
+        _new_lock().acquire()
 
 else:
 
     def fence() -> None:
         """Order all earlier loads and stores before all later ones: nothing moves past a release and the acquire that
         follows it."""
-        _acquire()
-        _release()
-        _acquire()
-        _release()
+        lock = _new_lock()
+        lock.acquire()
+        lock.release()
+        lock.acquire()

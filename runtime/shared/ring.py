@@ -10,11 +10,14 @@ from __future__ import annotations
 import struct
 from collections import deque
 from collections.abc import Callable
+from typing import NamedTuple
 
 from monarch.runtime.shared import signals
 from monarch.runtime.shared.signals import Signals
 
 _HEADER = 8
+_LENGTH = struct.Struct("q")
+_BACK = _LENGTH.pack(0)
 
 
 class Full(Exception):
@@ -58,9 +61,12 @@ class Space:
         return at
 
     def take(self, at: int, size: int, command: int) -> None:
-        self.head = at + size
-        self.touched = max(self.touched, at % self.size + size)
-        self._blocks.append((command, self.head))
+        """Note that `command` uses these bytes. Commands come in order; to note one again changes nothing."""
+        end, reached = at + size, at % self.size + size
+        self.head = end if end > self.head else self.head
+        self.touched = reached if reached > self.touched else self.touched
+        if not self._blocks or self._blocks[-1][0] < command:
+            self._blocks.append((command, end))
 
     def in_use(self, finished: int) -> bool:
         return bool(self._blocks) and self._blocks[-1][0] >= finished
@@ -71,31 +77,46 @@ def record_size(body: int) -> int:
     return (_HEADER + body + 7) & -8
 
 
+class Room(NamedTuple):
+    """Where in a ring a record is to go: `turn[:] = back` sends readers back to the start, if it is to go there, and
+    `view[:] = record` writes it."""
+
+    at: int
+    size: int
+    turn: memoryview
+    back: bytes
+    view: memoryview
+    record: bytes | bytearray
+
+
 class RingWriter:
     def __init__(self, memory: memoryview, signals_: Signals) -> None:
         self.memory = memory
         self.space = Space(len(memory), restart=False)
         self._signals = signals_
-        self._published = 0
+
+    def room(self, body: bytes | bytearray, finished: int) -> Room:
+        """Where a record is to go, and what is to stand there. Writes nothing; raises Full."""
+        size = record_size(len(body))
+        before, ring = self.space.head, len(self.memory)
+        # Room for the length word that sends readers back to the start is always there: sizes are multiples of 8.
+        at = self.space.reserve(size, finished)
+        turn = before % ring if at != before and before % ring else 0
+        offset = at % ring
+        view = self.memory[offset : offset + _HEADER + len(body)]
+        start = self.memory[turn : turn + _HEADER] if turn else self.memory[:0]
+        return Room(at, size, start, _BACK if turn else b"", view, _LENGTH.pack(size) + body)
 
     def write(self, body: bytes | bytearray, command: int, finished: int) -> None:
         """Append a record; workers see it after `publish`. Raises Full."""
-        size = record_size(len(body))
-        before = self.space.head
-        # Room for the length word that sends readers back to the start is always there: sizes are multiples of 8.
-        at = self.space.reserve(size, finished)
-        ring = len(self.memory)
-        if at != before and before % ring:
-            struct.pack_into("q", self.memory, before % ring, 0)
-        offset = at % ring
-        struct.pack_into("q", self.memory, offset, size)
-        self.memory[offset + _HEADER : offset + _HEADER + len(body)] = body
-        self.space.take(at, size, command)
+        room = self.room(body, finished)
+        room.turn[:], room.view[:] = room.back, room.record
+        self.space.take(room.at, room.size, command)
 
     def publish(self) -> None:
-        if self.space.head != self._published:
-            self._published = self.space.head
-            self._signals.store(signals.HEAD, self._published)
+        head = self.space.head
+        if head > self._signals.words[signals.HEAD]:
+            self._signals.advance(signals.HEAD, head)
 
 
 class RingReader:

@@ -84,6 +84,17 @@ class Signals:
             words[index + 1] = 0
             futex.wake(self.address + 8 * index)
 
+    def advance(self, index: int, value: int) -> None:
+        """`store`, but a word that is further on stays: what was interrupted may be done again late."""
+        words = self.words
+        if not futex.ORDERED:
+            futex.fence()
+        words[index] = value if value > words[index] else words[index]
+        futex.fence()
+        if words[index + 1]:
+            words[index + 1] = 0
+            futex.wake(self.address + 8 * index)
+
     def wait(self, index: int, target: int, check: Callable[[int], None]) -> None:
         """Return once the word reaches `target`. `check(seen)` is called before each sleep, and raises to give up."""
         self._wait(index, target, check)

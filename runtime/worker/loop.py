@@ -148,7 +148,7 @@ def _loop(
         collectives,
         lambda offset, size: staging[offset : offset + size],
         tracer,
-        lambda: _receive_file(up),
+        lambda number: _receive_file(up, number),
         actors,
     )
     line = signals.line_of(rank)
@@ -214,18 +214,22 @@ def _send_value(up: socket.socket, value: Value) -> None:
     _send_file(up, wire.value_head(wire.VALUE_FILE, value.step, value.tensor), fd)
 
 
-def _receive_file(up: socket.socket) -> bytes:
-    packet, files, _, _ = socket.recv_fds(up, wire.PACKET_BYTES, 1)
-    if not packet:
-        raise ControllerGone
-    try:  # read by position: the file's own is shared by all workers
-        size = os.fstat(files[0]).st_size
-        blob = bytearray()
-        while len(blob) < size:
-            blob += os.pread(files[0], size - len(blob), len(blob))
-        return bytes(blob)
-    finally:
-        os.close(files[0])
+def _receive_file(up: socket.socket, number: int) -> bytes:
+    """The plan `number`. Plans that were handed over before it, and never commanded to be loaded, are passed over."""
+    while True:
+        packet, files, _, _ = socket.recv_fds(up, wire.PACKET_BYTES, 1)
+        if not packet:
+            raise ControllerGone
+        try:  # read by position: the file's own is shared by all workers
+            if wire.unpack_numbers(packet) != (wire.LOAD, number):
+                continue
+            size = os.fstat(files[0]).st_size
+            blob = bytearray()
+            while len(blob) < size:
+                blob += os.pread(files[0], size - len(blob), len(blob))
+            return bytes(blob)
+        finally:
+            os.close(files[0])
 
 
 def _send_file(up: socket.socket, head: bytes, fd: int) -> None:

@@ -60,6 +60,10 @@ class Missing:
     committed: bool = False
 
 
+_GONE = Missing(-1)
+"""What a handle stands for whose value another step has taken."""
+
+
 @dataclass(frozen=True)
 class Value:
     """A tensor on its way to the controller, for the FETCH command `step`."""
@@ -122,11 +126,12 @@ class WorkerState:
         collectives: Steps,
         staging: Callable[[int, int], torch.Tensor],
         tracer: Callable[[int], Tracer | None],
-        received: Callable[[], bytes],
+        received: Callable[[int], bytes],
         actors: Actors | None = None,
     ) -> None:
         """`tracer(words)` gives what measures into a buffer of so many words; with 0 it ends that, and gives None.
-        `received()` gives the file that comes with a LOAD. Without `actors` there is no LEND and no ADOPT."""
+        `received(number)` gives the file of the plan that a LOAD names. Without `actors` there is no LEND and no
+        ADOPT."""
         self.rank = rank
         self.values: dict[int, torch.Tensor | Missing] = {}
         self.plans: dict[int, LoadedPlan | Report] = {}
@@ -224,7 +229,7 @@ class WorkerState:
                 arguments[at] = torch.scalar_tensor(arguments[at], dtype=dtype, device=plan.device)
                 continue
             handle = arguments[at]
-            value = arguments[at] = values[handle]
+            value = arguments[at] = values.get(handle, _GONE)
             if isinstance(value, Missing):
                 report = Report("dependent", self.rank, step, root=value.root)
                 return [self._miss(step, base, outputs, report)]
@@ -322,7 +327,7 @@ class WorkerState:
 
     def _load(self, step: int, body: bytearray) -> list[Message]:
         _, number = wire.unpack_numbers(body)
-        blob = self._received()
+        blob = self._received(number)
         try:
             plan: Plan | PlanError
             # Made by the process of which this one is a fork.
@@ -407,7 +412,7 @@ class WorkerState:
         _, handle, *ranks = wire.unpack_numbers(body)
         if self.rank not in ranks:
             return []
-        value = self.values[handle]
+        value = self.values.get(handle, _GONE)
         if isinstance(value, Missing):
             return [Report("dependent", self.rank, step, root=value.root)]
         if not isinstance(value, torch.Tensor):

@@ -61,7 +61,7 @@ class DenseExecutor:
         self.puts += 1
         return DenseHandle(tensor.clone(), type)
 
-    def run(self, plan: Plan, arguments: Sequence[Any]) -> list[DenseHandle]:
+    def run(self, plan: Plan, arguments: Sequence[Any], bind: Any = None) -> list[DenseHandle]:
         self.runs.append(plan.name)
         values: dict[str | int, Any] = {}
         assert len(arguments) == len(plan.inputs)
@@ -78,7 +78,13 @@ class DenseExecutor:
             if donated:
                 argument.freed = True
         results = [value for value in returns if value is not None] + list(updates.values())
-        return [DenseHandle(value, spec.type) for value, spec in zip(results, plan.outputs, strict=True)]
+        made = [DenseHandle(value, spec.type) for value, spec in zip(results, plan.outputs, strict=True)]
+        if bind is not None:
+            bind(made)
+        return made
+
+    def settle(self) -> None:
+        pass
 
     def shards(self, handle: DenseHandle, workers: Sequence[int] | None = None) -> list[torch.Tensor]:
         assert not handle.freed, "the handle was donated to an earlier step"

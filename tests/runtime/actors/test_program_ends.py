@@ -28,6 +28,7 @@ from monarch.actor import (
     this_proc,
 )
 from monarch.distributed import Mesh
+from monarch.runtime.controller.state import Step
 from monarch.runtime.shared import wire
 from tests.runtime.actors.conftest import WAIT
 from tests.runtime.actors.services import Service, mesh, procs, service, stop, values
@@ -73,8 +74,7 @@ def test_a_worker_that_fails_itself_leaves_the_actors_alive(service: Service, me
     x = monarch.distribute(torch.ones(4), mesh, "[@data]")
     executor: Any = mesh.executor
     with executor._lock:  # a command that there is not
-        step = executor._state.step("nothing")
-        executor._connection.write(wire.numbers(99), step.sequence)
+        executor._connection.command(Step("nothing"), wire.numbers(99))
         executor._connection.publish()
     with pytest.raises(DeviceMeshError, match="worker data=. ended of KeyError: 99"):
         (x + 1).full_tensor()

@@ -100,9 +100,9 @@ class _Choosing(MeshExecutor):
         super().__init__(mesh, connect)
         self._chosen: dict[int, tuple[Plan, Plan]] = {}
 
-    def run(self, plan: Plan, arguments: Sequence[Argument]) -> list[Handle]:
+    def run(self, plan: Plan, arguments: Sequence[Argument], bind: Any = None) -> list[Handle]:
         _, chosen = self._chosen.setdefault(id(plan), (plan, type(self).chosen(plan)))
-        return super().run(chosen, arguments)
+        return super().run(chosen, arguments, bind)
 
 
 class _Gloo(_Choosing):

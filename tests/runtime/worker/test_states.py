@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from monarch.compiler.plan import DeviceMeshError, MeshSpec, MonarchError, Plan, PlanError, Region, Slot
 from monarch.compiler.plan.options import CompileOptions
-from monarch.runtime.controller.state import ControllerState, PlanRecord, Remote
+from monarch.runtime.controller.state import ControllerState, PlanRecord, Remote, Step
 from monarch.runtime.shared import memory, wire
 from monarch.runtime.shared.blocks import Flat, cut, rounds
 from monarch.runtime.shared.checking import check
@@ -66,7 +66,7 @@ class Worker:
         self.alone = Alone()
         self.staged = torch.arange(200, dtype=torch.uint8)
         self.file = b""  # that comes with the next plan
-        self.state = WorkerState(MESH, 2, self.alone, self._staging, self._new_tracer, lambda: self.file, actors)
+        self.state = WorkerState(MESH, 2, self.alone, self._staging, self._new_tracer, lambda _: self.file, actors)
         self.buffer = torch.zeros(0, dtype=torch.int64)
         self.time = 0
         self.step = -1
@@ -290,8 +290,15 @@ def test_a_plan_that_replaces_state_commits_even_if_it_does_not_say_so() -> None
 # -- the controller ------------------------------------------------------------------------------------------------
 
 
+def accepted(state: ControllerState, step: Step) -> Step:
+    """A step, given to the workers."""
+    step.sequence, state.last = state.next_command, step
+    state.note(step)
+    return step
+
+
 def remote(state: ControllerState, step_name: str = "put") -> Remote:
-    return Remote(state.handles(1), whole((2,)), state.step(step_name), state, deque())
+    return Remote(state.handles(1), whole((2,)), accepted(state, Step(step_name)), state, deque())
 
 
 def test_reports_become_one_error_that_names_the_first_cause() -> None:
@@ -320,7 +327,7 @@ def test_donation_is_taken_back_when_the_step_fails() -> None:
 
     def run(argument: Remote) -> Remote:
         base = state.handles(1)
-        step = state.step("scaled", (argument,))
+        step = accepted(state, Step("scaled", (argument,)))
         step.previous = (record, base, [argument, 2.0])
         return Remote(base, whole((2,)), step, state, freed)
 
