@@ -18,6 +18,7 @@ from monarch.compiler.plan.plan import Plan
 from monarch.compiler.plan.report import Decision, Report, Value
 from monarch.compiler.schedule.footprint import footprint
 from monarch.compiler.schedule.schedule import Schedule
+from monarch.compiler.states import StateKey
 from monarch.compiler.text import op_name, parse_graph, print_call
 from monarch.compiler.types import TensorType
 
@@ -99,7 +100,7 @@ class _Builder:
             call=print_call(node),
             reads=(),
             types=_types(node),
-            module=module_of_state(str(label)) if kind == "state" else "",
+            module=StateKey.of(str(label)).module if kind == "state" else "",
             traced=node.meta.get("traced", ""),
             decisions=self.decisions(node),
             allocates=self.memory.inputs[slot],
@@ -333,17 +334,9 @@ def _owners(graph: Graph) -> dict[fx.Node, str]:
         owners[node] = module if owners.get(node, module) == module else ""
 
     for label, node in graph.updates.items():
-        flows(node, module_of_state(label))
+        flows(node, StateKey.of(label).module)
     for node in reversed(list(graph.calls)):
         if node in owners:
             for operand in node.all_input_nodes:
                 flows(operand, owners[node])
     return owners
-
-
-def module_of_state(label: str) -> str:
-    """The path of the module that a state belongs to, from its label: "blocks.0" for "blocks.0.weight", and for
-    "adamw.exp_avg[blocks.0.weight]" and "grad[blocks.0.weight]"."""
-    if inner := re.search(r"\[(.*)\]", label):
-        label = inner.group(1)
-    return label.rpartition(".")[0]

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from monarch.compiler.states import StateKey
 from monarch.language.mesh import Mesh
 from monarch.language.source import _belongs_to_user
 from monarch.language.tensor import Cell, DistributedTensor
@@ -193,16 +194,16 @@ def state_names(environment: Environment, optimizers: list[torch.optim.Optimizer
         add(tensor, name)
     for name, tensor in tensors:
         if tensor.requires_grad and tensor.is_leaf:
-            add(tensor.grad, f"grad[{name}]")
+            add(tensor.grad, str(StateKey(name, "grad")))
     labels = {id(optimizer): label for label, optimizer in environment.optimizers.items()}
     for optimizer in optimizers:
         label = labels.get(id(optimizer), type(optimizer).__name__.lower())
         for number, parameter in enumerate(parameters(optimizer)):
             owner = names.get(id(parameter._ref.cell)) if isinstance(parameter, DistributedTensor) else None
             owner = owner or f"{number}"
-            add(parameter, f"{label}.param[{owner}]")
+            add(parameter, str(StateKey(owner, "param", label)))
             if isinstance(parameter, DistributedTensor) and parameter.requires_grad and parameter.is_leaf:
-                add(parameter.grad, f"grad[{owner}]")
+                add(parameter.grad, str(StateKey(owner, "grad")))
             for key, entry in optimizer.state.get(parameter, {}).items():
-                add(entry, f"{label}.{key}[{owner}]")
+                add(entry, str(StateKey(owner, key, label)))
     return names

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from monarch.compiler.errors import MonarchError, Source
 from monarch.compiler.names import UnknownOp
 from monarch.compiler.plan import MeshSpec, Plan, Report, TensorType, Value
+from monarch.compiler.states import StateKey
 from monarch.compiler.text import find_op
 
 UPDATES = ("optimizer state", "gradients")
@@ -111,6 +112,4 @@ def local_bytes(type: TensorType, mesh: MeshSpec) -> int:
 
 def kind_of(label: str) -> str:
     """What a state is, by the name that programs give it: "weights", "gradients" or "optimizer state"."""
-    if label.startswith("grad["):
-        return "gradients"
-    return "optimizer state" if label.endswith("]") and "[" in label else "weights"
+    return {"parameter": "weights", "gradient": "gradients"}.get(kind := StateKey.of(label).kind, kind)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import heapq
 import operator
-import re
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,6 +13,7 @@ from monarch.compiler import ops
 from monarch.compiler.context import Context, Pass
 from monarch.compiler.graph import Graph, args_of, provenance, tensor_type
 from monarch.compiler.ops.schema import is_view
+from monarch.compiler.states import StateKey
 
 BUCKET_BYTES = 32 * 2**20
 """Past this size joining saves nothing: one collective's fixed cost is then far below what its bytes take."""
@@ -156,9 +156,9 @@ def _bucket_of(node: fx.Node, at: dict[fx.Node, float], first_call: float, label
     state = all(t.op == "placeholder" and t.meta["kind"] == "state" for t in tensors)
     if state:
         phase = "backward" if provenance(node).backward else "forward"
-        group = f"{phase} {layer_of(str(tensors[0].meta['label']))}"
+        group = f"{phase} {StateKey.of(str(tensors[0].meta['label'])).layer}"
     elif node.target is ops.reduce_scatter:
-        group = layer_of(next((labels[r] for r in results if r in labels), ""))
+        group = StateKey.of(next((labels[r] for r in results if r in labels), "")).layer
     reduction = next((r for r in rest if isinstance(r, (str, int))), "")
     key: tuple[object, ...] = (ops.name_of(node.target), tuple(dims), str(reduction), group)
     nbytes = sum(tensor_type(t).nbytes for t in tensors)
@@ -181,18 +181,6 @@ def _is_collective_result(value: fx.Node) -> bool:
         value = args_of(value)[0]
     producer = args_of(value)[0] if value.target is operator.getitem else None
     return isinstance(producer, fx.Node) and ops.is_collective(producer.target)
-
-
-def layer_of(label: str) -> str:
-    """The layer that a parameter (or optimizer state "adamw.exp_avg[name]") belongs to: the name up to its last number.
-
-    "blocks.0.attn.q.weight" -> "blocks.0"; names without a number go by their first part.
-    """
-    if inner := re.search(r"\[(.*)\]", label):
-        label = inner.group(1)
-    parts = label.split(".")
-    numbers = [i for i, part in enumerate(parts) if part.isdigit()]
-    return ".".join(parts[: numbers[-1] + 1] if numbers else parts[:1])
 
 
 def _update_labels(graph: Graph) -> dict[fx.Node, str]:

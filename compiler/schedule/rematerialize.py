@@ -12,6 +12,7 @@ from monarch.compiler.schedule.eviction import RECOMPUTED, Eviction
 from monarch.compiler.schedule.footprint import alive, footprint
 from monarch.compiler.schedule.schedule import Schedule
 from monarch.compiler.sizes import format_bytes
+from monarch.compiler.states import StateKey
 
 _ATTEMPTS = 6
 _SHOWN = 6
@@ -151,6 +152,4 @@ def recomputed(graph: Graph) -> int:
 def _kind(kind: str, label: str) -> str:
     if kind != "state":
         return {"input": "inputs"}.get(kind, f"{kind}s")
-    if label.startswith("grad["):
-        return "gradients"
-    return "optimizer state" if "[" in label else "parameters"
+    return {"parameter": "parameters", "gradient": "gradients"}.get(kind := StateKey.of(label).kind, kind)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from monarch.compiler.context import Pass
 from monarch.compiler.partition import PartitionByMesh
-from monarch.compiler.passes.collectives import JoinCollectives, SimplifyReductions, layer_of
+from monarch.compiler.passes.collectives import JoinCollectives, SimplifyReductions
 from monarch.compiler.passes.decompose import DecomposeSplit
 from monarch.compiler.passes.lookups import SimplifyLookups
 from monarch.compiler.passes.simplify import SimplifyViews
@@ -197,13 +197,6 @@ def test_a_layers_parameters_are_gathered_together_and_late(expect: Expect) -> N
         }""",
         JoinCollectives(),
     )
-
-
-def test_layers_go_by_the_last_number_in_a_name() -> None:
-    assert layer_of("blocks.0.attention.q.weight") == "blocks.0"
-    assert layer_of("adamw.exp_avg[blocks.11.norm.weight]") == "blocks.11"
-    assert layer_of("head.weight") == "head"
-    assert layer_of("experts.3.layers.2.up") == "experts.3.layers.2"
 
 
 def test_what_moves_a_view_of_what_came_comes_after_it(expect: Expect) -> None:
