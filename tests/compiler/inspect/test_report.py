@@ -18,7 +18,8 @@ from monarch.compiler.plan import Plan, Value
 from monarch.compiler.plan.file import plan_bytes, plan_from_bytes
 from monarch.compiler.plan.options import TARGETS
 from monarch.compiler.plan.report import peak
-from monarch.compiler.report import module_of_state, traced_graph
+from monarch.compiler.report import traced_graph
+from monarch.compiler.states import StateKey
 from monarch.compiler.text import parse_graph
 from monarch.distributed import Mesh
 from tests.compiler.inspect.programs import KINDS, megatron, training_plan
@@ -149,7 +150,7 @@ def test_phases_and_modules(kind: str, kernels: str) -> None:
     values_by_name = values_of(plan)
     for name, value in values_by_name.items():
         if value.op == "state":
-            assert value.module == module_of_state(value.call.split('"')[1])
+            assert value.module == StateKey.of(value.call.split('"')[1]).module
         if value.op.startswith("aten.lerp") or value.op.startswith("aten.addcdiv"):
             assert value.phase == "update", name
         if value.op in ("all_reduce", "reduce_scatter"):
@@ -167,7 +168,7 @@ def test_phases_and_modules(kind: str, kernels: str) -> None:
     ],
 )
 def test_the_module_of_a_state(label: str, module: str) -> None:
-    assert module_of_state(label) == module
+    assert StateKey.of(label).module == module
 
 
 @pytest.mark.parametrize("kind", KINDS)
