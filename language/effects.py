@@ -107,7 +107,8 @@ class Effects:
         number = self._guards.node_of.get(id(held.holder))
         before = dict(zip(*held.before, strict=True))
         after = dict(zip(*now, strict=True))
-        name = next((str(key) for key, value in after.items() if before.get(key, MISSING) is not value), "")
+        changed = next((key for key, value in after.items() if before.get(key, MISSING) is not value), "")
+        name = str(changed) if type(changed) in PLAIN else type(changed).__name__  # a tensor's text is its value
         try:
             if number is None:
                 raise CannotRepeat("changes something that it does not name")
