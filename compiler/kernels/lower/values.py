@@ -90,7 +90,8 @@ def lowering_of(key: str) -> Handler | None:
 
 def is_lowered(key: str) -> bool:
     """Whether a loop nest computes the op: all of it, or its first result."""
-    return lowering_of(key) is not None or lowering_of(f"{key}#0") is not None
+    _, number = _parts(key)
+    return lowering_of(key) is not None or (number < 0 and lowering_of(f"{key}#0") is not None)
 
 
 def is_transparent(key: str) -> bool:

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from monarch.compiler.graph import Graph
-from monarch.compiler.kernels.lower.values import is_transparent
+from monarch.compiler.kernels.lower.values import is_lowered, is_transparent
 from monarch.compiler.ops.record import recorded
 from monarch.compiler.reference import run_reference
 from monarch.compiler.text import parse_graph
@@ -108,6 +108,11 @@ def test_in_bfloat16_every_op_rounds(name: str) -> None:
     (ours,) = run(graph, x, y)
     if ours.dtype != torch.bool and "backward" not in name and name not in ("pow", "lerp_tensor"):
         torch.testing.assert_close(ours, TWO[name](x, y), rtol=0.008, atol=1e-6)
+
+
+def test_one_of_several_results_is_lowered_where_a_loop_nest_computes_it() -> None:
+    assert is_lowered("aten.native_layer_norm") and is_lowered("aten.native_layer_norm#0")
+    assert not is_lowered("all_gather#0") and not is_lowered("all_gather")
 
 
 def test_rounding_once_a_chain() -> None:
