@@ -341,7 +341,7 @@ class MeshExecutor:
         return remote
 
     def lend(self, number: int, values: Sequence[Remote], messages: Sequence[int]) -> None:
-        """Have the workers lend values, each to so many messages in its process (see `exchange`)."""
+        """Have the workers lend values, each to so many messages in its process (see `worker.exchange`)."""
         with self._lock:
             self._connection.enter()
             for value in values:  # another thread may have run a step since the message was pickled

@@ -323,7 +323,7 @@ class _Part:
             raise _Stopping
 
     def _startup(self, rank: int, what: dict[str, Any]) -> None:
-        """See `peers` for what a worker says before its first command."""
+        """See `worker.peers` for what a worker says before its first command."""
         if "address" in what:
             self._joined[rank] = what
             if len(self._joined) == self._each:

@@ -72,7 +72,7 @@ class Workers:
     """The workers for `ranks` of a mesh. Not thread-safe but for waiting; `stop` is called at the latest when this is
     collected.
 
-    `across` is what workers need that have peers on other hosts (see `peers`): it is handed to them as JSON.
+    `across` is what workers need that have peers on other hosts (see `worker.peers`): it is handed to them as JSON.
     """
 
     def __init__(

@@ -12,7 +12,7 @@ Down, from the controller to all workers at once (a record of the ring each; num
     FETCH   handle, then the ranks that are to send it
     COUNT   nothing: every worker sends how many values it holds
     TRACE   size, in words, of a buffer that every worker is to make, send, and measure into from then on (see
-            `tracing`); 0 to measure no longer
+            `measured`); 0 to measure no longer
     LEND    a number, how many handles, the handles, for each worker how many messages in its process refer to them
     ADOPT   a number, first handle, how many: what an actor of the worker's process has made becomes values
 

@@ -100,7 +100,7 @@ Placing = Callable[[TracebackType | None], Place | None]
 
 
 class Graphs(Protocol):
-    """What of `runtime.graphs` a frame needs: `stretches` of its plan are run by what `captured` makes of them, and a
+    """What of `graphs.Graphs` a frame needs: `stretches` of its plan are run by what `captured` makes of them, and a
     step by what `around` makes of it."""
 
     @property

@@ -1,7 +1,7 @@
 """Distributed tensors in messages: each process that the message goes to has a shard, and gets that, by reference.
 
-Pickling a message notes them. Only when all of it could be pickled are the workers told to lend them (`exchange`), and
-then the message goes out: so they are what they were where the message stands in the program.
+Pickling a message notes them. Only when all of it could be pickled are the workers told to lend them
+(`worker.exchange`), and then the message goes out: so they are what they were where the message stands in the program.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Programs on processes of actors: workers that run in them, and who drives those.
 
 The controller of a mesh sends each process the mesh's memory and a socket (WORK); a thread there is the worker from
-then on (`runtime.worker`). It ends when the mesh is closed or lost, and says so (WORKED); the process and its actors
+then on (`worker.loop`). It ends when the mesh is closed or lost, and says so (WORKED); the process and its actors
 live on. When the process ends, the controller hears of it as everybody does, and the mesh is lost.
 """
 

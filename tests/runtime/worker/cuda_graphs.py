@@ -1,4 +1,4 @@
-"""A stand-in for `runtime.graphs.Recorder` on CPUs: it records calls with the very memory that they have, and replays
+"""A stand-in for `worker.graphs.Recorder` on CPUs: it records calls with the very memory that they have, and replays
 them there.
 
 So it is wrong where a CUDA graph would be wrong: what is replayed reads what lies at the addresses of the recording,
