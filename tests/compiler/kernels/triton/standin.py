@@ -15,7 +15,7 @@ from monarch.compiler.kernels.triton.build import functions
 from monarch.compiler.kernels.triton.emit import emit, variants_of
 from monarch.compiler.loops.ir import Kernel
 from monarch.compiler.plan.binaries import KernelBinary
-from monarch.runtime.worker.device import load
+from monarch.runtime.worker.device import gpu, load, tune
 from tests.compiler.kernels.triton.emitted import fast_reductions
 from tests.compiler.kernels.triton.interpreter import interpreting
 
@@ -83,5 +83,6 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> StandIn:
             made.kernels |= functions(emit(kernel, tiles=tiles[binary.variant]))
             super().__init__(kernel, binary, *more)
 
-    monkeypatch.setattr(load, "GpuKernel", Known)
+    for module in (load, gpu, tune):
+        monkeypatch.setattr(module, "GpuKernel", Known)
     return made
