@@ -23,6 +23,8 @@ class Machine:
     `link`      bytes a second to other workers, in one direction
     `start`     seconds to start an op
     `latency`   seconds that a collective takes for no bytes at all
+    `processors`  multiprocessors (of a GPU), and
+    `shared`      the bytes of each one's own memory that one program may take
     """
 
     flops: Mapping[torch.dtype, float]
@@ -30,9 +32,14 @@ class Machine:
     link: float
     start: float
     latency: float
+    processors: int = 1
+    shared: int = 0
 
 
 MACHINES: dict[str, Machine] = {
+    # Multiprocessors of GPUs: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability", and each
+    # GPU's datasheet; of AMD's, compute units and their local data shares.
+    #
     # One core with 256-bit fused multiply-adds at some 3 GHz (2 units, 8 lanes), and its share of the memory's speed.
     # Links and latency: this project's own collectives through shared memory, as benchmarks/results has them.
     "cpu": Machine({torch.float32: 96e9, torch.float64: 48e9, torch.bfloat16: 48e9}, 10e9, 6e9, 3e-6, 13e-6),
@@ -43,6 +50,8 @@ MACHINES: dict[str, Machine] = {
         300e9,
         4e-6,
         12e-6,
+        108,
+        163 * 1024,
     ),
     # NVIDIA H100 Tensor Core GPU datasheet (SXM): dense rates; NVLink 900 GB/s, both directions together.
     "cuda:90": Machine(
@@ -51,6 +60,8 @@ MACHINES: dict[str, Machine] = {
         450e9,
         4e-6,
         10e-6,
+        132,
+        227 * 1024,
     ),
     # NVIDIA DGX B200 datasheet, divided by its eight GPUs: dense rates; NVLink 1.8 TB/s, both directions together.
     "cuda:100": Machine(
@@ -59,6 +70,8 @@ MACHINES: dict[str, Machine] = {
         900e9,
         4e-6,
         10e-6,
+        148,
+        227 * 1024,
     ),
     # AMD Instinct MI300X datasheet: dense matrix rates; seven Infinity Fabric links of 128 GB/s, both directions.
     "gfx942": Machine(
@@ -67,8 +80,12 @@ MACHINES: dict[str, Machine] = {
         448e9,
         6e-6,
         15e-6,
+        304,
+        64 * 1024,
     ),
 }
+
+GPUS = tuple(target for target in MACHINES if target != "cpu")
 
 _PASSES = {"all_reduce": 2.0, "permute": 1.0, "broadcast": 1.0}
 """How often a collective moves a tensor over a link; for the others it is the part of it that is not a worker's own."""

@@ -20,13 +20,14 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from monarch.compiler.cost.machine import MACHINES
 from monarch.compiler.errors import PlanError
 from monarch.compiler.kernels.cache import BuildError, forget, is_there, private_folder
 from monarch.compiler.kernels.triton.build import compile_launches
 from monarch.compiler.kernels.triton.crosscompile import Compiled
 from monarch.compiler.kernels.triton.emit import emit, variants_of
 from monarch.compiler.kernels.triton.source import TritonSource
-from monarch.compiler.kernels.triton.variants import GPUS, MOST_VARIANTS, Tiles
+from monarch.compiler.kernels.triton.variants import MOST_VARIANTS, Tiles
 from monarch.compiler.loops.ir import Kernel
 from monarch.compiler.plan.binaries import (
     KernelBinary,
@@ -100,7 +101,7 @@ def _say_missing() -> None:
 def variants(kernel: Kernel, target: str, version: str, folder: Path) -> list[KernelBinary]:
     """The machine code of a kernel in the variants that fit the target, the one estimated to be fastest first."""
     fitting: list[KernelBinary] = []
-    room, least = GPUS[target].shared, 0
+    room, least = MACHINES[target].shared, 0
     for tiles, seconds in variants_of(kernel, target):
         made = kernel_binary(kernel, target, version, folder, tiles)
         taken = max(launch.shared_bytes for launch in made.launches)

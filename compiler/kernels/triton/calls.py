@@ -21,7 +21,7 @@ from monarch.compiler.graph import Graph, args_of
 from monarch.compiler.kernels.templates import CallCost, Template, templates
 from monarch.compiler.kernels.tensors import tensors_of
 from monarch.compiler.kernels.triton.ahead import cached, compiling, launch_binary
-from monarch.compiler.kernels.triton.variants import GPUS, MOST_VARIANTS
+from monarch.compiler.kernels.triton.variants import MOST_VARIANTS
 from monarch.compiler.loops.ir import Buffer
 from monarch.compiler.plan.binaries import KernelBinary, TemplateCall
 from monarch.compiler.plan.plan import Instruction, Plan, Slot
@@ -64,7 +64,7 @@ class TemplateSite:
         found = []
         for number, variant in enumerate(self.template.variants(*args, **kwargs)[:MOST_VARIANTS]):
             binary = self.built(variant, target, version, folder)
-            if all(launch.shared_bytes <= GPUS[target].shared for launch in binary.launches):
+            if all(launch.shared_bytes <= MACHINES[target].shared for launch in binary.launches):
                 # The order is the template's own: by how much the others are slower is not estimated.
                 found.append(replace(binary, seconds=0.0 if number else self.seconds))
         return found

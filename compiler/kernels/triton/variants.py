@@ -57,23 +57,6 @@ MOST_VARIANTS = 3
 """As many as a plan carries of one kernel: each takes some tenths of a second to compile."""
 
 
-@dataclass(frozen=True)
-class Gpu:
-    """`processors` multiprocessors, each with `shared` bytes that one program may take."""
-
-    processors: int
-    shared: int
-
-
-GPUS: dict[str, Gpu] = {
-    # CUDA C++ Programming Guide, "Technical Specifications per Compute Capability", and each GPU's datasheet.
-    "cuda:80": Gpu(108, 163 * 1024),
-    "cuda:90": Gpu(132, 227 * 1024),
-    "cuda:100": Gpu(148, 227 * 1024),
-    # AMD Instinct MI300X datasheet; a compute unit's local data share.
-    "gfx942": Gpu(304, 64 * 1024),
-}
-
 _REACHED: dict[str, tuple[float, float]] = {"cuda:80": (0.75, 0.7), "cuda:90": (0.75, 0.5), "cuda:100": (0.75, 0.35)}
 """What part of the peak in bf16 and f16 a vendor's library and this template are assumed to reach: about alike on the
 A100, as Triton's tutorial on matrix products has it, and further apart the more of a GPU's speed comes from units (the
@@ -109,7 +92,7 @@ def tiles_for(work: ProductSize, target: str | None = None) -> list[tuple[Tiles,
     fitting = list(dict.fromkeys(_fitting(tiles, work) for tiles in known))
     if target is None:
         return [(_fitting(known[1], work), 0.0)]
-    room = GPUS[target].shared
+    room = MACHINES[target].shared
     fitting = [
         tiles
         for tiles in fitting
@@ -155,10 +138,10 @@ def _reached(work: ProductSize, target: str) -> tuple[float, float]:
 
 
 def _seconds(work: ProductSize, tiles: Tiles, target: str, reached: float) -> float:
-    machine, gpu = MACHINES[target], GPUS[target]
+    machine = MACHINES[target]
     down, across = -(-work.rows // tiles.rows), -(-work.columns // tiles.columns)
-    waves = -(-work.batch * down * across // gpu.processors)
-    rate = machine.flops.get(work.dtype, machine.flops[torch.float32]) / gpu.processors * reached
+    waves = -(-work.batch * down * across // machine.processors)
+    rate = machine.flops.get(work.dtype, machine.flops[torch.float32]) / machine.processors * reached
     # Small tiles read the factors more often, out of the L2 cache, until that takes longer than multiplying them.
     smaller = min(tiles.rows, tiles.columns)
     rate *= min(1.0, smaller / (128 if work.dtype in HALVES else 64)) ** 0.5

@@ -7,12 +7,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from monarch.compiler.cost.machine import GPUS, MACHINES
 from monarch.compiler.kernels.triton.build import compile_launches
 from monarch.compiler.kernels.triton.crosscompile import Compiled
 from monarch.compiler.kernels.triton.emit import _Emitter, emit, variants_of
 from monarch.compiler.kernels.triton.product import product_of as as_product
 from monarch.compiler.kernels.triton.product import work_of
-from monarch.compiler.kernels.triton.variants import GPUS, Tiles, library_seconds, template_seconds
+from monarch.compiler.kernels.triton.variants import Tiles, library_seconds, template_seconds
 from monarch.compiler.loops.ir import Kernel
 from tests.compiler.kernels.graphs import graph_of
 from tests.compiler.kernels.test_products import BEFORE, CASES, joined, operands_before, product_of, tensors_of
@@ -136,7 +137,7 @@ def test_compiled_for_matrix_units(name: str, target: str) -> None:
     assert_tensor_cores(made)
     assert_no_spills(made)
     assert_wide(made, kinds=("load",))
-    assert made.shared_bytes <= GPUS[target].shared
+    assert made.shared_bytes <= MACHINES[target].shared
 
 
 @pytest.mark.parametrize("target", GPUS)
@@ -148,7 +149,7 @@ def test_a_cast_weight_is_multiplied_on_matrix_units(target: str) -> None:
     made = compiled(kernel, target, tiles)
     assert_tensor_cores(made)
     assert_no_spills(made)
-    assert made.shared_bytes <= GPUS[target].shared
+    assert made.shared_bytes <= MACHINES[target].shared
 
 
 @pytest.mark.parametrize("target", GPUS)
@@ -170,7 +171,7 @@ def test_every_variant_fits_its_gpu(target: str) -> None:
     assert [seconds for _, seconds in variants] == sorted(seconds for _, seconds in variants)
     for tiles, _ in variants:
         made = compiled(kernel, target, tiles)
-        assert made.shared_bytes <= GPUS[target].shared
+        assert made.shared_bytes <= MACHINES[target].shared
         assert_no_spills(made)
 
 
