@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import linecache
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Self
 
 
 @dataclass(frozen=True)
@@ -93,8 +96,38 @@ class PlanError(MonarchError):
 class DeviceMeshError(MonarchError, RuntimeError):
     """A worker or a step failed: who, where and why. Every handle that depends on it raises this.
 
+    Beside what every error has (`source` is the user's line) it says what is known of the failure:
+
+    `worker`, `coordinates`  the worker's number, and where it is on the mesh: {"data": 1}
+    `host`                   the host that it is on
+    `exit_status`, `signal`  of a worker that has ended: what it exited with (negative: of a signal), and "SIGKILL"
+    `step`, `program`        the number of the step that failed among the mesh's commands, and the program's name
+    `op`                     the op that failed: "aten.index_select.default"
+
     Also a RuntimeError, as what PyTorch raises for a failing op.
     """
+
+    worker: int | None = None
+    coordinates: Mapping[str, int] = MappingProxyType({})
+    host: str = ""
+    exit_status: int | None = None
+    signal: str = ""
+    step: int | None = None
+    program: str = ""
+    op: str = ""
+
+    def knowing(self, **facts: Any) -> Self:
+        """This error, with what is known of the failure, by attribute."""
+        self.__dict__.update(facts)
+        return self
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What is known of the failure, by attribute."""
+        return {name: value for name, value in self.__dict__.items() if name in DeviceMeshError.__annotations__}
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (*super().__reduce__(), self.facts)
 
 
 class DeviceIndexError(DeviceMeshError, IndexError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from monarch.compiler.errors import DeviceMeshError, LayoutError, MonarchError
@@ -18,7 +19,21 @@ if TYPE_CHECKING:
     from monarch.language.recording import Recording
     from monarch.language.tensor import Cell
 
+R = TypeVar("R")
 T = TypeVar("T")
+
+_PROGRAMS = 64
+"""So many functions are remembered by `Mesh.execute`."""
+
+_as_program: Callable[[Callable[..., Any], Mesh], Callable[..., Any]]
+"""Makes a function a program of a mesh. Programs know meshes, and so give themselves."""
+
+
+def set_programs(make: Callable[[Callable[..., Any], Mesh], Callable[..., Any]]) -> None:
+    """Give what makes a function a program of a mesh."""
+    global _as_program
+    _as_program = make
+
 
 _sizes: Mapping[str, int] = {}
 
@@ -137,6 +152,7 @@ class Mesh(MeshAlgebra):
         self.spec = MeshSpec(tuple(shape.extent.items()))
         self._workers = workers
         self._pending: Recording | None = None
+        self._programs: dict[Any, Callable[..., Any]] = {}
 
     @classmethod
     def abstract(
@@ -288,6 +304,24 @@ class Mesh(MeshAlgebra):
         from monarch.language.shards import from_shards
 
         return from_shards(self, shards, layout)
+
+    def execute(self, function: Callable[..., R], *args: Any, **kwargs: Any) -> R:
+        """Run a function on this mesh's workers, as a program: `mesh.execute(lambda x: x * 2, batch)`. Plain tensors
+        among the arguments are placed on the mesh, replicated. Returns at once, as a program does.
+
+        The last functions that were run are remembered, so that another call need not trace them again: a lambda
+        without closure or defaults by its code, anything else as the object that it is.
+        """
+        key: Any = function
+        if getattr(function, "__name__", "") == "<lambda>" and isinstance(function, FunctionType):
+            if not (function.__closure__ or function.__defaults__ or function.__kwdefaults__):
+                key = function.__code__, id(function.__globals__)  # which the program keeps alive
+        program = self._programs.pop(key, None) or _as_program(function, self)
+        self._programs[key] = program
+        while len(self._programs) > _PROGRAMS:
+            del self._programs[next(iter(self._programs))]
+        result: R = program(*args, **kwargs)
+        return result
 
     def flush(self) -> None:
         """Run what was recorded eagerly on this mesh and not run yet."""

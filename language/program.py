@@ -23,7 +23,7 @@ from monarch.language.environment import Environment, find_environment
 from monarch.language.errors import TracedAgainWarning
 from monarch.language.guards import Path
 from monarch.language.layouts import from_annotation
-from monarch.language.mesh import Mesh
+from monarch.language.mesh import Mesh, set_programs
 from monarch.language.recording import current_program, turns
 from monarch.language.snapshot import PLAIN
 from monarch.language.source import user_source
@@ -480,3 +480,6 @@ def program(
     if function is None:
         return lambda inner: Program(inner, mesh, options)
     return Program(function, mesh, options)
+
+
+set_programs(lambda function, mesh: Program(function, mesh, CompileOptions()))

@@ -22,7 +22,7 @@ from monarch.compiler.shown import draw_with
 if TYPE_CHECKING:
     from torch.distributed.tensor import Partial, Replicate, Shard
 
-    from monarch import actor, config, distributed, launch, rdma, spmd
+    from monarch import actor, config, distributed, exceptions, launch, rdma, spmd
     from monarch.compiler.errors import (
         DeviceIndexError,
         DeviceMeshError,
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "monarch": ("actor", "config", "distributed", "launch", "rdma", "spmd"),  # modules
+    "monarch": ("actor", "config", "distributed", "exceptions", "launch", "rdma", "spmd"),  # modules
     "monarch.compiler.errors": (
         "DeviceIndexError",
         "DeviceMeshError",
@@ -116,6 +116,7 @@ __all__ = [
     "config",
     "distribute",
     "distributed",
+    "exceptions",
     "hosts",
     "launch",
     "layout",

@@ -11,7 +11,10 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from signal import Signals
+from types import MappingProxyType
+from typing import Any
 
 import torch
 
@@ -160,20 +163,29 @@ class ControllerState:
             del reports[sequence]
         self.finished_commands = commands if commands > self.finished_commands else self.finished_commands
 
-    def died(self, deaths: Iterable[tuple[int, str]]) -> None:
-        """Workers have ended: nothing of this mesh can be relied on any more."""
+    def died(self, deaths: Iterable[tuple[int, str, int | None]], host: str = "") -> None:
+        """Workers on a host have ended, each with its rank, how, and its exit status, where that is known: nothing of
+        this mesh can be relied on any more."""
         deaths = list(deaths)
         if self.dead is None and deaths:
-            who = "; ".join(f"worker {self._coordinates[rank]} {how}" for rank, how in deaths)
-            self.give_up(f"the mesh {self.mesh} has lost a worker: {who}")
+            where = f"on host {host} " if host else ""
+            who = "; ".join(f"worker {self._coordinates[rank]} {where}{how}" for rank, how, _ in deaths)
+            rank, _, status = deaths[0]
+            facts = {**self._place(rank), "host": host, "exit_status": status}
+            if status is not None and -status in set(Signals):
+                facts["signal"] = Signals(-status).name
+            self.give_up(f"the mesh {self.mesh} has lost a worker: {who}", facts=facts)
 
-    def give_up(self, message: str, hint: str = "") -> None:
+    def _place(self, rank: int) -> dict[str, Any]:
+        return {"worker": rank, "coordinates": dict(zip(self.mesh.names, self.mesh.point(rank), strict=True))}
+
+    def give_up(self, message: str, hint: str = "", facts: Mapping[str, Any] = MappingProxyType({})) -> None:
         if self.dead is None:
             hint = hint or (
                 "All values on the mesh are lost with it. A worker that was killed by SIGKILL was most often killed\n"
                 "for memory: look at the kernel's log. Make a new mesh, and start again from the last checkpoint."
             )
-            self.dead = DeviceMeshError(message, hint=hint)
+            self.dead = DeviceMeshError(message, hint=hint).knowing(**facts)
 
     def check(self, step: Step) -> None:
         """Raise what went wrong in a finished step, if anything did."""
@@ -241,10 +253,11 @@ class ControllerState:
             hint.extend("  " + line for line in cause.traceback.rstrip().splitlines())
         source = Source(*cause.source) if cause.source else None
         kind = DeviceIndexError if _OUT_OF_RANGE.search(cause.error or "") else DeviceMeshError
-        return kind(message, hint="\n".join(hint), source=source)
+        facts = self._place(cause.rank) | ({} if step is None else {"step": step.sequence, "program": step.name})
+        return kind(message, hint="\n".join(hint), source=source).knowing(**facts, op=cause.op)
 
 
 def fresh(error: DeviceMeshError) -> DeviceMeshError:
     """The same error to be raised once more: one that has been raised keeps the frames that it went through alive, and
     the handles in them."""
-    return type(error)(error.message, hint=error.hint, source=error.source)
+    return type(error)(error.message, hint=error.hint, source=error.source).knowing(**error.facts)

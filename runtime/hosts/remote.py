@@ -297,7 +297,7 @@ class RemoteConnection(Connection):
         elif message.kind in ("clock", "measured", "counted"):
             self._set_aside.append(message)
         elif message.kind == "exited":
-            self.state.died([(head["rank"], f"on host {self._address(message.host)} {head['how']}")])
+            self.state.died([(head["rank"], head["how"], head.get("status"))], self._address(message.host))
         elif message.kind == "host lost":
             first = message.host * self._each
             self.state.give_up(

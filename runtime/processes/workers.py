@@ -225,14 +225,16 @@ class Workers:
                 poll.register(fd, select.POLLIN)
         poll.poll(milliseconds)
 
-    def exits(self, seconds: float = 0.0) -> list[tuple[int, str]]:
-        """The workers that have ended since the last call, and how. Waits up to `seconds` for news."""
+    def exits(self, seconds: float = 0.0) -> list[tuple[int, str, int | None]]:
+        """The workers that have ended since the last call, how, and with which exit status, where that is known. Waits
+        up to `seconds` for news."""
         exits = []
         for message in self._processes.messages(self._number, seconds):
             if message["is"] == "started":
                 self.pids[message["rank"]] = message["pid"]
             elif message["is"] == "exited":
-                exits.append((message["rank"], message.get("how") or how_ended(message["status"])))
+                how = message["how"] if "how" in message else how_ended(message["status"])
+                exits.append((message["rank"], how, message.get("status")))
         return exits
 
     @property

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
+import monarch
 from monarch.compiler.errors import LayoutError, MonarchError
 from monarch.language import Mesh
 
@@ -74,3 +76,18 @@ def test_meshes_that_cannot_be(make: object, message: str) -> None:
     with pytest.raises(LayoutError) as error:
         make()  # type: ignore[operator]
     assert message in str(error.value)
+
+
+def test_a_function_runs_as_a_program_of_a_mesh() -> None:
+    mesh, other = Mesh(data=2), Mesh(data=4)
+    batch, factor = torch.arange(4.0), 3
+    for _ in range(3):  # a new lambda each time, which is traced once
+        assert torch.equal(mesh.execute(lambda x: x * 2, batch).full_tensor(), 2 * batch)
+    assert len(mesh._programs) == 1
+    placed = monarch.distribute(batch, mesh, "[@data]")
+    for factor in (3, 4):
+        doubled, told = mesh.execute(lambda x, y: (x * factor + y, "told"), placed, y=batch)  # noqa: B023
+        assert torch.equal(doubled.full_tensor(), factor * batch + batch) and told == "told"
+    assert other.execute(lambda x: x * 2, batch).mesh is other
+    with pytest.raises(MonarchError, match="different meshes"):
+        other.execute(lambda x: x * 2 + placed, batch)

@@ -106,3 +106,16 @@ def test_importing_monarch_loads_neither_language_nor_runtime() -> None:
     program = "import sys, monarch; print(sorted(m for m in sys.modules if m.startswith(('monarch.la', 'monarch.r'))))"
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert result.stdout.strip() == "[]"
+
+
+def test_all_public_errors_are_in_one_module() -> None:
+    """What `monarch` and its public modules export of errors and warnings is also in `monarch.exceptions`."""
+    modules = [monarch, monarch.actor, monarch.config, monarch.distributed, monarch.launch, monarch.rdma, monarch.spmd]
+    public = {
+        name
+        for module in modules
+        for name in module.__all__
+        if isinstance(value := getattr(module, name), type) and issubclass(value, (monarch.MonarchError, Warning))
+    }
+    assert public <= set(monarch.exceptions.__all__)
+    assert all(issubclass(getattr(monarch.exceptions, name), Exception) for name in monarch.exceptions.__all__)

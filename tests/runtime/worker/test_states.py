@@ -312,6 +312,9 @@ def test_reports_become_one_error_that_names_the_first_cause() -> None:
     with pytest.raises(DeviceMeshError, match="^worker a=1, b=0 failed: ValueError: no") as info:
         state.check(first.step)
     assert "2 of 4 workers failed: a=1, b=1; a=1, b=0" in str(info.value)
+    error = info.value
+    assert (error.worker, error.coordinates, error.step, error.program) == (2, {"a": 1, "b": 0}, 0, "first")
+    assert (error.source, error.exit_status, error.signal) == (None, None, "")
     state.check(second.step)  # not finished yet, so nothing is known of it
     state.finished(2)
     with pytest.raises(DeviceMeshError, match="worker a=1, b=0 failed"):
@@ -354,10 +357,15 @@ def test_a_death_fails_everything_once() -> None:
     state.check(handle.step)
     state.died([])
     state.check(handle.step)
-    state.died([(1, "was killed by SIGKILL")])
-    state.died([(2, "was killed by SIGTERM")])
-    with pytest.raises(DeviceMeshError, match=r"the mesh mesh<a=2, b=2> has lost a worker: worker a=0, b=1 was killed"):
+    state.died([(1, "was killed by SIGKILL", -9)])
+    state.died([(2, "was killed by SIGTERM", -15)])
+    with pytest.raises(
+        DeviceMeshError, match=r"the mesh mesh<a=2, b=2> has lost a worker: worker a=0, b=1 was killed"
+    ) as info:
         state.check(handle.step)
+    for error in (info.value, pickle.loads(pickle.dumps(info.value))):
+        assert (error.worker, error.coordinates, error.exit_status) == (1, {"a": 0, "b": 1}, -9)
+        assert (error.signal, error.host, error.step, error.op) == ("SIGKILL", "", None, "")
 
 
 # -- frames --------------------------------------------------------------------------------------------------------

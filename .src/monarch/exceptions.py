@@ -1,0 +1,41 @@
+"""All errors and warnings of Monarch's, to catch: `from monarch.exceptions import DeviceMeshError`."""
+
+from monarch.compiler.config import ConfigError, ConfigTypeError
+from monarch.compiler.errors import (
+    DeviceIndexError,
+    DeviceMeshError,
+    GraphError,
+    LayoutError,
+    MonarchError,
+    PerformanceWarning,
+    PlanError,
+    ProgramError,
+    RuleError,
+)
+from monarch.compiler.mesh.errors import MeshDimError, MeshIndexError, MeshShapeError
+from monarch.language.errors import OperatorError, TracedAgainWarning
+from monarch.runtime.actors.errors import ActorError, OpaqueError, SupervisionError
+from monarch.runtime.actors.messages.message import MessageSizeError
+
+__all__ = [
+    "ActorError",
+    "ConfigError",
+    "ConfigTypeError",
+    "DeviceIndexError",
+    "DeviceMeshError",
+    "GraphError",
+    "LayoutError",
+    "MeshDimError",
+    "MeshIndexError",
+    "MeshShapeError",
+    "MessageSizeError",
+    "MonarchError",
+    "OpaqueError",
+    "OperatorError",
+    "PerformanceWarning",
+    "PlanError",
+    "ProgramError",
+    "RuleError",
+    "SupervisionError",
+    "TracedAgainWarning",
+]
