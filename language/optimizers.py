@@ -3,11 +3,12 @@ mesh."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.optim import _adafactor
 from torch.optim import optimizer as torch_optimizer
 
 from monarch.compiler.errors import ProgramError
@@ -18,6 +19,76 @@ from monarch.language.source import user_source
 from monarch.language.tensor import DistributedTensor
 
 Optimizer = torch.optim.Optimizer
+
+
+_CAPTURABLE = (torch.optim.RAdam, torch.optim.ASGD)
+
+
+def _unfuse(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    """On a mesh `fused=True` means the same arithmetic, which the compiler fuses anyway."""
+    for group in optimizer.param_groups:
+        if group.get("fused") and any(isinstance(parameter, DistributedTensor) for parameter in group["params"]):
+            group["fused"] = False
+
+
+torch_optimizer.register_optimizer_step_pre_hook(_unfuse)
+
+
+def _adafactor_step(
+    params: list[torch.Tensor],
+    grads: list[torch.Tensor],
+    row_vars: list[torch.Tensor | None],
+    col_vars: list[torch.Tensor | None],
+    variances: list[torch.Tensor | None],
+    state_steps: list[torch.Tensor],
+    grad_scale: torch.Tensor | None,
+    found_inf: torch.Tensor | None,
+    *,
+    d: float,
+    lr: Any,
+    beta2_decay: float,
+    weight_decay: float,
+    eps1: float | None,
+    eps2: float,
+    maximize: bool,
+    has_complex: bool,
+) -> None:
+    """Adafactor (Shazeer and Stern, 2018) as `torch.optim` steps it, with tensors for what it reads into Python."""
+    for param, grad, row, col, variance, step in zip(
+        params, grads, row_vars, col_vars, variances, state_steps, strict=True
+    ):
+        grad = -grad if maximize else grad
+        least = torch.finfo(param.dtype).eps if eps1 is None else eps1
+        root = param.numel() ** 0.5
+        step += 1
+        count = step.to(torch.float64)
+        decay = (count**beta2_decay).to(param.dtype)
+        rate = torch.minimum(torch.full_like(count, lr), count.rsqrt()).to(param.dtype)
+        rate = (param.norm(2) / root).clamp(min=eps2) * rate
+        if weight_decay != 0:
+            param.mul_(1 - lr * weight_decay)
+        if row is not None and col is not None:
+            row.lerp_(grad.square().mean(-1, keepdim=True), decay)
+            col.lerp_(grad.square().mean(-2, keepdim=True), decay)
+            estimate = row @ col / row.mean(-2, keepdim=True).clamp(min=least)
+        else:
+            assert variance is not None
+            variance.lerp_(grad * grad, decay)
+            estimate = variance
+        update = estimate.clamp(min=least * least).rsqrt() * grad
+        param.sub_(update * (rate / (update.norm(2) / (root * d)).clamp(min=1.0)))
+
+
+def _on_meshes(original: Callable[..., None]) -> Callable[..., None]:
+    def step(params: list[torch.Tensor], *args: Any, **kwargs: Any) -> None:
+        distributed = any(isinstance(param, DistributedTensor) for param in params)
+        (_adafactor_step if distributed else original)(params, *args, **kwargs)
+
+    return step
+
+
+for _name in ("_single_tensor_adafactor", "_multi_tensor_adafactor"):
+    setattr(_adafactor, _name, _on_meshes(getattr(_adafactor, _name)))
 
 
 class Hyperparameter:
@@ -76,6 +147,13 @@ class OptimizerWatch:
             snapshot.restore()
 
     def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if isinstance(optimizer, torch.optim.LBFGS):
+            raise ProgramError(
+                "LBFGS decides by values how often it calls its closure, which a program cannot",
+                hint="make the closure a program, and step outside of it:\n"
+                "optimizer.step(lambda: closure(x))   # closure: a @monarch.program that ends in loss.backward()",
+                source=user_source(),
+            )
         label = self.label(optimizer)
         first = id(optimizer) not in self._snapshots
         if first:
@@ -86,7 +164,10 @@ class OptimizerWatch:
             for key, value in list(group.items()):
                 if key == "params":
                     continue
-                if key == "lr" or (label, key) in self.varying:
+                if key == "capturable" and value is False and type(optimizer) in _CAPTURABLE:
+                    group[key] = True  # they branch on the step's number otherwise
+                    self._swapped.append((group, key, value, True))
+                elif key == "lr" or (label, key) in self.varying:
                     self._swap(group, key, value, f"{label}.{key}{suffix}")
                 elif first and _is_plain(value):
                     self.fixed.append((label, group, key))

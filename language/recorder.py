@@ -21,6 +21,7 @@ from monarch.compiler.ops.schema import memory_of, pure_form
 from monarch.compiler.passes.capture import Expr, Number, Op, Value, View
 from monarch.compiler.passes.numbers import number_arguments, takes_whole_numbers
 from monarch.language.errors import OperatorError, branch_error
+from monarch.language.known import known_value
 from monarch.language.mesh import Mesh
 from monarch.language.recording import (
     Recording,
@@ -137,8 +138,15 @@ def record(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], mesh: Mesh 
         assert current.recording is not None
         mesh = current.recording.mesh
     recording = recording_for(mesh)
-    if not recording.program and len(recording.tape.ops) >= _EAGER_LIMIT:
-        mesh.flush()
+    if not recording.program:
+        if len(recording.tape.ops) >= _EAGER_LIMIT:
+            mesh.flush()
+        lifts = number_arguments(func) if isinstance(func, torch._ops.OpOverload) else frozenset()
+        pending = None
+        while pending is not mesh._pending:  # a value that is asked for runs the tape, on which others may have been
+            pending = mesh._pending
+            args = tuple(_number(mesh, value, place in lifts) for place, value in enumerate(args))
+            kwargs = {name: _number(mesh, value, name in lifts) for name, value in kwargs.items()}
         recording = recording_for(mesh)
     if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):
         # Reached only under inference mode, which skips autograd, where such ops are taken apart otherwise.
@@ -158,6 +166,15 @@ def record(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], mesh: Mesh 
         words = _torchs_words(func, [pair[1] for pair in places], {k: pair[1] for k, pair in keywords.items()}, error)
         raise OperatorError(words, hint=_operands(func, args), source=source_now()[0]) from error
     return _results(recording, func, args, kwargs, places, keywords, out)
+
+
+def _number(mesh: Mesh, value: Any, lifted: bool) -> Any:
+    """A Scalar of the eager door, or its value where the pending tape cannot take it: one of a tape that has run
+    since, or one for an argument that is no tensor's element. Asking for a value runs the pending tape."""
+    if isinstance(value, torch.SymFloat) and value.node.ask is not None:
+        if not lifted or value.node.guard.__self__ is not mesh._pending:
+            return value.node.value()
+    return value
 
 
 _SMALL = 2**20
@@ -331,6 +348,13 @@ def _data_dependent(
     func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], recording: Recording, error: Exception
 ) -> Any:
     """An op whose result, in Python, depends on values: `equal`, `nonzero`."""
+    if not recording.program:
+        return _with_data(func, args, kwargs)
+    whole = [_known(recording, arg) for arg in args]
+    if not any(True for _ in _distributed(whole)):
+        with outside_programs():
+            found = func(*whole, **kwargs)
+        return _placed(recording, found)
     if any("Tensor" in str(value.type) for value in func._schema.returns):
         raise OperatorError(
             f"{func.overloadpacket} gives a tensor whose shape depends on values, "
@@ -339,10 +363,39 @@ def _data_dependent(
             "or fetch the tensor first, outside of programs: x.full_tensor().",
             source=user_source(),
         ) from error
-    if recording.program:
-        raise branch_error(user_source()) from error
-    whole = [arg.full_tensor() if isinstance(arg, DistributedTensor) else arg for arg in args]
-    return func(*whole, **kwargs)
+    raise branch_error(user_source()) from error
+
+
+def _with_data(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Outside of programs such an op runs here, on what the workers hold."""
+    mesh = find_mesh(args, kwargs)
+    assert mesh is not None
+    if func is aten.index.Tensor:  # only the masks are fetched
+        indices: list[Any] = []
+        for index in args[1]:
+            if isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8):
+                indices += _fetched(index).nonzero(as_tuple=True)
+            else:
+                indices.append(index)
+        return record(func, (args[0], indices), kwargs)
+    found = func(*(_fetched(arg) for arg in args), **kwargs)
+    return _placed(recording_for(mesh), found)
+
+
+def _fetched(value: Any) -> Any:
+    if isinstance(value, DistributedTensor):
+        return value.full_tensor()
+    return [_fetched(entry) for entry in value] if isinstance(value, (list, tuple)) else value
+
+
+def _placed(recording: Recording, found: Any) -> Any:
+    if isinstance(found, (list, tuple)):
+        return type(found)(_placed(recording, entry) for entry in found)
+    return recording.constant(found) if isinstance(found, torch.Tensor) else found
+
+
+def _distributed(entries: Any) -> Iterator[DistributedTensor]:
+    return (tensor for tensor in _tensors(entries) if isinstance(tensor, DistributedTensor))
 
 
 def read_item(tensor: DistributedTensor) -> Any:
@@ -360,10 +413,24 @@ def read_item(tensor: DistributedTensor) -> Any:
         copy = record(aten._to_copy.default, (tensor.detach().reshape(()),), {"dtype": torch.float64})
         if copy._ref.cell is tensor._ref.cell:  # already f64: keep its value as it is now
             copy = record(aten.clone.default, (copy,), {})
-        return Scalar(Expr("item", (recording.value_of(copy._ref),)), None, recording.guard)
+        ask = None if recording.program else lambda: copy.full_tensor().item()
+        return Scalar(Expr("item", (recording.value_of(copy._ref),)), None, recording.guard, ask)
     if recording is not None:
+        known = known_value(recording, tensor)
+        if known is not None:
+            return known.item()
         raise branch_error(user_source())
     return tensor.full_tensor().item()
+
+
+def _known(recording: Recording, value: Any) -> Any:
+    """An argument with what is known of it while the program is traced."""
+    if isinstance(value, DistributedTensor):
+        known = known_value(recording, value)
+        return value if known is None else known
+    if isinstance(value, (list, tuple)):
+        return [_known(recording, entry) for entry in value]
+    return value
 
 
 def _as_strided(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -423,8 +490,17 @@ enter((aten._local_scalar_dense,), record=_local_scalar)
 # -- factory functions -----------------------------------------------------------------------------------------------
 
 
+def _tensors(entries: Any) -> Iterator[torch.Tensor]:
+    for entry in entries:
+        if isinstance(entry, torch.Tensor):
+            yield entry
+        elif isinstance(entry, (list, tuple)):
+            yield from _tensors(entry)
+
+
 class _Factories(TorchDispatchMode):
-    """While a program is traced: factory functions make replicated tensors, and plain tensors are not written to."""
+    """While a program is traced: factory functions make replicated tensors, and plain tensors from outside are not
+    written to."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -444,15 +520,16 @@ class _Factories(TorchDispatchMode):
             return dispatch(func, args, kwargs)
         recording = current.recording
         assert recording is not None
-        plain = [entry for entry in (*args, *kwargs.values()) if isinstance(entry, torch.Tensor)]
+        plain = list(_tensors((*args, *kwargs.values())))
         if func is aten.lift_fresh.default:
             return _literal(recording, args[0])
-        if plain or any(
-            isinstance(entry, (list, tuple)) and any(isinstance(e, torch.Tensor) for e in entry) for entry in args
-        ):
-            for tensor in _written(func, args, kwargs).values():
-                raise _plain_write(tensor)
-            return func(*args, **kwargs)
+        if plain:
+            for tensor in _tensors(_written(func, args, kwargs).values()):
+                if not recording.is_own(tensor):
+                    raise _plain_write(tensor)
+            result = func(*args, **kwargs)
+            recording.computed(plain, result)
+            return result
         if not any("Tensor" in str(value.type) for value in func._schema.returns):
             return func(*args, **kwargs)
         return dispatch(func, args, kwargs)

@@ -41,6 +41,8 @@ class Recording:
         self.states: dict[int, StateInput] = {}
         self.made: list[tuple[weakref.ref[Cell], Value]] = []
         self.constants: dict[int, tuple[torch.Tensor, int, DistributedTensor]] = {}
+        self.plain: dict[int, torch.UntypedStorage] = {}
+        """The memory of plain tensors that were made while the program was traced, which it may change in place."""
         self.scalars: dict[str, float] = {}
         self.guards: list[tuple[Expr, Any]] = []
         self._by_handle: dict[int, Value] = {}
@@ -50,6 +52,7 @@ class Recording:
     def release(self) -> None:
         """Let go of cells and plain tensors: tensors keep the recording where they were last used."""
         self.states, self.made, self.constants, self._by_handle = {}, [], {}, {}
+        self.plain = {}
 
     # -- values --------------------------------------------------------------------------------------------------
 
@@ -128,6 +131,17 @@ class Recording:
             made = DistributedTensor(fake, Ref(cell, fake, recording=self, value=value))
         self.constants[id(tensor)] = (tensor, tensor._version, made)
         return made
+
+    def is_own(self, tensor: torch.Tensor) -> bool:
+        """Whether a plain tensor was made while the program was traced."""
+        return tensor.untyped_storage()._cdata in self.plain
+
+    def computed(self, operands: list[torch.Tensor], result: Any) -> None:
+        """Note what a plain op of plain tensors has made."""
+        outside = {operand.untyped_storage()._cdata for operand in operands if not self.is_own(operand)}
+        for made in result if isinstance(result, (list, tuple)) else (result,):
+            if isinstance(made, torch.Tensor) and (storage := made.untyped_storage())._cdata not in outside:
+                self.plain[storage._cdata] = storage
 
     # -- numbers -------------------------------------------------------------------------------------------------
 

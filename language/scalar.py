@@ -17,23 +17,27 @@ from monarch.language.errors import branch_error
 from monarch.language.source import user_source
 
 Guard = Callable[[Expr, Any], None]
+Ask = Callable[[], Any]
 
 
 class ScalarNode:
     """What stands behind a Scalar: its expression, its value now (None where only the workers know it), and who is told
     of guards. Torch asks it the questions of a SymNode."""
 
-    __slots__ = ("expr", "guard", "hint")
+    __slots__ = ("ask", "expr", "guard", "hint")
 
-    def __init__(self, expr: Expr, hint: float | None, guard: Guard) -> None:
+    def __init__(self, expr: Expr, hint: float | None, guard: Guard, ask: Ask | None = None) -> None:
         self.expr = expr
         self.hint = hint
-        self.guard = guard
+        self.guard = guard  # of the recording on whose tape the expression's values are
+        self.ask = ask
 
     def value(self) -> Any:
-        """The value now, which the trace then depends on."""
+        """The value now, which the trace then depends on. Outside of programs the workers are asked for it."""
         if self.hint is None:
-            raise branch_error(user_source())
+            if self.ask is None:
+                raise branch_error(user_source())
+            return self.ask()
         self.guard(self.expr, self.hint)
         return self.hint
 
@@ -77,8 +81,8 @@ class ScalarNode:
 class Scalar(torch.SymFloat):
     """A float that is an input of the program's every call, or is computed from such."""
 
-    def __init__(self, expr: Expr, hint: float | None, guard: Guard) -> None:
-        super().__init__(ScalarNode(expr, hint, guard))
+    def __init__(self, expr: Expr, hint: float | None, guard: Guard, ask: Ask | None = None) -> None:
+        super().__init__(ScalarNode(expr, hint, guard, ask))
 
     def __float__(self) -> float:
         return float(self.node.value())
@@ -108,7 +112,10 @@ class Scalar(torch.SymFloat):
 
 def _apply(name: str, *operands: Any) -> Any:
     first = next(operand for operand in operands if isinstance(operand, torch.SymFloat))
-    guard = first.node.guard
+    guard = next((n.node.guard for n in operands if isinstance(n, torch.SymFloat) and n.node.ask), first.node.guard)
+    nodes = [operand.node for operand in operands if isinstance(operand, torch.SymFloat)]
+    if name in ("eq", "ne", "lt", "le", "gt", "ge") and any(node.ask is not None for node in nodes):
+        return FUNCTIONS[name](*(o.node.value() if isinstance(o, torch.SymFloat) else o for o in operands))
     exprs: list[Any] = []
     hints: list[Any] = []
     for operand in operands:
@@ -128,6 +135,15 @@ def _apply(name: str, *operands: Any) -> Any:
             raise branch_error(user_source())
         guard(expr, hint)
         return hint
+    if len({id(node.guard.__self__) for node in nodes if node.ask is not None}) > 1:  # of tapes that have run since
+        return FUNCTIONS[name](*(o.node.value() if isinstance(o, torch.SymFloat) else o for o in operands))
+    if not known and any(node.ask is not None for node in nodes):
+
+        def ask() -> Any:
+            values = (o.node.value() if isinstance(o, torch.SymFloat) else o for o in operands)
+            return FUNCTIONS[name](*values)
+
+        return Scalar(expr, hint, guard, ask)
     return Scalar(expr, hint, guard)
 
 

@@ -156,8 +156,8 @@ class DistributedTensor(torch.Tensor):
         return self._settled().type
 
     @property
-    def layout(self) -> Layout:  # type: ignore[override]
-        """How it lies on the mesh. (Torch's own `layout`, strided or sparse, is always strided here.)"""
+    def sharding(self) -> Layout:
+        """How it lies on the mesh. (`layout` is torch's: strided.)"""
         return self.tensor_type.layout
 
     def _settled(self) -> Ref:
@@ -306,12 +306,14 @@ class DistributedTensor(torch.Tensor):
 
     @data.setter
     def data(self, new: torch.Tensor) -> None:
-        if not isinstance(new, DistributedTensor) or new.shape != self.shape or new.dtype != self.dtype:
+        if not isinstance(new, DistributedTensor) or new.shape != self.shape:
             raise MonarchError(
                 f"cannot set the data of {self._ref.type} to {type(new).__name__} {list(new.shape)}",
-                hint="assign a distributed tensor of the same shape and dtype, or copy: p.copy_(x) in torch.no_grad().",
+                hint="assign a distributed tensor of the same shape, or copy: p.copy_(x) in torch.no_grad().",
                 source=user_source(),
             )
+        if new.dtype != self.dtype:
+            torch.Tensor.data.__set__(self, new)  # type: ignore[attr-defined]
         self._ref = new._ref
 
     def __deepcopy__(self, memo: dict[int, Any]) -> DistributedTensor:

@@ -69,7 +69,7 @@ def layout_of_value(line: str) -> str:
         line,
         "nothing has been decided when the program is traced",
         ("y = monarch.layout(y, '[@data, -]')", "say what it shall be"),
-        ("step(x).layout", "outside the program"),
+        ("step(x).sharding", "outside the program"),
     )
 
 

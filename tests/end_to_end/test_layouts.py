@@ -84,7 +84,7 @@ def test_training_gives_the_numbers_of_plain_pytorch(name: str) -> None:
     model = copy.deepcopy(dense)
     with Mesh(**case.mesh) as mesh:
         model = monarch.module_to_mesh(model, mesh, layouts=case.presets(model, mesh))
-        before = {n: p.layout for n, p in model.named_parameters()}
+        before = {n: p.sharding for n, p in model.named_parameters()}
         ours = step_of(model, torch.optim.AdamW(model.parameters(), lr=1e-3), case.activations)
         ours.__annotations__ = dict.fromkeys(("tokens", "targets"), case.tokens)
         program = monarch.program(ours)
@@ -93,7 +93,7 @@ def test_training_gives_the_numbers_of_plain_pytorch(name: str) -> None:
             tokens, targets = torch.randint(0, 256, (2, BATCH, SEQUENCE))
             torch.testing.assert_close(program(tokens, targets).full_tensor(), plain(tokens, targets).detach())
         for (n, p), expected in zip(model.named_parameters(), dense.parameters(), strict=True):
-            assert p.layout == before[n]
+            assert p.sharding == before[n]
             torch.testing.assert_close(
                 p.full_tensor(), expected.detach(), rtol=1e-3, atol=1e-4, msg=lambda m, n=n: f"{n}: {m}"
             )

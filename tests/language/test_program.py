@@ -266,7 +266,7 @@ def test_a_layout_in_a_program(mesh: Mesh) -> None:
     @program
     def step(x: torch.Tensor) -> torch.Tensor:
         y = layout(x * 2, ["data", None])
-        assert str(x.layout) == "[@model, -]"
+        assert str(x.sharding) == "[@model, -]"
         return layout(y, "[-, @model]")
 
     x = distribute(torch.ones(4, 4), mesh, "[@model, -]")
@@ -275,7 +275,7 @@ def test_a_layout_in_a_program(mesh: Mesh) -> None:
     assert "f32[4, 4@model]" in text
 
     with pytest.raises(ProgramError, match="this tensor has no layout yet"):
-        program(lambda x: (x * 2).layout)(x)
+        program(lambda x: (x * 2).sharding)(x)
     with pytest.raises(LayoutError, match="unknown mesh dim 'rows'"):
         program(lambda x: layout(x, "[@rows, -]"))(x)
 

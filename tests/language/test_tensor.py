@@ -40,9 +40,9 @@ def test_forms_of_a_layout(mesh: Mesh) -> None:
         assert str(placed.tensor_type) == "f32[4@data, 8@model]"
         assert torch.equal(placed.full_tensor(), x)
         assert torch.equal(placed.to_local(data=1), x[2:, :4])
-    assert distribute(x, mesh, placements=[Replicate(), Shard(0)]).layout == Layout((("model",), ()))
-    assert distribute(x, mesh, [("data", "model"), None]).layout == Layout((("data", "model"), ()))
-    assert distribute(x, mesh).layout.is_replicated
+    assert distribute(x, mesh, placements=[Replicate(), Shard(0)]).sharding == Layout((("model",), ()))
+    assert distribute(x, mesh, [("data", "model"), None]).sharding == Layout((("data", "model"), ()))
+    assert distribute(x, mesh).sharding.is_replicated
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from nbclient import NotebookClient
 CELLS = [
     "import torch, monarch\nfrom monarch.distributed import Mesh\nmesh = Mesh.abstract(data=4, model=2)\nmesh",
     "x = monarch.distribute(torch.ones(8, 4), mesh, '[@data, -]')\nx",
-    "x.layout",
+    "x.sharding",
     "x.tensor_type",
     "w = monarch.distribute(torch.ones(4, 4), mesh, '[-, @model]')\n"
     "@monarch.program\ndef step(x: 'f32[8@data, 4]'):\n    return x @ w\nstep",

@@ -163,7 +163,7 @@ def test_a_value_that_is_needed_is_found_at_its_place(line: str, code: str, plac
         "y = repr(x)",
         "x = x * 2\n    x += 1\n    x.mul_(2)\n    x[0] = 1",
         "weight.add_(1)",
-        "y = weight.layout, x.layout",
+        "y = weight.sharding, x.sharding",
         "if plain.sum() > 3: pass",
         "y = plain.sum().item()",
         "y = int(x.shape[0]) + int(n) + float(plain[0])",

@@ -1,0 +1,226 @@
+"""Layers and optimizers as PyTorch has them, on a mesh: the same losses, in a program and in the eager door."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.utils import parametrizations
+
+import monarch
+from monarch.compiler.errors import ProgramError
+from monarch.language import Mesh
+from tests.language.partitioned import partitioned_mesh
+
+X = torch.randn(4, 6, 8, generator=torch.Generator().manual_seed(0))
+TOKENS = torch.tensor([[1, 2, 9], [0, 9, 3], [4, 4, 4], [7, 1, 0]])
+CAUSAL = torch.triu(torch.full((6, 6), float("-inf")), 1)
+AHEAD = CAUSAL < 0
+PADDED = torch.zeros(4, 6, dtype=torch.bool)
+PADDED[1, 4:] = True
+
+
+@pytest.fixture(scope="module")
+def mesh() -> Iterator[Mesh]:
+    with partitioned_mesh(data=2) as made:
+        yield made
+
+
+def losses(
+    model: nn.Module,
+    forward: Callable[..., torch.Tensor],
+    batch: tuple[torch.Tensor, ...],
+    make: Callable[[Any], torch.optim.Optimizer],
+    steps: int,
+    program: bool = False,
+) -> list[torch.Tensor]:
+    optimizer = make(model.parameters())
+
+    def step(*batch: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = forward(model, *batch).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    run = monarch.program(step) if program else step
+    return [run(*batch) for _ in range(steps)]
+
+
+def check(
+    mesh: Mesh,
+    make_model: Callable[[], nn.Module],
+    forward: Callable[..., torch.Tensor],
+    *batch: torch.Tensor,
+    make: Callable[[Any], torch.optim.Optimizer] = lambda p: torch.optim.SGD(p, lr=0.1),
+    steps: int = 2,
+    atol: float = 1e-5,
+) -> None:
+    def model() -> nn.Module:
+        torch.manual_seed(1)
+        return make_model()
+
+    placed = [monarch.distribute(entry, mesh, ["data", *[None] * (entry.ndim - 1)]) for entry in batch]
+    expected = losses(model(), forward, batch, make, steps)
+    for program in (True, False):
+        ours = monarch.module_to_mesh(model(), mesh, layouts={"*": None})
+        found = losses(ours, forward, tuple(placed), make, steps, program)
+        for one, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(one.full_tensor(), other, atol=atol, rtol=1e-4)
+
+
+LAYERS: dict[str, tuple[Callable[[], nn.Module], Callable[..., torch.Tensor]]] = {
+    "LSTM": (lambda: nn.LSTM(8, 5, num_layers=2, batch_first=True, bidirectional=True), lambda m, x: m(x)[0]),
+    "LSTM, projected": (lambda: nn.LSTM(8, 5, proj_size=3), lambda m, x: m(x.transpose(0, 1))[1][1]),
+    "GRU": (lambda: nn.GRU(8, 5, batch_first=True), lambda m, x: m(x)[0]),
+    "RNN": (lambda: nn.RNN(8, 5, nonlinearity="relu", bias=False), lambda m, x: m(x.transpose(0, 1))[1]),
+    "LSTMCell": (lambda: nn.LSTMCell(8, 5), lambda m, x: m(x[:, 0])[1]),
+    "GRUCell": (lambda: nn.GRUCell(8, 5), lambda m, x: m(x[:, 0])),
+    "weight_norm": (lambda: parametrizations.weight_norm(nn.Linear(8, 4)), lambda m, x: m(x)),
+    "spectral_norm": (lambda: parametrizations.spectral_norm(nn.Linear(8, 4)), lambda m, x: m(x)),
+    "orthogonal": (lambda: parametrizations.orthogonal(nn.Linear(8, 8)), lambda m, x: m(x)),
+    "normalize": (lambda: nn.Linear(8, 8), lambda m, x: F.normalize(m(x), dim=0) + m(x).norm(dim=1, keepdim=True)),
+    "std and var": (lambda: nn.Linear(8, 8), lambda m, x: m(x).std(1) + m(x).var(1) + m(x).std()),
+    "operands of one dim": (lambda: nn.Linear(8, 8), lambda m, x: (x @ m.weight[0]) @ x[0, :, 0] + m(x[0, 0]).sum()),
+    "another dtype": (lambda: nn.Linear(8, 4).double(), lambda m, x: m(x.double())),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_layer_trains_as_in_pytorch(name: str, mesh: Mesh) -> None:
+    check(mesh, *LAYERS[name], X)
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+def test_bags_of_embeddings(mode: str, mesh: Mesh) -> None:
+    check(mesh, lambda: nn.EmbeddingBag(10, 4, mode=mode, padding_idx=4), lambda m, i: m(i), TOKENS)
+    offsets = torch.tensor([0, 3, 3, 5])
+    check(mesh, lambda: nn.EmbeddingBag(10, 4, mode=mode), lambda m, i: m(i.flatten(), offsets), TOKENS)
+
+
+@pytest.mark.parametrize(
+    "masks",
+    [
+        {},
+        {"attn_mask": CAUSAL},
+        {"attn_mask": AHEAD, "is_causal": True, "need_weights": False},
+        {"key_padding_mask": PADDED},
+        {"key_padding_mask": PADDED, "attn_mask": AHEAD},
+    ],
+    ids=lambda masks: "+".join(masks),
+)
+def test_attention_with_plain_masks(masks: dict[str, Any], mesh: Mesh) -> None:
+    check(mesh, lambda: nn.MultiheadAttention(8, 2, batch_first=True), lambda m, x: m(x, x, x, **masks)[0], X)
+
+
+@pytest.mark.parametrize(
+    "masks",
+    [{"mask": CAUSAL}, {"mask": AHEAD}, {"src_key_padding_mask": PADDED}, {"mask": CAUSAL, "is_causal": True}],
+    ids=lambda masks: "+".join(masks),
+)
+def test_an_encoder_with_plain_masks(masks: dict[str, Any], mesh: Mesh) -> None:
+    def encoder() -> nn.Module:
+        return nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True), 1)
+
+    check(mesh, encoder, lambda m, x: m(x, **masks), X)
+
+
+class Routed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.router, self.experts = nn.Linear(8, 2), nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
+
+
+class ByMask(Routed):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weights, chosen = self.router(x).softmax(-1).topk(1, -1)
+        return sum(e(x) * (weights * (chosen == n)).sum(-1, keepdim=True) for n, e in enumerate(self.experts))
+
+
+class ByIndex(Routed):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.reshape(-1, 8)
+        weights, chosen = self.router(x).softmax(-1).topk(1, -1)
+        out = torch.zeros_like(x)
+        for number, expert in enumerate(self.experts):
+            rows, place = torch.where(chosen == number)
+            out[rows] += expert(x[rows]) * weights[rows, place, None]
+        return out
+
+
+def test_mixtures_of_experts(mesh: Mesh) -> None:
+    check(mesh, ByMask, lambda m, x: m(x), X)
+    torch.manual_seed(1)
+    plain = ByIndex()
+    ours = monarch.module_to_mesh(copy.deepcopy(plain), mesh, layouts={"*": None})
+    torch.testing.assert_close(ours(monarch.distribute(X, mesh)).full_tensor(), plain(X).detach())
+    with pytest.raises(RuntimeError, match="shape depends on values") as caught:
+        monarch.program(lambda x: ours(x))(monarch.distribute(X, mesh))
+    assert "torch.where(mask" in str(caught.value)
+
+
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "RAdam": lambda p: torch.optim.RAdam(p, lr=0.05),
+    "ASGD": lambda p: torch.optim.ASGD(p, lr=0.1),
+    "Adafactor": lambda p: torch.optim.Adafactor(p, lr=0.1, weight_decay=0.01),
+    "Adafactor, foreach": lambda p: torch.optim.Adafactor(p, lr=0.1, foreach=True),
+    "NAdam": lambda p: torch.optim.NAdam(p, lr=0.05),
+    "Adadelta": lambda p: torch.optim.Adadelta(p),
+    "Rprop": lambda p: torch.optim.Rprop(p),
+    "AdamW, fused": lambda p: torch.optim.AdamW(p, lr=0.05, fused=True),
+    "SGD, fused": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, fused=True),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_an_optimizer_steps_as_in_pytorch(name: str, mesh: Mesh) -> None:
+    def model() -> nn.Module:
+        return nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 4))
+
+    check(mesh, model, lambda m, x: m(x), X, make=OPTIMIZERS[name], steps=7)
+
+
+def test_muon_steps_as_in_pytorch(mesh: Mesh) -> None:
+    """Its products are in bf16."""
+    check(mesh, lambda: nn.Linear(8, 8, bias=False), lambda m, x: m(x), X, make=torch.optim.Muon, steps=3, atol=1e-3)
+
+
+def test_lbfgs_steps_outside_of_a_program(mesh: Mesh) -> None:
+    plain = nn.Linear(8, 4)
+    ours = monarch.module_to_mesh(copy.deepcopy(plain), mesh, layouts={"*": None})
+    x = monarch.distribute(X, mesh)
+
+    def closure_of(model: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
+        def closure(x: torch.Tensor) -> torch.Tensor:
+            model.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            return loss
+
+        return closure
+
+    def steps(model: nn.Module, x: torch.Tensor, closure: Callable[[torch.Tensor], torch.Tensor]) -> list[float]:
+        optimizer = torch.optim.LBFGS(model.parameters(), lr=0.5, max_iter=4)
+        return [float(optimizer.step(lambda: closure(x))) for _ in range(2)]
+
+    found = steps(ours, x, monarch.program(closure_of(ours)))
+    assert found == pytest.approx(steps(plain, X, closure_of(plain)), rel=1e-4)
+    optimizer = torch.optim.LBFGS(ours.parameters())
+    with pytest.raises(ProgramError, match="make the closure a program"):
+        monarch.program(lambda x: optimizer.step(lambda: closure_of(ours)(x)))(x)
+
+
+def test_a_model_is_given_another_dtype_on_the_mesh(mesh: Mesh) -> None:
+    plain = nn.Linear(8, 4)
+    ours = monarch.module_to_mesh(copy.deepcopy(plain), mesh, layouts={"weight": "[-, @data]"})
+    for model in (plain, ours):
+        model.to(torch.float64)
+    assert ours.weight.dtype == torch.float64 and str(ours.weight.sharding) == "[-, @data]"
+    found = monarch.program(lambda x: ours(x.double()))(monarch.distribute(X, mesh))
+    torch.testing.assert_close(found.full_tensor(), plain(X.double()).detach())
+    assert ours.weight.layout is torch.strided
