@@ -17,15 +17,14 @@ from __future__ import annotations
 import random
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch.testing._internal.common_methods_invocations import op_db
-from torch.testing._internal.opinfo.core import OpInfo, SampleInput
 from torch.utils import _pytree as pytree
 
 from monarch.compiler import ops
@@ -35,6 +34,9 @@ from monarch.compiler.pipeline import partition_graph
 from monarch.compiler.reference import run_reference
 from monarch.compiler.types import Layout
 from monarch.language import Mesh, program
+
+if TYPE_CHECKING:
+    from torch.testing._internal.opinfo.core import OpInfo, SampleInput
 
 MESHES = (Mesh.abstract(a=2), Mesh.abstract(a=2, b=2))
 PATTERNS = ("replicated", "first", "last", "mixed")
@@ -73,10 +75,18 @@ def full_name(op: OpInfo) -> str:
     return str(op.name) + (f".{op.variant_test_name}" if op.variant_test_name else "")
 
 
+@cache
+def _database() -> list[OpInfo]:
+    # Loading it takes seconds, and changes settings of the process: only who plays it does.
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    return list(op_db)
+
+
 def entries(words: Iterable[str] = ()) -> list[OpInfo]:
     """The entries of the database whose names have one of the words in them; all without words."""
     words = list(words)
-    return [op for op in op_db if not words or any(word in full_name(op) for word in words)]
+    return [op for op in _database() if not words or any(word in full_name(op) for word in words)]
 
 
 def play(op: OpInfo, samples: int = 6) -> Entry:
@@ -213,13 +223,7 @@ def _first_line(error: BaseException) -> str:
     return str(text.splitlines()[0][:160])
 
 
+@cache
 def sample_of(count: int, seed: int) -> list[OpInfo]:
     """As many entries, drawn by `seed`."""
-    return random.Random(seed).sample(op_db, count)
-
-
-def run_all(ops: Sequence[OpInfo], samples: int, told: Callable[[Entry], None]) -> Iterator[Entry]:
-    for op in ops:
-        entry = play(op, samples)
-        told(entry)
-        yield entry
+    return random.Random(seed).sample(_database(), count)

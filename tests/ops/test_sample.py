@@ -11,10 +11,10 @@ CHOSEN = "addmm cumsum index_put matmul nn.functional.layer_norm nn.functional.r
 """Entries that were wrong once, or that show an outcome each."""
 
 
-@pytest.mark.parametrize("op", sample_of(45, seed=20261122), ids=full_name)
-def test_a_sample_is_not_wrong(op: object) -> None:
-    entry = play(op, samples=2)  # type: ignore[arg-type]
-    assert not entry.outcomes[WRONG], entry.reasons
+@pytest.mark.parametrize("number", range(45))
+def test_a_sample_is_not_wrong(number: int) -> None:
+    entry = play(sample_of(45, seed=20261122)[number], samples=2)
+    assert not entry.outcomes[WRONG], (entry.name, entry.reasons)
 
 
 @pytest.mark.parametrize("name", CHOSEN)
