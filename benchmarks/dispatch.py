@@ -11,12 +11,15 @@ import socket
 
 import torch
 
+import monarch
 from benchmarks.measure import Row, interleaved, seconds, table
 from monarch.compiler.plan import Instruction, MeshSpec, Plan, Slot, TensorType, ValueSpec
+from monarch.distributed import Mesh
 from monarch.runtime.controller.executor import start_local
 
 WORKERS = 2
 COUNT = 300
+CALLS = 100  # few enough that the controller waits for no step of before
 REPETITIONS = 25
 
 
@@ -85,10 +88,37 @@ def rows() -> list[Row]:
         found = [Row("dispatch of one op, waited for", ours, bare, "ping-pong, 2 processes", 5.0)]
         ours, bare = interleaved(pipelined, lambda: seconds(pingpong.once, COUNT), REPETITIONS, 3)
         found.append(Row("dispatch of one op, pipelined", ours, bare, "ping-pong, 2 processes", 2.0))
-        return found
+        return [*found, *rows_of_programs(pingpong)]
     finally:
         pingpong.close()
         executor.close()
+
+
+def rows_of_programs(pingpong: PingPong) -> list[Row]:
+    """What users see: a `@monarch.program` called and its value read, and called only."""
+    with Mesh(w=WORKERS) as mesh:
+        x = monarch.distribute(torch.randn(4, 4), mesh, "[-, -]")
+
+        @monarch.program
+        def step(x: torch.Tensor) -> torch.Tensor:
+            return (x @ x).sum()
+
+        def called() -> float:
+            def steps() -> None:
+                for _ in range(CALLS):
+                    step(x)
+
+            took = seconds(steps) / CALLS
+            step(x).item()
+            return took
+
+        step(x).item()
+        read, bare = interleaved(
+            lambda: seconds(lambda: step(x).item(), COUNT), lambda: seconds(pingpong.once, COUNT), REPETITIONS, 3
+        )
+        found = [Row("a program called, and its value read by item()", read, bare, "ping-pong, 2 processes", 3.0)]
+        only, bare = interleaved(called, lambda: seconds(pingpong.once, COUNT), REPETITIONS, 3)
+        return [*found, Row("a program called, and not waited for", only, bare, "ping-pong, 2 processes", 1.0)]
 
 
 if __name__ == "__main__":

@@ -296,6 +296,11 @@ class LocalConnection(Connection):
             self.ready()
             self._read(-1)
 
+    def gather(self, step: Step, ranks: set[int]) -> None:
+        self.catch_up(step.sequence + 1)  # a worker answers a command before it has finished it
+        with self.lock:
+            self._read(-1)
+
     def _sleep(self, ranks: list[int]) -> None:
         self.workers.sleep(ranks, SLEEP_MILLISECONDS)
 
