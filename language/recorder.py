@@ -31,6 +31,7 @@ from monarch.language.recording import (
     outside_programs,
     recording_for,
     source_now,
+    turns,
 )
 from monarch.language.scalar import Scalar
 from monarch.language.shapes import DependsOnData, run_fake
@@ -50,6 +51,13 @@ Handler = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 
 def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """One ATen call with a distributed tensor among its arguments, or, in a program, one that makes a tensor."""
+    if current.recording is not None:
+        return _dispatch(func, args, kwargs)
+    with turns:  # the pending tape is all threads'
+        return _dispatch(func, args, kwargs)
+
+
+def _dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if func is aten.detach.default or func is aten.alias.default:
         tensor = args[0]
         return DistributedTensor(tensor._ref.fake, tensor._ref)

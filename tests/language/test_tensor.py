@@ -7,6 +7,7 @@ import itertools
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from textwrap import dedent
 from typing import Any
@@ -362,3 +363,25 @@ def test_ops_without_a_shape_function_of_their_own(mesh: Mesh) -> None:
     x = distribute(values, mesh)
     assert torch.equal(torch.histc(x, 3).full_tensor(), torch.histc(values, 3))
     assert torch.special.bessel_j0(x).full_tensor().allclose(torch.special.bessel_j0(values))
+
+
+def test_threads_share_the_eager_door(mesh: Mesh) -> None:
+    x = distribute(torch.ones(4), mesh)
+    found: dict[int, float] = {}
+
+    def work(number: int) -> None:
+        y = x
+        for _ in range(50):
+            y = y * 1.01 + number
+        found[number] = y.sum().item()
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for number in range(8):
+        expected = torch.ones(4)
+        for _ in range(50):
+            expected = expected * 1.01 + number
+        assert found[number] == pytest.approx(expected.sum().item(), rel=1e-5)
