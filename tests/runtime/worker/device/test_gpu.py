@@ -24,7 +24,7 @@ from monarch.compiler.plan.options import CompileOptions
 from monarch.compiler.plan.plan import Plan
 from monarch.compiler.schedule.emit import emit_plan
 from monarch.compiler.text import parse_graph
-from monarch.runtime.worker.device import load
+from monarch.runtime.worker.device import gpu as gpu_module
 from monarch.runtime.worker.device.gpu import OnGpu
 from monarch.runtime.worker.frame import Frame
 from tests.compiler.kernels.triton.standin import StandIn, stand_in
@@ -163,7 +163,7 @@ def test_a_call_that_a_template_takes(monkeypatch: pytest.MonkeyPatch, tmp_path:
             asked.append([tensor.shape for tensor in tensors])
             return attention(*tensors, causal=True)
 
-    monkeypatch.setattr(load, "GpuKernel", Template)
+    monkeypatch.setattr(gpu_module, "GpuKernel", Template)
     ready = OnGpu(plan, CPU)
     q, k = torch.randn(2, 2, 4, 256, 64, dtype=torch.float16).unbind()
     (found,) = Frame(ready.plan, ready.binds(rest)).run([q, k])
