@@ -221,21 +221,19 @@ class LocalConnection(Connection):
     ) -> bool:
         state, finished = self.state, self.state.finished_commands
         if parts:
-            size = sum(len(part) for part in parts)
-            at = self.staging.reserve(size, finished)
-            step.staged = at, size
-            self._stage(at % STAGING_BYTES, parts, last)
+            staged = sum(len(part) for part in parts)
+            step.staged = self.staging.reserve(staged, finished), staged
+            self._stage(step.staged[0] % STAGING_BYTES, parts, last)
         body = (
             record
             if isinstance(record, bytes)
             else record(0 if step.staged is None else step.staged[0] % STAGING_BYTES)
         )
-        room = self.workers.ring.room(body, finished)
+        at, size, turn, back, view, packed = self.workers.ring.room(body, finished)
         if plan:
             self.workers.hand(wire.unpack_numbers(body)[1], plan)
-        step.sequence, step.at = last.sequence + 1, (room.at, room.size)
-        turn, view = room.turn, room.view
-        same, other = (room.back, room.record, step, True), (turn, view)
+        step.sequence, step.at = last.sequence + 1, (at, size)
+        same, other = (back, packed, step, True), (turn, view)
         turn[:], view[:], state.last, given = same if state.last is last else (*other, state.last, False)
         return given
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import struct
 from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple
 
 from monarch.runtime.shared import signals
 from monarch.runtime.shared.signals import Signals
@@ -77,16 +76,9 @@ def record_size(body: int) -> int:
     return (_HEADER + body + 7) & -8
 
 
-class Room(NamedTuple):
-    """Where in a ring a record is to go: `turn[:] = back` sends readers back to the start, if it is to go there, and
-    `view[:] = record` writes it."""
-
-    at: int
-    size: int
-    turn: memoryview
-    back: bytes
-    view: memoryview
-    record: bytes | bytearray
+Room = tuple[int, int, memoryview, bytes, memoryview, bytes]
+"""Where in a ring a record is to go: its position and size; `turn` and `back`, where `turn[:] = back` sends readers
+back to the start, if it is to go there; `view` and `record`, where `view[:] = record` writes it."""
 
 
 class RingWriter:
@@ -94,24 +86,26 @@ class RingWriter:
         self.memory = memory
         self.space = Space(len(memory), restart=False)
         self._signals = signals_
+        self._nothing = memory[:0]
 
-    def room(self, body: bytes | bytearray, finished: int) -> Room:
+    def room(self, body: bytes, finished: int) -> Room:
         """Where a record is to go, and what is to stand there. Writes nothing; raises Full."""
         size = record_size(len(body))
         before, ring = self.space.head, len(self.memory)
         # Room for the length word that sends readers back to the start is always there: sizes are multiples of 8.
         at = self.space.reserve(size, finished)
-        turn = before % ring if at != before and before % ring else 0
+        turn, back = self._nothing, b""
+        if at != before and before % ring:
+            turn, back = self.memory[before % ring : before % ring + _HEADER], _BACK
         offset = at % ring
         view = self.memory[offset : offset + _HEADER + len(body)]
-        start = self.memory[turn : turn + _HEADER] if turn else self.memory[:0]
-        return Room(at, size, start, _BACK if turn else b"", view, _LENGTH.pack(size) + body)
+        return at, size, turn, back, view, _LENGTH.pack(size) + body
 
-    def write(self, body: bytes | bytearray, command: int, finished: int) -> None:
+    def write(self, body: bytes, command: int, finished: int) -> None:
         """Append a record; workers see it after `publish`. Raises Full."""
-        room = self.room(body, finished)
-        room.turn[:], room.view[:] = room.back, room.record
-        self.space.take(room.at, room.size, command)
+        at, size, turn, back, view, record = self.room(body, finished)
+        turn[:], view[:] = back, record
+        self.space.take(at, size, command)
 
     def publish(self) -> None:
         head = self.space.head
