@@ -68,6 +68,8 @@ class _Step:
     kind: type[Held]
     puts: list[tuple[Make, Make | None]]
     whole: bool
+    names: tuple[str, ...]
+    """The keys that are names."""
 
 
 class Effects:
@@ -122,7 +124,8 @@ class Effects:
                 if whole or before.get(key, MISSING) is not value
             ]
             gone = [] if whole else [(self._make(key), None) for key in before if key not in after]
-            self.steps.append(_Step(number, type(held), [*gone, *puts], whole))
+            names = tuple(key for key, value in after.items() if type(key) is str and before.get(key) is not value)
+            self.steps.append(_Step(number, type(held), [*gone, *puts], whole, names))
         except CannotRepeat as reason:
             self.cannot = self.cannot or (str(reason), name)
 
@@ -302,6 +305,16 @@ class Effects:
         if length is not None:
             return lambda call: collections.deque((entry(call) for entry in entries), length)
         return lambda call: kind(entry(call) for entry in entries)
+
+    def replaced(self) -> list[tuple[int, int]]:
+        """The gradients that a call makes anew or drops, as (node of the leaf, position)."""
+        found = []
+        for step in self.steps:
+            if step.kind is kinds.Tensor:
+                node = self._guards.nodes[step.node]
+                if "grad" in step.names:
+                    found.append((step.node, node.keys.index("grad")))
+        return found
 
     # -- at a call -----------------------------------------------------------------------------------------------
 

@@ -403,7 +403,8 @@ CONSTANT, OPAQUE = "constant", "opaque"
 
 _CONSTANT_MODULES = (
     *("torch._ops", "torch._C", "torch.fx", "torch._subclasses", "torch.library", "torch._higher_order_ops"),
-    *("logging", "_thread", "threading", "re", "typing", "abc", "warnings", "functools", "monarch"),
+    *("logging", "_thread", "threading", "re", "typing", "abc", "warnings", "functools"),
+    *("monarch.language", "monarch.compiler", "monarch.runtime"),
     *("inspect", "importlib", "_frozen_importlib", "_frozen_importlib_external"),
     *("datetime", "decimal", "fractions", "uuid", "torch.autograd.function", "torch.utils.hooks", "dataclasses"),
 )

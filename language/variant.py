@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from monarch.compiler.errors import DeviceMeshError
+from monarch.compiler.errors import DeviceMeshError, MonarchError
 from monarch.compiler.execution.executor import Handle
 from monarch.compiler.passes.capture import Expr, Value, evaluate
 from monarch.compiler.plan import CompileOptions, Plan
@@ -187,6 +187,8 @@ class Variant:
         self._same = [
             (number, number_of[entry.same_as.index]) for number, entry in enumerate(inputs) if entry.same_as is not None
         ]
+        states = {spot for spot, _ in trace.spots}
+        self._dropped = [spot for spot in trace.effects.replaced() if spot not in states]
         self._small = [number for number, type_ in compiled.layouts if type_.ndim == 0]
         self._hyperparameters = [(label, *spot, index) for label, (spot, index) in trace.sources.items()]
         # The number of the tensor that each cell, by its id in the trace, is among those that the trace left.
@@ -240,6 +242,7 @@ class Variant:
         live, cells, scalars = found
         trace, compiled = self.trace, self.compiled
         trace.mesh.keep(cells)
+        given_up = self._give_up(live, leaves)
         calls: list[Call] = []
 
         def bind(handles: list[Handle]) -> None:
@@ -248,8 +251,35 @@ class Variant:
             calls.append(Call(trace.mesh, leaves, live, scalars, made))
             trace.effects.repeat(self.guards, calls[-1])
 
-        handles = compiled.run(trace, leaves, scalars, cells, bind)
+        try:
+            handles = compiled.run(trace, leaves, scalars, cells, bind)
+        except BaseException:
+            for leaf, type_ in () if calls else given_up:
+                leaf.grad = self._lost(type_)
+            raise
         return compiled.results(trace, handles, scalars, calls[-1])
+
+    def _give_up(self, live: Live, leaves: list[Any]) -> list[tuple[Any, TensorType]]:
+        """Drop the gradients that the last step left and this one makes anew without reading them: the workers free
+        them before they take the step, rather than hold both."""
+        given_up: list[tuple[Any, TensorType]] = []
+        for node, position in self._dropped:
+            grad = live[node][position]
+            if grad is not None:
+                leaf = self.guards.holder(self.guards.nodes[node], live, leaves)
+                given_up.append((leaf, TensorType(grad.dtype, tuple(grad.shape))))
+                live[node][position] = leaf.grad = None
+        return given_up
+
+    def _lost(self, type_: TensorType) -> DistributedTensor:
+        """What stands for a gradient that was given up for a step that could not start."""
+        cell = Cell(self.trace.mesh, type_)
+        cell.error = MonarchError(
+            f"this tensor ({type_}) was given up for a step of '{self.compiled.plan.name}' that could not start",
+            hint="a step that works makes it anew; the state of the last one is kept.",
+        )
+        fake = make_fake(type_.shape, type_.dtype)
+        return DistributedTensor(fake, Ref(cell, fake))
 
 
 def type_of(leaf: torch.Tensor) -> TensorType:

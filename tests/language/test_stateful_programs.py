@@ -1,0 +1,242 @@
+"""Small programs that read and write Python in every way, with changes from outside between their calls: results and
+all that can be reached are those of the same code without `@program`."""
+
+from __future__ import annotations
+
+import linecache
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from monarch.compiler.execution.factories import executors_by
+from monarch.language import Mesh, distribute, module_to_mesh, program
+from monarch.language.compile import compiling_with
+from tests.language.dense import DenseExecutor, compile_dense
+
+PRELUDE = """
+class Other:
+    def __init__(self, scale):
+        self.scale = scale
+        self.z = make(0.5)
+
+class S:
+    count = 1
+    def apply(self, y):
+        return y * self.o.scale + self.a
+    @property
+    def twice(self):
+        return self.k * 2
+
+def helper(y):
+    return y + G
+
+def build():
+    net = place(torch.nn.Linear(3, 3))
+    return net, torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.5)
+
+s = S()
+s.a, s.b, s.c, s.k, s.f, s.flag, s.t, s.d, s.o = make(1.0), make(2.0), None, 1, 0.5, True, [], {}, Other(0.5)
+s.fail = False
+G = 1
+GT = make(0.0)
+net, opt = build()
+
+def outer():
+    n = make(0.0)
+    @program
+    def inner(y):
+        return y * 0.5 + s.f
+    def step(x):
+        global G, GT
+        nonlocal n
+        y = x * 1.0
+%s
+        if s.fail:
+            raise KeyError("the user's own")
+        return y
+    def look():
+        return n
+    return program(step), look
+
+step, look = outer()
+"""
+
+INSIDE = """
+s.a = s.a * 0.5 + x
+s.b = s.a + 1
+s.a, s.b = s.b, s.a
+s.k += 1
+y = y * s.k
+y = y + s.twice
+y = y + 1 if s.flag else y
+s.flag = not s.flag
+s.f = s.f * 0.5
+s.t.append(y.detach())
+y = y + s.t[-1] if s.t else y
+s.t = s.t[-2:]
+y = y + len(s.t)
+s.d['u'] = y * 0.5
+y = y + s.d.get('u', 0.0)
+s.d.pop('u', None)
+s.d = {**s.d, str(s.k % 2): x}
+y = y + sum(s.d.values())
+G += 1
+y = helper(y)
+GT = GT * 0.5 + y.detach()
+y = y + GT
+n = n * 0.5 + y.detach()
+y = y + n
+s.a.add_(x)
+s.b.mul_(0.5)
+s.a.data = s.a.data * 0.5
+y = s.apply(y)
+y = inner(y)
+y = y + s.o.z * s.o.scale
+s.o = Other(0.25)
+s.o.scale = s.k * 0.5
+s.c = x
+s.c = y
+y = y + s.c if s.c is not None else y
+S.count += 1
+y = y * S.count
+y = y + 1 if s.a is s.b else y
+y = y + getattr(s, 'ab'[s.k % 2])
+setattr(s, 'xy'[s.k % 2], s.k)
+y = y + 1 if hasattr(s, 'x') else y
+opt.zero_grad(); net(y.detach()).square().mean().backward(); opt.step()
+y = y + net(x).detach()
+y = y + 0.1 * net.weight.grad.sum() if net.weight.grad is not None else y
+net.train(not net.training)
+y = y * 2 if net.training else y
+s.t.insert(0, s.b)
+s.t.clear()
+""".strip().splitlines()
+
+OUTSIDE = """
+pass
+s.k = 5
+s.k = 1.0
+s.k = True
+s.flag = not s.flag
+s.a = make(3.0)
+s.t = []
+s.t.append(make(0.5))
+s.t = list(s.t)
+s.d = dict(s.d)
+s.d['u'] = make(0.25)
+s.b = s.a
+s.t = [s.a, s.b]
+G = 7
+G = 1.0
+GT = make(1.5)
+s.o.scale = 0.75
+s.o = Other(1)
+s.c = None
+S.count = 2
+S.apply = lambda self, y: y - self.a
+s.apply = lambda y: y + 2
+helper = lambda y: y * 2
+s.a.add_(1)
+s.f = -0.0
+net, opt = build()
+net.eval()
+net.weight = torch.nn.Parameter(place(torch.nn.Linear(3, 3)).weight.detach() * 0.5)
+net.zero_grad()
+opt.param_groups[0]['lr'] = 0.01
+opt.param_groups[0]['momentum'] = 0.25
+net.bias.requires_grad_(False)
+keep = s.a
+s.fail = True
+s.x = 1
+""".strip().splitlines()
+
+
+def world(source: str, name: str, make: Callable[..., Any], place: Callable[..., Any], wrap: Any) -> dict[str, Any]:
+    """The module that the source makes, with plain tensors or distributed ones."""
+    linecache.cache[name] = (len(source), None, source.splitlines(True), name)
+    names = {"__name__": "stateful", "torch": torch, "make": make, "place": place, "program": wrap}
+    exec(compile(source, name, "exec"), names)
+    return names
+
+
+def seen(value: Any, depth: int = 0) -> Any:
+    """All that can be reached from a value, as plain data."""
+    if isinstance(value, torch.Tensor):
+        return [round(float(entry), 3) for entry in value.detach().flatten().tolist()]
+    if isinstance(value, nn.Module):
+        tensors = [*value.named_parameters(), *((f"{n}.grad", p.grad) for n, p in value.named_parameters())]
+        return [value.training, *((name, seen(tensor)) for name, tensor in tensors)]
+    if isinstance(value, torch.optim.Optimizer):
+        states = [sorted((k, seen(v)) for k, v in entry.items()) for entry in value.state.values()]
+        return [states, [{k: v for k, v in group.items() if k != "params"} for group in value.param_groups]]
+    if isinstance(value, dict):
+        return {key: seen(entry, depth + 1) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [seen(entry, depth + 1) for entry in value]
+    if type(value).__name__ in ("S", "Other"):
+        return seen({key: entry for key, entry in vars(value).items() if key != "apply"}, depth + 1)
+    if isinstance(value, float):
+        return ("float", round(value, 4), str(value)[0] == "-")
+    return (type(value).__name__, value)
+
+
+def state(names: dict[str, Any]) -> Any:
+    keys = ("s", "G", "GT", "net", "opt", "keep")
+    return [[seen(names[key]) for key in keys if key in names], names["S"].count, seen(names["look"]())]
+
+
+def compare(inside: list[str], outside: list[list[str]], mesh: Mesh) -> None:
+    source = PRELUDE % "\n".join(f"        {line}" for line in inside)
+
+    def plain(value: float) -> torch.Tensor:
+        return torch.full((3,), value)
+
+    torch.manual_seed(0)
+    theirs = world(source, "<theirs>", plain, lambda module: module, lambda function: function)
+    torch.manual_seed(0)
+    ours = world(
+        source,
+        "<ours>",
+        lambda value: distribute(plain(value), mesh),
+        lambda module: module_to_mesh(module, mesh),
+        lambda function: program(function, mesh=mesh),
+    )
+    for number, lines in enumerate(outside):
+        for line in lines:
+            for names in (theirs, ours):
+                torch.manual_seed(number)
+                exec(line, names)
+        where = f"call {number} of\n" + "\n".join(inside) + f"\nwith {outside}"
+        if theirs["s"].fail:
+            with pytest.raises(KeyError):  # the state is that before the call
+                ours["step"](plain(float(number)))
+            theirs["s"].fail = ours["s"].fail = False
+        else:
+            expected = theirs["step"](plain(0.25 * number))
+            assert seen(ours["step"](plain(0.25 * number))) == seen(expected), where
+        assert state(ours) == state(theirs), where
+
+
+BODIES = st.lists(st.sampled_from(INSIDE), min_size=1, max_size=6)
+CHANGES = st.lists(st.lists(st.sampled_from(OUTSIDE), max_size=2), min_size=3, max_size=7)
+
+
+@settings(max_examples=150)
+@given(BODIES, CHANGES)
+@example(["s.a = s.a * 0.5 + x", "s.b.mul_(0.5)"], [[], [], ["s.b = s.a"], [], []])
+@example(["s.t.append(y.detach())", "y = y + s.t[-1] if s.t else y"], [[], [], ["s.t = []"], [], ["s.fail = True"], []])
+def test_a_program_is_the_same_code_without_it(inside: list[str], outside: list[list[str]]) -> None:
+    with (
+        warnings.catch_warnings(),
+        executors_by(DenseExecutor),
+        compiling_with(compile_dense),
+        Mesh(data=2, model=2) as mesh,
+    ):
+        warnings.simplefilter("ignore")
+        compare(inside, outside, mesh)
