@@ -124,6 +124,7 @@ class Effects:
                 if whole or before.get(key, MISSING) is not value
             ]
             gone = [] if whole else [(self._make(key), None) for key in before if key not in after]
+            self._guards.use(self._guards.nodes[number].parent)
             names = tuple(key for key, value in after.items() if type(key) is str and before.get(key) is not value)
             self.steps.append(_Step(number, type(held), [*gone, *puts], whole, names))
         except CannotRepeat as reason:
@@ -159,8 +160,8 @@ class Effects:
             return self._ref(value)
         spot = self._guards.spot_of.get(id(value))
         if spot is not None:
-            node, position = spot
-            return lambda call: call.live[node][position]
+            self._guards.use(spot)
+            return lambda call: call.live[spot]
         if isinstance(value, DistributedTensor):
             taken = self._inputs.get(id(value._ref))
             if taken is not None:
@@ -205,8 +206,8 @@ class Effects:
     def _ref(self, ref: Ref) -> Make:
         spot = self._refs.get(id(ref))
         if spot is not None:
-            node, position = spot
-            return lambda call: call.live[node][position]._ref
+            self._guards.use(spot)
+            return lambda call: call.live[spot]._ref
         if ref.parent is not None:
             parent, fake, view = self._ref(ref.parent), ref.fake, ref.view
 

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from monarch.compiler.errors import Source
+from monarch.language.checks import compile_check
 from monarch.language.entered import Entered
 from monarch.language.snapshot import (
     MISSING,
@@ -36,12 +37,15 @@ from monarch.language.snapshot import (
 )
 from monarch.language.tensor import DistributedTensor, Ref
 
+_OFTEN = 3
+"""After so many checks that hold, they become one function."""
+
 Path = tuple[Any, ...]
 """How a place is reached: where it starts, and a key for each step."""
 Spot = tuple[int, int]
 """A place in a `Guards`: number of its node, and position among the node's values."""
-Live = list[list[Any]]
-"""What is at all places now, by node and position."""
+Live = dict[Spot, Any]
+"""What is at places now."""
 
 
 class _Key:
@@ -74,9 +78,13 @@ class Node:
     """How many keys it has, read or not."""
     absent: frozenset[str] = frozenset()
     """Names that the program may have asked for, and that it has not."""
+    others: list[str] = field(default_factory=list)
+    """The other names of an instance, whose values the program has not read."""
     ids: list[int] = field(default_factory=list)
     plain: dict[int, Any] = field(default_factory=dict)
     """Plain values, by position: others need not be the same object."""
+    is_weak: bool = False
+    """Whether `root` is a weak reference that guards made."""
     special: dict[int, Callable[[Any], bool]] = field(default_factory=dict)
     """Positions whose value need not be the same object: whether another will do."""
     kept: list[Any] = field(default_factory=list)
@@ -90,6 +98,8 @@ class Moving:
     dtype: torch.dtype
     shape: torch.Size
     views: tuple[Any, ...]
+
+    __name__ = "moving"
 
     @staticmethod
     def like(tensor: DistributedTensor, ref: Ref) -> Moving:
@@ -143,6 +153,9 @@ class Guards:
         self.entered = entered
         self.unproven: tuple[str, Source | None] | None = entered.unknown
         self.dead = False
+        self._fast: Callable[[list[Any]], Live | None] | None = None
+        self._checked = 0
+        self._used: set[Spot] = set()
         self._free = free
         self._moving = moving
         if snapshot.full:
@@ -192,9 +205,11 @@ class Guards:
         keys, values = self._read(held)
         shown = [key if type(key) in PLAIN else _Key(key) for key in keys]
         node = Node(type(held), type(held.holder), path, parent, root, shown, len(held.before[0]))
+        node.is_weak = isinstance(held, Class) and parent is None and type(root) is weakref.ref
         self.nodes.append(node)
         if isinstance(held, (Attributes, Slots)) and not self.entered.computes:
             node.absent = frozenset(self.entered.attributes.difference(held.before[0]))
+            node.others = [key for key in held.before[0] if key not in self.entered.attributes]
         if isinstance(held, Function):
             self._codes.add(id(held.holder.__code__))
         for position, (key, value) in enumerate(zip(keys, values, strict=True)):
@@ -294,18 +309,23 @@ class Guards:
 
     # -- checking ------------------------------------------------------------------------------------------------
 
+    def use(self, spot: Spot | None) -> None:
+        """Have checks give what is at a place."""
+        if spot is not None:
+            self._used.add(spot)
+
     @staticmethod
     def holder(node: Node, live: Live, arguments: list[Any]) -> Any:
         """The object that a node looks into, as it is now."""
         if node.parent is not None:
-            return live[node.parent[0]][node.parent[1]]
+            return live[node.parent]
         if isinstance(node.root, int):
             return arguments[node.root]
-        return node.root() if type(node.root) is weakref.ref else node.root
+        return node.root() if node.is_weak else node.root
 
-    def look(self, node: Node, live: Live, arguments: list[Any]) -> list[Any] | None:
+    @staticmethod
+    def read_now(node: Node, holder: Any) -> list[Any] | None:
         """What is at a node's places now; None where its shape is another."""
-        holder = self.holder(node, live, arguments)
         if type(holder) is not node.type:
             return None
         kind = node.kind
@@ -334,17 +354,27 @@ class Guards:
         return values
 
     def check(self, arguments: list[Any]) -> Live | None:
-        """What is at all places now, where it is all as expected."""
-        live: Live = []
-        for node in self.nodes:
-            values = self.look(node, live, arguments)
-            if values is None or self._mismatch(node, values) is not None:
+        """What is at the places in use, where all is as expected."""
+        if self.dead:
+            return None
+        if self._fast is not None:
+            live = self._fast(arguments)
+            if live is not None:
+                return None if self.dead else live
+        live = {}
+        for number, node in enumerate(self.nodes):
+            values = self.read_now(node, self.holder(node, live, arguments))
+            if values is None or self.mismatch(node, values) is not None:
                 return None
-            live.append(values)
+            for position, value in enumerate(values):
+                live[number, position] = value
+        self._checked += 1
+        if self._checked == _OFTEN:
+            self._fast = compile_check(self, self._used)
         return None if self.dead else live
 
     @staticmethod
-    def _mismatch(node: Node, values: list[Any], start: int = 0) -> int | None:
+    def mismatch(node: Node, values: list[Any], start: int = 0) -> int | None:
         """The first position that has another value than is expected."""
         for position in range(start, len(values)):
             value, special = values[position], node.special.get(position)
@@ -359,22 +389,26 @@ class Guards:
 
     def moved(self, arguments: list[Any]) -> tuple[list[Path], Path | None]:
         """The places at which there is another tensor now, and the first other place that is not as expected."""
-        live: Live = []
+        live: Live = {}
         found: list[Path] = []
-        for node in self.nodes:
-            values = self.look(node, live, arguments)
+        for number, node in enumerate(self.nodes):
+            values = self.read_now(node, self.holder(node, live, arguments))
             if values is None:
                 return found, node.path
-            position = self._mismatch(node, values)
+            position = self.mismatch(node, values)
             while position is not None:
                 path = (*node.path, node.keys[position])
                 if type(values[position]) is not DistributedTensor:
                     return found, path
                 found.append(path)
-                position = self._mismatch(node, values, position + 1)
-            live.append(values)
+                position = self.mismatch(node, values, position + 1)
+            for position, value in enumerate(values):
+                live[number, position] = value
         return found, None
 
 
 def _same_type(kind: type) -> Callable[[Any], bool]:
-    return lambda value: type(value) is kind
+    def same_type(value: Any) -> bool:
+        return type(value) is kind
+
+    return same_type

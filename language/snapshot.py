@@ -357,6 +357,9 @@ class Tensor(Held):
         if not isinstance(holder, DistributedTensor):
             keys += ["_version", "data_ptr", "shape"]
             values += [holder._version, _address(holder), holder.shape]
+            if not holder.untyped_storage().resizable():  # memory of an array, which can change it in silence
+                keys.append("bytes")
+                values.append(holder.detach().contiguous().numpy().tobytes())
         for key, value in own.items():
             keys.append(key)
             values.append(value)
@@ -370,7 +373,7 @@ class Tensor(Held):
             holder.grad = value
         elif key == "_backward_hooks":
             holder._backward_hooks = value
-        elif key not in ("_version", "data_ptr", "shape"):
+        elif key not in ("_version", "data_ptr", "shape", "bytes"):
             Attributes.put(holder, key, value)
 
 

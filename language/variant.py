@@ -187,10 +187,12 @@ class Variant:
         self._same = [
             (number, number_of[entry.same_as.index]) for number, entry in enumerate(inputs) if entry.same_as is not None
         ]
+        self._hyperparameters = [(label, spot, index) for label, (spot, index) in trace.sources.items()]
         states = {spot for spot, _ in trace.spots}
         self._dropped = [spot for spot in trace.effects.replaced() if spot not in states]
+        for spot in (*states, *self._dropped, *(spot for _, spot, _ in self._hyperparameters)):
+            self.guards.use(spot)
         self._small = [number for number, type_ in compiled.layouts if type_.ndim == 0]
-        self._hyperparameters = [(label, *spot, index) for label, (spot, index) in trace.sources.items()]
         # The number of the tensor that each cell, by its id in the trace, is among those that the trace left.
         self._left = {
             id(cell): number for number, (_, ref, _) in enumerate(trace.escapes) if (cell := ref()) is not None
@@ -209,8 +211,8 @@ class Variant:
             if evaluate(expr, scalars) != expected:
                 return None
         cells: list[Cell] = []
-        for (node, position), views in zip(self._spots, self._views, strict=True):
-            ref = live[node][position]._ref
+        for spot, views in zip(self._spots, self._views, strict=True):
+            ref = live[spot]._ref
             if (ref.parent is not None or views) and views_of(ref) != views:
                 return None
             cells.append(ref.cell)
@@ -218,8 +220,8 @@ class Variant:
 
     def _scalars(self, leaves: list[Any], live: Live) -> dict[str, float]:
         values = {label: float(leaves[number]) for label, number in self.trace.arguments.items()}
-        for label, node, position, index in self._hyperparameters:
-            value = live[node][position]
+        for label, spot, index in self._hyperparameters:
+            value = live[spot]
             values[label] = float(value if index is None else value[index])
         return values
 
@@ -263,12 +265,12 @@ class Variant:
         """Drop the gradients that the last step left and this one makes anew without reading them: the workers free
         them before they take the step, rather than hold both."""
         given_up: list[tuple[Any, TensorType]] = []
-        for node, position in self._dropped:
-            grad = live[node][position]
+        for spot in self._dropped:
+            grad = live.pop(spot)
             if grad is not None:
-                leaf = self.guards.holder(self.guards.nodes[node], live, leaves)
+                leaf = self.guards.holder(self.guards.nodes[spot[0]], live, leaves)
                 given_up.append((leaf, TensorType(grad.dtype, tuple(grad.shape))))
-                live[node][position] = leaf.grad = None
+                leaf.grad = grad = None
         return given_up
 
     def _lost(self, type_: TensorType) -> DistributedTensor:

@@ -27,7 +27,7 @@ RULES: dict[str, str] = {
     "M203": "an unknown mesh dim",
     "M204": "a layout that does not fit the tensor",
     "M301": "a Python value that is another at every call",
-    "M302": "a counter that counts traces",
+    "M302": "a counter in a program",
     "M303": "a list or dict outside the program is changed",
     "M304": "data from outside is built in",
     "M305": "output at trace time",
@@ -35,7 +35,7 @@ RULES: dict[str, str] = {
     "M307": "no_grad() that has no effect",
     "M308": "an annotation that is ignored",
 }
-"""Every rule by its code. M1 and M2: the tracer refuses it. M3: it is traced, and built in or done once."""
+"""Every rule by its code. M1 and M2: the tracer refuses it. M3: it is traced, and slower than it need be, or done once."""
 
 
 def level(code: str) -> str:

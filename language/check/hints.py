@@ -112,7 +112,7 @@ def backward(line: str) -> str:
 def changing(line: str) -> str:
     return beside(
         line,
-        "runs when the program is traced; the value of that moment is built in",
+        "no check can follow it: the program is traced at each call",
         ("def step(x, value):", "pass it: floats are given anew at every call"),
     )
 
@@ -120,7 +120,7 @@ def changing(line: str) -> str:
 def counter(line: str) -> str:
     return beside(
         line,
-        "runs when the program is traced, not at every call",
+        "another value at each call: the program is traced at each",
         ("count += 1", "outside, beside the program's call"),
         ("count.add_(1)", "with a tensor that lies on the mesh: the program's state"),
     )
@@ -129,7 +129,7 @@ def counter(line: str) -> str:
 def mutated(line: str) -> str:
     return beside(
         line,
-        "runs when the program is traced, not at every call",
+        "another length at each call: the program is traced at each",
         ("losses.append(step(x))", "outside: what the program returns"),
     )
 
@@ -153,7 +153,7 @@ def output(line: str) -> str:
 def closed_over(name: str, program: str) -> str:
     return beside(
         f"… {name} …",
-        "its value when the program is traced is built in",
+        "another value traces the program again",
         (f"def {program}(x, {name}):", "pass it: floats are given anew at every call"),
     )
 

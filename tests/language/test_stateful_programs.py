@@ -106,8 +106,8 @@ y = y + s.c if s.c is not None else y
 S.count += 1
 y = y * S.count
 y = y + 1 if s.a is s.b else y
-y = y + getattr(s, 'ab'[s.k % 2])
-setattr(s, 'xy'[s.k % 2], s.k)
+y = y + getattr(s, 'ab'[int(s.k) % 2])
+setattr(s, 'xy'[int(s.k) % 2], s.k)
 y = y + 1 if hasattr(s, 'x') else y
 opt.zero_grad(); net(y.detach()).square().mean().backward(); opt.step()
 y = y + net(x).detach()
