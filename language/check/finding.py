@@ -35,7 +35,7 @@ RULES: dict[str, str] = {
     "M307": "no_grad() that has no effect",
     "M308": "an annotation that is ignored",
 }
-"""Every rule by its code. M1 and M2: the tracer refuses it. M3: it is traced, and slower than it need be, or done once."""
+"""Every rule by its code. M1 and M2: the tracer refuses it. M3: it is traced, and slow, or done once."""
 
 
 def level(code: str) -> str:

@@ -420,7 +420,12 @@ def test_our_own_programs_are_clean(folder: str) -> None:
 
 
 def test_the_tests_good_programs_are_clean() -> None:
-    wrong = {ROOT / "tests/language/test_errors.py", *(ROOT / "tests/language/check").glob("*.py")}
+    # Those of test_guards.py are exact, and some of them slow on purpose.
+    wrong = {
+        ROOT / "tests/language/test_errors.py",
+        ROOT / "tests/language/test_guards.py",
+        *(ROOT / "tests/language/check").glob("*.py"),
+    }
     paths = [path for path in sorted((ROOT / "tests").rglob("test_*.py")) if path not in wrong]
     assert len(paths) > 30
     assert [str(finding) for path in paths for finding in check_file(path)] == []
