@@ -140,7 +140,7 @@ class Expressions(ABC):
             dotted = f"{holder.dotted}.{name}"
             return self.imported(dotted, node, frame)
         if holder.is_tensor:
-            if name in ("layout", "tensor_type") and holder.kind is Kind.TENSOR and holder.origin == "made":
+            if name in ("sharding", "tensor_type") and holder.kind is Kind.TENSOR and holder.origin == "made":
                 if frame.inside:
                     self.report.add(
                         "M108",
