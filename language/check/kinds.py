@@ -134,7 +134,7 @@ TENSOR_METHODS = {n for n in dir(torch.Tensor) if not n.startswith("_")} - _PYTH
 # Of a tensor: what is known without its values.
 PYTHON_ATTRIBUTES = set(
     "shape ndim dtype device requires_grad is_leaf names mesh itemsize nbytes is_cuda is_cpu is_meta is_sparse "
-    "is_quantized grad_fn output_nr name retains_grad is_nested layout tensor_type".split()
+    "is_quantized grad_fn output_nr name retains_grad is_nested layout sharding tensor_type".split()
 )
 PYTHON_METHODS = set(
     "size dim numel nelement ndimension stride storage_offset element_size is_contiguous is_floating_point is_complex "
