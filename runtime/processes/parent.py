@@ -138,6 +138,8 @@ class WarmParent:
                 pass
             taken = list(inbox)
             inbox.clear()
+            if not taken:
+                self._go_on()
             return taken
 
     def ask_to_stop(self, mesh: int) -> None:
@@ -188,6 +190,12 @@ class WarmParent:
         self.alive = False
         self._socket.close()
 
+    def _go_on(self) -> None:
+        """Continue a warm parent that a signal has stopped: it would fork nothing, and tell of no death."""
+        if self.alive and self._state() == "T":
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGCONT)
+
     def _kill(self) -> None:
         if not self._ended(0):
             os.kill(self.pid, signal.SIGKILL)
@@ -211,11 +219,14 @@ class WarmParent:
     @property
     def is_stopped(self) -> bool:
         """Whether a signal (SIGSTOP) or a debugger holds it."""
+        return self._state() in ("T", "t")
+
+    def _state(self) -> str:
+        """The state that Linux shows for the process, such as "S"; "" where there is none."""
         try:
-            stat = Path(f"/proc/{self.pid}/stat").read_text()
+            return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]
         except OSError:
-            return False
-        return stat.rpartition(")")[2].split()[0] in ("T", "t")
+            return ""
 
     @property
     def idle(self) -> bool:

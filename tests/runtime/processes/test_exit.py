@@ -131,3 +131,24 @@ def test_a_forked_child_that_leaves_a_with_block_leaves_the_mesh_alone() -> None
     """)
     out, _ = process.communicate(timeout=BOUND)
     assert out == "True 0 [True, True, True]\n" and process.returncode == 0
+
+
+def test_a_stopped_warm_parent_goes_on_where_it_is_waited_for() -> None:
+    """It has to tell of a worker's death; the next mesh may have asked it to fork before it was seen to be stopped."""
+    process = started("""
+        from monarch.exceptions import DeviceMeshError
+        from monarch.runtime.processes.parent import warm_parent
+        mesh = Mesh(data=2)
+        fine = works(mesh)
+        warm, pids = warm_parent(), mesh.executor.worker_pids()
+        os.kill(warm.pid, signal.SIGSTOP)
+        while not warm.is_stopped:
+            pass
+        os.kill(pids[0], signal.SIGKILL)
+        try:
+            works(mesh)
+        except DeviceMeshError as error:
+            print(fine, "SIGKILL" in str(error), flush=True)
+    """)
+    out, _ = process.communicate(timeout=BOUND)
+    assert out == "True True\n" and process.returncode == 0
