@@ -3,6 +3,8 @@
 Without running it: monarchc inspect examples/compiled_training.py:train_step --mesh data=16
 """
 
+from typing import Annotated
+
 import torch
 import torch.nn.functional as F
 
@@ -15,10 +17,11 @@ torch.manual_seed(0)
 mesh = Mesh(data=4)
 model = monarch.module_to_mesh(GPT(width=64, layers=2), mesh)  # each parameter sharded over data
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+Tokens = Annotated[torch.Tensor, "i64[16@data, 128]"]
 
 
 @monarch.program
-def train_step(tokens: "i64[16@data, 128]", targets: "i64[16@data, 128]"):
+def train_step(tokens: Tokens, targets: Tokens):
     optimizer.zero_grad()
     loss = F.cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
     loss.backward()

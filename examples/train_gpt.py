@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
@@ -29,6 +30,7 @@ from monarch.stdlib.parallel import tensor_parallel
 
 BATCH, SEQUENCE, RATE, WARMUP = 16, 128, 1e-3, 20
 PLAN, TRACE, PAGE = "train_step.mplan", "train_step.trace.json", "train_step.html"
+Tokens = Annotated[torch.Tensor, "i64[16@data, 128]"]
 SPARKS = "▁▂▃▄▅▆▇█"
 
 console = Console()
@@ -61,7 +63,7 @@ class Training:
         self.optimizer, self.scheduler = make_optimizer(self.model, options.steps)
 
     @monarch.program
-    def step(self, tokens: "i64[16@data, 128]", targets: "i64[16@data, 128]"):
+    def step(self, tokens: Tokens, targets: Tokens):
         self.optimizer.zero_grad()
         loss = F.cross_entropy(self.model(tokens).flatten(0, 1), targets.flatten())
         loss.backward()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import ast
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, get_origin
 
 from monarch.compiler.errors import LayoutError, Source
 from monarch.compiler.types import Layout, MeshSpec, TensorType
@@ -97,21 +98,53 @@ def _from_placements(placements: list[Any], ndim: int, mesh: MeshSpec, name: str
     return found
 
 
-def from_annotation(annotation: object) -> TensorType | None:
-    """The tensor type that a parameter's annotation spells, or None where it is something else.
+def from_annotation(annotation: object, names: Mapping[str, Any] | None = None) -> TensorType | None:
+    """The tensor type that a parameter's annotation spells, or None where it is something else:
 
-    Under `from __future__ import annotations` a quoted annotation arrives with its quotes.
+        x: Annotated[torch.Tensor, "f32[64@data, 1024]"]
+        x: Batch                                        # Batch = Annotated[torch.Tensor, "f32[64@data, 1024]"]
+        x: "f32[64@data, 1024]"
+
+    Under `from __future__ import annotations` annotations arrive as their source text: `names` are the globals in
+    which a name is looked up.
     """
-    if not isinstance(annotation, str):
-        return None
+    if isinstance(annotation, str):
+        return _from_text(annotation, names or {})
+    for entry in getattr(annotation, "__metadata__", ()) if get_origin(annotation) is Annotated else ():
+        if isinstance(entry, str) and (found := _from_text(entry, {})) is not None:
+            return found
+    return None
+
+
+def _from_text(annotation: str, names: Mapping[str, Any]) -> TensorType | None:
     text = annotation.strip()
     if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
         text = text[1:-1].strip()
     head, bracket, _ = text.partition("[")
+    from monarch.compiler.text import parse_type
     from monarch.compiler.types import DTYPES
 
-    if not bracket or head.strip() not in DTYPES:
+    if bracket and head.strip() in DTYPES:
+        return parse_type(text)
+    try:
+        written = ast.parse(text, mode="eval").body
+    except SyntaxError:
         return None
-    from monarch.compiler.text import parse_type
+    for entry in annotated_with(written):
+        if (found := _from_text(str(entry.value), {})) is not None:
+            return found
+    alias: Any = None
+    if isinstance(written, ast.Name):
+        alias = names.get(written.id)
+    elif isinstance(written, ast.Attribute) and isinstance(written.value, ast.Name):
+        alias = getattr(names.get(written.value.id), written.attr, None)
+    return from_annotation(alias) if get_origin(alias) is Annotated else None
 
-    return parse_type(text)
+
+def annotated_with(annotation: ast.expr) -> Iterator[ast.Constant]:
+    """The texts in `Annotated[..., "text"]`."""
+    if isinstance(annotation, ast.Subscript) and isinstance(annotation.slice, ast.Tuple):
+        if ast.unparse(annotation.value).rpartition(".")[2] == "Annotated":
+            for entry in annotation.slice.elts[1:]:
+                if isinstance(entry, ast.Constant) and isinstance(entry.value, str):
+                    yield entry

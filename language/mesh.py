@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import itertools
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -33,6 +35,21 @@ def set_programs(make: Callable[[Callable[..., Any], Mesh], Callable[..., Any]])
     """Give what makes a function a program of a mesh."""
     global _as_program
     _as_program = make
+
+
+_meshes: weakref.WeakValueDictionary[int, Mesh] = weakref.WeakValueDictionary()
+"""The meshes that this process has made, in order, without views of them."""
+_numbers = itertools.count()
+
+
+def open_meshes() -> list[Mesh]:
+    """The meshes of this process that can run programs; where there are none, those that are abstract."""
+    found = [mesh for mesh in list(_meshes.values()) if not mesh.is_closed]
+    if len(found) > 1:
+        del found
+        gc.collect()  # a mesh that nobody holds may only wait for the garbage collector
+        found = [mesh for mesh in list(_meshes.values()) if not mesh.is_closed]
+    return [mesh for mesh in found if not mesh.is_abstract] or found
 
 
 _sizes: Mapping[str, int] = {}
@@ -146,6 +163,7 @@ class Mesh(MeshAlgebra):
                 hint="give dims whose sizes multiply to the number of processes, or none to have theirs.",
             )
         self._setup(Shape.of(spec.sizes), _Workers(spec, hosts if procs is None else procs))
+        _meshes[next(_numbers)] = self
 
     def _setup(self, shape: Shape, workers: _Workers) -> None:
         self._shape = shape

@@ -18,12 +18,13 @@ from monarch.compiler.graph import Graph
 from monarch.compiler.plan import CompileOptions, Plan
 from monarch.compiler.sizes import parse_bytes
 from monarch.compiler.types import TensorType
+from monarch.language.arrays import ARRAYS, as_annotated
 from monarch.language.compile import compile_graph, partition_graph
 from monarch.language.environment import Environment, find_environment
 from monarch.language.errors import TracedAgainWarning
 from monarch.language.guards import Path
 from monarch.language.layouts import from_annotation
-from monarch.language.mesh import Mesh, set_programs
+from monarch.language.mesh import Mesh, open_meshes, set_programs
 from monarch.language.recording import current_program, turns
 from monarch.language.snapshot import PLAIN
 from monarch.language.source import user_source
@@ -60,6 +61,7 @@ class Traced:
         return str(self.graph)
 
 
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _OFTEN = 8
 """After so many traces in which the same place has changed, the program says so."""
 _SIGNATURES, _PLANS, _VARIANTS = 256, 64, 8
@@ -90,7 +92,14 @@ class Program(Generic[P, R]):
         self._entries: dict[Any, _Entry] = {}
         self._varying: set[tuple[str, str]] = set()
         self._annotations = _tensor_annotations(function)
+        self._positions = [
+            (number, parameter.name)
+            for number, parameter in enumerate(_parameters(function))
+            if parameter.name in self._annotations and parameter.kind in _POSITIONAL
+        ]
         self._resolved: Mesh | None = mesh
+        self._only: Mesh | None = None
+        """The only mesh of the process when the program needed one: kept until it is closed."""
 
     # -- calls ---------------------------------------------------------------------------------------------------
 
@@ -102,6 +111,9 @@ class Program(Generic[P, R]):
             return self._call(args, kwargs)
 
     def _call(self, args: Any, kwargs: Any) -> Any:
+        if self._only is not None and self._only.is_closed:
+            self._entries, self._only, self._resolved = {}, None, self._mesh
+        args, kwargs = self._converted(args, kwargs)
         key, leaves, spec = self._signature(args, kwargs)
         mesh = self._resolved
         if mesh is not None and mesh._pending is not None:
@@ -221,6 +233,7 @@ class Program(Generic[P, R]):
         )
 
     def _look(self, args: Any, kwargs: Any) -> Graph:
+        args, kwargs = self._converted(args, kwargs)
         _, leaves, spec = self._signature(args, kwargs)
         self._check_annotations(args, kwargs)
         with undone(self._trace(args, kwargs, leaves, spec, set())) as found:
@@ -259,14 +272,32 @@ class Program(Generic[P, R]):
             if isinstance(leaf, DistributedTensor):
                 return leaf.mesh
         mesh = environment.mesh()
-        if mesh is None:
+        if mesh is not None:
+            return mesh
+        if self._only is None or self._only.is_closed:
+            self._only = self._only_mesh()
+        return self._only
+
+    def _only_mesh(self) -> Mesh:
+        """The mesh of a script that has one."""
+        meshes = open_meshes()
+        if len(meshes) == 1:
+            return meshes[0]
+        name = getattr(self, "__name__", "the program")
+        if meshes:
+            listed = "\n".join(f"  {mesh!r}" for mesh in meshes)
             raise ProgramError(
-                f"{getattr(self, '__name__', 'the program')} has no mesh",
-                hint="none of its arguments is on one, and nothing that it closes over is.\n"
-                "Say which: @monarch.program(mesh=mesh), or pass it a distributed tensor.",
+                f"{name} has no mesh, and this process has {len(meshes)}",
+                hint="none of its arguments is on one, and nothing that it closes over is. The open meshes:\n"
+                f"{listed}\nSay which: @monarch.program(mesh=...), or pass it a distributed tensor.",
                 source=user_source(),
             )
-        return mesh
+        raise ProgramError(
+            f"{name} has no mesh",
+            hint="none of its arguments is on one, nothing that it closes over is, and this process has no open mesh.\n"
+            "Make one: mesh = Mesh(data=4), and say @monarch.program(mesh=mesh) where there are several.",
+            source=user_source(),
+        )
 
     # -- signatures ----------------------------------------------------------------------------------------------
 
@@ -306,6 +337,17 @@ class Program(Generic[P, R]):
                     annotated.check(mesh.spec, f"'{name}'")
                     return annotated
         return type_of(leaf)
+
+    def _converted(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """The arguments, with tensors for numbers, lists and arrays where the annotation names a tensor type."""
+        for number, name in self._positions:
+            if number < len(args) and isinstance(args[number], ARRAYS):
+                made = as_annotated(args[number], self._annotations[name], name)
+                args = (*args[:number], made, *args[number + 1 :])
+        for name in kwargs:
+            if isinstance(kwargs[name], ARRAYS) and name in self._annotations:
+                kwargs = {**kwargs, name: as_annotated(kwargs[name], self._annotations[name], name)}
+        return args, kwargs
 
     def _named(self, args: Any, kwargs: Any) -> list[tuple[str, Any]]:
         """The arguments that have a tensor type as annotation."""
@@ -379,7 +421,7 @@ def _tensor_annotations(function: Callable[..., Any]) -> dict[str, TensorType]:
         function = function.func
     for name, annotation in getattr(function, "__annotations__", {}).items():
         try:
-            type_ = from_annotation(annotation)
+            type_ = from_annotation(annotation, getattr(function, "__globals__", {}))
         except MonarchError as error:
             code = getattr(function, "__code__", None)
             source = Source(code.co_filename, code.co_firstlineno) if code is not None else None
@@ -437,10 +479,21 @@ def program(
             return loss
 
     Arguments and results are pytrees. Tensors among the arguments are the program's inputs: laid out as the
-    annotation says, or as the distributed tensor is, or replicated. Floats are inputs too; other Python values are
-    part of the signature: another value traces anew. Distributed tensors that the function closes over are its state,
-    read and updated in place on the workers. The mesh is that of the arguments, of what the function closes over, or
-    `mesh`.
+    annotation says, or as the distributed tensor is, or replicated. Where the annotation is a tensor type, numbers,
+    lists and NumPy arrays become tensors, as by `torch.as_tensor`: Python's numbers take the annotation's dtype, and
+    NumPy's have to have it. Floats are inputs too; other Python values are part of the signature: another value
+    traces anew. Distributed tensors that the function closes over are its state, read and updated in place on the
+    workers. The mesh is `mesh`, or that of the arguments, or that of what the function closes over, or the only open
+    one of the process.
+
+    A type checker accepts the type in `Annotated`, with a name for a type that is used again:
+
+        Tokens = Annotated[torch.Tensor, "i64[16@data, 128]"]
+
+        @monarch.program
+        def train_step(tokens: Tokens, targets: Tokens): ...
+
+    `torch.compile` of a program is the program.
 
     `memory_limit` is the most that a worker may hold at once, parameters, optimizer state and inputs included: "2 GiB",
     or a number of bytes. Within it, values are computed again for the backward pass rather than kept, with the same

@@ -16,6 +16,7 @@ from monarch.language.check.names import Names, is_monarch
 from monarch.language.check.programs import Found
 from monarch.language.check.report import Reporter
 from monarch.language.check.scopes import Function, Scope, parameters
+from monarch.language.layouts import annotated_with
 
 _QUOTES = re.compile(r"[rRuU]?(\"\"\"|'''|\"|')")
 _SHAPED = {"torch.randn", "torch.rand", "torch.zeros", "torch.ones", "torch.empty"}
@@ -75,11 +76,13 @@ class Layouts:
             meshes = [known] if known is not None else None
         for parameter in parameters(function.node.args):
             if parameter.annotation is not None:
-                self.annotation(parameter.annotation, parameter.arg, function, meshes)
+                annotation = self.names.alias(parameter.annotation, function.scope)
+                self.annotation(annotation, parameter.arg, function, meshes)
 
     def annotation(
         self, annotation: ast.expr, name: str, function: Function, meshes: Sequence[MeshSpec] | None
     ) -> None:
+        annotation = next(annotated_with(annotation), annotation)
         text = self._type_text(annotation)
         if text is None:
             return

@@ -23,6 +23,7 @@ from monarch.language.check.kinds import (
     named,
 )
 from monarch.language.check.scopes import Binding, Class, File, Function, Scope
+from monarch.language.layouts import annotated_with
 
 if TYPE_CHECKING:
     from monarch.language.check.interpret import Interpreter
@@ -173,9 +174,10 @@ class Names:
 
     def parameter(self, parameter: ast.arg, function: Function) -> Value | None:
         """What an annotation says that a parameter is; None where it says nothing."""
-        annotation = parameter.annotation
-        if annotation is None:
+        if parameter.annotation is None:
             return None
+        alias = self.alias(parameter.annotation, function.scope)
+        annotation = next(annotated_with(alias), alias)
         if isinstance(annotation, ast.Constant) and isinstance(annotation.value, str):
             text = annotation.value.strip()
             dtype, bracket, _ = text.partition("[")
@@ -186,6 +188,15 @@ class Names:
             except (SyntaxError, ValueError):
                 return None
         return self._annotated(annotation, function.scope)
+
+    def alias(self, annotation: ast.expr, scope: Scope) -> ast.expr:
+        """What a name in the file stands for, where that is `Annotated[...]`; else the annotation itself."""
+        home = scope.home(annotation.id) if isinstance(annotation, ast.Name) else None
+        if home is not None and isinstance(annotation, ast.Name):
+            for binding in home.bindings[annotation.id]:
+                if binding.value is not None and any(True for _ in annotated_with(binding.value)):
+                    return binding.value
+        return annotation
 
     def _annotated(self, annotation: ast.expr, scope: Scope) -> Value | None:
         if isinstance(annotation, ast.Constant):

@@ -311,6 +311,8 @@ def test_a_closed_over_tensor_that_a_program_updates_is_its_state() -> None:
     [
         ('@program\ndef f(x: "f32[4@data,, 4]"): pass', "M201", ","),
         ("@program\ndef f(x: 'f32[4 4]'): pass", "M201", "4"),
+        ('@program\ndef f(x: Annotated[torch.Tensor, "f32[4@data,, 4]"]): pass', "M201", ","),
+        ('X = Annotated[torch.Tensor, "f32[4@dat]"]\n@program\ndef f(x: X): pass', "M203", '"f32[4@dat]"'),
         ('@program\ndef f(x: "f32[4@data"): pass', "M201", '"'),
         ('@program\ndef f(ä: int, x: "f32[4@@]"): pass', "M201", "@"),
         ("@program\ndef f(x: f32[4 @ dat, 4]): pass", "M203", "f32[4 @ dat, 4]"),
