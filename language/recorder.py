@@ -304,7 +304,7 @@ def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[s
             if isinstance(value, (list, tuple)) and func.namespace == "aten":
                 raise ProgramError(
                     f"{func.overloadpacket} changes lists of tensors in place, which cannot be recorded",
-                    hint="for an optimizer: leave out fused=True.",
+                    hint="a GradScaler does so: leave it out, with bfloat16 no gradient needs scaling.",
                     source=user_source(),
                 )
             if value is not None:

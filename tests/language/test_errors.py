@@ -48,7 +48,6 @@ def lines(*expected: str) -> str:
         lambda t: t.full_tensor(),
         lambda t: t.numpy(),
         lambda t: torch.equal(t, t),
-        lambda t: t.expand(3).nonzero(),
     ],
 )
 def test_a_tensors_value_cannot_be_read_in_a_program(read: Callable[[torch.Tensor], Any], mesh: Mesh) -> None:
