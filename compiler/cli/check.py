@@ -1,4 +1,4 @@
-"""`monarchc check`: what a file's programs do that tracing would refuse, or build in unasked."""
+"""`monarchc check`: what a file's programs do that tracing would refuse, or that is slow or has no effect."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def check(
     as_json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
     strict: Annotated[bool, typer.Option("--strict", help="Exit with status 1 for warnings too.")] = False,
 ) -> None:
-    """Find what tracing a program would refuse, or silently build in.
+    """Find what tracing a program would refuse, and lines that are slow or do not do what they say.
 
     Exit status 1 where there is an error (with --strict, also a warning), 2 where a file cannot be read or parsed.
     """

@@ -1,4 +1,4 @@
-"""The linter behind `monarchc check`: what a file's programs do that tracing refuses, or builds in unasked.
+"""The linter behind `monarchc check`: what a file's programs do that tracing refuses, or that is slow or has no effect.
 
 A file is read and parsed, never imported or run. `check_file(path)` gives its findings; `docs/check.md` shows every
 rule with the wrong code and the right beside each other.

@@ -14,7 +14,6 @@ from monarch.language.check.kinds import (
     PYTHON,
     PYTHON_METHODS,
     READS,
-    SHAPE_CHANGES,
     SHAPE_TAKERS,
     SOME,
     TENSOR_METHODS,
@@ -28,13 +27,12 @@ from monarch.language.check.kinds import (
     join,
     join_all,
 )
-from monarch.language.check.scopes import Scope
 
 if TYPE_CHECKING:
     from monarch.language.check.expressions import Expressions, Frame
 
 _GROWS = {"append", "extend", "insert", "add", "appendleft", "extendleft"}
-_CHANGES = {"update", "setdefault", "pop", "popitem", "remove", "discard", "clear", "sort", "reverse", "popleft"}
+_CHANGES = {"update", "setdefault", "pop", "popitem", "remove", "discard", "popleft"}
 
 
 @dataclass(frozen=True)
@@ -84,7 +82,7 @@ def evaluate(interpreter: Expressions, node: ast.Call, frame: Frame) -> Value:
     if callee.kind is Kind.INSTANCE and callee.cls is not None:
         return _instance(interpreter, callee, arguments, frame)
     if callee.kind is Kind.MODULE:
-        return result_of(arguments, frame)
+        return of_parameters(frame)
     if holder is not None and isinstance(node.func, ast.Attribute):
         return _Method(interpreter, node, frame, arguments, holder, node.func).value()
     return DERIVED if arguments.has_tensor else UNKNOWN
@@ -131,18 +129,24 @@ def _instance(interpreter: Expressions, callee: Value, arguments: Arguments, fra
         given = replace(arguments, positional=(callee, *arguments.positional))
         return interpreter.call(method, given, frame)
     if interpreter.names.is_module(callee.cls):
-        return result_of(arguments, frame)
+        return of_parameters(frame)
     return DERIVED if arguments.has_tensor else UNKNOWN
 
 
 def result_of(arguments: Arguments, frame: Frame) -> Value:
-    """What an op makes of its arguments: inside a program a tensor of the mesh, also where it is given none."""
-    tensors = [value for given in arguments.all for value in (given, entry_of(given)) if value.is_tensor]
+    """What an op makes of its arguments. Inside a program, what depends on no tensor of the mesh may be known while it
+    is traced."""
+    given = [part for value in arguments.all for part in (value, entry_of(value))]
+    tensors = [value for value in given if value.is_tensor]
     made = replace(MADE, detached=frame.no_grad or bool(tensors) and all(value.detached for value in tensors))
-    if any(value.kind is Kind.TENSOR for value in tensors) or (frame.inside and not tensors):
+    if any(value.kind in (Kind.TENSOR, Kind.DERIVED) for value in given):
         return made
-    kind = max((value.kind for value in tensors), default=Kind.HOST)
-    return replace(made, kind=kind)
+    return replace(made, kind=Kind.SOME if frame.inside or tensors else Kind.HOST)
+
+
+def of_parameters(frame: Frame) -> Value:
+    """What a module gives, whose parameters are on the mesh."""
+    return replace(MADE, detached=frame.no_grad)
 
 
 # -- what is refused wherever it stands ------------------------------------------------------------------------------
@@ -182,26 +186,6 @@ def written(interpreter: Expressions, node: ast.expr | ast.stmt, value: Value, f
         interpreter.report.add("M106", node, "a plain tensor is changed in place in a program", hints.plain(line))
 
 
-def mutation(
-    interpreter: Expressions,
-    node: ast.expr | ast.stmt,
-    holder: ast.expr,
-    value: Value,
-    frame: Frame,
-    grows: bool = False,
-) -> None:
-    """A list or dict is changed. A tensor that is put at a key is left behind by the trace, and every call fills it."""
-    held = interpreter.expression(holder, frame)
-    if not frame.inside or held.kind is not Kind.CONTAINER or not held.closed or (value.is_tensor and not grows):
-        return
-    interpreter.report.add(
-        "M303",
-        node,
-        f"'{ast.unparse(holder)}' lies outside '{frame.program}', and is changed when it is traced",
-        hints.mutated(interpreter.report.line_of(node)),
-    )
-
-
 def changing(interpreter: Expressions, node: ast.expr, dotted: str, frame: Frame) -> None:
     if frame.inside:
         name = dotted.removeprefix("builtins.")
@@ -219,29 +203,6 @@ def indexed(interpreter: Expressions, node: ast.Subscript, index: Value, frame: 
             node,
             "selecting by a mask gives a shape that depends on values",
             hints.shape(interpreter.report.line_of(node)),
-        )
-
-
-_CLOSED_OVER = (Kind.PYTHON, Kind.UNKNOWN, Kind.HOST, Kind.SOME, Kind.TENSOR, Kind.DERIVED)
-
-
-def closed_over(interpreter: Expressions, name: str, value: Value, home: Scope, node: ast.expr, frame: Frame) -> None:
-    """A name from outside that is bound anew, in a loop, below the program."""
-    if value.kind not in _CLOSED_OVER or name in frame.scope.outer or home.is_class:
-        return
-    later = [
-        binding
-        for binding in home.bindings[name]
-        if binding.line > frame.program_line
-        and binding.looped
-        and (binding.how in ("loop", "assign") or (binding.how == "augmented" and value.kind is not Kind.HOST))
-    ]
-    if later:
-        interpreter.report.add(
-            "M306",
-            node,
-            f"'{name}' is bound anew on line {later[0].line}, and '{frame.program}' keeps what it was when traced",
-            hints.closed_over(name, frame.program),
         )
 
 
@@ -277,10 +238,10 @@ class _Method:
             return self.of_container(holder, name)
         if holder.kind is Kind.SCHEDULER and name == "step":
             self.add("M110", "a learning-rate scheduler steps inside a program", hints.scheduler(self.line))
-        if holder.kind is Kind.OPTIMIZER and name == "step" and holder.fused:
-            self.add("M112", "a fused optimizer cannot step in a program", hints.fused(self.line))
+        if holder.kind is Kind.GENERATOR and name == "manual_seed":
+            return holder
         if holder.kind is Kind.PYTHON:
-            if name == "format":
+            if name == "format" and "!r" not in ast.unparse(self.func.value):
                 printed(self.interpreter, self.node, container(self.arguments.all), self.frame)
             return PYTHON
         return DERIVED if self.arguments.has_tensor else UNKNOWN
@@ -297,24 +258,24 @@ class _Method:
                 read(self.interpreter, self.node, self.frame)
             return PYTHON
         if name == "backward":
-            if self.frame.no_grad or holder.detached:
+            if holder.detached:
                 self.add("M113", "backward() where no gradients are recorded", hints.backward(self.line))
             return PYTHON
         if name in PYTHON_METHODS:
             return PYTHON
         if name in VALUE_SHAPES and on_mesh:
             self.add("M104", f"{name}() gives a shape that depends on values", hints.shape(self.line))
-        if name in SHAPE_CHANGES and on_mesh:
-            self.add("M111", f"{name}() changes a tensor's shape in place", hints.reshaped(self.line, name))
-            return holder
         if name in SHAPE_TAKERS:
             sizes(self.interpreter, self.node, given, self.frame)
         generator_given(self.interpreter, self.node, given, self.frame)
-        if name == "requires_grad_":
-            return holder
+        if name in ("requires_grad_", "detach_"):  # these change no value
+            changed = replace(holder, detached=name == "detach_")
+            if isinstance(self.func.value, ast.Name):
+                self.frame.env[self.func.value.id] = changed
+            return changed
+        if name == "new_tensor":
+            return SOME
         if name.endswith("_") and not name.startswith("_"):
-            if not on_mesh and any(value.kind is Kind.TENSOR for value in given.all):
-                holder = replace(holder, kind=max(holder.kind, Kind.HOST))
             written(self.interpreter, self.node, holder, self.frame)
             return holder
         if name in LISTS:
@@ -326,7 +287,7 @@ class _Method:
         return replace(made, boolean=boolean, detached=made.detached or name == "detach")
 
     def of_module(self, holder: Value, name: str) -> Value:
-        tensor = Value(Kind.TENSOR, "state", closed=True) if holder.placed else SOME
+        tensor = Value(Kind.TENSOR, "state") if holder.placed else SOME
         if name in ("parameters", "buffers"):
             return Value(Kind.CONTAINER, each=tensor)
         if name in ("named_parameters", "named_buffers"):
@@ -345,8 +306,7 @@ class _Method:
             last = given.positional[-1] if given.positional else PYTHON
             if name == "update":
                 last = join_all([entry_of(value) for value in given.positional] + list(given.keywords.values()))
-            mutation(self.interpreter, self.node, self.func.value, last, self.frame, grows=name in _GROWS)
-            if isinstance(self.func.value, ast.Name) and not holder.closed and name not in ("clear", "sort", "reverse"):
+            if isinstance(self.func.value, ast.Name):
                 added = entry_of(last) if name in ("extend", "extendleft") else last
                 each = (
                     join(entry_of(holder), added)
@@ -365,8 +325,7 @@ class _Method:
 
 
 def generator_given(interpreter: Expressions, node: ast.Call, arguments: Arguments, frame: Frame) -> None:
-    given = next((keyword.value for keyword in node.keywords if keyword.arg == "generator"), None)
-    if frame.inside and given is not None and not (isinstance(given, ast.Constant) and given.value is None):
+    if frame.inside and arguments.keywords.get("generator", UNKNOWN).kind is Kind.GENERATOR:
         interpreter.report.add(
             "M109",
             node,

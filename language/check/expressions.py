@@ -42,7 +42,6 @@ class Frame:
     parent: Frame | None = None
     inside: bool = True
     program: str = ""
-    program_line: int = 0
     no_grad: bool = False
     returns: list[Value] = field(default_factory=list)
 
@@ -64,7 +63,7 @@ class Expressions(ABC):
         """The frame in which each function of a program was defined, by id of its node."""
 
     @abstractmethod
-    def assign(self, target: ast.expr, value: Value, frame: Frame, source: ast.expr | None = None) -> None:
+    def assign(self, target: ast.expr, value: Value, frame: Frame) -> None:
         """Bind a target to a value."""
 
     @abstractmethod
@@ -125,10 +124,7 @@ class Expressions(ABC):
         value = self.names.static(home, name)
         if not frame.inside:
             return value
-        calls.closed_over(self, name, value, home, node, frame)
-        if value.kind is Kind.TENSOR:
-            return replace(value, origin="state", closed=True)
-        return replace(value, closed=True)
+        return replace(value, origin="state") if value.kind is Kind.TENSOR else value
 
     def _e_attribute(self, node: ast.Attribute, frame: Frame) -> Value:
         holder = self.expression(node.value, frame)
@@ -162,7 +158,7 @@ class Expressions(ABC):
             value = self.names.attribute(holder.cls, name)
             if value.kind is Kind.SOME and holder.placed:
                 value = Value(Kind.TENSOR, "state")
-            return replace(value, closed=holder.closed, placed=value.placed or holder.placed)
+            return replace(value, placed=value.placed or holder.placed)
         if holder.kind is Kind.MODULE and name in ("weight", "bias"):
             return Value(Kind.TENSOR, "state") if holder.placed else SOME
         if holder.kind is Kind.DERIVED and name in TENSOR_METHODS:
@@ -200,12 +196,13 @@ class Expressions(ABC):
         if isinstance(node.op, ast.Not):
             self.truth(node.operand, frame)
             return PYTHON
-        value = self.expression(node.operand, frame)
-        return replace(value, origin="made") if value.kind is Kind.TENSOR else value
+        return self.combined([self.expression(node.operand, frame)])
 
     def _e_binop(self, node: ast.BinOp, frame: Frame) -> Value:
         if isinstance(node.op, ast.Mod) and isinstance(node.left, ast.Constant) and isinstance(node.left.value, str):
-            calls.printed(self, node, self.expression(node.right, frame), frame)
+            given = self.expression(node.right, frame)
+            if "%r" not in node.left.value:
+                calls.printed(self, node, given, frame)
             return PYTHON
         values = []
         left: ast.expr = node
@@ -244,7 +241,7 @@ class Expressions(ABC):
         """The result of arithmetic."""
         tensors = [value for value in values if value.is_tensor]
         if tensors:
-            kind = max(value.kind for value in tensors)
+            kind = max(Kind.SOME, *(value.kind for value in tensors))  # it lies elsewhere than what it is made of
             detached = all(value.detached for value in tensors)
             return Value(kind, "made", boolean=all(value.boolean for value in tensors), detached=detached)
         if any(value.kind is Kind.CONTAINER for value in values):
@@ -262,7 +259,10 @@ class Expressions(ABC):
         if holder.is_tensor:
             if isinstance(node.ctx, ast.Load) and holder.kind is Kind.TENSOR:
                 calls.indexed(self, node, index, frame)
-            return replace(holder, origin="made") if index.is_tensor else holder
+            parts = index.items if index.items is not None else (index,)
+            if isinstance(node.slice, ast.List) or any(part.kind is not Kind.PYTHON for part in parts):
+                return replace(holder, kind=max(holder.kind, Kind.SOME), origin="made")  # it may be a copy
+            return holder
         if holder.kind is Kind.CONTAINER:
             if index.kind is Kind.TENSOR and holder.items is not None:
                 calls.read(self, node.slice, frame, "a list is indexed by a tensor's value")
@@ -308,7 +308,7 @@ class Expressions(ABC):
         for part in node.values:
             if isinstance(part, ast.FormattedValue):
                 value = self.expression(part.value, frame)
-                if part.conversion != ord("r"):
+                if part.conversion in (-1, ord("s")):
                     calls.printed(self, part.value, container([value]), frame)
                 if part.format_spec is not None:
                     self.expression(part.format_spec, frame)

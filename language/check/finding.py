@@ -19,23 +19,17 @@ RULES: dict[str, str] = {
     "M108": "the layout of a value that has none yet",
     "M109": "a torch.Generator inside a program",
     "M110": "a learning-rate scheduler steps inside a program",
-    "M111": "a tensor's shape is changed in place",
-    "M112": "a fused optimizer",
     "M113": "backward() where no gradients are recorded",
     "M201": "an annotation that does not parse",
     "M202": "a layout that does not parse",
     "M203": "an unknown mesh dim",
     "M204": "a layout that does not fit the tensor",
     "M301": "a Python value that is another at every call",
-    "M302": "a counter in a program",
-    "M303": "a list or dict outside the program is changed",
-    "M304": "data from outside is built in",
     "M305": "output at trace time",
-    "M306": "a closed-over value that changes between calls",
     "M307": "no_grad() that has no effect",
     "M308": "an annotation that is ignored",
 }
-"""Every rule by its code. M1 and M2: the tracer refuses it. M3: it is traced, and slow, or done once."""
+"""Every rule by its code. M1 and M2: the tracer refuses it. M3: it runs, but is slow, done once, or without effect."""
 
 
 def level(code: str) -> str:

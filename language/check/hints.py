@@ -89,18 +89,6 @@ def scheduler(line: str) -> str:
     )
 
 
-def reshaped(line: str, method: str) -> str:
-    return beside(line, "a distributed tensor keeps its shape", (f"x = x.{method.rstrip('_')}(…)", "a new tensor"))
-
-
-def fused(line: str) -> str:
-    return beside(
-        line,
-        "this optimizer was made with fused=True, whose kernels change lists of tensors in place",
-        ("torch.optim.AdamW(parameters)", "the default, which the compiler makes one program of"),
-    )
-
-
 def backward(line: str) -> str:
     return beside(
         line,
@@ -117,44 +105,11 @@ def changing(line: str) -> str:
     )
 
 
-def counter(line: str) -> str:
-    return beside(
-        line,
-        "another value at each call: the program is traced at each",
-        ("count += 1", "outside, beside the program's call"),
-        ("count.add_(1)", "with a tensor that lies on the mesh: the program's state"),
-    )
-
-
-def mutated(line: str) -> str:
-    return beside(
-        line,
-        "another length at each call: the program is traced at each",
-        ("losses.append(step(x))", "outside: what the program returns"),
-    )
-
-
-def data(line: str) -> str:
-    return beside(
-        line,
-        "the data of that moment is built into the program",
-        ("step(torch.from_numpy(batch))", "pass it as an argument"),
-    )
-
-
 def output(line: str) -> str:
     return beside(
         line,
         "runs when the program is traced, not at every call",
         ("result = step(x); print(result)", "outside: waits for the value"),
-    )
-
-
-def closed_over(name: str, program: str) -> str:
-    return beside(
-        f"… {name} …",
-        "another value traces the program again",
-        (f"def {program}(x, {name}):", "pass it: floats are given anew at every call"),
     )
 
 

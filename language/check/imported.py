@@ -17,9 +17,9 @@ from monarch.language.check.kinds import (
     OUTPUTS,
     PRINTING_CALLS,
     PYTHON,
+    RANDOM,
     READING_CALLS,
     SOME,
-    TORCH_DATA,
     TORCH_PYTHON,
     TORCH_READS,
     UNKNOWN,
@@ -40,6 +40,7 @@ _COMPARING = {f"builtins.{name}" for name in ("max", "min", "sorted", "any", "al
 _CONTAINERS = {f"builtins.{name}" for name in ("list", "tuple", "set", "frozenset", "dict", "reversed", "iter")}
 _TORCH_OPS = ("torch.nn.functional.", "torch.linalg.", "torch.fft.", "torch.special.", "torch.nn.init.", "torch.ops.")
 _HIGHER = {"torch.vmap", "torch.compile", "torch.cond", "torch.while_loop", "torch.export"}
+_OF_SHAPES = {"numpy.shape", "numpy.ndim", "numpy.size"}
 _BOOLEAN = set("isnan isinf isfinite eq ne lt le gt ge logical_and logical_or logical_not".split())
 
 
@@ -71,16 +72,16 @@ class ImportedCall:
             return PYTHON
         if self.dotted in PRINTING_CALLS:
             return self.printing()
-        if self.dotted in READING_CALLS or root == "numpy":
+        if self.dotted in READING_CALLS or (root == "numpy" and self.dotted not in _OF_SHAPES):
             return self.reading()
-        if named(self.dotted, OUTPUTS):
-            name = self.dotted.removeprefix("builtins.")
-            self.add("M305", f"{name} runs when '{self.frame.program}' is traced", hints.output(self.line))
-            return UNKNOWN
+        if self.dotted in OUTPUTS:
+            self.add("M305", f"{self.dotted} runs when '{self.frame.program}' is traced", hints.output(self.line))
+            return PYTHON
         if root == "builtins":
             return self.builtin(self.dotted.partition(".")[2])
         if self.dotted in ("copy.copy", "copy.deepcopy"):
-            return given.first()
+            first = given.first()
+            return replace(first, kind=max(first.kind, Kind.SOME), origin="made") if first.is_tensor else first
         if root == "collections":
             return Value(Kind.CONTAINER)
         return DERIVED if given.has_tensor else UNKNOWN
@@ -89,7 +90,7 @@ class ImportedCall:
         given = self.arguments
         printed(self.interpreter, self.node, Value(Kind.CONTAINER, items=given.all), self.frame)
         refused = self.interpreter.report.has("M103", self.node)
-        if self.dotted in ("builtins.print", "rich.print", "pprint.pprint") and not refused:
+        if self.dotted == "builtins.print" and not refused:
             self.add("M305", f"print runs when '{self.frame.program}' is traced", hints.output(self.line))
         return PYTHON
 
@@ -98,21 +99,21 @@ class ImportedCall:
         if self.dotted in _COMPARING:
             # max(a, b) compares its arguments, max(list) the list's entries.
             values = [entry for value in values for entry in (value, entry_of(value))]
-        if any(value.kind is Kind.TENSOR for value in values):
+        if any(value.kind is Kind.TENSOR for value in values) and "key" not in self.arguments.keywords:
             name = self.dotted.removeprefix("builtins.")
             read(self.interpreter, self.node, self.frame, f"{name}() needs it")
         if self.dotted in ("builtins.max", "builtins.min") and any(value.is_tensor for value in values):
             return UNKNOWN
         if self.dotted == "builtins.sorted":
             return container([entry_of(self.arguments.first())], known=False)
-        return Value(Kind.PYTHON, dotted="numpy") if self.dotted.startswith("numpy.") else PYTHON
+        return PYTHON
 
     def builtin(self, name: str) -> Value:
         given = self.arguments
         first = given.first()
         if f"builtins.{name}" in _CONTAINERS:
             if name in ("list", "tuple") and first.items is not None:
-                return first if not first.closed else replace(first, closed=False)
+                return first
             entries = [entry_of(value) for value in given.positional] + list(given.keywords.values())
             return container(entries, known=not entries)
         if name == "enumerate":
@@ -168,11 +169,13 @@ class ImportedCall:
         if parent == "torch.optim.lr_scheduler":
             return Value(Kind.SCHEDULER)
         if dotted.startswith("torch.optim."):
-            return self.optimizer()
+            return UNKNOWN
+        if dotted == "torch.Generator":
+            return Value(Kind.GENERATOR)
         if dotted.startswith("torch.nn.") and name[:1].isupper():
             return Value(Kind.MODULE)
         if dotted in ("torch.autograd.grad", "torch.autograd.backward"):
-            if self.frame.no_grad or given.first().detached:
+            if given.first().detached:
                 self.add("M113", "gradients are asked for where none are recorded", hints.backward(self.line))
             return Value(Kind.CONTAINER, each=MADE) if name == "grad" else PYTHON
         if dotted == "torch.utils.checkpoint.checkpoint":
@@ -181,17 +184,9 @@ class ImportedCall:
             return MADE if self.frame.inside else SOME
         if parent == "torch" and name in TORCH_PYTHON or dotted.startswith("torch.autograd"):
             return PYTHON
-        if dotted in TORCH_DATA:
-            if self.frame.inside:
-                self.add("M304", f"{dotted}() builds data into the program", hints.data(self.line))
-            return replace(MADE, kind=Kind.TENSOR if self.frame.inside else Kind.HOST)
         if (parent == "torch" or dotted.startswith(_TORCH_OPS)) and not name[:1].isupper() and dotted not in _HIGHER:
             return self.op(name)
         return DERIVED if given.has_tensor else UNKNOWN
-
-    def optimizer(self) -> Value:
-        fused = next((keyword.value for keyword in self.node.keywords if keyword.arg == "fused"), None)
-        return Value(Kind.OPTIMIZER, fused=isinstance(fused, ast.Constant) and fused.value is True)
 
     def checkpoint(self) -> Value:
         """The function that is checkpointed runs at once."""
@@ -211,15 +206,11 @@ class ImportedCall:
             classes = name == "one_hot" and len(given.positional) < 2 and "num_classes" not in counted
             if name in VALUE_SHAPES or single or classes:
                 self.add("M104", f"{name}() gives a shape that depends on values", hints.shape(self.line))
-            if name.endswith("_"):
-                written(self.interpreter, self.node, first, self.frame)
+        if name.endswith("_"):
+            written(self.interpreter, self.node, first, self.frame)
         if name in FACTORIES:
             sizes(self.interpreter, self.node, given, self.frame)
-        if name in ("tensor", "as_tensor", "asarray"):
-            if first.dotted == "numpy":
-                self.add("M304", f"torch.{name}() builds data into the program", hints.data(self.line))
-            return replace(MADE, kind=Kind.TENSOR if self.frame.inside else Kind.HOST)
-        made = result_of(given, self.frame)
+        made = MADE if name in RANDOM and self.frame.inside else result_of(given, self.frame)
         if name in LISTS or name in ("meshgrid", "broadcast_tensors", "unbind"):
             return Value(Kind.CONTAINER, each=made)
         boolean = name in _BOOLEAN

@@ -52,7 +52,7 @@ class Interpreter(Expressions):
         """Go through a program: its parameters are tensors where they are annotated or used as such. The first `given`
         positional parameters are bound by a partial."""
         self._bodies = 0
-        frame = Frame(function.scope, program=function.name, program_line=function.node.lineno)
+        frame = Frame(function.scope, program=function.name)
         frame.no_grad = self._decorated_no_grad(function)
         arguments = function.node.args
         positional = [*arguments.posonlyargs, *arguments.args]
@@ -61,7 +61,7 @@ class Interpreter(Expressions):
         passed = self.names.passed(function)
         for place, parameter in enumerate(parameters(arguments)):
             if place == 0 and function.owner is not None:
-                frame.env[parameter.arg] = Value(Kind.INSTANCE, cls=function.owner, closed=True, placed=True)
+                frame.env[parameter.arg] = Value(Kind.INSTANCE, cls=function.owner, placed=True)
                 continue
             value = self.names.parameter(parameter, function)
             default = defaults.get(parameter.arg)
@@ -94,7 +94,6 @@ class Interpreter(Expressions):
                 parent=made_in if made_in is not None and caller.inside else None,
                 inside=caller.inside,
                 program=caller.program,
-                program_line=caller.program_line,
                 no_grad=caller.no_grad or self._decorated_no_grad(function),
             )
             self.bind(function, arguments, frame)
@@ -181,40 +180,24 @@ class Interpreter(Expressions):
     def _return(self, node: ast.Return, frame: Frame) -> None:
         frame.returns.append(self.expression(node.value, frame) if node.value else PYTHON)
 
-    def _delete(self, node: ast.Delete, frame: Frame) -> None:
-        for target in node.targets:
-            if isinstance(target, ast.Subscript):
-                calls.mutation(self, target, target.value, PYTHON, frame)
-
     def _assign(self, node: ast.Assign, frame: Frame) -> None:
         value = self.expression(node.value, frame)
         for target in node.targets:
-            self.assign(target, value, frame, node.value)
+            self.assign(target, value, frame)
 
     def _annassign(self, node: ast.AnnAssign, frame: Frame) -> None:
         if node.value is not None:
-            self.assign(node.target, self.expression(node.value, frame), frame, node.value)
+            self.assign(node.target, self.expression(node.value, frame), frame)
 
     def _augassign(self, node: ast.AugAssign, frame: Frame) -> None:
         operand = self.expression(node.value, frame)
         target = node.target
         if isinstance(target, ast.Name):
             before = self.name(target.id, frame, target)
-            if self._is_outer(target.id, frame) and not before.is_tensor and not operand.is_tensor:
-                self._counter(node, frame)
-                return
             calls.written(self, node, before, frame)
-            known = before if before.is_tensor else self.combined([before, operand])
-            frame.env[target.id] = known
-            return
-        before = self.expression(self._read(target), frame)
-        if before.is_tensor:
-            calls.written(self, node, before, frame)
-        elif isinstance(target, ast.Subscript) and not operand.is_tensor:
-            calls.mutation(self, node, target.value, operand, frame)
-        elif isinstance(target, ast.Attribute) and before.kind is Kind.PYTHON and not operand.is_tensor:
-            if self.expression(target.value, frame).closed:
-                self._counter(node, frame)
+            frame.env[target.id] = before if before.kind is Kind.TENSOR else self.combined([before, operand])
+        else:
+            calls.written(self, node, self.expression(self._read(target), frame), frame)
 
     @staticmethod
     def _read(target: ast.expr) -> ast.expr:
@@ -227,21 +210,6 @@ class Interpreter(Expressions):
         else:
             return target
         return ast.copy_location(made, target)
-
-    def _counter(self, node: ast.stmt, frame: Frame) -> None:
-        if frame.inside:
-            line = self.report.line_of(node)
-            self.report.add(
-                "M302", node, f"this counts how often '{frame.program}' is traced, not its calls", hints.counter(line)
-            )
-
-    @staticmethod
-    def _is_outer(name: str, frame: Frame) -> bool:
-        """Whether assigning the name changes a variable from outside the program."""
-        if not frame.inside or name not in frame.scope.outer:
-            return False
-        home = frame.scope.home(name)
-        return home is None or frame.frame_of(home) is None
 
     def _for(self, node: ast.For, frame: Frame) -> None:
         iterated = self.expression(node.iter, frame)
@@ -372,15 +340,8 @@ class Interpreter(Expressions):
 
     # -- binding -------------------------------------------------------------------------------------------------
 
-    def assign(self, target: ast.expr, value: Value, frame: Frame, source: ast.expr | None = None) -> None:
+    def assign(self, target: ast.expr, value: Value, frame: Frame) -> None:
         if isinstance(target, ast.Name):
-            if self._is_outer(target.id, frame):
-                reads_itself = source is not None and any(
-                    isinstance(part, ast.Name) and part.id == target.id for part in ast.walk(source)
-                )
-                if reads_itself and not value.is_tensor and value.kind is not Kind.DERIVED:
-                    self._counter(self._whole(target, source), frame)
-                return
             frame.env[target.id] = value
         elif isinstance(target, ast.Tuple | ast.List):
             entries: tuple[Value, ...] = ()
@@ -396,18 +357,7 @@ class Interpreter(Expressions):
             self.expression(target.slice, frame)
             if holder.is_tensor:
                 calls.written(self, target, holder, frame)
-            elif not value.is_tensor and value.kind not in (Kind.DERIVED, Kind.UNKNOWN):
-                calls.mutation(self, target, target.value, value, frame)
-            if isinstance(target.value, ast.Name) and holder.kind is Kind.CONTAINER and not holder.closed:
+            if isinstance(target.value, ast.Name) and holder.kind is Kind.CONTAINER:
                 frame.env[target.value.id] = replace(holder, items=None, each=join(entry_of(holder), value))
         elif isinstance(target, ast.Attribute):
             self.expression(target.value, frame)
-
-    @staticmethod
-    def _whole(target: ast.expr, source: ast.expr | None) -> ast.stmt:
-        """The statement of an assignment, as a place."""
-        made = ast.Assign([target], source or target)
-        made.lineno, made.col_offset = target.lineno, target.col_offset
-        made.end_lineno = (source or target).end_lineno
-        made.end_col_offset = (source or target).end_col_offset
-        return made

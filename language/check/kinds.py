@@ -24,13 +24,13 @@ class Kind(enum.IntEnum):
     CLASS = 5
     INSTANCE = 6  # of a class of the file
     MODULE = 7  # a torch.nn.Module
-    OPTIMIZER = 8
+    GENERATOR = 8  # a torch.Generator
     SCHEDULER = 9
     MESH = 10
     CONTAINER = 11  # a list, tuple, dict or set, or an iterator: `each`, `items`
     DERIVED = 12  # what an unknown function made of a tensor
     HOST = 13  # a plain tensor in the controller's process
-    SOME = 14  # a tensor, on the mesh or not
+    SOME = 14  # a tensor, on the mesh or not, or one whose value is known while the program is traced
     TENSOR = 15  # a tensor on the mesh
 
 
@@ -40,9 +40,7 @@ class Value:
 
     `boolean`  a tensor of bools
     `each`     what a container's entries are; `items` the entries of a tuple or list, where they are known
-    `closed`   it comes from outside the program
     `placed`   of a module: it lies on a mesh
-    `fused`    of an optimizer: made with fused=True
     `detached` a tensor made where no gradients are recorded
     """
 
@@ -51,9 +49,7 @@ class Value:
     boolean: bool = False
     each: Value | None = None
     items: tuple[Value, ...] | None = None
-    closed: bool = False
     placed: bool = False
-    fused: bool = False
     detached: bool = False
     dotted: str = ""
     function: Function | None = None
@@ -69,7 +65,7 @@ class Value:
         """What tells the analyses of a function apart."""
         items = tuple(item.kind for item in self.items) if self.items is not None else None
         made_of = (self.each.kind if self.each else None, items, id(self.function), id(self.cls))
-        return (int(self.kind), self.origin, self.boolean, self.placed, self.detached, self.closed, made_of)
+        return (int(self.kind), self.origin, self.boolean, self.placed, self.detached, made_of)
 
 
 UNKNOWN = Value()
@@ -78,7 +74,6 @@ DERIVED = Value(Kind.DERIVED)
 HOST = Value(Kind.HOST)
 SOME = Value(Kind.SOME)
 ARGUMENT = Value(Kind.TENSOR, "argument")
-STATE = Value(Kind.TENSOR, "state", closed=True)
 MADE = Value(Kind.TENSOR, "made")
 
 
@@ -113,11 +108,7 @@ def container(entries: Iterable[Value], known: bool = True) -> Value:
 def entry_of(value: Value) -> Value:
     """What iterating over a value gives."""
     if value.kind is Kind.CONTAINER:
-        if value.items is not None:
-            found = join_all(value.items)
-        else:
-            found = value.each or UNKNOWN
-        return replace(found, closed=True) if value.closed and found.kind is Kind.CONTAINER else found
+        return join_all(value.items) if value.items is not None else value.each or UNKNOWN
     if value.is_tensor or value.kind is Kind.PYTHON:
         return value
     return UNKNOWN
@@ -148,15 +139,17 @@ READS = set("item tolist numpy full_tensor to_local wait is_nonzero equal allclo
 VALUE_SHAPES = {"nonzero", "argwhere", "masked_select", "unique", "unique_consecutive", "bincount"}
 """Ops that give a tensor whose shape depends on values."""
 
-SHAPE_CHANGES = set("unsqueeze_ squeeze_ t_ transpose_ swapaxes_ swapdims_ resize_ resize_as_ as_strided_".split())
 VIEWS = set(
-    "view view_as reshape reshape_as expand expand_as permute transpose t squeeze unsqueeze flatten unflatten narrow "
-    "select diagonal movedim moveaxis swapaxes swapdims detach unfold T mT H mH data real imag ravel contiguous".split()
+    "view view_as expand expand_as permute transpose t squeeze unsqueeze unflatten narrow select diagonal movedim "
+    "moveaxis swapaxes swapdims detach unfold T mT H mH data real imag".split()
 )
+"""Of a tensor: what is always a view of it. `reshape`, `flatten` and `contiguous` may copy."""
 LISTS = set("chunk split unbind tensor_split hsplit vsplit dsplit split_with_sizes unsafe_chunk unsafe_split".split())
 SHAPE_TAKERS = set("view reshape expand repeat unflatten narrow permute tile select roll new_zeros new_ones".split())
 """Methods whose arguments are sizes and dims: Python numbers."""
 
+RANDOM = set("rand randn randint randperm normal".split())
+"""Ops that give a tensor whose value no trace knows, though it depends on no input."""
 FACTORIES = set("zeros ones empty arange eye rand randn randint randperm full tril_indices triu_indices".split())
 TORCH_PYTHON = set(
     "is_tensor is_grad_enabled numel is_floating_point is_complex get_default_dtype set_default_dtype manual_seed seed "
@@ -167,7 +160,6 @@ TORCH_PYTHON = set(
     "set_float32_matmul_precision".split()
 )
 TORCH_READS = {"torch.equal", "torch.allclose", "torch.is_nonzero"}
-TORCH_DATA = {"torch.from_numpy", "torch.load", "torch.frombuffer", "torch.from_file", "torch.from_dlpack"}
 
 READING_CALLS = {
     *(
@@ -184,7 +176,7 @@ READING_CALLS = {
 }
 """Calls that need the value of a tensor that they are given."""
 
-PRINTING_CALLS = {"builtins.print", "builtins.str", "builtins.format", "builtins.ascii", "pprint.pprint", "rich.print"}
+PRINTING_CALLS = {"builtins.print", "builtins.str", "builtins.format"}
 
 CHANGING = (
     "time.time",
@@ -198,8 +190,6 @@ CHANGING = (
     "datetime.datetime.today",
     "datetime.datetime.utcnow",
     "datetime.date.today",
-    "os.getenv",
-    "os.environ",
     "os.urandom",
     "uuid.uuid1",
     "uuid.uuid4",
@@ -210,17 +200,8 @@ CHANGING = (
 )
 """Names, or their beginnings, of what gives another Python value at every call."""
 
-OUTPUTS = (
-    "builtins.open",
-    "logging.",
-    "warnings.warn",
-    "subprocess.",
-    "os.makedirs",
-    "os.remove",
-    "shutil.",
-    "sys.stdout",
-)
-"""Names of what writes or reads while the program is traced, not while it runs."""
+OUTPUTS = {"pprint.pprint", *(f"logging.{n}" for n in "debug info warning error critical exception log".split())}
+"""What writes while the program is traced, and not when it runs."""
 
 
 def named(dotted: str, names: Iterable[str]) -> bool:

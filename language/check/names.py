@@ -63,7 +63,7 @@ class Names:
             bindings = scope.bindings[name]
             if name in scope.outer:
                 return UNKNOWN
-            value = join_all(self._bound(binding, scope) for binding in bindings)
+            value = _any_of([self._bound(binding, scope) for binding in bindings if binding.how != "augmented"])
         finally:
             self._open.discard(key)
         self._known[key] = value
@@ -95,8 +95,6 @@ class Names:
         value = self.evaluate(binding.value, scope)
         if binding.how == "loop":
             value = entry_of(value)
-        elif binding.how == "augmented":
-            return PYTHON if value.kind is Kind.PYTHON else UNKNOWN
         for place in binding.path:
             value = value.items[place] if value.items is not None and place < len(value.items) else entry_of(value)
         return value
@@ -157,7 +155,7 @@ class Names:
                 for value, scope in base.attributes.get(name, [])
             ]
             found += [self.static(base.scope, name) for base in self.bases(cls) if name in base.scope.bindings]
-            value = join_all(found)
+            value = _any_of(found)
         finally:
             self._open.discard(key)
         self._known[key] = value
@@ -229,8 +227,6 @@ class Names:
         dotted = self.file.dotted(annotation, scope)
         if dotted.startswith("torch.nn."):
             return Value(Kind.MODULE)
-        if dotted.startswith("torch.optim."):
-            return Value(Kind.OPTIMIZER)
         if isinstance(annotation, ast.Name) and (home := scope.home(annotation.id)) is not None:
             found_class = next((b.node for b in home.bindings[annotation.id] if b.how == "class"), None)
             if found_class is not None:
@@ -336,6 +332,12 @@ class Names:
                 if isinstance(value, ast.Call) and self.is_mesh_call(value, home):
                     return self.mesh(value, home)
         return None
+
+
+def _any_of(values: list[Value]) -> Value:
+    """What a name is that is bound to several values, in an order that is not known."""
+    value = join_all(values)
+    return SOME if value.is_tensor and any(other.kind is not value.kind for other in values) else value
 
 
 def _is(expression: ast.expr, name: str) -> bool:

@@ -17,16 +17,13 @@ class Binding:
     `value`   the expression that it becomes, or, with `path`, the part of it at these places; what is iterated for a
               loop; None where nothing is known
     `dotted`  for an import, what is imported: "torch.nn.functional"
-    `looped`  whether it stands in a loop
     """
 
     how: str
-    line: int
     value: ast.expr | None = None
     path: tuple[int, ...] = ()
     dotted: str = ""
     node: ast.AST | None = None
-    looped: bool = False
 
 
 @dataclass(eq=False)
@@ -94,7 +91,7 @@ class File:
         self.calls: list[tuple[ast.Call, Scope]] = []
         builder = _Builder(self)
         for statement in tree.body:
-            builder.statement(statement, self.module, None, False)
+            builder.statement(statement, self.module, None)
 
     def dotted(self, expression: ast.expr, scope: Scope) -> str:
         """What an expression names of what was imported: `F.relu` is "torch.nn.functional.relu"; "" for none."""
@@ -125,80 +122,77 @@ class _Builder:
     def bind(self, scope: Scope, name: str, binding: Binding) -> None:
         if name in scope.outer:
             home = self.file.module if scope.parent is None else scope.parent.home(name) or self.file.module
-            home.bindings.setdefault(name, []).append(Binding("other", binding.line))
+            home.bindings.setdefault(name, []).append(Binding("other"))
         scope.bindings.setdefault(name, []).append(binding)
 
     # -- statements ----------------------------------------------------------------------------------------------
 
-    def statement(self, node: ast.stmt, scope: Scope, owner: Class | None, looped: bool) -> None:
+    def statement(self, node: ast.stmt, scope: Scope, owner: Class | None) -> None:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            self.bind(scope, node.name, Binding("def", node.lineno, node=node, looped=looped))
+            self.bind(scope, node.name, Binding("def", node=node))
             for expression in (*node.decorator_list, *_defaults(node.args)):
-                self.expression(expression, scope, looped)
+                self.expression(expression, scope)
             self.function(node, scope, owner)
         elif isinstance(node, ast.ClassDef):
-            self.bind(scope, node.name, Binding("class", node.lineno, node=node, looped=looped))
+            self.bind(scope, node.name, Binding("class", node=node))
             for expression in (*node.decorator_list, *node.bases, *(k.value for k in node.keywords)):
-                self.expression(expression, scope, looped)
+                self.expression(expression, scope)
             inner = Scope(node, scope)
             made = self.file.classes[node] = Class(node, inner)
             for statement in node.body:
-                self.statement(statement, inner, made, False)
+                self.statement(statement, inner, made)
         elif isinstance(node, ast.Import):
             for alias in node.names:
                 name = alias.asname or alias.name.partition(".")[0]
-                self.bind(scope, name, Binding("import", node.lineno, dotted=alias.name if alias.asname else name))
+                self.bind(scope, name, Binding("import", dotted=alias.name if alias.asname else name))
         elif isinstance(node, ast.ImportFrom):
             for alias in node.names:
                 origin = "." * node.level + (node.module or "")
-                self.bind(
-                    scope, alias.asname or alias.name, Binding("import", node.lineno, dotted=f"{origin}.{alias.name}")
-                )
+                self.bind(scope, alias.asname or alias.name, Binding("import", dotted=f"{origin}.{alias.name}"))
         elif isinstance(node, ast.Global | ast.Nonlocal):
             scope.outer.update(node.names)
         else:
-            self.plain(node, scope, owner, looped)
+            self.plain(node, scope, owner)
 
-    def plain(self, node: ast.stmt, scope: Scope, owner: Class | None, looped: bool) -> None:
+    def plain(self, node: ast.stmt, scope: Scope, owner: Class | None) -> None:
         if isinstance(node, ast.Assign):
             for target in node.targets:
-                self.target(target, Binding("assign", node.lineno, node.value, looped=looped), scope, owner)
+                self.target(target, Binding("assign", node.value), scope, owner)
         elif isinstance(node, ast.AnnAssign) and node.value is not None:
-            self.target(node.target, Binding("assign", node.lineno, node.value, looped=looped), scope, owner)
+            self.target(node.target, Binding("assign", node.value), scope, owner)
         elif isinstance(node, ast.AugAssign):
-            self.target(node.target, Binding("augmented", node.lineno, node.value, looped=looped), scope, owner)
+            self.target(node.target, Binding("augmented", node.value), scope, owner)
         elif isinstance(node, ast.For | ast.AsyncFor):
-            self.target(node.target, Binding("loop", node.lineno, node.iter, looped=True), scope, owner)
+            self.target(node.target, Binding("loop", node.iter), scope, owner)
         elif isinstance(node, ast.With | ast.AsyncWith):
             for item in node.items:
                 if item.optional_vars is not None:
-                    binding = Binding("assign", node.lineno, item.context_expr, looped=looped)
+                    binding = Binding("assign", item.context_expr)
                     self.target(item.optional_vars, binding, scope, owner)
         elif isinstance(node, ast.Match):
             for child in ast.walk(node):
                 if isinstance(child, ast.MatchAs | ast.MatchStar) and child.name:
-                    self.bind(scope, child.name, Binding("other", child.lineno, looped=looped))
+                    self.bind(scope, child.name, Binding("other"))
                 elif isinstance(child, ast.MatchMapping) and child.rest:
-                    self.bind(scope, child.rest, Binding("other", child.lineno, looped=looped))
+                    self.bind(scope, child.rest, Binding("other"))
         elif isinstance(node, ast.Try | ast.TryStar):
             for handler in node.handlers:
                 if handler.name:
-                    self.bind(scope, handler.name, Binding("other", handler.lineno, looped=looped))
-        inside = looped or isinstance(node, ast.For | ast.AsyncFor | ast.While)
+                    self.bind(scope, handler.name, Binding("other"))
         for child in _children(node):
             if isinstance(child, ast.stmt):
-                self.statement(child, scope, owner, inside)
+                self.statement(child, scope, owner)
             elif isinstance(child, ast.expr):
-                self.expression(child, scope, inside)
+                self.expression(child, scope)
 
     def target(self, target: ast.expr, binding: Binding, scope: Scope, owner: Class | None) -> None:
         if isinstance(target, ast.Name):
             self.bind(scope, target.id, binding)
         elif isinstance(target, ast.Starred):
-            self.target(target.value, Binding("other", binding.line, looped=binding.looped), scope, owner)
+            self.target(target.value, Binding("other"), scope, owner)
         elif isinstance(target, ast.Tuple | ast.List):
             for place, part in enumerate(target.elts):
-                inner = Binding(binding.how, binding.line, binding.value, (*binding.path, place), looped=binding.looped)
+                inner = Binding(binding.how, binding.value, (*binding.path, place))
                 self.target(part, inner, scope, owner)
         elif (
             isinstance(target, ast.Attribute)
@@ -220,16 +214,16 @@ class _Builder:
         if owner is not None and not isinstance(node, ast.Lambda):
             owner.methods[node.name] = made
         for parameter in parameters(node.args):
-            self.bind(inner, parameter.arg, Binding("parameter", parameter.lineno, node=parameter))
+            self.bind(inner, parameter.arg, Binding("parameter", node=parameter))
         if isinstance(node, ast.Lambda):
-            self.expression(node.body, inner, False)
+            self.expression(node.body, inner)
             return
         for name in _given_away(node):
             inner.outer.add(name)
         for statement in node.body:
-            self.statement(statement, inner, None, False)
+            self.statement(statement, inner, None)
 
-    def expression(self, node: ast.expr, scope: Scope, looped: bool) -> None:
+    def expression(self, node: ast.expr, scope: Scope) -> None:
         stack: list[ast.AST] = [node]
         while stack:
             part = stack.pop()
@@ -238,7 +232,7 @@ class _Builder:
                 self.function(part, scope, None)
                 continue
             if isinstance(part, ast.NamedExpr):
-                self.bind(scope, part.target.id, Binding("assign", part.lineno, part.value, looped=looped))
+                self.bind(scope, part.target.id, Binding("assign", part.value))
             elif isinstance(part, ast.Call):
                 self.file.calls.append((part, scope))
             stack.extend(ast.iter_child_nodes(part))

@@ -58,7 +58,7 @@ def test_plain_tensors_that_are_made_inside_are_written_to_and_those_from_outsid
     outside[1] = True  # noticed: what was computed from it is built in
     assert program(x).tolist() == [3, 1, 4, 0]
     with pytest.raises(ProgramError, match="changed in place"):
-        monarch.program(lambda x: x + outside.logical_not_())(x)
+        monarch.program(lambda x: x + outside.logical_not_())(x)  # monarch: ignore[M106]
 
 
 def test_libraries_are_told_that_they_are_compiled(mesh: Mesh) -> None:

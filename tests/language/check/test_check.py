@@ -107,7 +107,7 @@ def test_what_is_no_program_is_left_alone(code: str) -> None:
         ("if torch.isnan(model(x)).any(): pass", "M101", "torch.isnan(model(x)).any()"),
         ("if torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0) > 9: pass", "M101", None),
         ("if weight.sum() > 0: pass", "M101", "weight.sum() > 0"),
-        ("if torch.zeros(3).sum() > 0: pass", "M101", "torch.zeros(3).sum() > 0"),
+        ("if torch.rand(3).sum() > 0: pass", "M101", "torch.rand(3).sum() > 0"),
         ("if (plain + x).sum() > 0: pass", "M101", "(plain + x).sum() > 0"),
         ("if (y := x.sum()) > 0: pass", "M101", "(y := x.sum()) > 0"),
         ("y = float(x.sum())", "M102", "float(x.sum())"),
@@ -132,10 +132,13 @@ def test_what_is_no_program_is_left_alone(code: str) -> None:
         ("x[0] = 1", "M105", "x[0]"),
         ("x.view(-1).add_(1)", "M105", "x.view(-1).add_(1)"),
         ("F.relu_(x)", "M105", "F.relu_(x)"),
+        ("x.unsqueeze_(0)", "M105", "x.unsqueeze_(0)"),
         ("plain[0] = 1", "M106", "plain[0]"),
+        ("nn.init.zeros_(plain)", "M106", "nn.init.zeros_(plain)"),
+        ("plain.view(2, 2)[0].add_(1)", "M106", "plain.view(2, 2)[0].add_(1)"),
         ("y = monarch.layout(plain, '[-]')", "M107", None),
         ("y = x.sum().tensor_type", "M108", "x.sum().tensor_type"),
-        ("y = x.bernoulli(generator=torch.Generator())", "M109", None),
+        ("y = x.bernoulli(generator=torch.Generator().manual_seed(0))", "M109", None),
     ],
 )
 def test_a_value_that_is_needed_is_found_at_its_place(line: str, code: str, place: str | None) -> None:
@@ -180,6 +183,26 @@ def test_a_value_that_is_needed_is_found_at_its_place(line: str, code: str, plac
         "with torch.no_grad():\n        y = model(x)\n    model(x).sum().backward()",
         "torch.set_grad_enabled(True)",
         "torch._assert_async(x.any())",
+        "if torch.triu(torch.ones(4, 4), 1)[0, 0] > 0: pass",
+        "if not (plain > 0).any() or torch.equal(plain, plain): pass",
+        "y = torch.where(torch.ones(3) > 0), torch.arange(3).nonzero(), plain[plain > 0]",
+        "y = torch.tensor([1.0]).item() + torch.arange(3).sum().item() + x.new_tensor([1.0]).item()",
+        "for i in range(torch.arange(3)[2]): pass",
+        "y = torch.zeros(4)\n    y += 1\n    y[0] = 2\n    y.view(2, 2)[1].mul_(4)",
+        "(plain * 2).add_(1)\n    (-plain).add_(1)\n    plain.float().add_(1)\n    plain[[0, 1]].add_(1)",
+        "y = x * 2\n    y.unsqueeze_(0)\n    y.t_()\n    y.resize_(2, 8)",
+        "x.t().contiguous().add_(1)\n    x.t().reshape(16).add_(1)\n    x[[0, 1]].add_(1)\n    x.requires_grad_()",
+        "y = functools.partial(torch.randn, generator=None)(4) + torch.randn(4, generator=None)",
+        "y = max([x, x], key=len) + np.ndim(x)",
+        "y = torch.normal(x, 1.0)",
+        "import copy\n    copy.deepcopy(x).add_(1)",
+        "y = '%r' % x, '{!r}'.format(x), ascii(x), f'{x!a}'",
+        "y = model(x).sum()\n    with torch.no_grad():\n        y.backward()",
+        "model(x.detach()).sum().backward()",
+        "y = x.detach()\n    y.requires_grad_()\n    y.sum().backward()",
+        "y = os.environ['HOME'], os.getenv('HOME')",
+        "y = x + torch.from_numpy(np.ones((4, 4)))",
+        "o = torch.optim.AdamW(model.parameters(), fused=True)\n    o.step()",
     ],
 )
 def test_what_the_tracer_takes_is_passed(line: str) -> None:
@@ -243,7 +266,6 @@ def test_functions_methods_and_modules_of_the_file_are_followed() -> None:
     """
     assert found(code) == [
         ("M101", "positive(t)"),
-        ("M302", "self.count += 1"),
         ("M101", "h.min() > 0"),
         ("M102", "y.item()"),
         ("M102", "t.tolist()"),
@@ -262,25 +284,15 @@ def test_recursion_and_a_function_for_everything_end() -> None:
     assert findings("".join(lines) + in_program("return f0(x)")) == []
 
 
-# -- what is built in ------------------------------------------------------------------------------------------------
+# -- what is slow, or done once ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("code", "rules"),
     [
         (in_program("y = time.time() + random.random() + np.random.rand()"), ["M301"] * 3),
-        (in_program("y = os.environ['A'], os.getenv('A')"), ["M301"] * 2),
-        ("count = 0\n" + in_program("global count", "count = count + 1"), ["M302"]),
-        ("mean = 0\n" + in_program("global mean", "mean = x.mean()"), []),
-        ("log = {}\n" + in_program("log['mean'] = x.mean()"), []),
-        ("log = {}\n" + in_program("log['n'] = n"), ["M303"]),
-        ("log = []\n" + in_program("log += [n]"), []),
-        ("log = set()\n" + in_program("log.add(n)"), ["M303"]),
-        (in_program("y = x + torch.tensor([1.0, 2.0, 3.0, 4.0])"), []),
-        (in_program("y = x + torch.tensor(np.ones(4))"), ["M304"]),
         (in_program("print(n)"), ["M305"]),
-        (in_program("return x * steps") + "for steps in range(3):\n    step(weight, 1)", ["M306"]),
-        ("for steps in range(3):\n    pass\n" + in_program("return x * steps"), []),
+        ("import logging\nlog = logging.getLogger(__name__)\n" + in_program("logging.info('a')"), ["M305"]),
         (in_program("quiet()"), ["M307"]),
     ],
 )
@@ -288,8 +300,10 @@ def test_what_only_python_does(code: str, rules: list[str]) -> None:
     assert [f.code for f in findings(code)] == rules
 
 
-def test_a_closed_over_tensor_that_a_program_updates_is_its_state() -> None:
+def test_the_state_of_a_program_is_exact() -> None:
     code = """
+    calls, losses, log = 0, [], {}
+
     class Trainer:
         def __init__(self):
             self.total = distribute(torch.zeros(4), mesh)
@@ -299,8 +313,24 @@ def test_a_closed_over_tensor_that_a_program_updates_is_its_state() -> None:
             self.total += x
             self.steps += 1
             return self.total * 2
+
+    @program
+    def step(x: torch.Tensor):
+        global calls
+        calls += 1
+        losses.append(x.mean())
+        log["calls"] = calls
+        return x * rate
+
+    for rate in (0.1, 0.2):
+        step(weight)
     """
-    assert found(code) == [("M302", "self.steps += 1")]
+    assert found(code) == []
+
+
+def test_a_name_that_may_be_a_plain_tensor_or_another_is_none() -> None:
+    code = "table = torch.ones(4)\ntable = prepare(table)\n" + in_program("table.add_(1)", "if table.sum() > 0: pass")
+    assert found(code) == []
 
 
 # -- layouts ---------------------------------------------------------------------------------------------------------
@@ -422,13 +452,7 @@ def test_our_own_programs_are_clean(folder: str) -> None:
 
 
 def test_the_tests_good_programs_are_clean() -> None:
-    # Those of test_guards.py are exact, and some of them slow on purpose. The check does not know that a program's own
-    # masks are known when it is traced (test_known.py).
-    names = ("errors", "guards", "known", "layers")
-    wrong = {
-        *(ROOT / f"tests/language/test_{name}.py" for name in names),
-        *(ROOT / "tests/language/check").glob("*.py"),
-    }
+    wrong = {ROOT / "tests/language/test_errors.py", *(ROOT / "tests/language/check").glob("*.py")}
     paths = [path for path in sorted((ROOT / "tests").rglob("test_*.py")) if path not in wrong]
     assert len(paths) > 30
     assert [str(finding) for path in paths for finding in check_file(path)] == []
