@@ -1,7 +1,7 @@
 """What users write in: meshes, distributed tensors, programs."""
 
 # These add to the recorder's table of ops that are not recorded as they are.
-from monarch.language import composites, foreach, questions, random  # noqa: F401  isort: skip
+from monarch.language import averaging, composites, foreach, questions, random, scaling  # noqa: F401  isort: skip
 from monarch.language.constrain import layout
 from monarch.language.distribute import distribute, module_to_mesh
 from monarch.language.errors import OperatorError
