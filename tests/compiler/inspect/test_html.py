@@ -249,7 +249,7 @@ def test_a_tensor_within_a_trace_is_shown(mesh: Mesh) -> None:
     @program
     def step(x: torch.Tensor) -> torch.Tensor:
         y = x * 2
-        seen.extend([x._repr_html_(), y._repr_html_()])  # type: ignore[operator]  # monarch: ignore[M303]
+        seen.extend([x._repr_html_(), y._repr_html_()])  # type: ignore[operator]
         return y
 
     step.trace(distribute(torch.ones(4), mesh, "[@data]"))
