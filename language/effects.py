@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from monarch.compiler.errors import ProgramError
-from monarch.compiler.execution.executor import Handle
+from monarch.compiler.execution.executor import Handle, Undo
 from monarch.compiler.passes.capture import Expr, Value, evaluate
 from monarch.language import snapshot as kinds
 from monarch.language.errors import branch_error
@@ -19,7 +19,7 @@ from monarch.language.guards import Guards, Live, Spot
 from monarch.language.mesh import Mesh
 from monarch.language.recording import Recording
 from monarch.language.shapes import make_fake
-from monarch.language.snapshot import MISSING, PLAIN, Contents, Held, kind_of
+from monarch.language.snapshot import MISSING, PLAIN, Contents, Held, kind_of, same_entries
 from monarch.language.source import user_source
 from monarch.language.tensor import Cell, DistributedTensor, Ref
 
@@ -48,6 +48,76 @@ class Call:
 
 def _is_symbol(value: Any) -> bool:
     return isinstance(value, (DistributedTensor, torch.SymFloat))
+
+
+@dataclass(slots=True)
+class Change:
+    """One object's new contents, and those that they replace: of some keys, or all of them, in order."""
+
+    kind: type[Held]
+    holder: Any
+    before: Contents
+    after: Contents
+    whole: bool
+
+    @staticmethod
+    def since(held: Held) -> Change | None:
+        """What has changed since an object was noted."""
+        now = None if isinstance(held, kinds.Array) else held.changed()
+        if now is None:
+            return None
+        before, after = dict(zip(*held.before, strict=True)), dict(zip(*now, strict=True))
+        if _in_order(type(held), list(before), list(after)):
+            return Change(type(held), held.holder, held.before, now, True)
+        keys = [key for key in {**before, **after} if before.get(key, MISSING) is not after.get(key, MISSING)]
+        was, new = ([entries.get(key, MISSING) for key in keys] for entries in (before, after))
+        return Change(type(held), held.holder, (keys, was), (keys, new), False)
+
+    def make(self) -> None:
+        """Have the object hold the new contents. To do it again changes nothing."""
+        if self.whole:
+            self.kind.fill(self.holder, *self.after)
+            return
+        for key, value in zip(*self.after, strict=True):
+            self.kind.put(self.holder, key, value)
+
+    def undo(self) -> None:
+        """Have the object hold what it held before, where it still holds what it was given. What was appended to a
+        list since stays."""
+        if not self.whole:
+            for key, was, value in zip(*self.before, self.after[1], strict=True):
+                if self.kind.get(self.holder, key) is value:
+                    self.kind.put(self.holder, key, was)
+            return
+        keys, now = self.kind.read(self.holder)
+        count = len(self.after[1]) if self.kind is kinds.Sequence else len(now)
+        if same_entries((keys[:count], now[:count]), self.after):
+            values = [*self.before[1], *now[count:]]
+            self.kind.fill(self.holder, self.before[0] + keys[count:], values)
+
+
+def _in_order(kind: type[Held], before: list[Any], after: list[Any]) -> bool:
+    """Whether new contents of these keys are put as a whole, so that their order is that of the trace."""
+    if issubclass(kind, (kinds.Sequence, kinds.Members)):
+        return True
+    stay = len(before) <= len(after) and all(a is b for a, b in zip(before, after, strict=False))
+    return issubclass(kind, kinds.Mapping) and not stay
+
+
+def undoing(changes: list[Change]) -> Undo | None:
+    """What undoes one step's changes. A gradient that was given up for the step cannot come back: the failed one stays,
+    and says why it has no value."""
+    kept = [
+        change
+        for change in changes
+        if not (change.kind is kinds.Tensor and change.before[0] == ["grad"] and change.before[1][0] is None)
+    ]
+
+    def undo() -> None:
+        for change in reversed(kept):
+            change.undo()
+
+    return undo if kept else None
 
 
 Make = Callable[[Call], Any]
@@ -114,10 +184,7 @@ class Effects:
         try:
             if number is None:
                 raise CannotRepeat("changes something that it does not name")
-            order = [key for key in before if key in after] + [key for key in after if key not in before]
-            whole = isinstance(held, (kinds.Sequence, kinds.Members)) or (
-                isinstance(held, kinds.Mapping) and order != list(after)
-            )
+            whole = _in_order(type(held), list(before), list(after))
             puts: list[tuple[Make, Make | None]] = [
                 (self._make(key), self._make(value))
                 for key, value in after.items()
@@ -319,13 +386,13 @@ class Effects:
 
     # -- at a call -----------------------------------------------------------------------------------------------
 
-    def repeat(self, guards: Guards, call: Call) -> None:
-        """Put into Python what the trace put there, with what this call has made."""
+    def repeat(self, guards: Guards, call: Call) -> list[Change]:
+        """What the trace put into Python, to be put there with what this call has made. Changes nothing yet."""
+        changes = []
         for step in self.steps:
             holder = guards.holder(guards.nodes[step.node], call.live, call.arguments)
-            if step.whole:
-                pairs = [(key(call), make(call)) for key, make in step.puts if make is not None]
-                step.kind.fill(holder, [key for key, _ in pairs], [value for _, value in pairs])
-                continue
-            for key, make in step.puts:
-                step.kind.put(holder, key(call), MISSING if make is None else make(call))
+            keys = [key(call) for key, _ in step.puts]
+            values = [MISSING if make is None else make(call) for _, make in step.puts]
+            before = step.kind.read(holder) if step.whole else (keys, [step.kind.get(holder, key) for key in keys])
+            changes.append(Change(step.kind, holder, before, (keys, values), step.whole))
+        return changes

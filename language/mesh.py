@@ -6,7 +6,7 @@ import gc
 import itertools
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -287,10 +287,13 @@ class Mesh(MeshAlgebra):
         try:
             return ask(self.executor)
         except DeviceMeshError:
-            self._recover()
+            self.recover()
             raise
 
-    def _recover(self) -> None:
+    def recover(self) -> None:
+        """Have Python and all state be as the last step left them that did not fail. Waits for the workers."""
+        with suppress(DeviceMeshError):  # the mesh is lost
+            self.executor.undo()
         for cell in list(self._workers.states):
             if cell.handle is not None:
                 try:

@@ -65,6 +65,11 @@ class Held:
         raise NotImplementedError
 
     @classmethod
+    def get(cls, holder: Any, key: Any) -> Any:
+        """The value of one key, or MISSING."""
+        return dict(zip(*cls.read(holder), strict=True)).get(key, MISSING)
+
+    @classmethod
     def put(cls, holder: Any, key: Any, value: Any) -> None:
         """Give one key its value; MISSING takes it away."""
         raise NotImplementedError
@@ -109,6 +114,10 @@ class Attributes(Held):
     def read(cls, holder: Any) -> Contents:
         entries = holder.__dict__
         return list(entries), list(entries.values())
+
+    @classmethod
+    def get(cls, holder: Any, key: Any) -> Any:
+        return holder.__dict__.get(key, MISSING)
 
     @classmethod
     def put(cls, holder: Any, key: Any, value: Any) -> None:
@@ -170,6 +179,10 @@ class Mapping(Held):
     @classmethod
     def read(cls, holder: Any) -> Contents:
         return list(dict.keys(holder)), list(dict.values(holder))
+
+    @classmethod
+    def get(cls, holder: Any, key: Any) -> Any:
+        return dict.get(holder, key, MISSING)
 
     @classmethod
     def put(cls, holder: Any, key: Any, value: Any) -> None:
@@ -333,6 +346,10 @@ class Names(Held):
         return [entries.get(name, MISSING) for name in names]
 
     @classmethod
+    def get(cls, holder: Any, key: Any) -> Any:
+        return cls.look(holder, [key])[0]
+
+    @classmethod
     def put(cls, holder: Any, key: Any, value: Any) -> None:
         entries = vars(holder) if isinstance(holder, ModuleType) else holder
         if value is MISSING:
@@ -364,6 +381,12 @@ class Tensor(Held):
             keys.append(key)
             values.append(value)
         return keys, values
+
+    @classmethod
+    def get(cls, holder: Any, key: Any) -> Any:
+        if key in ("requires_grad", "grad", "_backward_hooks"):
+            return getattr(holder, key)
+        return Attributes.get(holder, key)
 
     @classmethod
     def put(cls, holder: Any, key: Any, value: Any) -> None:

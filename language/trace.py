@@ -18,7 +18,7 @@ from monarch.compiler.graph import Graph
 from monarch.compiler.passes.capture import Expr, Tape, Value
 from monarch.compiler.passes.functionalize import functionalize
 from monarch.compiler.types import TensorType
-from monarch.language.effects import Effects, Make
+from monarch.language.effects import Change, Effects, Make
 from monarch.language.entered import Entered
 from monarch.language.environment import Environment, state_names
 from monarch.language.guards import Guards, Path, Spot, views_of
@@ -75,6 +75,8 @@ class Trace:
     """Where each hyperparameter is found: its place, and its number among several."""
     cannot: tuple[str, Source | None] | None
     """Why a later call has to trace again, with the line, where no guards can say what it would do."""
+    changes: list[Change]
+    """What the traced call changes in Python."""
     undo: Callable[[], None]
     """Puts all Python objects back to what they were before the trace."""
 
@@ -114,6 +116,7 @@ class Trace:
             self.result.leaves[number] = None
         self.states = []
         self.hyperparameters = {}
+        self.changes = []
         self.undo = _nothing
         self.guards.close()
         self.effects.close()
@@ -194,6 +197,7 @@ def trace(
         returned = effects.returned(result.leaves)
         for held, now in changes:
             effects.settle(held, now)
+        changed = [change for held, _ in changes if (change := Change.since(held)) is not None]
         del changes, symbols
         labels_of = state_names(environment, watch.optimizers)
         escapes = _escapes(recording, effects)
@@ -242,6 +246,7 @@ def trace(
         returned=returned,
         sources={label: (spot, index) for label, (spot, index) in sources.items() if spot is not None},
         cannot=cannot,
+        changes=changed,
         undo=undo,
     )
 

@@ -6,19 +6,19 @@ program does at a call, and then the call is one command and what the trace left
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
 from monarch.compiler.errors import DeviceMeshError, MonarchError
-from monarch.compiler.execution.executor import Handle
+from monarch.compiler.execution.executor import Bind, Handle, Undo
 from monarch.compiler.passes.capture import Expr, Value, evaluate
 from monarch.compiler.plan import CompileOptions, Plan
 from monarch.compiler.types import TensorType
 from monarch.language.compile import compile_graph
-from monarch.language.effects import Call
+from monarch.language.effects import Call, Change, undoing
 from monarch.language.guards import Live, views_of
 from monarch.language.random import next_seed
 from monarch.language.shapes import make_fake
@@ -81,7 +81,7 @@ class Compiled:
         leaves: list[Any],
         scalars: Mapping[str, float],
         cells: list[Cell],
-        bind: Callable[[list[Handle]], None],
+        bind: Bind,
     ) -> list[Handle]:
         """Give the workers one step; `bind` puts what it makes where it belongs (see `Executor.run`)."""
         arguments: list[Any] = []
@@ -145,15 +145,16 @@ def first_run(compiled: Compiled, trace: Trace, leaves: list[Any]) -> Any:
     cells = [cell for _, cell in trace.states]
     trace.mesh.keep(cells)
 
-    bound = False
+    bound, undo = False, undoing(trace.changes)
 
-    def bind(handles: list[Handle]) -> None:
+    def bind(handles: list[Handle]) -> Undo | None:
         nonlocal bound
         for number, handle in compiled.settle(handles, cells).items():
             cell = trace.escapes[number][1]()
             if cell is not None:
                 cell.set(handle)
         bound = True
+        return undo
 
     try:
         handles = compiled.run(trace, leaves, scalars, cells, bind)
@@ -165,9 +166,10 @@ def first_run(compiled: Compiled, trace: Trace, leaves: list[Any]) -> Any:
     if trace.escapes and not compiled.ran:
         # Python holds tensors that this step makes first, such as an optimizer's state: wait whether it does.
         try:
-            trace.mesh.fetch(lambda executor: executor.wait(handles[0]))
+            trace.mesh.executor.wait(handles[0])
         except DeviceMeshError:
-            trace.undo()
+            trace.undo()  # to what an earlier step left, which may have failed as well
+            trace.mesh.recover()
             raise
     compiled.ran = True
     return compiled.results(trace, handles, scalars, None)
@@ -245,21 +247,29 @@ class Variant:
         trace, compiled = self.trace, self.compiled
         trace.mesh.keep(cells)
         given_up = self._give_up(live, leaves)
-        calls: list[Call] = []
+        bound: tuple[Call, list[Change]] | None = None
 
-        def bind(handles: list[Handle]) -> None:
+        def bind(handles: list[Handle]) -> Undo | None:
+            nonlocal bound
             left = compiled.settle(handles, cells)
-            made = {ident: left[number] for ident, number in self._left.items()}
-            calls.append(Call(trace.mesh, leaves, live, scalars, made))
-            trace.effects.repeat(self.guards, calls[-1])
+            if bound is None:  # or else an interrupted call goes on with the objects that it has made
+                made = {ident: left[number] for ident, number in self._left.items()}
+                call = Call(trace.mesh, leaves, live, scalars, made)
+                changes = trace.effects.repeat(self.guards, call)
+                bound = bound or (call, changes)  # a signal's handler may have done all this meanwhile
+            for change in bound[1]:
+                change.make()
+            return undoing(bound[1])
 
         try:
             handles = compiled.run(trace, leaves, scalars, cells, bind)
         except BaseException:
-            for leaf, type_ in () if calls else given_up:
+            trace.mesh.settle()  # an interrupt may have come between two of the step's changes in Python
+            for leaf, type_ in given_up if bound is None else ():
                 leaf.grad = self._lost(type_)
             raise
-        return compiled.results(trace, handles, scalars, calls[-1])
+        assert bound is not None
+        return compiled.results(trace, handles, scalars, bound[0])
 
     def _give_up(self, live: Live, leaves: list[Any]) -> list[tuple[Any, TensorType]]:
         """Drop the gradients that the last step left and this one makes anew without reading them: the workers free

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from monarch.compiler.errors import ProgramError
-from monarch.compiler.execution.executor import Executor, Handle
+from monarch.compiler.execution.executor import Bind, Executor, Handle
 from monarch.compiler.execution.factories import executors_by
 from monarch.compiler.plan import MeshSpec, Plan, TensorType, Trace
 from monarch.language.mesh import mesh_sizes
@@ -39,7 +39,7 @@ class TypesOnly:
         self,
         plan: Plan,
         arguments: Sequence[Handle | torch.Tensor | float | int],
-        bind: Callable[[list[Handle]], None] | None = None,
+        bind: Bind | None = None,
     ) -> list[Handle]:
         made: list[Handle] = [TypedHandle(spec.type) for spec in plan.outputs]
         if bind is not None:
@@ -57,6 +57,9 @@ class TypesOnly:
 
     def recover(self, handle: Handle) -> Handle:
         return handle
+
+    def undo(self) -> None:
+        """No step fails."""
 
     def trace_start(self) -> None:
         raise _needs_workers("steps are to be measured")

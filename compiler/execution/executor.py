@@ -50,6 +50,12 @@ class Handle(Protocol):
     def type(self) -> TensorType: ...
 
 
+Undo = Callable[[], None]
+"""Undoes something. To call it again changes nothing."""
+Bind = Callable[[list[Handle]], Undo | None]
+"""See `Executor.run`."""
+
+
 @runtime_checkable
 class Executor(Protocol):
     """What runs plans for one mesh. All calls but `shards` and `wait` return at once; a failure of the work behind them
@@ -66,14 +72,15 @@ class Executor(Protocol):
         self,
         plan: Plan,
         arguments: Sequence[Handle | torch.Tensor | float | int],
-        bind: Callable[[list[Handle]], None] | None = None,
+        bind: Bind | None = None,
     ) -> list[Handle]:
         """Run one step. `arguments` are in the order of `plan.inputs`: a handle of exactly the type that the plan
         names, a plain tensor of the global shape (inputs only; split as `put` does), or a number for a scalar or a
         seed. Gives a handle for each of `plan.outputs`. Donated handles must not be used afterwards.
 
         `bind` puts these handles where they belong. It is called once the step is certain to run, also if this call is
-        interrupted then (at the latest by `settle`); it may be called twice."""
+        interrupted then (at the latest by `settle`); it may be called twice. What it returns undoes what it did to
+        Python, should the step fail (see `undo`): it is kept until the step is known to have worked."""
         ...
 
     def settle(self) -> None:
@@ -92,6 +99,11 @@ class Executor(Protocol):
     def recover(self, handle: Handle) -> Handle:
         """For a state that a failed step was to make: its newest value that there is, which is that of the last step
         that committed; `handle` itself where nothing failed. Raises DeviceMeshError where nothing is left."""
+        ...
+
+    def undo(self) -> None:
+        """Undo what failed steps' `bind` did to Python, the newest first. Waits for all steps; raises DeviceMeshError
+        where the mesh is lost."""
         ...
 
     def trace_start(self) -> None:

@@ -108,7 +108,7 @@ class Connection(ABC):
         self.state.note(step)
         if (bind := step.bind) is not None:
             try:
-                bind()
+                step.undo = bind()
             except Exception:  # once is enough
                 step.bind = None
                 raise

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from monarch.compiler.config import settings
-from monarch.compiler.execution.executor import Executor, Handle
+from monarch.compiler.execution.executor import Bind, Executor, Handle
 from monarch.compiler.execution.watching import ended, started
 from monarch.compiler.plan import LayoutError, MeshSpec, MonarchError, Plan, TensorType, Trace, check_backend
 from monarch.runtime.controller.connection import ActorProcesses, Connection, LocalConnection
@@ -207,13 +207,18 @@ class MeshExecutor:
         with self._lock:
             return self._state.recover(remote)
 
+    def undo(self) -> None:
+        self._until(self._state.next_command)
+        with self._lock:
+            self._state.undo()
+
     # -- steps -----------------------------------------------------------------------------------------------------
 
     def run(
         self,
         plan: Plan,
         arguments: Sequence[Argument],
-        bind: Callable[[list[Handle]], None] | None = None,
+        bind: Bind | None = None,
     ) -> list[Handle]:
         with self._lock:
             self._connection.enter()
@@ -264,7 +269,8 @@ class MeshExecutor:
             if self._recorder is not None:
                 self._recorder.ran(record.number, plan)
                 self._recorder.did("run", record.name, start, step.sequence)
-            if step.sequence - self._refreshed >= _REFRESH_EVERY:
+            # What a step replaces in Python is kept on the workers until the step is known to have worked.
+            if step.undo is not None or step.sequence - self._refreshed >= _REFRESH_EVERY:
                 self._refreshed = step.sequence
                 self._connection.refresh()
                 if step.sequence - state.finished_commands > self._ahead:

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from monarch.compiler.execution.executor import Undo
 from monarch.compiler.plan import DeviceIndexError, DeviceMeshError, MeshSpec, MonarchError, Plan, Source, TensorType
 from monarch.runtime.shared import wire
 from monarch.runtime.shared.wire import Report
@@ -54,16 +55,20 @@ class Remote:
 class Step:
     """A command. `sequence` is its number once the workers are given it, and -1 before."""
 
-    __slots__ = ("at", "bind", "donated", "error", "expects", "lost", "name", "noted", "previous", "sequence", "staged")
+    __slots__ = (
+        *("at", "bind", "donated", "error", "expects", "lost"),
+        *("name", "noted", "previous", "sequence", "staged", "undo"),
+    )
 
     # How to find what a state was before the step: the plan, the first output's handle, and the arguments.
     Previous = tuple["PlanRecord", int, Sequence[object]]
 
-    def __init__(self, name: str, donated: tuple[Remote, ...] = (), bind: Callable[[], None] | None = None) -> None:
+    def __init__(self, name: str, donated: tuple[Remote, ...] = ()) -> None:
         self.sequence = -1
         self.name = name
         self.donated = donated  # kept until it is known that the step worked
-        self.bind = bind  # what is to be done as soon as the workers have it, and may be done twice
+        self.bind: Callable[[], Undo | None] | None = None  # to be done once the workers have it; may be done twice
+        self.undo: Undo | None = None  # what `bind` gave, until it is known that the step worked
         self.expects = False  # whether the workers answer it
         self.previous: Step.Previous | None = None
         self.error: DeviceMeshError | None = None
@@ -111,6 +116,8 @@ class ControllerState:
         ]
         self._under_way: deque[Step] = deque()
         self._reports: dict[int, dict[int, Report]] = {}
+        self._failed: list[Step] = []
+        """Steps that failed and that are still to be undone in Python, in order."""
         self._failures: OrderedDict[int, DeviceMeshError] = OrderedDict()
 
     # -- commands --------------------------------------------------------------------------------------------------
@@ -154,7 +161,7 @@ class ControllerState:
             if step.sequence in reports:
                 self._fail(step, list(reports[step.sequence].values()))
             elif step.error is None:
-                step.previous = None
+                step.previous = step.undo = None
             step.donated = ()
             _ = under_way.popleft() if under_way and under_way[0] is step else None
         for sequence in [sequence for sequence in reports if sequence < commands] if reports else ():
@@ -210,6 +217,15 @@ class ControllerState:
         self.check(handle.step)
         return handle
 
+    def undo(self) -> None:
+        """Undo in Python what failed steps have done to it, the newest first."""
+        while self._failed:
+            step = self._failed[-1]
+            if step.undo is not None:
+                step.undo()
+            step.undo = None
+            _ = self._failed.pop() if self._failed and self._failed[-1] is step else None
+
     # -- failures --------------------------------------------------------------------------------------------------
 
     def _remember(self, sequence: int, error: DeviceMeshError) -> None:
@@ -221,6 +237,7 @@ class ControllerState:
         step.error = self.explain(reports, step) if step.error is None else step.error
         step.lost = any(report.committed for report in reports)
         self._remember(step.sequence, step.error)
+        self._failed += () if step.undo is None or step in self._failed else (step,)
         for handle in step.donated:
             handle.taken_by = None if handle.taken_by is step else handle.taken_by
             if step.lost:  # some workers may still hold it

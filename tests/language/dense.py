@@ -97,5 +97,8 @@ class DenseExecutor:
     def recover(self, handle: DenseHandle) -> DenseHandle:
         return handle
 
+    def undo(self) -> None:
+        pass
+
     def close(self) -> None:
         pass
