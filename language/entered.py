@@ -40,6 +40,8 @@ _ANY_NAME = frozenset(
 """Code that uses these may read attributes that it does not name."""
 
 
+_OF_GLOBALS = frozenset("LOAD_GLOBAL STORE_GLOBAL DELETE_GLOBAL LOAD_NAME STORE_NAME DELETE_NAME".split())
+
 _LIBRARIES = frozenset(
     "numpy sympy mpmath typing_extensions packaging setuptools _distutils_hack networkx jinja2 einops "
     "hypothesis pytest _pytest pluggy coverage pydevd debugpy".split()
@@ -74,7 +76,7 @@ def _look(code: CodeType, names: dict[str, Any]) -> _Code:
     loaded: tuple[str, ...] = ()
     computes = False
     if users:
-        loads = [step for step in dis.get_instructions(code) if step.opname in ("LOAD_GLOBAL", "LOAD_NAME")]
+        loads = [step for step in dis.get_instructions(code) if step.opname in _OF_GLOBALS]
         loaded = tuple(dict.fromkeys(str(step.argval) for step in loads))
         computes = not _ANY_NAME.isdisjoint(code.co_names) or _computed_name(code)
     found = _Code(code.co_names, loaded, texts, computes, users)
@@ -162,7 +164,7 @@ class Entered:
         self.codes.append(code)
         self.attributes.update(known.names, known.texts)
         self.computes = self.computes or known.computes
-        self.snapshot.names(frame.f_globals, known.names, known.globals)
+        self.snapshot.names(frame.f_globals, known.globals, known.names)
         self._unknown(code, known, frame.f_globals)
 
     def _say(self, what: str, frame: FrameType | None) -> None:

@@ -555,9 +555,9 @@ class Snapshot:
             elif kind is Class:
                 stack.extend(base for base in value.__mro__ if _is_users_class(base))
 
-    def names(self, holder: Any, names: Iterable[str], missing: Iterable[str] = ()) -> None:
-        """Note names of a module or of globals; of modules among their values the same names."""
-        names = tuple(names)
+    def names(self, holder: Any, names: Iterable[str], inner: tuple[str, ...]) -> None:
+        """Note names of a module or of globals, and of modules among their values the `inner` names. Of globals, names
+        that are not there are noted too."""
         held = self.held.get(id(holder))
         if held is None:
             held = self.held[id(holder)] = Names(holder)
@@ -565,19 +565,18 @@ class Snapshot:
         entries = vars(holder) if isinstance(holder, ModuleType) else holder
         for name in names:
             if name not in entries:
+                if not isinstance(holder, ModuleType):
+                    held.note(name)
                 continue
             held.note(name)
             value = entries[name]
             if isinstance(value, ModuleType):
-                if (id(value), id(names)) not in self._named:
-                    self._named.add((id(value), id(names)))
-                    self._keep.append(names)
-                    self.names(value, names)
+                if (id(value), id(inner)) not in self._named:
+                    self._named.add((id(value), id(inner)))
+                    self._keep.append(inner)
+                    self.names(value, inner, inner)
             elif not isinstance(holder, ModuleType) or _is_users_module(holder) or name == "environ":
                 self.visit(value)
-        for name in missing:
-            if name not in entries:
-                held.note(name)
 
     def restore(self) -> None:
         """Put everything back to what it was."""

@@ -243,17 +243,16 @@ def test_a_failed_tensor_says_what_failed(mesh: Mesh) -> None:
     assert "failed: KeyError" in words(y._repr_html_())
 
 
-def test_a_tensor_within_a_trace_is_shown(mesh: Mesh) -> None:
-    seen: list[str] = []
-
+def test_a_tensor_within_a_trace_is_shown(mesh: Mesh, capsys: pytest.CaptureFixture[str]) -> None:
     @program
     def step(x: torch.Tensor) -> torch.Tensor:
         y = x * 2
-        seen.extend([x._repr_html_(), y._repr_html_()])  # type: ignore[operator]
+        print(x._repr_html_(), "behind it", y._repr_html_())  # type: ignore[operator]
         return y
 
     step.trace(distribute(torch.ones(4), mesh, "[@data]"))
-    assert "f32[4@data] on" in words(seen[0]) and "layout is not chosen yet" in words(seen[1])
+    given, made = capsys.readouterr().out.split("behind it")
+    assert "f32[4@data] on" in words(given) and "layout is not chosen yet" in words(made)
 
 
 def test_a_program_of_anything_callable_is_shown(mesh: Mesh) -> None:
