@@ -355,6 +355,7 @@ def undone(found: Trace) -> Iterator[Trace]:
         yield found
     finally:
         found.undo()
+        found.release()
 
 
 def _nothing() -> None:
