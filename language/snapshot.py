@@ -8,8 +8,10 @@ such object had. So the trace can be undone, what it has changed is known, and g
 from __future__ import annotations
 
 import collections
+import contextvars
 import dataclasses
 import functools
+import inspect
 import types
 import weakref
 from collections.abc import Iterable
@@ -288,6 +290,19 @@ class Parts(Held):
         return None
 
 
+class Variable(Held):
+    """A `contextvars.ContextVar`: its value in the caller's context."""
+
+    @classmethod
+    def read(cls, holder: Any) -> Contents:
+        return ["()"], [holder.get(MISSING)]
+
+    @classmethod
+    def put(cls, holder: Any, key: Any, value: Any) -> None:
+        if value is not MISSING:  # without its token a variable cannot be taken back its first value
+            holder.set(value)
+
+
 class Class(Held):
     """A class of the user's: its methods and attributes, not its bases'."""
 
@@ -461,6 +476,10 @@ def kind_of(value: Any) -> type[Held] | str | None:
         return Parts
     if kind is functools._lru_cache_wrapper:
         return Parts
+    if kind is types.GeneratorType and inspect.getgeneratorstate(value) == inspect.GEN_CREATED:
+        return CONSTANT  # the program has not run it: a context manager that decorates a function keeps one
+    if kind is contextvars.ContextVar:
+        return Variable
     if isinstance(value, ModuleType):
         return Names
     if isinstance(value, type):
@@ -473,6 +492,8 @@ def kind_of(value: Any) -> type[Held] | str | None:
 @functools.cache
 def _kind_of_instance(kind: Any) -> type[Held] | str:
     module = kind.__module__ or ""
+    if kind is object:  # a sentinel
+        return CONSTANT
     if isinstance(kind, type) and issubclass(kind, _CONSTANT_TYPES):
         return CONSTANT
     if kind.__name__ != "_local" and any(module == name or module.startswith(name + ".") for name in _CONSTANT_MODULES):

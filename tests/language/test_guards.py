@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import gc
 import os
 import sys
@@ -9,7 +11,7 @@ import time
 import types
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -336,6 +338,51 @@ def test_what_cannot_be_checked_is_traced_at_each_call(mesh: Mesh) -> None:
     draws = iter([1.0, 2.0, 3.0])
     drawn = program(lambda x: x * next(draws), mesh=mesh)
     assert [drawn(x).item() for _ in range(3)] == [1.0, 2.0, 3.0]
+
+
+VARIABLE: contextvars.ContextVar[float] = contextvars.ContextVar("VARIABLE")
+NOTHING = object()
+
+
+@contextlib.contextmanager
+def doubled() -> Iterator[None]:
+    token = VARIABLE.set(2 * VARIABLE.get(1.0))
+    try:
+        yield
+    finally:
+        VARIABLE.reset(token)
+
+
+@doubled()
+def of_variable(x: torch.Tensor, other: Any = NOTHING) -> Any:
+    return x * VARIABLE.get() if other is NOTHING else other
+
+
+def test_context_variables_and_sentinels_are_checked(mesh: Mesh, traces: list[str]) -> None:
+    @program
+    def step(x: torch.Tensor) -> Any:
+        return of_variable(x)
+
+    x = distribute(torch.ones(2), mesh)
+    assert [step(x).tolist() for _ in range(3)] == [[2, 2]] * 3
+    assert len(traces) == 1
+    token = VARIABLE.set(3.0)
+    assert [step(x).tolist() for _ in range(3)] == [[6, 6]] * 3
+    VARIABLE.reset(token)
+    assert step(x).tolist() == [2, 2]
+    assert len(traces) == 2
+
+
+def test_what_a_program_sets_a_context_variable_to_is_there_after_each_call(mesh: Mesh) -> None:
+    variable: contextvars.ContextVar[Any] = contextvars.ContextVar("variable", default=None)
+
+    @program
+    def step(x: torch.Tensor) -> None:
+        variable.set(x * 2)
+
+    for number in range(1, 4):
+        step(distribute(torch.full((2,), float(number)), mesh))
+        assert variable.get().tolist() == [2 * number, 2 * number]
 
 
 def test_an_exception_leaves_python_as_it_was(mesh: Mesh) -> None:
