@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+
+
+import copy
 import gc
 import os
 import sys
@@ -475,3 +478,46 @@ def test_a_debuggers_tracing_goes_on(mesh: Mesh) -> None:
         assert sys.gettrace() is trace and "inner" in names
     finally:
         sys.settrace(before)
+
+
+def test_the_usual_training_loop_is_not_traced_again(mesh: Mesh, traces: list[str]) -> None:
+    """Gradients accumulate over two batches, are clipped and applied; a scheduler sets the rate, BatchNorm counts its
+    batches, and averages of the weights are bound anew."""
+
+    def train(model: nn.Module, wrap: Callable[..., Any], place: Callable[..., Any]) -> list[Any]:
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+        scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 20)
+        average = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+
+        def accumulate(x, y):
+            loss = square_loss(model, x, y) / 2
+            loss.backward()
+            return loss
+
+        def update():
+            norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+            for name, parameter in model.named_parameters():
+                average[name] = 0.9 * average[name] + 0.1 * parameter.detach()
+            return norm
+
+        accumulate, update = wrap(accumulate), wrap(update)
+        seen: list[Any] = []
+        for call in range(12):
+            if call == 4:
+                traces.clear()
+            for part in range(2):
+                torch.manual_seed(2 * call + part)
+                seen.append(accumulate(place(torch.randn(8, 4)), place(torch.randn(8, 2))))
+            seen.append(update())
+            scheduler.step()
+        return [*seen, *average.values(), *model.state_dict().values()]
+
+    torch.manual_seed(0)
+    dense = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
+    mine = module_to_mesh(copy.deepcopy(dense), mesh)
+    found = train(mine, lambda function: program(function, mesh=mesh), lambda value: distribute(value, mesh))
+    assert traces == []
+    for value, expected in zip(found, train(dense, lambda function: function, lambda value: value), strict=True):
+        torch.testing.assert_close(value.detach().full_tensor(), expected.detach())
