@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-
-
 import copy
 import gc
 import os
