@@ -14,7 +14,8 @@ from torch.optim import optimizer as torch_optimizer
 from monarch.compiler.errors import ProgramError
 from monarch.language.distribute import distribute
 from monarch.language.environment import parameters
-from monarch.language.recording import Recording
+from monarch.language.optimizer_state import OptimizerSnapshot, is_plain
+from monarch.language.recording import Recording, current_program
 from monarch.language.source import user_source
 from monarch.language.tensor import DistributedTensor
 
@@ -32,6 +33,17 @@ def _unfuse(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
 
 
 torch_optimizer.register_optimizer_step_pre_hook(_unfuse)
+
+
+def _note(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    """Note what an optimizer of the eager door had before a step, to go back to if an op recorded before it fails."""
+    if current_program() is None:
+        meshes = {p.mesh for p in parameters(optimizer) if isinstance(p, DistributedTensor)}
+        for pending in filter(None, (mesh._pending for mesh in meshes)):
+            pending.steps.append((len(pending.tape.ops), OptimizerSnapshot(optimizer)))
+
+
+torch_optimizer.register_optimizer_step_pre_hook(_note)
 
 
 def _adafactor_step(
@@ -169,7 +181,7 @@ class OptimizerWatch:
                     self._swapped.append((group, key, value, True))
                 elif key == "lr" or (label, key) in self.varying:
                     self._swap(group, key, value, f"{label}.{key}{suffix}")
-                elif first and _is_plain(value):
+                elif first and is_plain(value):
                     self.fixed.append((label, group, key))
         self._place_state(optimizer)
 
@@ -238,37 +250,3 @@ def _is_number(value: Any) -> bool:
     if isinstance(value, torch.Tensor):
         return value.numel() == 1 and not isinstance(value, DistributedTensor)
     return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, (tuple, list)):
-        return all(_is_plain(entry) for entry in value)
-    return value is None or isinstance(value, (bool, int, float, str))
-
-
-class OptimizerSnapshot:
-    """An optimizer's state dicts and parameter groups as they are: to go back to after a failed trace."""
-
-    def __init__(self, optimizer: Optimizer) -> None:
-        self.optimizer = optimizer
-        self.state = {parameter: dict(entries) for parameter, entries in optimizer.state.items()}
-        self.groups = [dict(group) for group in optimizer.param_groups]
-
-    def restore(self) -> None:
-        for parameter in list(self.optimizer.state):
-            if parameter not in self.state:
-                del self.optimizer.state[parameter]
-        for parameter, entries in self.state.items():
-            now = self.optimizer.state[parameter]
-            now.clear()
-            now.update(entries)
-        for group, before in zip(self.optimizer.param_groups, self.groups, strict=False):
-            group.clear()
-            group.update(before)
-
-    def changed_hyperparameter(self) -> str | None:
-        for group, before in zip(self.optimizer.param_groups, self.groups, strict=False):
-            for key, value in group.items():
-                if key != "params" and _is_plain(value) and _is_plain(before.get(key)) and before.get(key) != value:
-                    return key
-        return None

@@ -313,6 +313,8 @@ class Program(Generic[P, R]):
             if isinstance(leaf, torch.Tensor):
                 if isinstance(leaf, DistributedTensor):
                     cell = leaf._ref.cell
+                    cell.mesh.flush()
+                    cell.raise_failure()
                     if leaf._ref.parent is not None or (cell.recording is not None and cell.handle is None):
                         leaves[number] = leaf = _settled(leaf)
                         cell = leaf._ref.cell

@@ -17,6 +17,7 @@ from monarch.compiler.errors import ProgramError, Source
 from monarch.compiler.passes.capture import Expr, Input, Op, Tape, Value
 from monarch.compiler.types import TensorType
 from monarch.language.mesh import Mesh
+from monarch.language.optimizer_state import OptimizerSnapshot
 from monarch.language.scalar import Scalar
 from monarch.language.shapes import make_fake, to_fake
 from monarch.language.source import user_source
@@ -48,11 +49,13 @@ class Recording:
         self._by_handle: dict[int, Value] = {}
         self._lifted: dict[tuple[str, float], str] = {}
         self.input_cells: set[int] = set()
+        self.steps: list[tuple[int, OptimizerSnapshot]] = []
+        """What optimizers had before each step of theirs, and how many ops had been recorded then."""
 
     def release(self) -> None:
         """Let go of cells and plain tensors: tensors keep the recording where they were last used."""
         self.states, self.made, self.constants, self._by_handle = {}, [], {}, {}
-        self.plain = {}
+        self.plain, self.steps = {}, []
 
     # -- values --------------------------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,18 +21,28 @@ if TYPE_CHECKING:
     from monarch.language.recording import Recording
 
 
+class Failure:
+    """What went wrong in an op whose result was needed, and whether anybody has seen it raised."""
+
+    __slots__ = ("error", "raised")
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+        self.raised = False
+
+
 class Cell:
     """The storage behind a tensor and all its views: data on the workers (`handle`), or a value still being
     recorded."""
 
-    __slots__ = ("__weakref__", "_type", "cut", "error", "handle", "mesh", "placed", "recording")
+    __slots__ = ("__weakref__", "_type", "cut", "failure", "handle", "mesh", "placed", "recording")
 
     def __init__(self, mesh: Mesh, type: TensorType, handle: Handle | None = None, placed: bool = False) -> None:
         self.mesh = mesh
         self.handle = handle
         self.placed = placed or handle is not None  # its layout is known, not still the partitioner's to choose
         self.recording: Recording | None = None
-        self.error: BaseException | None = None
+        self.failure: Failure | None = None
         self.cut = False  # a program left it in Python, and with it the history that autograd had of it
         self._type = type
 
@@ -41,8 +52,7 @@ class Cell:
 
     def check(self, reader: Recording) -> None:
         """Raise unless this cell's value can be read by a recording that did not make it."""
-        if self.error is not None:
-            raise self.error
+        self.raise_failure()
         if self.handle is None and self.recording is not None:
             if self.recording is self.mesh._pending:
                 self.mesh.flush()
@@ -56,11 +66,23 @@ class Cell:
             )
         return None
 
+    def raise_failure(self) -> None:
+        """Raise the failure that this value depends on: each time where there is no value, and otherwise unless it was
+        raised before, for then all know that the cell has its value from before the failure."""
+        failure = self.failure
+        if failure is None:
+            return
+        if self.handle is not None and failure.raised:
+            self.failure = None
+            return
+        failure.raised = True
+        raise copy(failure.error)  # an error that was raised keeps its frames, and the tensors in them, alive
+
     def set(self, handle: Handle) -> None:
         self.handle = handle
         self.placed = True
         self.recording = None
-        self.error = None
+        self.failure = None
 
 
 class Ref:
@@ -168,14 +190,13 @@ class DistributedTensor(torch.Tensor):
         if self._ref.parent is None:
             if cell.recording is not None or cell.mesh._pending is not None:
                 cell.mesh.flush()
-            if cell.error is not None:
-                raise cell.error
+            cell.raise_failure()
             return self._ref
         from monarch.language.recorder import aten, record
 
         with torch.no_grad():
-            copy: DistributedTensor = record(aten.clone.default, (self.detach(),), {})
-        return copy._settled()
+            whole: DistributedTensor = record(aten.clone.default, (self.detach(),), {})
+        return whole._settled()
 
     # -- fetching ------------------------------------------------------------------------------------------------
 
@@ -273,8 +294,9 @@ class DistributedTensor(torch.Tensor):
         cell = self._ref.cell
         mesh, view = cell.mesh, self._ref.parent is not None
         error, notes = "", ["requires grad"] if self.requires_grad else []
-        if cell.error is not None:
-            error = getattr(cell.error, "message", "") or str(cell.error) or type(cell.error).__name__
+        if cell.failure is not None and (cell.handle is None or not cell.failure.raised):
+            found = cell.failure.error
+            error = getattr(found, "message", "") or str(found) or type(found).__name__
         elif cell.handle is None and not mesh.is_abstract:
             notes.append("not computed yet")
         placed = cell.placed and not view and self._ref.type.layout.ndim == self.ndim
@@ -318,12 +340,12 @@ class DistributedTensor(torch.Tensor):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> DistributedTensor:
         with torch.no_grad():
-            copy: Any = self.detach().clone()
-        copy.requires_grad_(self.requires_grad)
+            made: Any = self.detach().clone()
+        made.requires_grad_(self.requires_grad)
         if getattr(self, "_is_param", False):
-            copy._is_param = True
-        memo[id(self)] = copy
-        return copy
+            made._is_param = True
+        memo[id(self)] = made
+        return made
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         message = outgoing.get()

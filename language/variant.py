@@ -22,7 +22,7 @@ from monarch.language.effects import Call, Change, undoing
 from monarch.language.guards import Live, views_of
 from monarch.language.random import next_seed
 from monarch.language.shapes import make_fake
-from monarch.language.tensor import Cell, DistributedTensor, Ref
+from monarch.language.tensor import Cell, DistributedTensor, Failure, Ref
 from monarch.language.trace import Trace
 
 _INPUT, _STATE, _SCALAR, _SEED = range(4)
@@ -217,6 +217,8 @@ class Variant:
             ref = live[spot]._ref
             if (ref.parent is not None or views) and views_of(ref) != views:
                 return None
+            if ref.cell.failure is not None:
+                ref.cell.raise_failure()
             cells.append(ref.cell)
         return (live, cells, scalars) if self._states_hold(cells) else None
 
@@ -286,9 +288,11 @@ class Variant:
     def _lost(self, type_: TensorType) -> DistributedTensor:
         """What stands for a gradient that was given up for a step that could not start."""
         cell = Cell(self.trace.mesh, type_)
-        cell.error = MonarchError(
-            f"this tensor ({type_}) was given up for a step of '{self.compiled.plan.name}' that could not start",
-            hint="a step that works makes it anew; the state of the last one is kept.",
+        cell.failure = Failure(
+            MonarchError(
+                f"this tensor ({type_}) was given up for a step of '{self.compiled.plan.name}' that could not start",
+                hint="a step that works makes it anew; the state of the last one is kept.",
+            )
         )
         fake = make_fake(type_.shape, type_.dtype)
         return DistributedTensor(fake, Ref(cell, fake))

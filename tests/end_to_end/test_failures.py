@@ -148,3 +148,53 @@ def test_arguments_without_data_leave_the_mesh_usable() -> None:
                 wrong().full_tensor()
             assert double(torch.ones(4)).sum().item() == 12
         assert torch.equal(monarch.distribute(meta, mesh, "[@data]").full_tensor(), torch.zeros(4))
+
+
+def test_without_a_program_a_bad_batch_is_raised_at_its_line_and_spoils_nothing_else() -> None:
+    """Workers run what was recorded as one step; of it only what PyTorch would not have come to is left out."""
+    torch.manual_seed(0)
+    dense = Model()
+    model = copy.deepcopy(dense)
+    plain = torch.optim.AdamW(dense.parameters(), lr=0.1)
+    good, bad = torch.tensor([1, 2, 3, 4]), torch.tensor([1, 2, 3, 99])
+
+    def step(model: nn.Module, optimizer: torch.optim.Optimizer, tokens: torch.Tensor, targets: torch.Tensor) -> float:
+        loss = F.cross_entropy(model(tokens), targets)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.item()
+
+    with Mesh(data=2) as mesh:
+        monarch.module_to_mesh(model, mesh)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+        for tokens, targets in ((bad, good), (good, bad), (good, good), (bad, good), (good, good)):
+            if tokens is good and targets is good:
+                assert step(model, optimizer, tokens, targets) == pytest.approx(step(dense, plain, tokens, targets))
+                continue
+            with pytest.raises(IndexError):
+                step(dense, plain, tokens, targets)
+            with pytest.raises(IndexError) as caught:
+                step(model, optimizer, tokens, targets)
+            assert isinstance(caught.value, DeviceMeshError)
+            line = "self.head(self.embedding" if tokens is bad else "F.cross_entropy("
+            assert caught.value.source is not None and line in caught.value.source.excerpt()
+        for p, expected in zip(model.parameters(), dense.parameters(), strict=True):
+            torch.testing.assert_close(p.full_tensor(), expected.detach())
+
+
+def test_ops_behind_a_failed_program_keep_what_does_not_depend_on_it() -> None:
+    with Mesh(data=2) as mesh:
+        table = monarch.distribute(torch.arange(8.0), mesh)
+        look_up = monarch.program(lambda index: table[index] * 2)
+        optimizer = torch.optim.SGD([table.requires_grad_()], lr=0.1, momentum=0.9)
+        failed = look_up(torch.tensor([1, 9]))
+        other = table.detach() + 1
+        (table[torch.tensor([1, 2])] * failed.detach()).sum().backward()
+        optimizer.step()
+        assert other.sum().item() == 36
+        assert not optimizer.state
+        assert table.grad is None
+        with pytest.raises(IndexError):
+            table.full_tensor()  # raised once: the step is not made
+        assert torch.equal(table.full_tensor(), torch.arange(8.0))
