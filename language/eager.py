@@ -162,8 +162,9 @@ def _run(mesh: Mesh, recording: Recording, live: list[tuple[Cell, Value]]) -> No
 def _undo(job: _Job, error: Exception) -> None:
     """After a failure, have every tensor as PyTorch would have left it when it raised at the failed op's line. Tensors
     that were made anew, and do not depend on the failed op, get their values; the others note the failure."""
-    for label, handle in job.before.items():
-        job.cells[label].handle = handle
+    for label, cell in job.cells.items():
+        cell.handle = job.before.get(label)
+        cell.placed = cell.handle is not None
     lost: set[Value] = set()  # inputs that an earlier step was to make
     for entry in job.tape.inputs:
         if (earlier := job.failure_of(str(entry.label))) is not None:
