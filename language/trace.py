@@ -27,7 +27,7 @@ from monarch.language.modules import module_paths
 from monarch.language.optimizers import Hyperparameter, OptimizerWatch
 from monarch.language.random import counting_streams
 from monarch.language.recorder import tracing
-from monarch.language.recording import Recording
+from monarch.language.recording import Recording, current
 from monarch.language.shapes import to_fake
 from monarch.language.snapshot import PLAIN, Contents, Held, Snapshot, Tensor
 from monarch.language.tensor import Cell, DistributedTensor
@@ -150,6 +150,7 @@ def trace(
     places at which there are other tensors from call to call. Whatever fails, Python's state is what it was.
     """
     mesh.flush()
+    before = current.recording
     recording = Recording(mesh, program=True)
     labels = {id(optimizer): label for label, optimizer in environment.optimizers.items()}
     watch = OptimizerWatch(recording, labels, varying)
@@ -202,6 +203,7 @@ def trace(
         labels_of = state_names(environment, watch.optimizers)
         escapes = _escapes(recording, effects)
     except BaseException:
+        current.recording = before  # an interrupt may come where a context manager would have given this back
         undo()
         raise
     taken: set[str] = set(recording.scalars) | {"seed"}

@@ -519,3 +519,26 @@ def test_the_usual_training_loop_is_not_traced_again(mesh: Mesh, traces: list[st
     assert traces == []
     for value, expected in zip(found, train(dense, lambda function: function, lambda value: value), strict=True):
         torch.testing.assert_close(value.detach().full_tensor(), expected.detach())
+
+
+def test_an_interrupt_where_recording_ends_leaves_nothing_recording(
+    mesh: Mesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Ctrl-C between two lines of a context manager's end, which then gives nothing back."""
+
+    @contextlib.contextmanager
+    def interrupted(recording: Any) -> Iterator[None]:
+        module.current.recording = recording
+        yield
+        raise KeyboardInterrupt
+
+    @program
+    def double(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    x = distribute(torch.ones(4), mesh)
+    module: Any = sys.modules["monarch.language.trace"]
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(module, "tracing", interrupted)
+        double(x)
+    assert double(x).sum().item() == 8
