@@ -145,8 +145,8 @@ def check_ops(plan: Plan) -> None:
             continue
         raise MonarchError(
             f"'{plan.name}' is compiled for {plan.target}, and calls {instruction.op}, which CPUs alone have",
-            hint="torch chose it for the CPU on which the program is traced; with\n"
-            "torch.backends.mkldnn.flags(enabled=False) around a recurrent layer it takes one that GPUs have too.",
+            hint="torch chose it for the CPU on which the program is traced: use a layer that GPUs have too, or write\n"
+            "with torch.backends.mkldnn.flags(enabled=False): around its call.",
             source=plan.sources[instruction.source] if instruction.source >= 0 else None,
         )
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from monarch.compiler.kernels.cpp import build as building
 from monarch.compiler.plan import DeviceMeshError, MeshSpec, PlanError
 from monarch.runtime.controller.executor import MeshExecutor
-from monarch.runtime.worker.device import native
 from tests.runtime.building import Building, whole
 
 MESH = MeshSpec.of(a=2)
@@ -57,7 +57,7 @@ def scaled(over: list[int]) -> Building:
 @pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "by torch's ops"])
 def test_a_kernel_runs_in_a_plan(over: list[int], compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not compiled:
-        monkeypatch.setattr(native, "find_compiler", lambda: None)
+        monkeypatch.setattr(building, "find_compiler", lambda: None)
     with MeshExecutor(MESH) as executor:
         x = torch.arange(24.0).reshape(4, 6)
         arguments = [executor.put(x, whole((4, 6))), executor.put(torch.tensor(3.0), whole(()))]
