@@ -253,8 +253,8 @@ def how_ended(status: int) -> str:
 
 
 def registered_ops() -> int:
-    """How many ops torch knows: workers forked before one was registered do not have it."""
-    return len(torch._C._dispatch_get_all_op_names())
+    """A hash of the ops that torch knows: workers forked before one was registered do not have it."""
+    return hash(tuple(torch._C._dispatch_get_all_op_names()))
 
 
 def can_fork() -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Annotated, Any
 
 import numpy as np
@@ -16,6 +17,12 @@ from monarch.language.compile import compiling_with
 from tests.language.dense import DenseExecutor, compile_dense
 
 Batch = Annotated[torch.Tensor, "f32[4@data, 2]"]
+
+
+@pytest.fixture(autouse=True)
+def no_other_mesh(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Meshes that other tests of this process have left open are none of these programs'."""
+    monkeypatch.setattr("monarch.language.mesh._meshes", weakref.WeakValueDictionary())
 
 
 @program

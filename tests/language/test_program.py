@@ -315,8 +315,6 @@ def test_ops_that_cannot_be_recorded(mesh: Mesh) -> None:
     plain = torch.zeros(4)
     plain.copy_(x)
     assert plain.tolist() == [1.0] * 4
-    with pytest.raises(ProgramError, match="changes lists of tensors in place"):
-        torch._amp_foreach_non_finite_check_and_unscale_([x], torch.zeros(1), torch.ones(1))
 
 
 def test_a_module_copied_into_a_program(mesh: Mesh) -> None:

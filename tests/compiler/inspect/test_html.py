@@ -24,6 +24,7 @@ from monarch.compiler.inspect.inspection import Inspection
 from monarch.compiler.text import parse_layout, parse_type
 from monarch.compiler.types import Layout, MeshSpec, TensorType
 from monarch.language import DistributedTensor, Mesh, distribute, module_to_mesh, program
+from monarch.language.tensor import Failure
 from tests.compiler.strategies import meshes, types
 from tests.language.conftest import mesh
 
@@ -237,9 +238,9 @@ def test_a_failed_tensor_says_what_failed(mesh: Mesh) -> None:
     x = distribute(torch.ones(4), mesh)
     y = x + 1
     assert isinstance(y, DistributedTensor)
-    y._ref.cell.error = MonarchError("worker 3 died", hint="start again.")
+    y._ref.cell.failure = Failure(MonarchError("worker 3 died", hint="start again."))
     assert "failed: worker 3 died" in words(y._repr_html_())
-    y._ref.cell.error = KeyError()
+    y._ref.cell.failure = Failure(KeyError())
     assert "failed: KeyError" in words(y._repr_html_())
 
 
@@ -247,7 +248,7 @@ def test_a_tensor_within_a_trace_is_shown(mesh: Mesh, capsys: pytest.CaptureFixt
     @program
     def step(x: torch.Tensor) -> torch.Tensor:
         y = x * 2
-        print(x._repr_html_(), "behind it", y._repr_html_())  # type: ignore[operator]
+        print(x._repr_html_(), "behind it", y._repr_html_())  # type: ignore[operator]  # monarch: ignore[M103, M305]
         return y
 
     step.trace(distribute(torch.ones(4), mesh, "[@data]"))

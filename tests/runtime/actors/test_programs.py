@@ -248,7 +248,8 @@ def test_actors_compute_with_parameters_and_gradients(service: Service, mesh: Me
 def test_a_step_that_failed_is_told_at_the_call(service: Service, mesh: Mesh) -> None:
     table = monarch.distribute(torch.zeros(2), mesh)
     index = monarch.distribute(torch.tensor([5]), mesh)
-    reply = service.get.call(table[index])
+    look = monarch.program(lambda table, index: table[index])
+    reply = service.get.call(look(table, index))
     with pytest.raises(ActorError, match="a tensor of a program has no value: command .* failed"):
         reply.get(WAIT)
     assert values(service.get.call(table + 1))[0].tolist() == [1, 1]
