@@ -106,7 +106,7 @@ def find_options(graph: Graph, mesh_dim: str) -> Options:
 
 
 def _is_free(options: Options, node: fx.Node) -> bool:
-    """Whether a value has dims and depends on no value that has any. Its operands have been asked before."""
+    """Whether a value has dims and depends on no value that has any. Operands stand before their readers."""
     if node.target in (operator.getitem, ops.constrain) or not _ndim(node):
         return False
     return all(operand in options.free or _ndim(operand) == 0 for operand in options.operands[node])
