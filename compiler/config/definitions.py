@@ -60,6 +60,12 @@ class Settings(SettingsBase):
         local=True,
     )
 
+    environment = Setting(
+        Text("names of environment variables with commas between them"),
+        "",
+        "Which of its environment variables a program gives to processes of actors on attached hosts, which have their"
+        " host's environment otherwise: names with commas between them.",
+    )
     cache_keep = Setting(
         Duration("1h", "3650d"),
         30 * 86400.0,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast
 
 import cloudpickle
 
-from monarch.compiler.config import for_spawned
+from monarch.compiler.config import for_spawned, settings
 from monarch.compiler.execution.executor import Executor
 from monarch.compiler.execution.factories import executor_for
 from monarch.compiler.mesh import MeshAlgebra, MeshShapeError, Shape
@@ -227,7 +227,7 @@ class HostMesh(MeshAlgebra):
             slow_calls=process.slow_calls,
             path=tuple(sys.path),
             folder=os.getcwd(),
-            environ=tuple(os.environ.items()),
+            environ=_environment(process, agents),
             settings=tuple(for_spawned().items()),
         )
         mesh = ProcMesh(group, shape)
@@ -585,6 +585,15 @@ def _start(process: Process, group: Group) -> None:
             asked.append(_ask(process, host, lambda reply: (FORK, reply), payload))
     for answer in asked:
         answer.get()
+
+
+def _environment(process: Process, agents: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
+    """What processes get of this one's environment: all of it on the program's own host, between processes of that
+    host, and anywhere else the variables that the user names, for the way there may be in clear."""
+    if not any(map(host_of, (process.address, *agents))):
+        return tuple(os.environ.items())
+    named = {name.strip() for name in settings.environment.split(",")}
+    return tuple((name, value) for name, value in os.environ.items() if name in named)
 
 
 def _own_host(process: Process) -> str:

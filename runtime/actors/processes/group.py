@@ -42,7 +42,8 @@ class Group:
     path: tuple[str, ...]
     folder: str
     environ: tuple[tuple[str, str], ...]
-    """The environment of whoever spawns them, as it is then."""
+    """The environment of whoever spawns them, as it is then; on attached hosts, and from there, only the variables that
+    the setting `environment` names."""
     threads: int = 1
     """How many each may compute with, as the agent of their host says."""
     settings: tuple[tuple[str, Any], ...] = ()

@@ -492,8 +492,9 @@ def serve(forked: Forked) -> NoReturn:
         sys.path.extend(path for path in group.path if path not in sys.path)
     else:
         sys.path[:] = group.path
-        os.environ.clear()  # what is there is as it was when the warm parent started
-        os.environ.update(group.environ)
+        if not host_of(group.owner[0]):
+            os.environ.clear()  # what is there is as it was when the warm parent started
+    os.environ.update(group.environ)
     spawned_with(dict(group.settings))
     with suppress(OSError):  # it may have gone since
         os.chdir(group.folder)

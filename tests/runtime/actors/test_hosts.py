@@ -112,6 +112,26 @@ def test_meshes_have_the_dim_hosts(hosts: HostMesh) -> None:
     procs.stop().get(WAIT)
 
 
+def variables(*names: str) -> list[str | None]:
+    return [os.environ.get(name) for name in names]
+
+
+def test_of_the_environment_only_what_is_named_goes_to_other_hosts(
+    hosts: HostMesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MONARCH_TEST_SECRET", "secret")
+    monkeypatch.setenv("MONARCH_TEST_NAMED", "named")
+    assert b"secret" not in pickle.dumps(hosts.spawn_procs()._group.environ)
+    with monarch.config.configured(environment="MONARCH_TEST_NAMED, MONARCH_TEST_MISSING"):
+        procs = hosts.spawn_procs()
+    assert procs._group.environ == (("MONARCH_TEST_NAMED", "named"),)
+    with procs.activate():
+        read = monarch.remote(variables)
+        found = read.call("MONARCH_TEST_NAMED", "MONARCH_TEST_SECRET", "PATH").get(WAIT).values()
+    assert [each[:2] for each in found] == [["named", None]] * 2
+    assert all(path for _, _, path in found)
+
+
 def test_actors_of_two_hosts_meet_without_the_root(hosts: HostMesh) -> None:
     _, _, one, other = pair(hosts)
     for asks, asked in ((one, other), (other, one)):
