@@ -40,6 +40,7 @@ from monarch.runtime.control.records import (
 from monarch.runtime.control.relay import SERVICE, Down, Gone, Ready, Relay, Up
 from monarch.runtime.control.security import Security, split_address
 from monarch.runtime.control.stream import Stream
+from monarch.runtime.shared.descriptors import for_strangers
 
 MakeService = Callable[[Reply, HostInfo], Service]
 
@@ -88,7 +89,14 @@ class Agent:
         import grpc
 
         host, _ = split_address(listen)
-        options = (*OPTIONS, ("grpc.so_reuseport", 0))
+        options = (
+            *OPTIONS,
+            ("grpc.so_reuseport", 0),
+            # Who connects and says nothing, or opens no stream, uses up a descriptor.
+            ("grpc.max_allowed_incoming_connections", limits.STREAMS + for_strangers(limits.STRANGERS)),
+            ("grpc.server_handshake_timeout_ms", int(1000 * limits.HANDSHAKE_SECONDS)),
+            ("grpc.max_connection_idle_ms", int(1000 * limits.HANDSHAKE_SECONDS)),
+        )
         self._server = grpc.aio.server(options=options, maximum_concurrent_rpcs=limits.STREAMS)
         name, method = METHOD.strip("/").split("/")
         handler = grpc.method_handlers_generic_handler(

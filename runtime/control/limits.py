@@ -42,4 +42,6 @@ HANDSHAKE_SECONDS = 5.0
 """How long somebody who has not shown who he is may keep a stream open."""
 STREAMS = 128
 """On one host at a time, of whatever peers; gRPC refuses more."""
+STRANGERS = 512
+"""Connections to one host, besides those that may have a stream, where it may have many descriptors."""
 TIMEOUT_SECONDS = (0.2, 3600.0)

@@ -16,6 +16,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from itertools import count, groupby
 from typing import Any, Protocol
 
@@ -92,7 +93,8 @@ class Inbox:
         self._put(Message("host lost", self._number, host, {"why": why}))
         if not self._dead:
             self._dead = True
-            self._tree.send(Message("dead", self._number, head={"rank": 0}))
+            with suppress(MonarchError):  # it was the last host
+                self._tree.send(Message("dead", self._number, head={"rank": 0}))
 
     def _put(self, message: Message) -> None:
         with self._changed:

@@ -40,7 +40,6 @@ import mmap
 import pickle
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from typing import Any, Protocol
 
@@ -54,6 +53,8 @@ from monarch.runtime.shared.measured import clock, measured_part
 from monarch.runtime.shared.ring import Full
 from monarch.runtime.shared.window import STAGING_BYTES
 from monarch.runtime.worker.peers import pack, unpack
+
+_LIMIT = "A limit of that host is reached: on open files (ulimit -n) or processes and threads (ulimit -u)."
 
 
 class ActorsHere(Protocol):
@@ -96,8 +97,8 @@ class HostService:
         if message.kind == "start":
             try:
                 self._parts[message.mesh] = _Part(message.mesh, message.head, self._reply, self._across, self._actors)
-            except MonarchError as error:
-                self._reply(Message("refused", message.mesh, head={"message": error.message, "hint": error.hint}))
+            except (MonarchError, OSError, RuntimeError) as error:
+                self._refuse(message.mesh, error)
         elif message.kind == "stop":
             part = self._parts.pop(message.mesh, None)
             if part is not None:
@@ -117,10 +118,16 @@ class HostService:
             if self._actors is None:
                 raise MonarchError("this host runs no actors")
             address = self._actors.start(message.head, self._across)
-        except MonarchError as error:
-            self._reply(Message("refused", message.mesh, head={"message": error.message, "hint": error.hint}))
+        except (MonarchError, OSError, RuntimeError) as error:
+            self._refuse(message.mesh, error)
         else:
             self._reply(Message("actors", message.mesh, head={"address": address}))
+
+    def _refuse(self, mesh: int, error: Exception) -> None:
+        """Tell why something cannot be started here. OSError and RuntimeError (of threads) tell of limits: they are no
+        end of the session."""
+        known = error if isinstance(error, MonarchError) else MonarchError(str(error), hint=_LIMIT)
+        self._reply(Message("refused", mesh, head={"message": known.message, "hint": known.hint}))
 
     def _end_actors(self) -> None:
         if self._actors is not None:
@@ -194,8 +201,12 @@ class _Part:
         handler = self._handlers.get(message.kind)
         if handler is None:
             raise MonarchError(f"a controller sent a message of an unknown kind, {message.kind!r}")
-        with suppress(_Stopping):  # a worker has died, which is told by the listener: the mesh takes no commands
+        try:
             handler(message.head, message.data)
+        except _Stopping:  # a worker has died, which is told by the listener: the mesh takes no commands
+            pass
+        except OSError as error:  # of a limit: the end of this mesh, and of nothing else
+            self._say("exited", rank=self._workers.ranks[0], how=f"cannot be given a command: {error}")
 
     def _peers(self, head: dict[str, Any], data: Any) -> None:
         everyone = json.loads(bytes(data))

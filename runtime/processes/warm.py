@@ -12,6 +12,7 @@ Packets on its socket (JSON; files ride along):
                         {"do": "stop", "mesh": 3}
     warm → controller   {"is": "started", "mesh": 3, "rank": 0, "pid": 7}
                         {"is": "exited", "mesh": 3, "rank": 0, "status": -9}
+                        {"is": "exited", "mesh": 3, "rank": 0, "how": "could not be started: ..."}
                         {"is": "stopped", "mesh": 3}
 
 Nothing outlives the controller. The warm parent watches it through a pidfd (an inherited copy of a socket in some other
@@ -22,6 +23,7 @@ killed, the kernel kills the workers (PR_SET_PDEATHSIG).
 from __future__ import annotations
 
 import ctypes
+import errno
 import gc
 import json
 import os
@@ -30,7 +32,8 @@ import signal
 import socket
 import sys
 import traceback
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
@@ -81,21 +84,26 @@ class Warm:
                     with suppress(BlockingIOError):
                         os.read(wakeup, 4096)
                     self._reap()
-                if self._control.fileno() in ready:
-                    try:
-                        packet, files, _, _ = socket.recv_fds(self._control, PACKET_BYTES, FILES_A_PACKET + 1)
-                    except ConnectionError:
-                        return
-                    if not packet:
-                        return
-                    self._do(json.loads(packet), files)
+                if self._control.fileno() in ready and not self.receive():
+                    return
         finally:
             for mesh in self._meshes.values():
                 _kill(mesh.rank_of)
 
-    def _do(self, request: dict[str, Any], files: list[int]) -> None:
+    def receive(self) -> bool:
+        """Do what the controller asks for next; False where it has gone."""
+        try:
+            packet, files, flags, _ = socket.recv_fds(self._control, PACKET_BYTES, FILES_A_PACKET + 1)
+        except ConnectionError:
+            return False
+        if packet:
+            self._do(json.loads(packet), files, "" if not flags & socket.MSG_CTRUNC else os.strerror(errno.EMFILE))
+        return bool(packet)
+
+    def _do(self, request: dict[str, Any], files: list[int], missing: str) -> None:
+        """`missing` says why files of the request did not come."""
         if request["do"] == "fork":
-            self._fork(request, files)
+            self._fork(request, files, missing)
             return
         mesh = self._meshes.get(request["mesh"])
         if mesh is None:  # it was stopped before
@@ -104,30 +112,50 @@ class Warm:
         _kill(mesh.rank_of)
         self._reap()
 
-    def _fork(self, request: dict[str, Any], files: list[int]) -> None:
-        """Fork processes for some ranks; a mesh of many comes in several requests."""
+    def _fork(self, request: dict[str, Any], files: list[int], missing: str) -> None:
+        """Fork processes for some ranks; a mesh of many comes in several requests. Those that a limit of the system
+        keeps from being forked count as ended, and all others live on."""
+        number, left = request["mesh"], deque(request["ranks"])
+        try:
+            if missing:
+                raise OSError(errno.EMFILE, missing)
+            self._fork_all(request, files, left)
+        except OSError as error:
+            self._failed(number, left, error.strerror or str(error))
+        finally:
+            window = self._meshes[number].window
+            for fd in files:
+                if window is None or fd != window.file:
+                    os.close(fd)
+
+    def _fork_all(self, request: dict[str, Any], files: list[int], left: deque[int]) -> None:
+        """Fork a process for each rank that is `left`, and take it from there."""
         start = role(request["role"])  # its module is imported once, rather than in each of them
-        number, ranks, workers = request["mesh"], request["ranks"], request["workers"]
-        shared, *rest = files
+        number, workers = request["mesh"], request["workers"]
         if number not in self._meshes:
-            self._meshes[number] = _Mesh(Window(Geometry.of(workers), shared, shared) if workers else None)
-        elif workers:
-            os.close(shared)
+            self._meshes[number] = _Mesh(Window(Geometry.of(workers), files[0], files[0]) if workers else None)
         mesh = self._meshes[number]
-        if mesh.window is not None:
-            shared = mesh.window.file
-        each = len(rest) // len(ranks)
+        if workers and mesh.window is None:
+            raise OSError(errno.ECANCELED, "others of the mesh could not be started")
+        shared = files[0] if mesh.window is None else mesh.window.file
+        each = (len(files) - 1) // len(left)
         parent = os.getpid()
-        for at, rank in enumerate(ranks):
-            own = rest[each * at : each * (at + 1)]
+        for at in range(1, len(files), each):
+            rank, own = left[0], files[at : at + each]
             pid = plain_fork()
             if pid == 0:
                 forked = Forked(rank, shared, mesh.window, own, request["given"])
-                self._become(start, forked, [fd for fd in rest if fd not in own], parent)
-            mesh.rank_of[pid] = rank
+                self._become(start, forked, [fd for fd in files if fd not in (shared, *own)], parent)
+            mesh.rank_of[pid] = left.popleft()
             self._tell({"is": "started", "mesh": number, "rank": rank, "pid": pid})
-        for fd in rest if mesh.window is not None else files:
-            os.close(fd)
+
+    def _failed(self, number: int, ranks: Iterable[int], why: str) -> None:
+        """Processes cannot be started: they count as ended. All others live on."""
+        mesh = self._meshes.setdefault(number, _Mesh(None))
+        for rank in ranks:
+            if mesh.window is not None:
+                mesh.window.mark_dead(rank)
+            self._tell({"is": "exited", "mesh": number, "rank": rank, "how": f"could not be started: {why}"})
 
     def _become(self, start: Callable[[Forked], None], forked: Forked, others: list[int], parent: int) -> NoReturn:
         try:

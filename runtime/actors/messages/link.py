@@ -40,6 +40,8 @@ class Loop(Protocol):
 
     def soon(self, task: Callable[[], None]) -> None: ...
 
+    def later(self, seconds: float, ring: Callable[[], None]) -> None: ...
+
 
 class Link:
     """`deliver(peer, head, payload)` is called with what comes, in the I/O thread, `lost(link, why)` at the end."""

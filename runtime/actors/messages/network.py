@@ -46,6 +46,7 @@ SECONDS = 10.0
 """How long a connection may take to be made, and whoever connects to prove who it is."""
 _MAGIC = b"actors 1"
 _WANTED = struct.Struct("8s16s")
+WANTED_BYTES = _WANTED.size
 
 _log = logging.getLogger("monarch.actors")
 
@@ -171,9 +172,7 @@ class Network:
             for link in links:
                 link.finish()
 
-        timer = threading.Timer(seconds, self._loop.soon, [give_up])
-        timer.daemon = True
-        timer.start()
+        self._loop.later(seconds, give_up)
 
     def gone(self, peer: str) -> None:
         """A process has ended, or counts as ended: it is not listened to any more."""
@@ -277,25 +276,12 @@ class Network:
         return address
 
 
-def wanted(sock: socket.socket) -> str | None:
-    """The name of the process that somebody who connected to a host wants to speak to, or None: it was dropped."""
-    peer = _peer(sock)
-    try:
-        sock.settimeout(SECONDS)
-        data = b""
-        while len(data) < _WANTED.size:
-            part = sock.recv(_WANTED.size - len(data))
-            if not part:
-                raise HandshakeFailed("it closed the connection")
-            data += part
-        magic, name = _WANTED.unpack(data)
-        if magic != _MAGIC:
-            raise HandshakeFailed("it did not begin as a process of this version does")
-    except (OSError, HandshakeFailed) as error:
-        _log.warning("dropped a connection from %s: %s", peer, _why(error))
-        sock.close()
-        return None
-    return bytes(name).hex()
+def wanted(data: bytes) -> str | None:
+    """The name of the process that somebody who connected to a host wants to speak to, once enough has come. Raises
+    HandshakeFailed."""
+    if data[: len(_MAGIC)] != _MAGIC[: len(data)]:
+        raise HandshakeFailed("it did not begin as a process of this version does")
+    return bytes(_WANTED.unpack(data)[1]).hex() if len(data) == _WANTED.size else None
 
 
 def refuse(sock: socket.socket, why: str) -> None:

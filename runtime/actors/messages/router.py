@@ -12,6 +12,7 @@ which the one I/O thread empties. That thread receives everything, never blocks,
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import select
 import socket
@@ -21,25 +22,31 @@ import threading
 import traceback
 from array import array
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
+from heapq import heappop, heappush
+from itertools import count
 from time import monotonic
+from typing import Any
 
 from monarch.runtime.actors.messages.address import LONGEST, host_of, name_of
 from monarch.runtime.actors.messages.memory import Memory
 from monarch.runtime.actors.messages.message import EMPTY, PACKET, Files, Payload, packet, unpack
-from monarch.runtime.actors.messages.network import Network, Way
+from monarch.runtime.actors.messages.network import Network, Way, refuse
 from monarch.runtime.actors.messages.order import Numbers
 from monarch.runtime.actors.messages.protocol import NUMBERED, UNSENT, Head
 
 Deliver = Callable[[str, Head, Payload], None]
 """Called with the address of the sender, in the I/O thread, or in the sending one where a process sends to itself."""
 
+_log = logging.getLogger("monarch.actors")
+
 _FILES = socket.CMSG_SPACE(4 * array("i").itemsize)
 _CREDENTIALS = struct.Struct("3i")
 _RECEIVES_AT_ONCE = 16
 _FLUSH_SECONDS = 1.0
+_PAUSE = 0.5
 _HANDED = b"+"
 """Instead of an address: with a connection from another host."""
 _LATER = (errno.ENOBUFS, errno.ENOMEM, errno.ETOOMANYREFS)
@@ -195,7 +202,8 @@ class Router:
         self._wakeup = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._waking = threading.Lock()
         self._tasks: deque[Callable[[], None]] = deque()
-        self._alarm: tuple[float, Callable[[], None]] | None = None
+        self._alarms: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = count()
         self._closed = False
         self.broken: Callable[[], None] = lambda: os._exit(1)
         """What is done where the I/O thread has failed."""
@@ -329,17 +337,16 @@ class Router:
                 handler = handlers.get(fd)
                 if handler is not None:
                     handler(events)
-            if self._alarm is not None and monotonic() >= self._alarm[0]:
-                _, ring = self._alarm
-                self._alarm = None
-                ring()
+            while self._alarms and monotonic() >= self._alarms[0][0]:
+                heappop(self._alarms)[2]()
 
     def _wait(self) -> float | None:
-        return None if self._alarm is None else max(0.0, self._alarm[0] - monotonic())
+        return max(0.0, self._alarms[0][0] - monotonic()) if self._alarms else None
 
-    def alarm(self, when: float, ring: Callable[[], None]) -> None:
-        """Have the I/O thread call it at a time of the monotonic clock. In the I/O thread; there is one alarm."""
-        self._alarm = when, ring
+    def later(self, seconds: float, ring: Callable[[], None]) -> None:
+        """Have the I/O thread call it after so long. From any thread."""
+        alarm = monotonic() + seconds, next(self._order), ring
+        self.soon(lambda: heappush(self._alarms, alarm))
 
     def _run_tasks(self, _: int) -> None:
         os.eventfd_read(self._wakeup)
@@ -347,14 +354,25 @@ class Router:
             self._tasks.popleft()()
 
     def _accept(self, _: int) -> None:
-        with suppress(BlockingIOError):
+        for connection, _ in self.accepted(self._listener, self._accept):
+            if is_ours(connection):
+                connection.setblocking(False)
+                self.watch(connection.fileno(), partial(self._hello, connection))
+            else:
+                connection.close()
+
+    def accepted(self, listener: socket.socket, handler: Callable[[int], None]) -> Iterator[tuple[socket.socket, Any]]:
+        """The connections that wait at a listener, whose `handler` this is. Where none can be accepted, as when no
+        descriptor is left, they wait in the kernel for a while. In the I/O thread."""
+        try:
             while True:
-                connection, _ = self._listener.accept()
-                if is_ours(connection):
-                    connection.setblocking(False)
-                    self.watch(connection.fileno(), partial(self._hello, connection))
-                else:
-                    connection.close()
+                yield listener.accept()
+        except BlockingIOError:
+            return
+        except OSError as error:
+            _log.warning("cannot accept connections for %g s: %s", _PAUSE, error.strerror)
+        self.forget(listener.fileno())
+        self.later(_PAUSE, lambda: None if listener.fileno() < 0 else self.watch(listener.fileno(), handler))
 
     def _hello(self, connection: socket.socket, _: int) -> None:
         """The first packet of a connection: the sender's address, or a connection from another host."""
@@ -368,8 +386,11 @@ class Router:
             address = ""
         for fd in files:
             handed = socket.socket(fileno=fd)
-            threading.Thread(target=self.network.admit, args=(handed,), name="monarch admit", daemon=True).start()
-        if files or not address or address in self._senders:
+            try:
+                threading.Thread(target=self.network.admit, args=(handed,), name="monarch admit", daemon=True).start()
+            except RuntimeError as error:
+                refuse(handed, str(error))
+        if files or data == _HANDED or not address or address in self._senders:
             self.forget(connection.fileno())
             connection.close()
             return

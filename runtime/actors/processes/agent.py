@@ -9,15 +9,17 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from contextlib import suppress
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from monarch.compiler.mesh import Shape
 from monarch.compiler.plan import MonarchError
 from monarch.runtime.actors.errors import MeshFailure
 from monarch.runtime.actors.messages.address import name_of, new_address, tag_of
-from monarch.runtime.actors.messages.network import Across, refuse, wanted
+from monarch.runtime.actors.messages.network import Across, refuse
 from monarch.runtime.actors.messages.router import hand_over, listen
+from monarch.runtime.actors.messages.strangers import Strangers
 from monarch.runtime.actors.processes.group import Group
 from monarch.runtime.actors.processes.host import Host
 from monarch.runtime.actors.processes.process import Process
@@ -52,22 +54,17 @@ class AgentOfHost:
             self._agent = None
 
 
-_STRANGERS = 256
-"""How many connections may be open here that have not said whom they want."""
-
-
 class Agent(Process):
     """`root` is the address of the program's process, and `number` this host's in the program's job."""
 
     def __init__(self, root: str, number: int, across: Across) -> None:
         """Raises MonarchError where it cannot listen."""
-        self._listener, where = sockets.listen_tcp(across.bind, across.advertise)
+        listener, where = sockets.listen_tcp(across.bind, across.advertise)
         address = new_address(tag_of(number, str(where["host"]), int(str(where["port"]))))
         shape, owner = Shape.unity(), (address, "")
         group = Group(address, "agent", (address,), root, (address,), shape, owner, None, None, (), os.getcwd(), ())
         super().__init__(group, 0, listen(address))
         self.ready.set()
-        self._strangers = threading.Semaphore(_STRANGERS)
         self._over = False
         self._agent = Host(self)
         self._agent.across = across
@@ -75,38 +72,22 @@ class Agent(Process):
         self.host = self._agent
         self.router.network.across = across
         self.router.broken = self._stop
-        self.router.watch(self._listener.fileno(), self._accept)
+        self._strangers = Strangers(listener, self.router, self._usher)
         self.router.start()
 
-    def _accept(self, _: int) -> None:
-        with suppress(OSError):  # also where a limit is reached: it may not be, later
-            while True:
-                connection, _ = self._listener.accept()
-                if self._strangers.acquire(blocking=False):
-                    usher = threading.Thread(target=self._usher, args=(connection,), name="monarch usher", daemon=True)
-                    usher.start()
-                else:
-                    refuse(connection, f"{_STRANGERS} others have not said whom they want")
-
-    def _usher(self, connection: socket.socket) -> None:
-        """Have the process that somebody wants take the connection over."""
-        try:
-            name = wanted(connection)
-        finally:
-            self._strangers.release()
-        if name is None:
-            return
+    def _usher(self, connection: socket.socket, name: str) -> None:
+        """Have the process that somebody wants take the connection over. In the I/O thread."""
         if name == name_of(self.address):
-            self.router.network.admit(connection)
+            take: Callable[[socket.socket], None] = self.router.network.admit
+        elif self._agent.has(name):
+            take = partial(_hand_over, name)
+        else:
+            refuse(connection, f"it wants process {name[:8]}, which is not here")
             return
         try:
-            if not self._agent.has(name):
-                raise OSError("there is no such process")
-            hand_over(connection, name)
-        except OSError as error:
-            refuse(connection, f"it wants process {name[:8]}: {error}")
-        else:
-            connection.close()
+            threading.Thread(target=take, args=(connection,), name="monarch usher", daemon=True).start()
+        except RuntimeError as error:
+            refuse(connection, str(error))
 
     def unreached(self, address: str, why: str) -> None:
         if address == self.group.root:
@@ -133,5 +114,13 @@ class Agent(Process):
         if not self._over:
             self._over = True
             self._agent.end()
-            self.router.forget(self._listener.fileno())
-            self._listener.close()
+            self._strangers.close()
+
+
+def _hand_over(name: str, connection: socket.socket) -> None:
+    try:
+        hand_over(connection, name)
+    except OSError as error:
+        refuse(connection, f"it wants process {name[:8]}: {error}")
+    else:
+        connection.close()

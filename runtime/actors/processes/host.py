@@ -46,6 +46,9 @@ if TYPE_CHECKING:
     from monarch.runtime.hosts.attached import AttachedHosts
 
 _CHUNK = 64 << 10
+_LIMIT = (
+    "A limit is reached: on open files (ulimit -n), of which each process takes a few, or on\nprocesses (ulimit -u)."
+)
 
 
 @dataclass
@@ -61,7 +64,8 @@ class _Running:
     """By file: the rank that writes it, and what has come of it."""
     stopping: bool = False
     stops: list[ReplyTo] = field(default_factory=list)
-    killer: threading.Timer | None = None
+    late: float | None = None
+    """How many seconds those that are killed had to end."""
 
 
 class Host:
@@ -97,7 +101,10 @@ class Host:
             else:
                 self._process.reply(head[1], True, None)
 
-        threading.Thread(target=fork, name="monarch fork", daemon=True).start()
+        try:
+            threading.Thread(target=fork, name="monarch fork", daemon=True).start()
+        except RuntimeError as error:
+            self._process.reply(head[1], False, MonarchError(f"cannot start processes: {error}", hint=_LIMIT))
 
     def fork(self, group: Group) -> None:
         """Start those processes of a group that are to be here. They can be sent messages when this returns."""
@@ -136,8 +143,7 @@ class Host:
             self._groups.pop(group.id, None)
             raise MonarchError(
                 f"cannot start {count} processes: {error}",
-                hint="A limit is reached: on open files (ulimit -n), of which each process takes a few, or on\n"
-                "processes (ulimit -u).",
+                hint=_LIMIT,
             ) from error
         finally:
             os.close(boot)
@@ -174,7 +180,7 @@ class Host:
             os.close(fd)
             del running.pipes[fd]
         if not held and self._output.due is not None:
-            self._process.router.alarm(self._output.due, self.print)
+            self._process.router.later(self._output.due - now, self.print)
         return bool(data)
 
     def print(self) -> None:
@@ -194,8 +200,8 @@ class Host:
                 for rank in sorted(running.alive):
                     self.exited(running, rank, -signal.SIGKILL)
 
-    def exited(self, running: _Running, rank: int, status: int) -> None:
-        """A process has ended. In the I/O thread."""
+    def exited(self, running: _Running, rank: int, status: int | None, how: str = "") -> None:
+        """A process has ended; how, where that is more than its status. In the I/O thread."""
         group = running.group
         if rank not in running.alive:
             return
@@ -206,9 +212,12 @@ class Host:
         with self._lock:
             running.alive.discard(rank)
             expected = running.stopping
-        reason = "was stopped" if expected else how_ended(status)
+        if not how:
+            how = "was stopped" if expected or status is None else how_ended(status)
+        if expected and running.late is not None:
+            how = f"was killed, for it had not ended {running.late:g} s after it was told to"
         log = tuple(running.last[rank])
-        self.tell(Death(group.addresses[rank], group.name, rank, reason, status, log, expected))
+        self.tell(Death(group.addresses[rank], group.name, rank, how, status, log, expected))
         if not running.alive:
             self._ended(running)
 
@@ -234,8 +243,6 @@ class Host:
             self._groups.pop(running.group.id, None)
             running.stopping = True
             stops, running.stops = running.stops, []
-        if running.killer is not None:
-            running.killer.cancel()
         running.warm.ask_to_stop(running.number)
         running.warm.forget(running.number)
         for reply in stops:
@@ -257,15 +264,19 @@ class Host:
                     return
                 running.stopping = True
                 seconds = setting_of(running.group.settings, Settings.process_exit_timeout)
-                running.killer = threading.Timer(seconds, running.warm.ask_to_stop, [running.number])
-                running.killer.daemon = True
-                running.killer.start()
+                self._process.router.later(seconds, lambda: self._kill(running, seconds))
         if running is None:
             if reply is not None:
                 self._process.reply(reply, True, None)
             return
         for rank in sorted(running.alive):
             self._process.router.send(running.group.addresses[rank], (LEAVE, reason), EMPTY)
+
+    def _kill(self, running: _Running, seconds: float) -> None:
+        """End those processes of a group that have not ended in time. In the I/O thread."""
+        if running.alive:
+            running.late = seconds
+            running.warm.ask_to_stop(running.number)
 
     def kill(self) -> None:
         """End all processes that are left, now."""
@@ -286,8 +297,6 @@ class Host:
         for warm in self._warms:
             self._process.router.forget(warm.fileno())
         for running in groups:
-            if running.killer is not None:
-                running.killer.cancel()
             running.warm.ask_to_stop(running.number)
             running.warm.forget(running.number)
             for rank in list(running.alive):
@@ -327,8 +336,8 @@ class _Inbox:
 
     def append(self, packet: dict[str, Any]) -> None:
         if packet["is"] == "exited":
-            rank, status = packet["rank"], packet["status"]
-            self._host._process.router.soon(lambda: self._host.exited(self._running, rank, status))
+            rank, status, how = packet["rank"], packet.get("status"), packet.get("how", "")
+            self._host._process.router.soon(lambda: self._host.exited(self._running, rank, status, how))
 
 
 # -- the root ----------------------------------------------------------------------------------------------------------

@@ -316,9 +316,7 @@ class Process:
             self._explain_later()
 
     def _explain_later(self) -> None:
-        timer = threading.Timer(_CAUSE_SECONDS, self.router.soon, [self._explain])
-        timer.daemon = True
-        timer.start()
+        self.router.later(_CAUSE_SECONDS, self._explain)
 
     def _explain(self) -> None:
         """Lost connections whose cause nobody has told are lost, and that is all. In the I/O thread."""

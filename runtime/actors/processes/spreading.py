@@ -294,9 +294,7 @@ class Spreads:
                     process.ports.close(port)
 
     def _later(self) -> None:
-        timer = threading.Timer(LATE_SECONDS, self._process.router.soon, [self._late])
-        timer.daemon = True
-        timer.start()
+        self._process.router.later(LATE_SECONDS, self._late)
 
     def _late(self) -> None:
         before = monotonic() - LATE_SECONDS

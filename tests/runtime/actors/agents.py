@@ -24,7 +24,8 @@ class Hosts:
 
 
 @contextmanager
-def hosts_here(count: int, folder: Path) -> Iterator[Hosts]:
+def hosts_here(count: int, folder: Path, before: tuple[str, ...] = ()) -> Iterator[Hosts]:
+    """`before` begins each host's command line."""
     token = folder / "token"
     token.write_text(TOKEN)
     token.chmod(0o600)
@@ -36,7 +37,7 @@ def hosts_here(count: int, folder: Path) -> Iterator[Hosts]:
             with log.open("w") as file:
                 running.append(
                     subprocess.Popen(
-                        [*command, "--token-file", str(token)], stdout=subprocess.PIPE, stderr=file, text=True
+                        [*before, *command, "--token-file", str(token)], stdout=subprocess.PIPE, stderr=file, text=True
                     )
                 )
         addresses = []

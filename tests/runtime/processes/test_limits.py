@@ -1,0 +1,72 @@
+"""What the warm parent does where a limit of the system keeps it from forking: those processes count as ended."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import resource
+import socket
+from typing import Any
+
+import pytest
+
+from monarch.runtime.processes import warm
+from monarch.runtime.processes.warm import Warm
+
+
+class Asked:
+    """A warm parent in this process, which does one thing at a time."""
+
+    def __init__(self) -> None:
+        self.mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.warm = Warm(theirs, os.getpid())
+
+    def fork(self, ranks: list[int]) -> None:
+        request = {"do": "fork", "mesh": 1, "role": "tests.runtime.processes.roles:say", "workers": 0, "given": {}}
+        files = [os.open(os.devnull, os.O_RDONLY) for _ in range(1 + len(ranks))]
+        socket.send_fds(self.mine, [json.dumps({**request, "ranks": ranks}).encode()], files)
+        for fd in files:
+            os.close(fd)
+
+    def told(self) -> list[dict[str, Any]]:
+        self.mine.setblocking(False)
+        found = []
+        try:
+            while True:
+                found.append(json.loads(self.mine.recv(warm.PACKET_BYTES)))
+        except BlockingIOError:
+            return found
+
+
+def test_what_cannot_be_forked_counts_as_ended_and_the_rest_lives_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = Asked()
+
+    def fork() -> int:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr(warm, "plain_fork", fork)
+    before = sorted(os.listdir("/proc/self/fd"))
+    asked.fork([0, 1])
+    assert asked.warm.receive()
+    why = "could not be started: Resource temporarily unavailable"
+    assert asked.told() == [{"is": "exited", "mesh": 1, "rank": rank, "how": why} for rank in (0, 1)]
+    assert sorted(os.listdir("/proc/self/fd")) == before
+    asked.mine.send(json.dumps({"do": "stop", "mesh": 1}).encode())
+    assert asked.warm.receive()
+    assert asked.told() == [{"is": "stopped", "mesh": 1}]
+
+
+def test_files_that_do_not_come_keep_the_processes_from_starting_and_nothing_else() -> None:
+    asked = Asked()
+    asked.fork([0])
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest = os.dup(0)
+    os.close(lowest)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, limits[1]))
+    try:
+        assert asked.warm.receive()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    (told,) = asked.told()
+    assert told["how"] == "could not be started: Too many open files"
