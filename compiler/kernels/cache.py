@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import stat
 import time
@@ -10,6 +11,8 @@ from pathlib import Path
 
 from monarch.compiler.config import settings
 from monarch.compiler.errors import MonarchError
+
+_DIGEST = hashlib.sha256().digest_size
 
 
 class BuildError(MonarchError):
@@ -53,6 +56,27 @@ def is_there(path: Path) -> bool:
     except FileNotFoundError:  # another process has just forgotten it
         return False
     return True
+
+
+def keep(made: Path, target: Path) -> None:
+    """Let a built object appear under its name, all at once, with its digest behind it: what is cut short or was put
+    there by another is then told from it (`is_whole`). A loader reads no further than the object itself."""
+    with open(made, "r+b") as file:
+        digest = _digest(target, file.read())
+        file.write(digest)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(made, target)
+
+
+def is_whole(path: Path) -> bool:
+    """Whether a file that `is_ours` is an object as `keep` left it, under the name that it was given."""
+    data = path.read_bytes()
+    return _digest(path, data[:-_DIGEST]) == data[-_DIGEST:]
+
+
+def _digest(path: Path, data: bytes) -> bytes:
+    return hashlib.sha256(path.name.encode() + b"\0" + data).digest()
 
 
 def forget(folder: Path) -> None:

@@ -17,6 +17,7 @@ import hashlib
 import json
 import math
 import struct
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -110,9 +111,9 @@ def dump_json(value: Any) -> str:
 
 
 def load_json(text: str | bytes, what: str) -> Any:
-    """Strict JSON. Raises PlanError, also where it nests too deep or has numbers out of range."""
+    """Strict JSON. Raises PlanError, also where it nests too deep, has numbers out of range or a key twice."""
     try:
-        return json.loads(text, parse_constant=_no_constant, parse_float=_finite)
+        return json.loads(text, parse_constant=_no_constant, parse_float=_finite, object_pairs_hook=_no_key_twice)
     except RecursionError:
         raise PlanError(f"{what} nests too deep", hint=AGAIN) from None
     except ValueError as error:
@@ -121,6 +122,15 @@ def load_json(text: str | bytes, what: str) -> Any:
 
 def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
+
+
+def _no_key_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Readers differ in which of two values counts, so what was checked might not be what is run."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        (twice, _), *_ = Counter(key for key, _ in pairs).most_common(1)
+        raise ValueError(f"the key {twice[:40]!r} is there twice")
+    return found
 
 
 def _finite(text: str) -> float:

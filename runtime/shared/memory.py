@@ -7,6 +7,7 @@ first.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,6 +24,17 @@ def available_bytes() -> int | None:
     limits = [_meminfo(), _cgroup("memory.max", "memory.current"), _cgroup_v1()]
     known = [limit for limit in limits if limit is not None]
     return min(known) if known else None
+
+
+def new_file(name: str, size: int) -> int:
+    """An anonymous file of so many zeros. Raises OSError, and has opened nothing then."""
+    fd = os.memfd_create(name, os.MFD_CLOEXEC)
+    try:
+        os.ftruncate(fd, size)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
 
 
 def _meminfo() -> int | None:

@@ -14,13 +14,12 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
-from monarch.runtime.shared import futex, signals
+from monarch.runtime.shared import futex, memory, signals
 
 PAGE = 4096
 RING_BYTES = 1 << 20
@@ -90,9 +89,7 @@ class Window:
     @staticmethod
     def create(geometry: Geometry) -> int:
         """A new shared memory, all zeros; gives its file descriptor."""
-        fd = os.memfd_create("monarch-mesh", os.MFD_CLOEXEC)
-        os.ftruncate(fd, geometry.total)
-        return fd
+        return memory.new_file("monarch-mesh", geometry.total)
 
     def signals(self) -> signals.Signals:
         return signals.Signals(self.words, self.address, self.geometry.workers)

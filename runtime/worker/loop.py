@@ -23,6 +23,7 @@ from monarch.runtime.collectives.mirror import Mirror
 from monarch.runtime.processes.roles import Forked
 from monarch.runtime.shared import signals, wire
 from monarch.runtime.shared.measured import clock
+from monarch.runtime.shared.memory import new_file
 from monarch.runtime.shared.ring import RingReader
 from monarch.runtime.shared.window import RING_BYTES, Window
 from monarch.runtime.shared.wire import Report
@@ -133,9 +134,8 @@ def _loop(
         if not words:
             collectives.time_no_waits()
             return None
-        fd = os.memfd_create("monarch-trace", os.MFD_CLOEXEC)
+        fd = new_file("monarch-trace", 8 * words)
         try:
-            os.ftruncate(fd, 8 * words)
             memory = mmap(fd, 8 * words)
         except BaseException:
             os.close(fd)

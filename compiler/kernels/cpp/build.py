@@ -3,8 +3,9 @@
 The key is made of the source (or of all that it is written from, so that it need not be written to find out that its
 object is there), the flags, the compiler's file and this host's processor, so that an object built for
 another processor (a home folder shared by unlike hosts) or by another compiler is never loaded. An object appears under
-its name all at once, by a rename; processes that build the same one at the same time each rename theirs, and all are
-the same. Objects are code: the folder belongs to the user and nobody else can enter it, or it is not used.
+its name all at once, by a rename, with a digest behind it; one that does not have its digest (a full disk, a crash,
+another's file) is built again. Processes that build the same one at the same time each rename theirs, and all are the
+same. Objects are code: the folder belongs to the user and nobody else can enter it, or it is not used.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from monarch.compiler.config import settings
-from monarch.compiler.kernels.cache import BuildError, forget, is_ours, is_there, private_folder
+from monarch.compiler.kernels.cache import BuildError, forget, is_ours, is_there, is_whole, keep, private_folder
 from monarch.compiler.kernels.cpp.emit import emit, origin
 from monarch.compiler.loops.text import parse_kernel
 
@@ -74,7 +75,7 @@ def build(source: str | Unwritten, compiler: Compiler, folder: Path | None = Non
     """
     folder = private_folder(folder)
     target = folder / f"{_key(source if isinstance(source, str) else source.origin, compiler)}.so"
-    if is_there(target):
+    if is_there(target) and is_whole(target):
         return target
     forget(folder)
     with tempfile.TemporaryDirectory(dir=folder, prefix=".building-") as work:
@@ -82,16 +83,16 @@ def build(source: str | Unwritten, compiler: Compiler, folder: Path | None = Non
         text.write_text(source if isinstance(source, str) else source.write())
         _run([compiler.path, *FLAGS, "-o", str(made), str(text)])
         os.chmod(made, 0o700)
-        os.replace(made, target)
+        keep(made, target)
     return target
 
 
 @functools.lru_cache(maxsize=1024)
 def load(path: Path) -> ctypes.CDLL:
     """A built object, loaded. Raises BuildError unless it and its folder are such that only the user can have written
-    it: what is loaded is run."""
+    it, and it is whole: what is loaded is run, and what is cut short ends the process."""
     private_folder(path.parent)
-    if not is_ours(path):
+    if not is_ours(path) or not is_whole(path):
         raise BuildError(f"{path} is no kernel that was built here")
     return ctypes.CDLL(str(path))
 

@@ -193,6 +193,8 @@ def _write(path: Path, binary: KernelBinary) -> None:
     with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".building-", delete=False) as file:
         try:
             file.write(hashlib.sha256(data).digest() + data)
+            file.flush()
+            os.fsync(file.fileno())
             file.close()
             os.replace(file.name, path)
         except BaseException:

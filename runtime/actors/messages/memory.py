@@ -22,6 +22,7 @@ from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
+from monarch.runtime.shared.memory import new_file
 from monarch.runtime.transport import buffers
 
 SLOTS = mmap.PAGESIZE
@@ -148,9 +149,7 @@ class Memory:
     def _sized(size: int) -> Memory:
         file = _kept.take(size)
         if file is None:
-            file = _File(os.memfd_create("monarch-message", os.MFD_CLOEXEC), size)
-            os.ftruncate(file.fd, size)
-            return Memory(file)
+            return Memory(_File(new_file("monarch-message", size), size))
         memory = Memory(file)  # from here on it is closed, or kept, whatever is raised
         file.again()
         return memory

@@ -259,6 +259,7 @@ def test_lists_of_members(listed: str) -> None:
         (b"[1e999]", "is not JSON: the number 1e999 is too large"),
         (b"[9" + b"9" * 5000 + b"]", "is not JSON: Exceeds the limit"),
         (b'["a", [], {}, 0, [], -1', "is not JSON: "),
+        (b'{"op": "add", "dim": 0, "op": "mul"}', "is not JSON: the key 'op' is there twice"),
     ],
 )
 def test_programs_that_are_not_json(text: bytes, message: str) -> None:

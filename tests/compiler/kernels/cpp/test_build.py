@@ -83,6 +83,18 @@ def test_an_object_that_others_could_have_written_is_built_anew(compiler: Compil
     assert answer(build(SOURCE % 5, compiler, tmp_path / "cache")) == 5
 
 
+@pytest.mark.parametrize("damage", ["cut short", "empty", "another's"])
+def test_an_object_that_is_not_whole_is_built_anew(compiler: Compiler, tmp_path: Path, damage: str) -> None:
+    """Cut short, it would end every worker that loads it with SIGBUS, for as long as it is there."""
+    path, other = (build(SOURCE % number, compiler, tmp_path / "cache") for number in (5, 6))
+    whole = path.read_bytes()
+    path.write_bytes({"cut short": whole[: len(whole) // 2], "empty": b"", "another's": other.read_bytes()}[damage])
+    with pytest.raises(BuildError, match="no kernel that was built here"):
+        load(path)
+    assert build(SOURCE % 5, compiler, tmp_path / "cache") == path and path.read_bytes() == whole
+    assert load(path).answer() == 5
+
+
 def test_the_compilers_words_are_in_the_error_and_nothing_is_kept(compiler: Compiler, tmp_path: Path) -> None:
     with pytest.raises(BuildError, match="no_such_type"):
         build("no_such_type x;", compiler, tmp_path / "cache")
