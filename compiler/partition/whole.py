@@ -14,8 +14,9 @@ from monarch.compiler.rules.call import called_op, op_name
 from monarch.compiler.sizes import format_bytes
 from monarch.compiler.types import TensorType
 
-_announced: set[tuple[str, Source | None]] = set()
-"""The ops and lines that this process has been told of."""
+_announced: dict[tuple[str, Source | None], None] = {}
+"""The last ops and lines that this process has been told of: programs that are made anew without end have new lines."""
+REMEMBERED = 1024
 
 
 def mark_gathered(node: fx.Node, rule: Rule, operands: frozenset[int]) -> None:
@@ -40,7 +41,9 @@ def announce(graph: Graph, strict: bool) -> None:
             raise RuleError(message, hint=hint, source=source)
         if (name, source) in _announced:
             continue
-        _announced.add((name, source))
+        _announced[name, source] = None
+        while len(_announced) > REMEMBERED:
+            del _announced[next(iter(_announced))]
         text = "\n  ".join([message, *hint.splitlines()])
         file, number = (source.file, source.line) if source else (graph.name, 0)
         warnings.warn_explicit(text, PerformanceWarning, file, number)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from monarch.compiler import partition
 from monarch.compiler.context import Context
 from monarch.compiler.errors import PerformanceWarning, RuleError
 from monarch.compiler.graph import Graph
@@ -96,6 +97,15 @@ def test_it_is_said_once_for_each_op_and_line() -> None:
         "  If it computes each entry of dim 0 from the same entry of its operands alone, this rule shards it:\n"
         '      monarch.sharding_rule("wholetest.sorted_rows", "n _ -> n _, n _")'
     )
+
+
+def test_the_last_lines_only_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a process that makes programs without end does not grow."""
+    monkeypatch.setattr(partition.whole, "REMEMBERED", 2)
+    with pytest.warns(PerformanceWarning) as said:
+        for line in (101, 102, 101, 103, 102, 101):
+            partition_graph(graph(SORTED.format(line=line)))
+    assert [warning.lineno for warning in said] == [101, 102, 103, 101]
 
 
 def test_the_graph_says_why() -> None:
