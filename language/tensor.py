@@ -361,5 +361,7 @@ class DistributedTensor(torch.Tensor):
 
 def _holders(type: TensorType, mesh: Mesh) -> list[int]:
     """The workers whose blocks make the whole tensor: one of each group of copies."""
+    if type.layout.is_replicated:
+        return [0]
     free = [name for name in mesh.mesh_dim_names if type.layout.placement(name) is None]
     return [rank for rank, point in enumerate(mesh.spec.coordinates()) if not any(point[name] for name in free)]

@@ -25,6 +25,7 @@ from monarch.runtime.controller.state import ControllerState, Step, fresh
 from monarch.runtime.processes.workers import EXIT_SECONDS, Processes, Workers
 from monarch.runtime.shared import signals, wire
 from monarch.runtime.shared.definitions import definitions
+from monarch.runtime.shared.results import Results
 from monarch.runtime.shared.ring import Full, Space
 from monarch.runtime.shared.window import STAGING_BYTES
 
@@ -59,6 +60,8 @@ class Connection(ABC):
         self.lost = lost
         self.staging = Space(STAGING_BYTES, restart=True)
         self.actor_processes: ActorProcesses | None = None
+        self.results: Results | None = None
+        """Where workers on this host copy small results to."""
         _connections.add(self)
 
     # -- commands --------------------------------------------------------------------------------------------------
@@ -210,6 +213,7 @@ class LocalConnection(Connection):
         super().__init__(mesh, lost)
         self.actor_processes = actor_processes
         self.workers = Workers(mesh, processes=processes)
+        self.results = Results(self.workers.window)
         self._reports = 0  # how many failures are known
 
     def packed(self, plan: Plan) -> bytes:

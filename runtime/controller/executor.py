@@ -7,6 +7,7 @@ the workers are too far behind.
 from __future__ import annotations
 
 import pickle
+import struct
 import sys
 import weakref
 from collections import deque
@@ -30,7 +31,8 @@ from monarch.runtime.controller.state import PlanRecord, Remote, Step
 from monarch.runtime.shared import memory, wire
 from monarch.runtime.shared.checking import check
 from monarch.runtime.shared.measured import buffer_words, clock
-from monarch.runtime.shared.window import STAGING_BYTES
+from monarch.runtime.shared.results import lasts
+from monarch.runtime.shared.window import BLOCK_BYTES, STAGING_BYTES
 
 _REFRESH_EVERY = 16
 _ASK_ABOVE = 16 << 20
@@ -120,6 +122,8 @@ class MeshExecutor:
     def shards(self, handle: Handle, workers: Sequence[int] | None = None) -> list[torch.Tensor]:
         start = clock()
         ranks = list(range(self._mesh.workers)) if workers is None else list(workers)
+        if ranks == [0] and (copied := self._copied(handle, start)) is not None:
+            return [copied]
         step = Step("fetch")
         try:
             with self._lock:
@@ -148,6 +152,21 @@ class MeshExecutor:
                 self._forget(step)
                 if self._recorder is not None and step.sequence >= 0:
                     self._recorder.did("fetch", str(remote.type), start, step.sequence)
+
+    def _copied(self, handle: Handle, start: int) -> torch.Tensor | None:
+        """A small result, where the worker 0 has copied it to with the step that made it, and it still stands there."""
+        remote, results = self._own(handle, "the value that is fetched"), self._connection.results
+        if results is None or remote.place < 0 or remote.taken_by is not None:
+            return None
+        self._until(remote.step.sequence + 1)
+        with self._lock:
+            self._state.check(remote.step)
+            found = results.read(remote.place, remote.type)
+            if found is None or not lasts(remote.place, self._state.next_block):
+                return None
+            if self._recorder is not None:
+                self._recorder.did("fetch", str(remote.type), start, remote.step.sequence)
+            return found
 
     def held_values(self) -> list[int]:
         """How many values each worker holds, once it has done everything asked of it so far."""
@@ -247,7 +266,7 @@ class MeshExecutor:
                     values.append(held[-1].id)
                 else:
                     self._refuse(record, at, argument)
-            if self._freed or self._unloaded:
+            if self._unloaded or len(self._freed) > _FREE_AT_ONCE:
                 self._flush_freed()
             state = self._state
             base = state.handles(len(record.output_types))
@@ -255,14 +274,19 @@ class MeshExecutor:
             step = Step(record.name, donated)
             if donated:
                 step.previous = (record, base, arguments)
-            freed = self._freed
-            made: list[Handle] = [
-                Remote(base + at, each, step, self, freed) for at, each in enumerate(record.output_types)
-            ]
+            remotes = [Remote(base + at, each, step, self, self._freed) for at, each in enumerate(record.output_types)]
+            block = state.block() if record.small else 0
+            for at, offset, _ in record.small:
+                remotes[at].place = block * BLOCK_BYTES + offset
+            made: list[Handle] = [*remotes]
             if bind is not None:
                 step.bind = partial(bind, made)
-            body = record.struct.pack(wire.RUN, record.number, base, len(record.output_types), *values)
-            self._connection.command(step, body)
+            ids = tuple(self._next_freed()) if self._freed or self._freeing else ()
+            freed = len(ids)
+            body = record.struct.pack(wire.RUN, record.number, base, len(made), block, freed, *values)
+            self._connection.command(step, body + struct.pack(f"={freed}q", *ids) if freed else body)
+            if freed:
+                del self._freeing[:freed]
             self._connection.publish()
             if self._log:
                 self._say(f"run {record.name} ({', '.join(map(str, values))}) -> {base} ...")
@@ -352,6 +376,7 @@ class MeshExecutor:
             self._connection.enter()
             for value in values:  # another thread may have run a step since the message was pickled
                 self._state.refuse_donated(value, "a tensor in the message")
+                value.place = -1  # actors may write to it
             self._flush_freed()
             step = Step("lend")
             ids = [value.id for value in values]
@@ -420,13 +445,18 @@ class MeshExecutor:
 
     # -- in between ------------------------------------------------------------------------------------------------
 
+    def _next_freed(self) -> list[int]:
+        """Values that are no longer needed. They are to be deleted from this list when the workers have been told; to
+        free a value twice does no harm."""
+        # In one call, so that no signal's handler comes between an id's leaving the queue and this.
+        with suppress(IndexError):  # a handler has emptied the queue
+            self._freeing.extend(starmap(self._freed.popleft, repeat((), min(len(self._freed), _FREE_AT_ONCE))))
+        return self._freeing
+
     def _flush_freed(self) -> None:
-        """Tell the workers which values and plans are no longer needed. To free a value twice does no harm."""
+        """Tell the workers which values and plans are no longer needed."""
         while self._freed or self._freeing:
-            ids = self._freeing
-            # In one call, so that no signal's handler comes between an id's leaving the queue and this.
-            with suppress(IndexError):  # a handler has emptied the queue
-                ids.extend(starmap(self._freed.popleft, repeat((), min(len(self._freed), _FREE_AT_ONCE))))
+            ids = self._next_freed()
             number = len(ids)
             self._connection.command(Step("free"), wire.numbers(wire.FREE, *ids))
             del ids[:number]

@@ -21,6 +21,7 @@ import torch
 from monarch.compiler.execution.executor import Undo
 from monarch.compiler.plan import DeviceIndexError, DeviceMeshError, MeshSpec, MonarchError, Plan, Source, TensorType
 from monarch.runtime.shared import wire
+from monarch.runtime.shared.results import small_results
 from monarch.runtime.shared.wire import Report
 
 _REMEMBERED = 1024
@@ -33,12 +34,15 @@ _KIND_RANK = {"failed": 0, "dependent": 1, "aborted": 2}
 class Remote:
     """A tensor on the workers: what `Executor.put` and `run` give. Dropping it frees the tensor there."""
 
-    __slots__ = ("__weakref__", "_freed", "id", "owner", "step", "taken_by", "type")
+    __slots__ = ("__weakref__", "_freed", "id", "owner", "place", "step", "taken_by", "type")
     taken_by: Step | None
     """The step to which it was donated."""
+    place: int
+    """Where worker 0 copies it to (see `shared.results`), or -1."""
 
     def __init__(self, id: int, type: TensorType, step: Step, owner: object, freed: deque[int]) -> None:
         self.id, self._freed, self.taken_by = id, freed, None  # what `__del__` needs, which runs wherever this ends
+        self.place = -1
         self.type = type
         self.step = step  # that makes it
         self.owner = owner
@@ -94,6 +98,7 @@ class PlanRecord:
         self.output_types = [types.setdefault(spec.type, spec.type) for spec in plan.outputs]
         self.struct = wire.run_struct(self.dtypes)
         self.donated = [at for at, donated in enumerate(plan.donated) if donated and self.dtypes[at] is None]
+        self.small = small_results(plan)
         before = {spec.label: at for at, spec in enumerate(plan.inputs) if spec.kind == "state"}
         self.state_pairs = [
             (out, before[spec.label])
@@ -109,6 +114,7 @@ class ControllerState:
         """The newest step: it is given to the workers in the moment in which it comes to stand here."""
         self.last.noted = True
         self.next_handle = 1
+        self.next_block = 0  # for steps' small results
         self.finished_commands = 0
         self.dead: DeviceMeshError | None = None
         self._coordinates = [
@@ -137,6 +143,11 @@ class ControllerState:
         """The first of `count` new handles' numbers."""
         first, self.next_handle = self.next_handle, self.next_handle + count
         return first
+
+    def block(self) -> int:
+        """A new block for a step's small results."""
+        block, self.next_block = self.next_block, self.next_block + 1
+        return block
 
     def refuse_donated(self, handle: Remote, what: str) -> None:
         """Raise MonarchError for a handle whose value another step has taken."""

@@ -3,6 +3,7 @@
     control    one cache line for the mesh and one for each worker (see `signals`)
     ring       commands (see `ring`)
     staging    tensors on their way from the controller to the workers
+    results    small results of steps (see `results`)
     windows    four areas a worker, which it alone writes and its peers read (see `collectives`)
 
 It is one anonymous file, mapped by all. Its size is an address range: pages are taken when first touched, and given
@@ -24,6 +25,9 @@ from monarch.runtime.shared import futex, memory, signals
 PAGE = 4096
 RING_BYTES = 1 << 20
 STAGING_BYTES = 64 << 20
+BLOCKS = 256
+BLOCK_BYTES = 4 << 10
+RESULTS_BYTES = BLOCKS * BLOCK_BYTES
 AREAS = 4
 ALIGN = 64
 _ALL_WINDOWS = 64 << 20
@@ -61,8 +65,12 @@ class Geometry:
         return self.ring + RING_BYTES
 
     @property
-    def windows(self) -> int:
+    def results(self) -> int:
         return self.staging + STAGING_BYTES
+
+    @property
+    def windows(self) -> int:
+        return self.results + RESULTS_BYTES
 
     @property
     def total(self) -> int:

@@ -2,7 +2,8 @@
 
 Down, from the controller to all workers at once (a record of the ring each; numbers are 8 bytes):
 
-    RUN     plan, first output's handle, number of outputs, then for each input a handle, an integer or a float
+    RUN     plan, first output's handle, number of outputs, the block for small results (see `results`), how many
+            handles are freed before it runs; for each input a handle, an integer or a float; the freed handles
     PUT     handle, dtype, dims, block's bytes, offset in the staging area or -1 for inline, piece's start and end;
             shape; the block of each worker; the piece of every block, if inline
     LOAD    plan, which comes to each worker as a file over its own socket: a pickled Plan and the path of its kernels'
@@ -43,6 +44,7 @@ DTYPE_CODES = {dtype: code for code, dtype in enumerate(DTYPE_LIST)}
 PUT_HEAD = struct.Struct("=9q")
 PAIR = struct.Struct("=2q")
 KIND = struct.Struct("=q")
+RUN_HEAD = struct.Struct("=6q")
 RECORD = struct.Struct("=q")
 """Before each record that goes to another host: its length."""
 
@@ -50,7 +52,7 @@ RECORD = struct.Struct("=q")
 def run_struct(dtypes: Sequence[torch.dtype | None]) -> struct.Struct:
     """The record of a RUN: for each input None where it is a handle, or its number's dtype."""
     letters = ["q" if dtype is None or not dtype.is_floating_point else "d" for dtype in dtypes]
-    return struct.Struct("=4q" + "".join(letters))
+    return struct.Struct("=6q" + "".join(letters))
 
 
 def numbers(kind: int, *values: int) -> bytes:

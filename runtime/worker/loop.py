@@ -24,8 +24,9 @@ from monarch.runtime.processes.roles import Forked
 from monarch.runtime.shared import signals, wire
 from monarch.runtime.shared.measured import clock
 from monarch.runtime.shared.memory import new_file
+from monarch.runtime.shared.results import Results
 from monarch.runtime.shared.ring import RingReader
-from monarch.runtime.shared.window import RING_BYTES, Window
+from monarch.runtime.shared.window import RING_BYTES, STAGING_BYTES, Window
 from monarch.runtime.shared.wire import Report
 from monarch.runtime.worker.state import Actors, Buffer, Count, Message, Value, WorkerState
 from monarch.runtime.worker.tracing import Tracer
@@ -128,7 +129,7 @@ def _loop(
     collectives = Collectives(mesh, rank, window, mirror, network)
     marks = collectives.signals
     ring = RingReader(window.bytes[geometry.ring : geometry.ring + RING_BYTES], marks)
-    staging = window.view(geometry.staging, (geometry.windows - geometry.staging,), torch.uint8)
+    staging = window.view(geometry.staging, (STAGING_BYTES,), torch.uint8)
 
     def tracer(words: int) -> Tracer | None:
         if not words:
@@ -150,6 +151,7 @@ def _loop(
         tracer,
         lambda number: _receive_file(up, number),
         actors,
+        Results(window) if rank == 0 and across is None else None,
     )
     line = signals.line_of(rank)
     reports = 0

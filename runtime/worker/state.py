@@ -20,7 +20,9 @@ from monarch.compiler.plan import DTYPE_NAMES, MeshSpec, Plan, PlanError
 from monarch.compiler.plan.waits import STARTED
 from monarch.runtime.shared import wire
 from monarch.runtime.shared.definitions import define
+from monarch.runtime.shared.results import Results, small_results
 from monarch.runtime.shared.signals import Aborted
+from monarch.runtime.shared.window import BLOCK_BYTES
 from monarch.runtime.shared.wire import Report
 from monarch.runtime.worker.arena import Arena
 from monarch.runtime.worker.device.gpu import OnGpu, device_for
@@ -31,7 +33,6 @@ from monarch.runtime.worker.graphs import Graphs
 from monarch.runtime.worker.tracing import CountedValues, Tracer
 
 _OPERANDS = 16
-_RUN_HEAD = struct.Struct("=4q")
 
 
 class Steps(Protocol):
@@ -110,6 +111,7 @@ class LoadedPlan:
         self.dtypes = [spec.type.dtype if spec.kind in ("scalar", "seed") else None for spec in plan.inputs]
         self.struct = wire.run_struct(self.dtypes)
         self.donated = [at for at, donated in enumerate(plan.donated) if donated and self.dtypes[at] is None]
+        self.small = small_results(plan)
 
 
 class WorkerState:
@@ -128,10 +130,11 @@ class WorkerState:
         tracer: Callable[[int], Tracer | None],
         received: Callable[[int], bytes],
         actors: Actors | None = None,
+        results: Results | None = None,
     ) -> None:
         """`tracer(words)` gives what measures into a buffer of so many words; with 0 it ends that, and gives None.
         `received(number)` gives the file of the plan that a LOAD names. Without `actors` there is no LEND and no
-        ADOPT."""
+        ADOPT. `results` is where a controller reads what this worker copies there."""
         self.rank = rank
         self.values: dict[int, torch.Tensor | Missing] = {}
         self.plans: dict[int, LoadedPlan | Report] = {}
@@ -142,6 +145,7 @@ class WorkerState:
         self._new_tracer = tracer
         self._received = received
         self._actors = actors
+        self._results = results
         self._seen: dict[int, list[weakref.ref[Any]] | None] = {}
         """Values that actors may see: as long as one of these lives, or (None) for ever."""
         self._arena = Arena()
@@ -207,7 +211,7 @@ class WorkerState:
         start = tracer.clock()
         messages = handler(step, body)
         if kind == wire.RUN:
-            tracer.step(step, _RUN_HEAD.unpack_from(body)[1], start, failed=bool(messages))
+            tracer.step(step, wire.RUN_HEAD.unpack_from(body)[1], start, failed=bool(messages))
         else:
             tracer.other(kind, step, start)
         return messages
@@ -215,11 +219,13 @@ class WorkerState:
     # -- steps -----------------------------------------------------------------------------------------------------
 
     def _run(self, step: int, body: bytearray) -> list[Message]:
-        _, number, base, outputs = _RUN_HEAD.unpack_from(body)
+        _, number, base, outputs, block, freed = wire.RUN_HEAD.unpack_from(body)
+        if freed:
+            self._drop(wire.unpack_numbers(body[-wire.KIND.size * freed :]))
         plan = self.plans[number]
         if isinstance(plan, Report):
             return [self._miss(step, base, outputs, replace(plan, step=step))]
-        arguments: list[Any] = list(plan.struct.unpack_from(body)[4:])
+        arguments: list[Any] = list(plan.struct.unpack_from(body)[6:])
         self._donated = [arguments[at] for at in plan.donated]
         self._committed = False
         values = self.values
@@ -257,6 +263,9 @@ class WorkerState:
             return [self._miss(step, base, outputs, report)]
         for at, result in enumerate(results):
             values[base + at] = result
+        if self._results is not None:
+            for at, offset, type_ in plan.small:
+                self._results.write(block * BLOCK_BYTES + offset, type_, results[at])
         return []
 
     def _miss(self, step: int, base: int, outputs: int, report: Report) -> Report:
@@ -402,11 +411,14 @@ class WorkerState:
         return []
 
     def _free(self, step: int, body: bytearray) -> list[Message]:
-        for handle in wire.unpack_numbers(body)[1:]:
+        self._drop(wire.unpack_numbers(body)[1:])
+        return []
+
+    def _drop(self, handles: Sequence[int]) -> None:
+        for handle in handles:
             self.values.pop(handle, None)
             if self._seen:
                 self._seen.pop(handle, None)
-        return []
 
     def _fetch(self, step: int, body: bytearray) -> list[Message]:
         _, handle, *ranks = wire.unpack_numbers(body)

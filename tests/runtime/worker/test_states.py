@@ -95,7 +95,7 @@ class Worker:
 
     def run(self, number: int, plan: Plan, base: int, *arguments: float) -> list[Message]:
         dtypes = [spec.type.dtype if spec.kind == "scalar" else None for spec in plan.inputs]
-        return self.do(wire.run_struct(dtypes).pack(wire.RUN, number, base, len(plan.outputs), *arguments))
+        return self.do(wire.run_struct(dtypes).pack(wire.RUN, number, base, len(plan.outputs), 0, 0, *arguments))
 
 
 def scaled(donate: bool = False, bad: bool = False) -> Plan:
