@@ -1,14 +1,15 @@
 """What users write in: meshes, distributed tensors, programs."""
 
-# These add to the recorder's table of ops that are not recorded as they are.
-from monarch.language import averaging, composites, foreach, questions, random, scaling  # noqa: F401  isort: skip
-from monarch.language.constrain import layout
-from monarch.language.distribute import distribute, module_to_mesh
+# These add to the recorder's table of ops that are not recorded as they are, and to PyTorch's optimizers.
+from monarch.language.optimizers import averaging, scaling  # noqa: F401  isort: skip
+from monarch.language.recorder import composites, foreach, questions, random  # noqa: F401  isort: skip
 from monarch.language.errors import OperatorError
-from monarch.language.mesh import Mesh
-from monarch.language.program import Program, Traced, program
-from monarch.language.random import manual_seed
-from monarch.language.tensor import DistributedTensor
+from monarch.language.placing.distribute import distribute, module_to_mesh
+from monarch.language.programs.program import Program, Traced, program
+from monarch.language.recorder.constrain import layout
+from monarch.language.recorder.random import manual_seed
+from monarch.language.tensors.mesh import Mesh
+from monarch.language.tensors.tensor import DistributedTensor
 
 __all__ = [
     "DistributedTensor",

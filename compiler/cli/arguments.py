@@ -18,11 +18,11 @@ import torch
 from monarch.compiler.errors import LayoutError, MonarchError, ProgramError
 from monarch.compiler.text import parse_type
 from monarch.compiler.types import DTYPES, TensorType
-from monarch.language.distribute import place
-from monarch.language.environment import find_environment
 from monarch.language.layouts import from_annotation
-from monarch.language.mesh import Mesh
-from monarch.language.program import Program
+from monarch.language.placing.distribute import place
+from monarch.language.programs.environment import find_environment
+from monarch.language.programs.program import Program
+from monarch.language.tensors.mesh import Mesh
 
 _SEVERAL = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 

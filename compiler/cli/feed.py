@@ -18,7 +18,7 @@ from monarch.compiler.cli.screen import count
 from monarch.compiler.errors import MonarchError
 from monarch.compiler.inspect.labels import input_names
 from monarch.compiler.plan import Plan, TensorType, ValueSpec
-from monarch.language.random import manual_seed, next_seed
+from monarch.language.recorder.random import manual_seed, next_seed
 
 FILLS = ("zeros", "random")
 

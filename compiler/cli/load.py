@@ -31,11 +31,11 @@ from monarch.compiler.graph import Graph
 from monarch.compiler.pipeline import compile_graph
 from monarch.compiler.plan import CompileOptions, MeshSpec, Plan
 from monarch.compiler.plan.file import load_plan
-from monarch.language.environment import find_environment
-from monarch.language.mesh import Mesh
-from monarch.language.program import Program
+from monarch.language.programs.environment import find_environment
+from monarch.language.programs.program import Program
 from monarch.language.source import _belongs_to_user, outermost
-from monarch.language.tensor import DistributedTensor
+from monarch.language.tensors.mesh import Mesh
+from monarch.language.tensors.tensor import DistributedTensor
 
 outermost(__file__)
 

@@ -13,8 +13,8 @@ from monarch.compiler.errors import ProgramError
 from monarch.compiler.execution.executor import Bind, Executor, Handle
 from monarch.compiler.execution.factories import executors_by
 from monarch.compiler.plan import MeshSpec, Plan, TensorType, Trace
-from monarch.language.mesh import mesh_sizes
 from monarch.language.source import user_source
+from monarch.language.tensors.mesh import mesh_sizes
 
 
 @dataclass(frozen=True, eq=False)

@@ -25,9 +25,9 @@ from monarch.compiler.errors import ProgramError, Source
 from monarch.compiler.graph import Graph, Provenance, Types, provenance, tensor_type
 from monarch.compiler.ops.record import enter, of_packet
 from monarch.compiler.ops.schema import memory_of, pure_form, viewed_operand
-from monarch.compiler.passes.capture import Expr, Number, Op, Tape, Value
 from monarch.compiler.passes.numbers import with_tensors
 from monarch.compiler.passes.views import read_view, write_view
+from monarch.compiler.tape import Expr, Number, Op, Tape, Value
 from monarch.compiler.types import MeshSpec, TensorType
 
 aten = torch.ops.aten

@@ -14,7 +14,7 @@ from torch import fx
 
 from monarch.compiler.errors import ProgramError
 from monarch.compiler.graph import Types
-from monarch.compiler.passes.capture import Expr, Value
+from monarch.compiler.tape import Expr, Value
 from monarch.compiler.types import TensorType
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from torch import fx
 
 from monarch.compiler.errors import ProgramError
 from monarch.compiler.ops.record import enter, of_packet
-from monarch.compiler.passes.capture import Value
+from monarch.compiler.tape import Value
 
 if TYPE_CHECKING:
     from monarch.compiler.passes.functionalize import Emitter

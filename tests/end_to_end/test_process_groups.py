@@ -14,7 +14,7 @@ import monarch
 from monarch.actor import this_host
 from monarch.compiler.errors import DeviceMeshError, MonarchError
 from monarch.distributed import Mesh
-from monarch.language.program import Backend
+from monarch.language.programs.program import Backend
 
 LAYOUTS = {"0.weight": ["model", None], "0.bias": ["model"], "2.weight": [None, "model"], "2.bias": [None]}
 STEPS = 5

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 import monarch
 from monarch import HostMesh
 from monarch.distributed import Mesh
-from monarch.language.program import Backend
+from monarch.language.programs.program import Backend
 from monarch.stdlib.models.gpt import GPT
 from monarch.stdlib.parallel import tensor_parallel
 

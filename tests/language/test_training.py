@@ -11,8 +11,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from monarch.language import DistributedTensor, Mesh, manual_seed, module_to_mesh, program
-from monarch.language.eager import cached_plans
-from monarch.language.tensor import Cell
+from monarch.language.eager.flush import cached_plans
+from monarch.language.tensors.tensor import Cell
 from tests.language.models import (
     CNN,
     TinyGPT,

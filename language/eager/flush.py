@@ -1,0 +1,230 @@
+"""The eager door: ops outside a program are recorded, and run as an implicit program when a value is needed.
+
+Plans are kept by the tape, so a training loop compiles in its first iterations and then reuses its plans; floats
+among the arguments of pointwise ops are inputs of the plan, so that an optimizer's changing numbers make no new one.
+Tensors that are still alive when the tape runs are its results; those that Python has dropped are not computed.
+
+An op that fails is raised where its result is needed, and spoils nothing else: the rest of the tape is run again
+without what PyTorch, which raises at once, would not have come to.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from monarch.compiler.config import settings
+from monarch.compiler.errors import DeviceMeshError
+from monarch.compiler.execution.executor import Handle
+from monarch.compiler.passes.functionalize import functionalize
+from monarch.compiler.plan import Plan
+from monarch.compiler.schedule.failing import can_fail
+from monarch.compiler.tape import Tape, Value
+from monarch.language.compile import compile_graph, eager_options
+from monarch.language.eager.failures import drop_gradients, first_failed, without
+from monarch.language.recorder.recording import Recording, turns
+from monarch.language.tensors.mesh import Mesh
+from monarch.language.tensors.tensor import Cell, Failure
+
+
+@dataclass(frozen=True)
+class _Compiled:
+    """A plan, which of the tape's values each of its outputs is (several may share one output), and whether it may fail
+    for the values that it is given."""
+
+    plan: Plan
+    states: dict[str, list[str]]
+    can_fail: bool
+
+
+_plans: OrderedDict[Any, _Compiled] = OrderedDict()
+
+_FAILED = (RuntimeError, IndexError)
+"""What the workers raise, and an executor that runs a plan at once."""
+
+
+def flush(mesh: Mesh) -> None:
+    """Run what was recorded on `mesh`. Waits for it only where an op may fail for the values that it is given; such a
+    failure is raised where its results are needed. What is interrupted before the workers have been given it stays
+    recorded."""
+    with turns:
+        mesh.settle()
+        while (recording := mesh._pending) is not None:
+            live = [(cell, value) for ref, value in recording.made if (cell := ref()) is not None]
+            try:
+                _run(mesh, recording, live)
+            except Exception as error:
+                if mesh._pending is not recording:  # a signal's handler has run it meanwhile
+                    return
+                for cell, _ in live:
+                    cell.failure = Failure(error)
+                    cell.failure.raised = True
+                _ran(mesh, recording)
+                raise
+
+
+def _ran(mesh: Mesh, recording: Recording) -> None:
+    mesh._pending = None
+    recording.release()
+
+
+class _Job:
+    """A tape that is run, and what belongs to it: `cells` and `updates` by label, the scalars, the handles from before
+    by the states' labels, and the optimizers that were about to step when so many ops had been recorded."""
+
+    def __init__(self, mesh: Mesh, recording: Recording, live: list[tuple[Cell, Value]]) -> None:
+        self.mesh = mesh
+        self.tape = replace(recording.tape, ops=list(recording.tape.ops))
+        self.scalars = recording.scalars
+        self.steps = recording.steps
+        self.states = list(recording.states.values())
+        self.cells: dict[str, Cell] = {}
+        self.updates: dict[str, Value] = {}
+        for entry, state in zip(self.tape.inputs, self.states, strict=True):
+            self.cells[str(entry.label)] = state.cell
+            self.updates[str(entry.label)] = state.value
+        for index, (cell, value) in enumerate(live):
+            self.cells[f"made{index}"] = cell
+            self.updates[f"made{index}"] = value
+        self.before = {label: self.cells[label].handle for label in map(str, (i.label for i in self.tape.inputs))}
+
+    def compile(self, tape: Tape, updates: dict[str, Value]) -> _Compiled | None:
+        """The plan of a part of the tape; None where nothing is to be done."""
+        graph, aliases = functionalize(tape, name="eager", mesh=self.mesh.spec, returns=[], updates=updates)
+        if not graph.updates:
+            return None
+        failing = any(can_fail(call) for call in graph.calls)
+        return _Compiled(compile_graph(graph, eager_options()), _groups(aliases), failing)
+
+    def run(self, compiled: _Compiled, bind: Callable[[list[Handle]], None] | None) -> list[Handle]:
+        arguments: list[Any] = []
+        for spec in compiled.plan.inputs:
+            label = str(spec.label)
+            arguments.append(self.scalars[label] if spec.kind == "scalar" else self.before[label])
+        handles = self.mesh.executor.run(compiled.plan, arguments, bind)
+        if compiled.can_fail:
+            self.mesh.executor.wait(handles[0])
+        return handles
+
+    def failure_of(self, label: str) -> Exception | None:
+        """Why there is no such state, where the step that was to make it failed; the cell then has what can be had."""
+        handle = self.before[label]
+        assert handle is not None
+        try:
+            self.mesh.fetch(lambda executor: executor.wait(handle))
+        except DeviceMeshError as error:
+            return error
+        return None
+
+    def bind(self, compiled: _Compiled, handles: list[Handle]) -> None:
+        for spec, handle in zip(compiled.plan.outputs, handles, strict=True):
+            label = str(spec.label)
+            for name in (label, *compiled.states.get(label, ())):
+                self.cells[name].set(handle)
+
+
+def _run(mesh: Mesh, recording: Recording, live: list[tuple[Cell, Value]]) -> None:
+    """Run a recording, unless a signal's handler has added to it meanwhile, or has run it."""
+    length = len(recording.tape.ops)
+    job = _Job(mesh, recording, live)
+    tape = job.tape
+    key = (mesh.spec, tape.key, tuple(op.source for op in tape.ops), tuple(value for _, value in live))
+    compiled = _plans.get(key)
+    if compiled is None:
+        compiled = job.compile(tape, job.updates)
+        if compiled is None:
+            _ran(mesh, recording)
+            return
+        _plans[key] = compiled
+        if len(_plans) > settings.eager_plans:
+            _plans.popitem(last=False)
+    else:
+        _plans.move_to_end(key)
+    mesh.keep(state.cell for state in job.states)
+
+    def bind(handles: list[Handle]) -> None:
+        if mesh._pending is not recording:
+            return
+        job.bind(compiled, handles)
+        _ran(mesh, recording)
+
+    if mesh._pending is recording and len(recording.tape.ops) == length:
+        try:
+            job.run(compiled, bind)
+        except _FAILED as error:
+            _ran(mesh, recording)
+            _undo(job, error)
+
+
+def _undo(job: _Job, error: Exception) -> None:
+    """After a failure, have every tensor as PyTorch would have left it when it raised at the failed op's line. Tensors
+    that were made anew, and do not depend on the failed op, get their values; the others note the failure."""
+    for label, cell in job.cells.items():
+        cell.handle = job.before.get(label)
+        cell.placed = cell.handle is not None
+    lost: set[Value] = set()  # inputs that an earlier step was to make
+    for entry in job.tape.inputs:
+        if (earlier := job.failure_of(str(entry.label))) is not None:
+            lost.add(entry.value)
+            error = earlier
+    tape, updates, steps = job.tape, job.updates, job.steps
+    failures: dict[Value, Failure] = {}
+    while True:
+        failed = -1
+        failure = Failure(error)
+        if not lost:
+            failed = first_failed(tape, updates.values(), getattr(error, "source", None), partial(_probe, job, failure))
+        tape, gone, valued = without(tape, failed, lost)
+        failures |= dict.fromkeys(gone, failure)
+        updates = {label: value for label, value in updates.items() if value in valued}
+        for position, snapshot in steps:
+            if position > failed:
+                snapshot.restore_state()
+        steps = []  # what fails from here on is behind them
+        try:
+            compiled = job.compile(tape, updates)
+            if compiled is not None:
+                job.bind(compiled, job.run(compiled, None))
+            break
+        except _FAILED as another:
+            error = another
+            if lost or any(job.failure_of(label) is not None for label in job.before):  # the mesh is lost
+                failures = dict.fromkeys(job.updates.values(), Failure(error))
+                break
+    missing = set()
+    for label, value in job.updates.items():
+        if value in failures:
+            cell = job.cells[label]
+            cell.failure = failures[value]
+            if cell.handle is None:
+                cell.recording = None
+                missing.add(id(cell))
+    drop_gradients(missing)
+
+
+def _probe(job: _Job, failure: Failure, part: Tape, values: list[Value]) -> bool:
+    """Whether a part of the tape fails when these values are asked for. `failure` then has its error: the last part is
+    the smallest that fails."""
+    compiled = job.compile(part, {f"probe{index}": value for index, value in enumerate(values)})
+    try:
+        if compiled is not None:
+            job.run(compiled, None)
+    except _FAILED as found:
+        failure.error = found
+        return True
+    return False
+
+
+def _groups(aliases: dict[str, str]) -> dict[str, list[str]]:
+    groups: dict[str, list[str]] = {}
+    for alias, label in aliases.items():
+        groups.setdefault(label, []).append(alias)
+    return groups
+
+
+def cached_plans() -> int:
+    """How many eager plans are kept."""
+    return len(_plans)

@@ -1,0 +1,1 @@
+"""PyTorch's optimizers, averaged models and gradient scalers on a mesh."""

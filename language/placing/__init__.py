@@ -1,0 +1,1 @@
+"""How tensors and modules come to a mesh."""

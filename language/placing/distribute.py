@@ -1,0 +1,276 @@
+"""Placing plain tensors and modules on a mesh."""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+import re
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from monarch.compiler.errors import LayoutError, ProgramError
+from monarch.compiler.types import Layout, TensorType
+from monarch.language.layouts import LayoutLike, as_layout
+from monarch.language.recorder.constrain import constrain
+from monarch.language.recorder.dispatch import record
+from monarch.language.recorder.recording import current_program, outside_programs
+from monarch.language.source import user_source
+from monarch.language.tensors.mesh import Mesh
+from monarch.language.tensors.shapes import to_fake
+from monarch.language.tensors.tensor import Cell, DistributedTensor, Ref
+
+M = TypeVar("M", bound=nn.Module)
+
+
+def distribute(
+    tensor: torch.Tensor,
+    mesh: Mesh,
+    layout: LayoutLike | None = None,
+    *,
+    sharding_spec: Sequence[Any] | None = None,
+    placements: Sequence[Any] | None = None,
+    name: str = "the tensor",
+) -> DistributedTensor:
+    """Place a plain tensor on a mesh: replicated, or as a layout says.
+
+        distribute(x, mesh, "[@data, -]")                      # text, one entry for each tensor dim
+        distribute(x, mesh, sharding_spec=["data", None])      # the same as a list
+        distribute(x, mesh, placements=[Shard(0), Replicate()])  # DTensor's: one for each mesh dim
+
+    The result is a leaf that requires grad if `tensor` does. Of a tensor that autograd has computed, plain or on
+    another mesh, it has the history: the gradient goes back there. A tensor that is on the mesh already is
+    redistributed. Returns at once. Raises LayoutError where the layout does not fit the tensor or the mesh.
+    """
+    source = user_source()
+    given = [spec for spec in (layout, sharding_spec, placements) if spec is not None]
+    if len(given) > 1:
+        raise LayoutError("give one of layout, sharding_spec and placements", source=source)
+    if current_program() is not None and not isinstance(tensor, DistributedTensor):
+        raise ProgramError(
+            "distribute() inside a program: its data would be built into the program",
+            hint="place the tensor before the program runs, and pass it as an argument or close over it.",
+            source=source,
+        )
+    if not isinstance(tensor, torch.Tensor):
+        raise LayoutError(
+            f"{name} is a {type(tensor).__name__}, and meshes hold tensors",
+            hint="make one of it: torch.as_tensor(...).",
+            source=source,
+        )
+    type_ = TensorType(tensor.dtype, tuple(tensor.shape))
+    spec = as_layout(given[0], type_, mesh.spec, name, source) if given else Layout.replicated(tensor.ndim)
+    if isinstance(tensor, DistributedTensor):
+        if tensor.mesh is mesh:
+            return tensor.redistribute(spec)
+    if tensor.grad_fn is not None and torch.is_grad_enabled():
+        moved: DistributedTensor = _Moved.apply(tensor, mesh, type_.with_layout(spec))
+        return moved
+    return place(
+        _fetched(tensor).requires_grad_(tensor.is_leaf and tensor.requires_grad), mesh, type_.with_layout(spec)
+    )
+
+
+class _Moved(torch.autograd.Function):
+    """A plain tensor, or one of another mesh, placed on a mesh; its gradient goes back to where it came from."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, mesh: Mesh, type: TensorType) -> torch.Tensor:
+        ctx.home = (tensor.mesh, tensor.tensor_type) if isinstance(tensor, DistributedTensor) else None
+        ctx.source = user_source()
+        return place(_fetched(tensor), mesh, type)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        if current_program() is not None:
+            raise ProgramError(
+                "a program gives a gradient to a tensor that was placed on the mesh with its history",
+                hint="the history lies outside of the mesh. Place x.detach().requires_grad_() instead, return its "
+                "gradient from the program,\nand go on outside: x.backward(gradient.full_tensor()).",
+                source=ctx.source,
+            )
+        found = _fetched(gradient)
+        return found if ctx.home is None else place(found, *ctx.home), None, None
+
+
+def _fetched(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor's data, plain, without history."""
+    return tensor.full_tensor() if isinstance(tensor, DistributedTensor) else tensor.detach()
+
+
+def place(tensor: torch.Tensor, mesh: Mesh, type: TensorType) -> DistributedTensor:
+    """A leaf on the mesh with the data of a plain tensor, and its requires_grad. A meta tensor, which has no data, is
+    made on the workers, of zeros."""
+    if tensor.layout is not torch.strided:
+        raise LayoutError(
+            f"a tensor of layout {tensor.layout} cannot lie on a mesh",
+            hint="make it dense first: x.to_dense().",
+            source=user_source(),
+        )
+    if mesh.is_abstract:
+        cell = Cell(mesh, type, placed=True)
+    elif tensor.is_meta:
+        cell = _zeros(mesh, type)
+    else:
+        cell = Cell(mesh, type, mesh.executor.put(tensor.detach().contiguous(), type))
+    fake = to_fake(tensor)
+    return DistributedTensor(fake, Ref(cell, fake), requires_grad=tensor.requires_grad)
+
+
+def _zeros(mesh: Mesh, type: TensorType) -> Cell:
+    """A cell of zeros that the workers have made."""
+    with outside_programs(), torch.no_grad():
+        zeros = record(torch.ops.aten.zeros.default, (list(type.shape),), {"dtype": type.dtype}, mesh)
+        laid_out = constrain(zeros, type.layout)
+        mesh.flush()
+    cell: Cell = laid_out._ref.cell
+    return cell
+
+
+def module_to_mesh(
+    module: M, mesh: Mesh, layouts: Mapping[str, LayoutLike | Mapping[int, LayoutLike] | None] | None = None
+) -> M:
+    """Place a module's parameters and buffers on a mesh, in place; returns the module.
+
+    `layouts` maps patterns of parameter and buffer names to layouts: a glob ("blocks.*.up.weight"), or a regular
+    expression between slashes ("/blocks\\.[0-3]\\..*/"); of several that match, the last counts. A layout may also be
+    given for each rank ({1: "[-]", 2: "[@model, -]"}); None means replicated. Parameters that no pattern names are
+    replicated.
+
+    Without `layouts` every parameter is sharded over the first mesh dim, on its first dim that divides, and what does
+    not divide is replicated, as fully sharded data parallel does. Tied parameters stay tied. Buffers that no pattern
+    names are replicated.
+
+    A module that was made on PyTorch's meta device gets its values on the workers, from `reset_parameters()` of each
+    module that has tensors there.
+
+    Raises LayoutError for a pattern that matches nothing, or a layout that does not fit, and ProgramError for a tensor
+    that cannot be given its values.
+    """
+    source = user_source()
+    names = _names(module)
+    chosen: dict[str, LayoutLike | None] = {}
+    if layouts is None:
+        for name, tensor in names.items():
+            chosen[name] = _first_that_divides(tensor, mesh) if isinstance(tensor, nn.Parameter) else None
+    else:
+        for pattern, layout in layouts.items():
+            matching = [name for name in names if _matches(pattern, name)]
+            if not matching:
+                close = difflib.get_close_matches(pattern, names, n=3, cutoff=0.3) or list(names)[:3]
+                raise LayoutError(
+                    f"no parameter or buffer matches '{pattern}'",
+                    hint=f"did you mean {' or '.join(repr(name) for name in close)}? "
+                    f"{type(module).__name__} has {len(names)} parameters and buffers.",
+                    source=source,
+                )
+            for name in matching:
+                chosen[name] = _of_rank(layout, names[name], name)
+    unmade = [owner for owner in module.modules() if any(slot.is_meta for slot in _own(owner))]
+    for owner in unmade:
+        if not callable(getattr(owner, "reset_parameters", None)):
+            raise ProgramError(
+                f"{type(owner).__name__} has tensors on the meta device, and no reset_parameters() for their values",
+                hint="give it one, or make the module on the CPU.",
+                source=source,
+            )
+    placed: dict[int, DistributedTensor] = {}
+    types: dict[int, tuple[str, TensorType]] = {}
+    for name, tensor in names.items():
+        if isinstance(tensor, DistributedTensor):
+            continue
+        if tensor.grad_fn is not None:
+            raise ProgramError(
+                f"'{name}' has a history in autograd, which a module on a mesh would lose",
+                hint="compute it in forward(), or keep it without history: register_buffer(name, x.detach()).",
+                source=source,
+            )
+        type_ = TensorType(tensor.dtype, tuple(tensor.shape))
+        layout_ = chosen.get(name)
+        if layout_ is not None:
+            type_ = type_.with_layout(as_layout(layout_, type_, mesh.spec, f"'{name}'", source))
+        known = types.get(id(tensor))
+        if known is not None and known[1] != type_:
+            if layout_ is None:
+                continue
+            if chosen.get(known[0]) is not None:
+                raise LayoutError(
+                    f"'{known[0]}' and '{name}' are one tied parameter, and are given two layouts",
+                    hint=f"{known[1]} and {type_}: give one of them.",
+                    source=source,
+                )
+        types[id(tensor)] = (name, type_)
+    for tensor in names.values():
+        if id(tensor) in types and id(tensor) not in placed:
+            made: Any = place(tensor.detach(), mesh, types[id(tensor)][1])
+            if isinstance(tensor, nn.Parameter):
+                made = nn.Parameter(made, requires_grad=tensor.requires_grad)
+            placed[id(tensor)] = made
+    for owner in module.modules():
+        for slots in (owner._parameters, owner._buffers):
+            for key, held in slots.items():
+                if held is not None and id(held) in placed:
+                    slots[key] = placed[id(held)]  # type: ignore[assignment]
+    for owner in unmade if not mesh.is_abstract else ():
+        owner.reset_parameters()  # type: ignore[operator]
+    return module
+
+
+def _own(module: nn.Module) -> list[torch.Tensor]:
+    """The module's parameters and buffers that are no other module's."""
+    return [*module.parameters(recurse=False), *module.buffers(recurse=False)]
+
+
+def _names(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Every parameter and buffer by name, tied ones under each of their names."""
+    found: dict[str, torch.Tensor] = dict(module.named_parameters(remove_duplicate=False))
+    found.update(module.named_buffers(remove_duplicate=False))
+    return found
+
+
+def _matches(pattern: str, name: str) -> bool:
+    if len(pattern) > 1 and pattern[0] == pattern[-1] == "/":
+        return re.fullmatch(pattern[1:-1], name) is not None
+    return fnmatch.fnmatchcase(name, pattern)
+
+
+def _of_rank(layout: Any, tensor: torch.Tensor, name: str) -> LayoutLike | None:
+    if isinstance(layout, Mapping):
+        if tensor.ndim not in layout:
+            raise LayoutError(
+                f"no layout for '{name}', which has {tensor.ndim} dims", hint=f"the ranks given are {sorted(layout)}."
+            )
+        found: LayoutLike | None = layout[tensor.ndim]
+        return found
+    result: LayoutLike | None = layout
+    return result
+
+
+def _first_that_divides(tensor: torch.Tensor, mesh: Mesh) -> Layout | None:
+    if not mesh.spec.dims:
+        return None
+    name, size = mesh.spec.dims[0]
+    for dim, length in enumerate(tensor.shape):
+        if length and length % size == 0:
+            return Layout.replicated(tensor.ndim).place(name, dim)
+    return None
+
+
+_Known = dict[int, tuple[Any, int, DistributedTensor]]
+_plain: weakref.WeakKeyDictionary[Mesh, _Known] = weakref.WeakKeyDictionary()
+
+
+def place_plain(tensor: torch.Tensor, mesh: Mesh) -> DistributedTensor:
+    """A plain tensor that meets distributed ones outside a program: replicated, and kept while it lives unchanged, so
+    that a mask used in every step travels once."""
+    known = _plain.setdefault(mesh, {})
+    found = known.get(id(tensor))
+    if found is not None and found[0]() is tensor and found[1] == tensor._version:
+        return found[2]
+    made = place(tensor.detach(), mesh, TensorType(tensor.dtype, tuple(tensor.shape)))
+    key, version = id(tensor), tensor._version
+    known[key] = (weakref.ref(tensor, lambda _: known.pop(key, None)), version, made)
+    return made

@@ -1,0 +1,1 @@
+"""`@monarch.program`: tracing a function, what a trace depends on and leaves behind, and calling it again."""

@@ -1,0 +1,398 @@
+"""What a trace leaves in Python: attributes, entries, variables and gradients that it has set, to be set anew at each
+call, with the tensors and numbers of that call."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from monarch.compiler.errors import ProgramError
+from monarch.compiler.execution.executor import Handle, Undo
+from monarch.compiler.tape import Expr, Value, evaluate
+from monarch.language.errors import branch_error
+from monarch.language.programs import snapshot as kinds
+from monarch.language.programs.guards import Guards, Live, Spot
+from monarch.language.programs.snapshot import MISSING, PLAIN, Contents, Held, kind_of, same_entries
+from monarch.language.recorder.recording import Recording
+from monarch.language.source import user_source
+from monarch.language.tensors.mesh import Mesh
+from monarch.language.tensors.shapes import make_fake
+from monarch.language.tensors.tensor import Cell, DistributedTensor, Ref
+
+
+@dataclass
+class Call:
+    """What one call puts into Python is made of."""
+
+    mesh: Mesh
+    arguments: list[Any]
+    live: Live
+    scalars: Mapping[str, float]
+    handles: Mapping[int, Handle]
+    """What the plan made, by the number of the tensor that the trace left behind."""
+    made: dict[Any, Any] = field(default_factory=dict)
+
+    def ref(self, number: int) -> Any:
+        """The storage of a tensor that this call has made."""
+        found = self.made.get(number)
+        if found is None:
+            handle = self.handles[number]
+            fake = make_fake(handle.type.shape, handle.type.dtype)
+            found = self.made[number] = Ref(Cell(self.mesh, handle.type, handle), fake)
+        return found
+
+
+def _is_symbol(value: Any) -> bool:
+    return isinstance(value, (DistributedTensor, torch.SymFloat))
+
+
+@dataclass(slots=True)
+class Change:
+    """One object's new contents, and those that they replace: of some keys, or all of them, in order."""
+
+    kind: type[Held]
+    holder: Any
+    before: Contents
+    after: Contents
+    whole: bool
+
+    @staticmethod
+    def since(held: Held) -> Change | None:
+        """What has changed since an object was noted."""
+        now = None if isinstance(held, kinds.Array) else held.changed()
+        if now is None:
+            return None
+        before, after = dict(zip(*held.before, strict=True)), dict(zip(*now, strict=True))
+        if _in_order(type(held), list(before), list(after)):
+            return Change(type(held), held.holder, held.before, now, True)
+        keys = [key for key in {**before, **after} if before.get(key, MISSING) is not after.get(key, MISSING)]
+        was, new = ([entries.get(key, MISSING) for key in keys] for entries in (before, after))
+        return Change(type(held), held.holder, (keys, was), (keys, new), False)
+
+    def make(self) -> None:
+        """Have the object hold the new contents. To do it again changes nothing."""
+        if self.whole:
+            self.kind.fill(self.holder, *self.after)
+            return
+        for key, value in zip(*self.after, strict=True):
+            self.kind.put(self.holder, key, value)
+
+    def undo(self) -> None:
+        """Have the object hold what it held before, where it still holds what it was given. What was appended to a
+        list since stays."""
+        if not self.whole:
+            for key, was, value in zip(*self.before, self.after[1], strict=True):
+                if self.kind.get(self.holder, key) is value:
+                    self.kind.put(self.holder, key, was)
+            return
+        keys, now = self.kind.read(self.holder)
+        count = len(self.after[1]) if self.kind is kinds.Sequence else len(now)
+        if same_entries((keys[:count], now[:count]), self.after):
+            values = [*self.before[1], *now[count:]]
+            self.kind.fill(self.holder, self.before[0] + keys[count:], values)
+
+
+def _in_order(kind: type[Held], before: list[Any], after: list[Any]) -> bool:
+    """Whether new contents of these keys are put as a whole, so that their order is that of the trace."""
+    if issubclass(kind, (kinds.Sequence, kinds.Members)):
+        return True
+    stay = len(before) <= len(after) and all(a is b for a, b in zip(before, after, strict=False))
+    return issubclass(kind, kinds.Mapping) and not stay
+
+
+def undoing(changes: list[Change]) -> Undo | None:
+    """What undoes one step's changes. A gradient that was given up for the step cannot come back: the failed one stays,
+    and says why it has no value."""
+    kept = [
+        change
+        for change in changes
+        if not (change.kind is kinds.Tensor and change.before[0] == ["grad"] and change.before[1][0] is None)
+    ]
+
+    def undo() -> None:
+        for change in reversed(kept):
+            change.undo()
+
+    return undo if kept else None
+
+
+Make = Callable[[Call], Any]
+
+
+class CannotRepeat(Exception):
+    """The trace left something in Python that cannot be made again."""
+
+
+_CONTAINERS = (dict, list, tuple, set, frozenset, collections.deque, collections.OrderedDict, collections.defaultdict)
+
+
+@dataclass(frozen=True)
+class _Step:
+    """One object's new contents: some keys' new values (none: the key is taken away), or all of them, in order."""
+
+    node: int
+    kind: type[Held]
+    puts: list[tuple[Make, Make | None]]
+    whole: bool
+    names: tuple[str, ...]
+    """The keys that are names."""
+
+
+class Effects:
+    """What a trace has changed, as steps that a later call repeats."""
+
+    def __init__(self, guards: Guards, recording: Recording, symbols: list[Any], arguments: list[Any]) -> None:
+        self.steps: list[_Step] = []
+        self.cells: dict[int, Cell] = {}
+        """The cells, made by the trace, of the tensors that it leaves in Python."""
+        self.cannot: tuple[str, str] | None = None
+        """What cannot be repeated: why, and the name it is left under."""
+        self._guards = guards
+        self._recording = recording
+        self._symbols = {id(symbol): number for number, symbol in enumerate(symbols) if _is_symbol(symbol)}
+        self._inputs = {id(symbol._ref): n for n, symbol in enumerate(symbols) if isinstance(symbol, DistributedTensor)}
+        self._arguments = arguments
+        self._left: dict[int, Any] = {}
+        self._keep: list[Any] = [symbols]
+        self._refs: dict[int, Spot] = {}
+        self._memo: dict[int, Make] = {}
+        for held in guards._snapshot.held.values():
+            if isinstance(held, kinds.Tensor):
+                ref = dict(zip(*held.before, strict=True)).get("_ref")
+                spot = guards.spot_of.get(id(held.holder))
+                if ref is not None and spot is not None:
+                    self._refs.setdefault(id(ref), spot)
+
+    # -- from a trace --------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Let go of what only the traced call needed."""
+        del self._guards, self._recording, self._arguments
+        self._memo, self._left, self._refs, self.cells, self._keep = {}, {}, {}, {}, []
+
+    def add(self, held: Held, now: Contents) -> None:
+        """Note that an object holds something else after the trace."""
+        number = self._guards.node_of.get(id(held.holder))
+        before = dict(zip(*held.before, strict=True))
+        after = dict(zip(*now, strict=True))
+        changed = next((key for key, value in after.items() if before.get(key, MISSING) is not value), "")
+        name = str(changed) if type(changed) in PLAIN else type(changed).__name__  # a tensor's text is its value
+        try:
+            if number is None:
+                raise CannotRepeat("changes something that it does not name")
+            whole = _in_order(type(held), list(before), list(after))
+            puts: list[tuple[Make, Make | None]] = [
+                (self._make(key), self._make(value))
+                for key, value in after.items()
+                if whole or before.get(key, MISSING) is not value
+            ]
+            gone = [] if whole else [(self._make(key), None) for key in before if key not in after]
+            self._guards.use(self._guards.nodes[number].parent)
+            names = tuple(key for key, value in after.items() if type(key) is str and before.get(key) is not value)
+            self.steps.append(_Step(number, type(held), [*gone, *puts], whole, names))
+        except CannotRepeat as reason:
+            self.cannot = self.cannot or (str(reason), name)
+
+    def returned(self, leaves: list[Any]) -> dict[int, Make]:
+        """How another call finds or makes the objects among a program's results that are not tensors or plain."""
+        found: dict[int, Make] = {}
+        for number, leaf in enumerate(leaves):
+            if type(leaf) not in PLAIN and not isinstance(leaf, (Value, Expr)):
+                try:
+                    found[number] = self._make(leaf)
+                except CannotRepeat as reason:
+                    self.cannot = self.cannot or (f"{reason} and returns it", "")
+        return found
+
+    def _make(self, value: Any) -> Make:
+        known = self._memo.get(id(value))
+        if known is None:
+            known = self._memo[id(value)] = self._make_new(value)
+        return known
+
+    def _make_new(self, value: Any) -> Make:
+        if type(value) in PLAIN:
+            return lambda call: value
+        if isinstance(value, torch.SymFloat):
+            expr = value.node.expr
+            return lambda call: evaluate(expr, call.scalars)
+        number = self._symbols.get(id(value))
+        if number is not None:
+            return lambda call: call.arguments[number]
+        if isinstance(value, Ref):
+            return self._ref(value)
+        spot = self._guards.spot_of.get(id(value))
+        if spot is not None:
+            self._guards.use(spot)
+            return lambda call: call.live[spot]
+        if isinstance(value, DistributedTensor):
+            taken = self._inputs.get(id(value._ref))
+            if taken is not None:
+                return lambda call: call.arguments[taken].detach()
+            return self._once(value, self._tensor(value))
+        if isinstance(value, torch.Tensor):
+            kept = value.detach().clone()
+            return self._once(value, lambda call: kept.clone())
+        if type(value) in _CONTAINERS:
+            return self._once(value, self._container(value))
+        if kind_of(value) == kinds.CONSTANT:
+            return lambda call: value
+        raise CannotRepeat(f"makes an object of type {type(value).__name__}")
+
+    @staticmethod
+    def _once(value: Any, make: Make) -> Make:
+        """One object a call, wherever it is left."""
+        key = ("object", id(value))
+
+        def once(call: Call) -> Any:
+            if key not in call.made:
+                call.made[key] = make(call)
+            return call.made[key]
+
+        return once
+
+    def _tensor(self, value: DistributedTensor) -> Make:
+        make, fake = self._ref(value._ref), value._ref.fake
+        leaf = value.requires_grad and value.is_leaf
+        parameter = getattr(value, "_is_param", False)
+        cut = value.grad_fn is not None
+
+        def tensor(call: Call) -> DistributedTensor:
+            made: Any = DistributedTensor(fake, make(call), requires_grad=leaf)
+            made._ref.cell.cut = made._ref.cell.cut or cut
+            if parameter:
+                made._is_param = True
+            return made
+
+        return tensor
+
+    def _ref(self, ref: Ref) -> Make:
+        spot = self._refs.get(id(ref))
+        if spot is not None:
+            self._guards.use(spot)
+            return lambda call: call.live[spot]._ref
+        if ref.parent is not None:
+            parent, fake, view = self._ref(ref.parent), ref.fake, ref.view
+
+            def viewed(call: Call) -> Ref:
+                above = parent(call)
+                return Ref(above.cell, fake, above, view)
+
+            return self._once(ref, viewed)
+        cell = ref.cell
+        if id(cell) in self._recording.input_cells:
+            raise ProgramError(
+                "the program leaves a view of an argument in Python",
+                hint="leave the argument itself, or a copy of the view: x[0].clone().",
+                source=user_source(),
+            )
+        if cell.recording is not self._recording:
+            raise CannotRepeat("keeps a tensor from elsewhere")
+        self.cells[id(cell)] = cell
+        ident = id(cell)
+        return lambda call: call.ref(ident)
+
+    # -- what the traced call itself leaves ----------------------------------------------------------------------
+
+    def settle(self, held: Held, now: Contents) -> None:
+        """Give an object the arguments and numbers of this call for those that stood for them, and tensors without
+        the history that autograd has of them."""
+        keys, values = now
+        before = dict(zip(*held.before, strict=True))
+        if isinstance(held, (kinds.Sequence, kinds.Members)):
+            settled = [self._settled(value) for value in values]
+            if any(a is not b for a, b in zip(settled, values, strict=True)):
+                held.holder.clear()
+                held.fill(held.holder, keys, settled)
+            return
+        for key, value in zip(keys, values, strict=True):
+            if before.get(key, MISSING) is not value and (new := self._settled(value)) is not value:
+                held.put(held.holder, key, new)
+
+    def _settled(self, value: Any) -> Any:
+        if type(value) in PLAIN or isinstance(value, Ref):
+            return value
+        known = self._left.get(id(value))
+        if known is None:
+            known = self._left[id(value)] = self._settle_new(value)
+            self._keep.append(value)
+        return known
+
+    def _settle_new(self, value: Any) -> Any:
+        number = self._symbols.get(id(value))
+        if isinstance(value, torch.SymFloat):
+            if value.node.hint is None:
+                raise branch_error(user_source())
+            return value.node.hint
+        if number is not None:
+            return self._arguments[number]
+        if isinstance(value, DistributedTensor):
+            number = self._inputs.get(id(value._ref))
+            if number is not None:
+                return self._arguments[number].detach()
+            if value.grad_fn is not None:
+                value._ref.cell.cut = True
+                return DistributedTensor(value._ref.fake, value._ref)
+            return value
+        kind = kind_of(value)
+        if id(value) in self._guards._snapshot.held or kind is None or isinstance(kind, str):
+            return value
+        self._left[id(value)] = value
+        if isinstance(value, tuple):
+            entries = [self._settled(entry) for entry in value]
+            if all(a is b for a, b in zip(entries, value, strict=True)):
+                return value
+            return type(value)(*entries) if hasattr(value, "_fields") else type(value)(entries)
+        if kind in (kinds.Mapping, kinds.Sequence, kinds.Members, kinds.Attributes, kinds.Slots):
+            empty = kind.__new__(kind)
+            empty.holder, empty.before = value, ([], [])
+            self.settle(empty, kind.read(value))
+        return value
+
+    # -- templates -----------------------------------------------------------------------------------------------
+
+    def _container(self, value: Any) -> Make:
+        kind = type(value)
+        if isinstance(value, dict):
+            pairs = [(self._make(key), self._make(entry)) for key, entry in value.items()]
+            factory = getattr(value, "default_factory", None)
+
+            def mapping(call: Call) -> Any:
+                made: Any = kind(factory) if kind is collections.defaultdict else kind()
+                for key, entry in pairs:
+                    made[key(call)] = entry(call)
+                return made
+
+            return mapping
+        entries = [self._make(entry) for entry in value]
+        length = value.maxlen if isinstance(value, collections.deque) else None
+        if length is not None:
+            return lambda call: collections.deque((entry(call) for entry in entries), length)
+        return lambda call: kind(entry(call) for entry in entries)
+
+    def replaced(self) -> list[tuple[int, int]]:
+        """The gradients that a call makes anew or drops, as (node of the leaf, position)."""
+        found = []
+        for step in self.steps:
+            if step.kind is kinds.Tensor:
+                node = self._guards.nodes[step.node]
+                if "grad" in step.names:
+                    found.append((step.node, node.keys.index("grad")))
+        return found
+
+    # -- at a call -----------------------------------------------------------------------------------------------
+
+    def repeat(self, guards: Guards, call: Call) -> list[Change]:
+        """What the trace put into Python, to be put there with what this call has made. Changes nothing yet."""
+        changes = []
+        for step in self.steps:
+            holder = guards.holder(guards.nodes[step.node], call.live, call.arguments)
+            keys = [key(call) for key, _ in step.puts]
+            values = [MISSING if make is None else make(call) for _, make in step.puts]
+            before = step.kind.read(holder) if step.whole else (keys, [step.kind.get(holder, key) for key in keys])
+            changes.append(Change(step.kind, holder, before, (keys, values), step.whole))
+        return changes

@@ -1,0 +1,232 @@
+"""Which functions a trace enters, and so what Python the program may have read.
+
+The names that entered code uses are all the names by which it can have read an attribute; code that computes names can
+have read any. Functions of the user's are walked when they are entered (`Snapshot`). Some calls ask what no guard can
+expect, such as the time: `Entered.unknown` says the first of them.
+"""
+
+from __future__ import annotations
+
+import builtins
+import dis
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, ModuleType
+from typing import Any
+
+from monarch.compiler.errors import Source
+from monarch.language.programs.snapshot import Snapshot
+from monarch.language.source import _belongs_to_user, _is_users_file
+
+_UNKNOWN_MODULES = frozenset(
+    "time random secrets uuid socket subprocess select asyncio queue multiprocessing shutil tempfile glob "
+    "urllib http ssl numpy.random fcntl mmap resource psutil".split()
+)
+"""What functions of these modules answer does not follow from what Python holds."""
+_UNKNOWN_BUILTINS = {name: getattr(builtins, name) for name in ("open", "input", "globals", "eval", "exec")}
+_UNKNOWN_NAMES = {
+    "os": frozenset("listdir stat scandir urandom getpid getppid getcwd exists isfile isdir".split()),
+    "datetime": frozenset(("now", "today", "utcnow")),
+    "sys": frozenset(("modules", "stdin", "_getframe")),
+    "gc": frozenset(("get_objects", "get_referrers")),
+    "importlib": frozenset(("import_module", "reload")),
+}
+_ANY_NAME = frozenset(
+    "vars dir __dict__ __getattribute__ attrgetter methodcaller deepcopy asdict astuple getmembers __getstate__ "
+    "__reduce_ex__ __slots__ fields".split()
+)
+"""Code that uses these may read attributes that it does not name."""
+
+
+_OF_GLOBALS = frozenset("LOAD_GLOBAL STORE_GLOBAL DELETE_GLOBAL LOAD_NAME STORE_NAME DELETE_NAME".split())
+
+_LIBRARIES = frozenset(
+    "numpy sympy mpmath typing_extensions packaging setuptools _distutils_hack networkx jinja2 einops "
+    "hypothesis pytest _pytest pluggy coverage pydevd debugpy".split()
+)
+"""Installed packages whose functions are taken as PyTorch's are: what they do follows from what they get."""
+
+
+@dataclass(frozen=True)
+class _Code:
+    """What is known of a code object."""
+
+    names: tuple[str, ...]
+    globals: tuple[str, ...]
+    texts: tuple[str, ...]
+    computes: bool
+    users: bool
+
+
+_codes: dict[int, tuple[CodeType, _Code]] = {}
+
+
+def _look(code: CodeType, names: dict[str, Any]) -> _Code:
+    known = _codes.get(id(code))
+    if known is not None:
+        return known[1]
+    users = _belongs_to_user(code) and str(names.get("__name__")).partition(".")[0] not in _LIBRARIES
+    if users and code.co_filename.startswith("<") and "__file__" in names:
+        users = _is_users_file(names["__file__"])  # made from text by the module whose globals it has
+    texts = tuple(constant for constant in code.co_consts if type(constant) is str) + tuple(
+        text for constant in code.co_consts if type(constant) is tuple for text in constant if type(text) is str
+    )
+    loaded: tuple[str, ...] = ()
+    computes = False
+    if users:
+        loads = [step for step in dis.get_instructions(code) if step.opname in _OF_GLOBALS]
+        loaded = tuple(dict.fromkeys(str(step.argval) for step in loads))
+        computes = not _ANY_NAME.isdisjoint(code.co_names) or _computed_name(code)
+    found = _Code(code.co_names, loaded, texts, computes, users)
+    _codes[id(code)] = code, found  # kept, so that no other code takes its id
+    return found
+
+
+def _computed_name(code: CodeType) -> bool:
+    """Whether getattr or hasattr are called, or passed on, with a name that is no constant of the code."""
+    steps = list(dis.get_instructions(code))
+    for at, step in enumerate(steps):
+        if step.opname not in ("LOAD_GLOBAL", "LOAD_NAME") or step.argval not in ("getattr", "hasattr"):
+            continue
+        call = next((i for i in range(at, len(steps)) if _closes(steps, at, i)), None)
+        if call is None:
+            return True
+    return False
+
+
+def _closes(steps: list[dis.Instruction], start: int, at: int) -> bool:
+    """Whether the step pushes all of the second operand of the call that starts at `start`, a constant."""
+    step = steps[at]
+    if step.opname != "LOAD_CONST" or not isinstance(step.argval, str):
+        return False
+    depth = 0
+    for earlier in steps[start + 1 : at]:
+        if "JUMP" in earlier.opname or earlier.opname in ("RETURN_VALUE", "FOR_ITER"):
+            return False
+        depth += dis.stack_effect(earlier.opcode, earlier.arg)
+        if depth <= 0:
+            return False
+    if depth != 1:
+        return False
+    depth = 2
+    for later in steps[at + 1 :]:
+        if later.opname == "CALL" and depth == later.arg:
+            return True
+        if later.opname == "PRECALL":
+            continue
+        depth += dis.stack_effect(later.opcode, later.arg)
+        if depth < 3 or "JUMP" in later.opname:  # it takes the constant
+            return False
+    return False
+
+
+class Entered:
+    """The functions that a trace has entered so far."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self.snapshot = snapshot
+        self.codes: list[CodeType] = []
+        """The user's code that was entered."""
+        self.met: dict[int, dict[str, Any]] = {}
+        self.attributes: set[str] = set()
+        self.computes = False
+        self.unknown: tuple[str, Source | None] | None = None
+        self._before: Any = None
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Notice each function that this thread enters. A debugger's or coverage's own tracing goes on."""
+        self._before = sys.gettrace()
+        sys.settrace(self._enter)
+        try:
+            yield
+        finally:
+            sys.settrace(self._before)
+
+    def _enter(self, frame: FrameType, event: str, argument: Any) -> Any:
+        code = frame.f_code
+        if id(code) not in self.met or self.met[id(code)] is not frame.f_globals:
+            self.meet(frame)
+        return None if self._before is None else self._before(frame, event, argument)
+
+    def meet(self, frame: FrameType) -> None:
+        code = frame.f_code
+        self.met[id(code)] = frame.f_globals
+        known = _look(code, frame.f_globals)
+        if not known.users:
+            self.attributes.update(known.names, known.texts)
+            module = frame.f_globals.get("__name__", "")
+            if module in _UNKNOWN_MODULES:
+                self._say(f"{module}.{code.co_name}", frame.f_back)
+            return
+        self.codes.append(code)
+        self.attributes.update(known.names, known.texts)
+        self.computes = self.computes or known.computes
+        self.snapshot.names(frame.f_globals, known.globals, known.names)
+        self._unknown(code, known, frame.f_globals)
+
+    def _say(self, what: str, frame: FrameType | None) -> None:
+        while frame is not None and not _belongs_to_user(frame.f_code):
+            frame = frame.f_back
+        if self.unknown is None and frame is not None:
+            self.unknown = what, Source(frame.f_code.co_filename, frame.f_lineno)
+
+    def _unknown(self, code: CodeType, known: _Code, names: dict[str, Any]) -> None:
+        """Note a call whose answer no guard can expect."""
+        if self.unknown is not None:
+            return
+        for name in known.globals:
+            value = names.get(name, _UNKNOWN_BUILTINS.get(name))
+            what = _unknown_value(value, known.names)
+            if what is not None:
+                self.unknown = what, line_of(code, name)
+                return
+
+    def line(self, name: str) -> Source | None:
+        """Where the user's code uses a name first."""
+        for code in self.codes:
+            if name in code.co_names or name in code.co_freevars or name in code.co_varnames:
+                return line_of(code, name)
+        return None
+
+    def made_by(self, code: CodeType) -> bool:
+        """Whether code that was entered makes functions of this code."""
+        return any(code in outer.co_consts for outer in self.codes)
+
+
+def _unknown_value(value: Any, names: tuple[str, ...]) -> str | None:
+    if isinstance(value, ModuleType):
+        if value.__name__ in _UNKNOWN_MODULES:
+            return value.__name__
+        if value.__name__ == "numpy" and "random" in names:
+            return "numpy.random"
+        for name in _UNKNOWN_NAMES.get(value.__name__, ()):
+            if name in names:
+                return f"{value.__name__}.{name}"
+        return None
+    if isinstance(value, BuiltinFunctionType):
+        if any(value is builtin for builtin in _UNKNOWN_BUILTINS.values()):
+            return f"{value.__name__}()"
+        owner = getattr(value, "__self__", None)
+        module = value.__module__ or type(owner).__module__
+        return f"{module}.{value.__name__}" if module in _UNKNOWN_MODULES else None
+    if isinstance(value, FunctionType):
+        return f"{value.__module__}.{value.__name__}" if value.__module__ in _UNKNOWN_MODULES else None
+    if isinstance(value, type) and value.__module__ == "datetime":
+        return next((f"datetime.{name}" for name in _UNKNOWN_NAMES["datetime"] if name in names), None)
+    return None
+
+
+def line_of(code: CodeType, name: str) -> Source:
+    """Where code uses a name first."""
+    for step in dis.get_instructions(code):
+        where = step.positions
+        if step.argval == name and where is not None and where.lineno is not None:
+            column = 0 if where.col_offset is None else where.col_offset + 1
+            end = (
+                where.end_col_offset + 1 if where.end_col_offset is not None and where.end_lineno == where.lineno else 0
+            )
+            return Source(code.co_filename, where.lineno, column, end)
+    return Source(code.co_filename, code.co_firstlineno)

@@ -1,0 +1,414 @@
+"""Guards: what must still be so in Python for a trace to say what a program does at this call.
+
+A guard is a place and an expectation. Places are reached as the program reaches them, from its function, the globals
+that its code names and its arguments: so guards hold nothing of the user's alive, and a `Guards` whose objects are gone
+is dead. Plain values are expected to be equal and of the same type, other objects to be the same; of a container the
+entries are expected, and it may be another container with the same ones. A tensor at a *moving* place may be any of the
+same type: the program reads the one that is there.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from monarch.compiler.errors import Source
+from monarch.language.programs.checks import compile_check
+from monarch.language.programs.entered import Entered
+from monarch.language.programs.snapshot import (
+    MISSING,
+    OPAQUE,
+    PLAIN,
+    Attributes,
+    Class,
+    Contents,
+    Function,
+    Held,
+    Names,
+    Slots,
+    Snapshot,
+    Tensor,
+    kind_of,
+    same_plain,
+)
+from monarch.language.tensors.tensor import DistributedTensor, Ref
+
+_OFTEN = 3
+"""After so many checks that hold, they become one function."""
+
+Path = tuple[Any, ...]
+"""How a place is reached: where it starts, and a key for each step."""
+Spot = tuple[int, int]
+"""A place in a `Guards`: number of its node, and position among the node's values."""
+Live = dict[Spot, Any]
+"""What is at places now."""
+
+
+class _Key:
+    """A key that is no plain value, such as an optimizer's parameter: known by its id, and not kept alive."""
+
+    __slots__ = ("ident",)
+
+    def __init__(self, key: Any) -> None:
+        self.ident = id(key)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Key) and other.ident == self.ident
+
+    def __hash__(self) -> int:
+        return hash(self.ident)
+
+
+@dataclass
+class Node:
+    """One object that is looked into: how it is found, which keys of it are read, and what is expected there."""
+
+    kind: type[Held]
+    type: type
+    path: Path
+    parent: Spot | None
+    root: Any
+    """Where it is no entry of another node: the object, a weak reference to it, or the number of an argument."""
+    keys: list[Any]
+    length: int
+    """How many keys it has, read or not."""
+    absent: frozenset[str] = frozenset()
+    """Names that the program may have asked for, and that it has not."""
+    others: list[str] = field(default_factory=list)
+    """The other names of an instance, whose values the program has not read."""
+    ids: list[int] = field(default_factory=list)
+    plain: dict[int, Any] = field(default_factory=dict)
+    """Plain values, by position: others need not be the same object."""
+    is_weak: bool = False
+    """Whether `root` is a weak reference that guards made."""
+    special: dict[int, Callable[[Any], bool]] = field(default_factory=dict)
+    """Positions whose value need not be the same object: whether another will do."""
+    kept: list[Any] = field(default_factory=list)
+    """Objects that cannot be watched, and are kept so that no other takes their id."""
+
+
+@dataclass(frozen=True)
+class Moving:
+    """A tensor that may be another of the same type at each call."""
+
+    dtype: torch.dtype
+    shape: torch.Size
+    views: tuple[Any, ...]
+
+    __name__ = "moving"
+
+    @staticmethod
+    def like(tensor: DistributedTensor, ref: Ref) -> Moving:
+        return Moving(tensor.dtype, tensor.shape, views_of(ref))
+
+    def __call__(self, value: Any) -> bool:
+        return (
+            type(value) is DistributedTensor
+            and value.dtype is self.dtype
+            and value.shape == self.shape
+            and not value.requires_grad
+            and views_of(value._ref) == self.views
+        )
+
+
+def views_of(ref: Ref) -> tuple[Any, ...]:
+    """How a tensor reads its storage, from the outermost view to the storage itself."""
+    if ref.parent is None:
+        return ()
+    return (ref.view, tuple(ref.fake.shape), *views_of(ref.parent))
+
+
+def _is_distributed(value: Any) -> bool:
+    return type(value) is DistributedTensor
+
+
+def _anything(value: Any) -> bool:
+    return True
+
+
+class Guards:
+    """The expectations of one trace."""
+
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        entered: Entered,
+        roots: list[tuple[Path, Any]],
+        free: set[tuple[int, Any]],
+        moving: set[Path],
+        written: set[tuple[int, Any]],
+        states: set[int],
+    ) -> None:
+        """`roots` are the function and the arguments that are looked into (as ("argument", number)); `free` are the
+        entries, by their dict's id and key, that a program reads at each call; `moving` the places where tensors were
+        seen to change; `written` the entries that the trace gave another tensor; `states` the cells, by id, that the
+        graph reads."""
+        self._snapshot = snapshot
+        self._states = states
+        self._written = written
+        self.entered = entered
+        self.unproven: tuple[str, Source | None] | None = entered.unknown
+        self.dead = False
+        self._fast: Callable[[list[Any]], Live | None] | None = None
+        self._checked = 0
+        self._used: set[Spot] = set()
+        self._free = free
+        self._moving = moving
+        if snapshot.full:
+            self._say("more Python objects than can be looked at", None)
+        self._shared: set[int] = set()
+        self._build(roots)
+        shared = {cell for cell, spots in self._places.items() if len(spots) > 1}
+        if any(position in self.nodes[number].special for cell in shared for number, position in self._places[cell]):
+            self._shared = shared  # what is at one such place must be at the others: expect the same tensors
+            self._build(roots)
+        self._check_codes()
+
+    # -- building ------------------------------------------------------------------------------------------------
+
+    def _say(self, what: str, source: Source | None) -> None:
+        if self.unproven is None:
+            self.unproven = what, source
+
+    def _build(self, roots: list[tuple[Path, Any]]) -> None:
+        self.nodes: list[Node] = []
+        self.node_of: dict[int, int] = {}
+        self.spot_of: dict[int, Spot] = {}
+        self._places: dict[int, list[Spot]] = {}
+        self._watched: dict[int, weakref.ref[Any]] = {}
+        self._codes: set[int] = set()
+        queue: list[tuple[Held, Path, Spot | None, Any]] = []
+        for path, value in roots:
+            held = self._snapshot.held.get(id(value))
+            if held is not None:
+                root = path[1] if path[0] == "argument" else value
+                queue.append((held, path, None, root))
+        for held in list(self._snapshot.held.values()):
+            if isinstance(held, Names) and isinstance(held.holder, dict):
+                name = held.holder.get("__name__", "globals")
+                queue.append((held, (name,), None, held.holder))
+        at = 0
+        while at < len(queue):
+            held, path, spot, root = queue[at]
+            at += 1
+            if id(held.holder) in self.node_of:
+                continue
+            self._node(held, path, spot, root, queue)
+
+    def _node(self, held: Held, path: Path, parent: Spot | None, root: Any, queue: list[Any]) -> None:
+        number = len(self.nodes)
+        self.node_of[id(held.holder)] = number
+        keys, values = self._read(held)
+        shown = [key if type(key) in PLAIN else _Key(key) for key in keys]
+        node = Node(type(held), type(held.holder), path, parent, root, shown, len(held.before[0]))
+        node.is_weak = isinstance(held, Class) and parent is None and type(root) is weakref.ref
+        self.nodes.append(node)
+        if isinstance(held, (Attributes, Slots)) and not self.entered.computes:
+            node.absent = frozenset(self.entered.attributes.difference(held.before[0]))
+            node.others = [key for key in held.before[0] if key not in self.entered.attributes]
+        if isinstance(held, Function):
+            self._codes.add(id(held.holder.__code__))
+        for position, (key, value) in enumerate(zip(keys, values, strict=True)):
+            node.ids.append(id(value))
+            if type(key) not in PLAIN:
+                self._watch(node, key)
+            self._expect(node, (number, position), held, key, value, queue)
+        if isinstance(held, (Attributes, Slots)):
+            for base in type(held.holder).__mro__:
+                inner = self._snapshot.held.get(id(base))
+                if inner is not None:
+                    queue.append((inner, (base.__qualname__,), None, weakref.ref(base)))
+
+    def _read(self, held: Held) -> Contents:
+        """The keys of an object that the program may have read, and their values."""
+        keys, values = held.before
+        if isinstance(held, (Attributes, Slots)) and not self.entered.computes:
+            pairs = [pair for pair in zip(keys, values, strict=True) if pair[0] in self.entered.attributes]
+        elif isinstance(held, Class):
+            names = self.entered.attributes
+            pairs = [pair for pair in zip(keys, values, strict=True) if pair[0] in names or callable(pair[1])]
+        else:
+            pairs = [pair for pair in zip(keys, values, strict=True) if pair[0] != "_ref"]
+        return [key for key, _ in pairs], [value for _, value in pairs]
+
+    def _expect(self, node: Node, spot: Spot, held: Held, key: Any, value: Any, queue: list[Any]) -> None:
+        position = spot[1]
+        path = (*node.path, node.keys[position])
+        if type(value) in PLAIN:
+            node.plain[position] = value
+            if (id(held.holder), key) in self._free:
+                node.special[position] = _anything
+            return
+        self.spot_of.setdefault(id(value), spot)
+        if (id(held.holder), key) in self._free:
+            node.special[position] = _anything
+            return
+        inner = self._snapshot.held.get(id(value))
+        kind = kind_of(value)
+        if inner is None or isinstance(kind, str):
+            if kind == OPAQUE and not (isinstance(held, Names) and held.is_librarys):
+                name = next((step for step in reversed(path) if isinstance(step, str)), "")
+                what = f"'{name}' is a {type(value).__name__}, whose state Python does not show"
+                self._say(what, self.entered.line(name))
+            self._watch(node, value)
+            return
+        if isinstance(inner, Tensor):
+            ref = dict(zip(*inner.before, strict=True)).get("_ref")
+            if ref is not None:
+                self._places.setdefault(id(ref.cell), []).append(spot)
+            if ref is None or id(ref.cell) in self._shared:
+                pass
+            elif isinstance(held, Tensor) and key == "grad":
+                # Whether there is one is all that Python can ask, unless the program reads it.
+                node.special[position] = Moving.like(value, ref) if id(ref.cell) in self._states else _is_distributed
+            elif not value.requires_grad and (path in self._moving or (id(held.holder), key) in self._written):
+                node.special[position] = Moving.like(value, ref)
+            if position in node.special:
+                return  # another tensor will be there: nothing of this one is expected
+            self._watch(node, value)
+        elif inner.by_identity:
+            self._watch(node, value)
+        else:
+            node.special[position] = _same_type(type(value))
+        queue.append((inner, path, spot, None))
+
+    def _watch(self, node: Node, value: Any) -> None:
+        """Be dead as soon as this object is gone; keep it where it cannot be watched."""
+        if id(value) in self._watched:
+            return
+        try:
+            self._watched[id(value)] = weakref.ref(value, self._die)
+        except TypeError:
+            node.kept.append(value)
+
+    def _die(self, gone: Any) -> None:
+        self.dead = True
+
+    def _check_codes(self) -> None:
+        """Each closure that was entered is one that is known, or was made by code that was entered."""
+        for code in self.entered.codes:
+            if code.co_freevars and id(code) not in self._codes and not self.entered.made_by(code):
+                self._say(
+                    f"{code.co_name}() was called, and where it comes from is unknown",
+                    Source(code.co_filename, code.co_firstlineno),
+                )
+
+    def entry(self, holder: Any, key: str) -> Spot | None:
+        """Where an entry of a dict is, if the dict is looked into."""
+        number = self.node_of.get(id(holder))
+        return None if number is None else (number, self.nodes[number].keys.index(key))
+
+    def close(self) -> None:
+        """Let go of what only building needed."""
+        del self._snapshot, self.entered, self._states, self._places, self._written, self._shared, self._codes
+        self.spot_of, self.node_of = {}, {}
+
+    # -- checking ------------------------------------------------------------------------------------------------
+
+    def use(self, spot: Spot | None) -> None:
+        """Have checks give what is at a place."""
+        if spot is not None:
+            self._used.add(spot)
+
+    @staticmethod
+    def holder(node: Node, live: Live, arguments: list[Any]) -> Any:
+        """The object that a node looks into, as it is now."""
+        if node.parent is not None:
+            return live[node.parent]
+        if isinstance(node.root, int):
+            return arguments[node.root]
+        return node.root() if node.is_weak else node.root
+
+    @staticmethod
+    def read_now(node: Node, holder: Any) -> list[Any] | None:
+        """What is at a node's places now; None where its shape is another."""
+        if type(holder) is not node.type:
+            return None
+        kind = node.kind
+        if kind is Attributes:
+            entries = holder.__dict__
+            if len(entries) != node.length or not node.absent.isdisjoint(entries):
+                return None
+            return [entries.get(key, MISSING) for key in node.keys]
+        if kind is Names:
+            return Names.look(holder, node.keys)
+        if kind is Class:
+            entries = vars(holder)
+            return [entries.get(key, MISSING) for key in node.keys]
+        keys, values = kind.read(holder)
+        if kind is Tensor and "_ref" in keys:
+            at = keys.index("_ref")
+            del keys[at], values[at]
+        if kind is Slots:
+            found = dict(zip(keys, values, strict=True))
+            return None if len(found) != node.length else [found.get(key, MISSING) for key in node.keys]
+        if len(keys) != len(node.keys):
+            return None
+        for was, now in zip(node.keys, keys, strict=True):
+            if was is not now and not (was.ident == id(now) if type(was) is _Key else same_plain(was, now)):
+                return None
+        return values
+
+    def check(self, arguments: list[Any]) -> Live | None:
+        """What is at the places in use, where all is as expected."""
+        if self.dead:
+            return None
+        if self._fast is not None:
+            live = self._fast(arguments)
+            if live is not None:
+                return None if self.dead else live
+        live = {}
+        for number, node in enumerate(self.nodes):
+            values = self.read_now(node, self.holder(node, live, arguments))
+            if values is None or self.mismatch(node, values) is not None:
+                return None
+            for position, value in enumerate(values):
+                live[number, position] = value
+        self._checked += 1
+        if self._checked == _OFTEN:
+            self._fast = compile_check(self, self._used)
+        return None if self.dead else live
+
+    @staticmethod
+    def mismatch(node: Node, values: list[Any], start: int = 0) -> int | None:
+        """The first position that has another value than is expected."""
+        for position in range(start, len(values)):
+            value, special = values[position], node.special.get(position)
+            if special is not None:
+                if not special(value):
+                    return position
+            elif id(value) != node.ids[position] and not (
+                position in node.plain and same_plain(node.plain[position], value)
+            ):
+                return position
+        return None
+
+    def moved(self, arguments: list[Any]) -> tuple[list[Path], Path | None]:
+        """The places at which there is another tensor now, and the first other place that is not as expected."""
+        live: Live = {}
+        found: list[Path] = []
+        for number, node in enumerate(self.nodes):
+            values = self.read_now(node, self.holder(node, live, arguments))
+            if values is None:
+                return found, node.path
+            position = self.mismatch(node, values)
+            while position is not None:
+                path = (*node.path, node.keys[position])
+                if type(values[position]) is not DistributedTensor:
+                    return found, path
+                found.append(path)
+                position = self.mismatch(node, values, position + 1)
+            for position, value in enumerate(values):
+                live[number, position] = value
+        return found, None
+
+
+def _same_type(kind: type) -> Callable[[Any], bool]:
+    def same_type(value: Any) -> bool:
+        return type(value) is kind
+
+    return same_type

@@ -1,0 +1,619 @@
+"""What Python holds that a program can reach, noted before the program's own code can change it.
+
+While a program is traced, each function of the user's that is entered has its closure, the globals that it names and
+its arguments walked: instances and their classes, containers, functions, tensors. A `Held` keeps the contents that one
+such object had. So the trace can be undone, what it has changed is known, and guards can expect what was there.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextvars
+import dataclasses
+import functools
+import inspect
+import types
+import weakref
+from collections.abc import Iterable
+from types import CodeType, FunctionType, MethodType, ModuleType
+from typing import Any, ClassVar, cast
+
+import torch
+
+from monarch.language.source import _is_users_file
+from monarch.language.tensors.tensor import DistributedTensor
+
+MOST_ENTRIES = 10_000
+"""A container with more entries is not looked through."""
+MOST_HELD = 100_000
+"""So many objects are looked at for one trace."""
+
+
+class _Missing:
+    def __repr__(self) -> str:
+        return "nothing"
+
+
+MISSING: Any = _Missing()
+"""What a name or cell holds that has no value."""
+
+PLAIN: frozenset[type] = frozenset(
+    (
+        *(int, float, bool, complex, str, bytes, type(None), type(...), type(NotImplemented), range, slice, _Missing),
+        *(torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format, CodeType),
+    )
+)
+"""Types whose values are compared by type and equality."""
+
+Contents = tuple[list[Any], list[Any]]
+"""An object's keys and values, in order."""
+
+
+class Held:
+    """One object, and what it held when it was first met."""
+
+    by_identity: ClassVar[bool] = True
+    """Whether another object with the same contents is another thing to the program; a list of the same entries is
+    not."""
+
+    __slots__ = ("before", "holder")
+
+    def __init__(self, holder: Any) -> None:
+        self.holder = holder
+        self.before = self.read(holder)
+
+    @classmethod
+    def read(cls, holder: Any) -> Contents:
+        raise NotImplementedError
+
+    @classmethod
+    def get(cls, holder: Any, key: Any) -> Any:
+        """The value of one key, or MISSING."""
+        return dict(zip(*cls.read(holder), strict=True)).get(key, MISSING)
+
+    @classmethod
+    def put(cls, holder: Any, key: Any, value: Any) -> None:
+        """Give one key its value; MISSING takes it away."""
+        raise NotImplementedError
+
+    @classmethod
+    def fill(cls, holder: Any, keys: list[Any], values: list[Any]) -> None:
+        """Make these the contents, in this order."""
+        now = dict(zip(*cls.read(holder), strict=True))
+        wanted = dict(zip(keys, values, strict=True))
+        for key in now.keys() - wanted.keys():
+            cls.put(holder, key, MISSING)
+        for key, value in wanted.items():
+            if now.get(key, MISSING) is not value:
+                cls.put(holder, key, value)
+
+    def changed(self) -> Contents | None:
+        """What it holds now, where that is not what it held."""
+        now = self.read(self.holder)
+        return None if same_entries(self.before, now) else now
+
+    def restore(self) -> None:
+        if self.changed() is not None:
+            self.fill(self.holder, *self.before)
+
+
+def same_entries(first: Contents, second: Contents) -> bool:
+    """Whether both have the same objects under the same keys, in the same order."""
+    return (
+        len(first[0]) == len(second[0])
+        and all(
+            a is b or (type(a) is type(b) and type(a) is str and a == b)
+            for a, b in zip(first[0], second[0], strict=True)
+        )
+        and all(a is b for a, b in zip(first[1], second[1], strict=True))
+    )
+
+
+class Attributes(Held):
+    """An instance's `__dict__`."""
+
+    @classmethod
+    def read(cls, holder: Any) -> Contents:
+        entries = holder.__dict__
+        return list(entries), list(entries.values())
+
+    @classmethod
+    def get(cls, holder: Any, key: Any) -> Any:
+        return holder.__dict__.get(key, MISSING)
+
+    @classmethod
+    def put(cls, holder: Any, key: Any, value: Any) -> None:
+        if value is MISSING:
+            holder.__dict__.pop(key, None)
+        else:
+            holder.__dict__[key] = value
+
+    @classmethod
+    def fill(cls, holder: Any, keys: list[Any], values: list[Any]) -> None:
+        holder.__dict__.clear()
+        holder.__dict__.update(zip(keys, values, strict=True))
+
+
+@functools.cache
+def slots_of(kind: Any) -> tuple[tuple[str, Any], ...]:
+    """The slots of a class, with their descriptors."""
+    return tuple(
+        (name, value)
+        for base in kind.__mro__
+        for name, value in vars(base).items()
+        if isinstance(value, types.MemberDescriptorType) and "__slots__" in vars(base)
+    )
+
+
+_HEAP = 1 << 9
+
+
+class Slots(Held):
+    """The slots of an instance that has any, and its `__dict__` where it has one."""
+
+    @classmethod
+    def read(cls, holder: Any) -> Contents:
+        keys, values = Attributes.read(holder) if hasattr(holder, "__dict__") else ([], [])
+        for name, slot in slots_of(cast("Any", type(holder))):
+            keys.append(name)
+            try:
+                values.append(slot.__get__(holder))
+            except AttributeError:
+                values.append(MISSING)
+        return keys, values
+
+    @classmethod
+    def put(cls, holder: Any, key: Any, value: Any) -> None:
+        slot = dict(slots_of(cast("Any", type(holder)))).get(key)
+        if slot is None:
+            Attributes.put(holder, key, value)
+        elif value is not MISSING:
+            slot.__set__(holder, value)
+        elif slot.__get__(holder, type(holder)) is not MISSING:
+            slot.__delete__(holder)
+
+
+class Mapping(Held):
+    """A dict."""
+
+    by_identity = False
+
+    @classmethod
+    def read(cls, holder: Any) -> Contents:
+        return list(dict.keys(holder)), list(dict.values(holder))
+
+    @classmethod
+    def get(cls, holder: Any, key: Any) -> Any:
+        return dict.get(holder, key, MISSING)
+
+    @classmethod
+    def put(cls, holder: Any, key: Any, value: Any) -> None:
+        if value is MISSING:
+            dict.pop(holder, key, None)
+        else:
+            dict.__setitem__(holder, key, value)
+
+    @classmethod
+    def fill(cls, holder: Any, keys: list[Any], values: list[Any]) -> None:
+        holder.clear()
+        for key, value in zip(keys, values, strict=True):
+            holder[key] = value
+
+
+class Sequence(Held):
+    """A list, tuple or deque: its keys are numbers."""
+
+    by_identity = False
+
+    @classmethod
+    def read(cls, holder: Any) -> Contents:
+        values = list(holder)
+        return list(range(len(values))), values
+
+    @classmethod
+    def fill(cls, holder: Any, keys: list[Any], values: list[Any]) -> None:
+        if isinstance(holder, tuple):
+            return
+        kept = list(holder)
+        if len(kept) <= len(values) and all(a is b for a, b in zip(kept, values, strict=False)):
+            holder.extend(values[len(kept) :])
+        else:
+            holder.clear()
+            holder.extend(values)
+
+
+class Members(Held):
+    """A set: its keys are numbers, in the order in which it is iterated."""
+
+    by_identity = False
+
+    @classmethod
+    def read(cls, holder: Any) -> Contents:
+        values = list(holder)
+        return list(range(len(values))), values
+
+    @classmethod
+    def fill(cls, holder: Any, keys: list[Any], values: list[Any]) -> None:
+        holder.clear()
+        holder.update(values)
+
+
+class Function(Held):
+    """A function: its code, defaults and the variables that it closes over."""
+
+    @classmethod
+    def read(cls, holder: Any) -> Contents:
+        keys: list[Any] = ["__code__", "__defaults__", "__kwdefaults__"]
+        values: list[Any] = [holder.__code__, holder.__defaults__, holder.__kwdefaults__]
+        for name, cell in zip(holder.__code__.co_freevars, holder.__closure__ or (), strict=False):
+            keys.append(name)
+            try:
+                values.append(cell.cell_contents)
+            except ValueError:
+                values.append(MISSING)
+        return keys, values
+
+    @classmethod
+    def put(cls, holder: Any, key: Any, value: Any) -> None:
+        if key in holder.__code__.co_freevars:
+            cell = holder.__closure__[holder.__code__.co_freevars.index(key)]
+            if value is MISSING:
+                del cell.cell_contents
+            else:
+                cell.cell_contents = value
+        else:
+            setattr(holder, key, value)
+
+
+class Parts(Held):
+    """What a method, partial, weak reference, property or program is made of: it never changes."""
+
+    by_identity = False
+    names: ClassVar[dict[type, tuple[str, ...]]] = {
+        MethodType: ("__self__", "__func__"),
+        functools.partial: ("func", "args", "keywords"),
+        property: ("fget", "fset", "fdel"),
+        staticmethod: ("__func__",),
+        classmethod: ("__func__",),
+        functools.cached_property: ("func",),
+        types.BuiltinMethodType: ("__self__",),
+    }
+
+    @classmethod
+    def read(cls, holder: Any) -> Contents:
+        if isinstance(holder, weakref.ref):
+            return ["()"], [holder()]
+        names = next((names for kind, names in cls.names.items() if isinstance(holder, kind)), ("__wrapped__",))
+        return list(names), [getattr(holder, name) for name in names]
+
+    def changed(self) -> Contents | None:
+        return None
+
+
+class Variable(Held):
+    """A `contextvars.ContextVar`: its value in the caller's context."""
+
+    @classmethod
+    def read(cls, holder: Any) -> Contents:
+        return ["()"], [holder.get(MISSING)]
+
+    @classmethod
+    def put(cls, holder: Any, key: Any, value: Any) -> None:
+        if value is not MISSING:  # without its token a variable cannot be taken back its first value
+            holder.set(value)
+
+
+class Class(Held):
+    """A class of the user's: its methods and attributes, not its bases'."""
+
+    @classmethod
+    def read(cls, holder: Any) -> Contents:
+        entries = {key: value for key, value in vars(holder).items() if key not in _CLASS_MACHINERY}
+        return list(entries), list(entries.values())
+
+    @classmethod
+    def put(cls, holder: Any, key: Any, value: Any) -> None:
+        if value is MISSING:
+            type.__delattr__(holder, key)
+        else:
+            type.__setattr__(holder, key, value)
+
+
+_CLASS_MACHINERY = frozenset(
+    "__doc__ __module__ __dict__ __weakref__ __qualname__ __annotations__ __abstractmethods__ _abc_impl __slots__ "
+    "__firstlineno__ __static_attributes__ __parameters__ __orig_bases__ __dataclass_fields__ __match_args__".split()
+)
+
+
+class Names(Held):
+    """Some names of a module, or of a function's globals: those that code names."""
+
+    def __init__(self, holder: Any) -> None:
+        self.holder = holder
+        self.before = [], []
+
+    @property
+    def is_librarys(self) -> bool:
+        """Whether it is a module of Python's, PyTorch's or ours."""
+        return isinstance(self.holder, ModuleType) and not _is_users_module(self.holder)
+
+    def note(self, name: str) -> Any:
+        """The value of a name, noted once."""
+        keys, values = self.before
+        if name in keys:
+            return MISSING
+        value = (
+            vars(self.holder).get(name, MISSING)
+            if isinstance(self.holder, ModuleType)
+            else self.holder.get(name, MISSING)
+        )
+        keys.append(name)
+        values.append(value)
+        return value
+
+    def changed(self) -> Contents | None:
+        now = self.look(self.holder, self.before[0])
+        return None if same_entries(self.before, (self.before[0], now)) else (self.before[0], now)
+
+    @staticmethod
+    def look(holder: Any, names: Iterable[str]) -> list[Any]:
+        entries = vars(holder) if isinstance(holder, ModuleType) else holder
+        return [entries.get(name, MISSING) for name in names]
+
+    @classmethod
+    def get(cls, holder: Any, key: Any) -> Any:
+        return cls.look(holder, [key])[0]
+
+    @classmethod
+    def put(cls, holder: Any, key: Any, value: Any) -> None:
+        entries = vars(holder) if isinstance(holder, ModuleType) else holder
+        if value is MISSING:
+            entries.pop(key, None)
+        else:
+            entries[key] = value
+
+    @classmethod
+    def fill(cls, holder: Any, keys: list[Any], values: list[Any]) -> None:
+        for key, value in zip(keys, values, strict=True):
+            cls.put(holder, key, value)
+
+
+class Tensor(Held):
+    """A tensor: what Python can see of it, and which data it has."""
+
+    @classmethod
+    def read(cls, holder: Any) -> Contents:
+        own = holder.__dict__
+        keys: list[Any] = ["requires_grad", "grad", "_backward_hooks"]
+        values: list[Any] = [holder.requires_grad, holder.grad if holder.is_leaf else None, holder._backward_hooks]
+        if not isinstance(holder, DistributedTensor):
+            keys += ["_version", "data_ptr", "shape"]
+            values += [holder._version, _address(holder), holder.shape]
+            if not holder.untyped_storage().resizable():  # memory of an array, which can change it in silence
+                keys.append("bytes")
+                values.append(holder.detach().contiguous().numpy().tobytes())
+        for key, value in own.items():
+            keys.append(key)
+            values.append(value)
+        return keys, values
+
+    @classmethod
+    def get(cls, holder: Any, key: Any) -> Any:
+        if key in ("requires_grad", "grad", "_backward_hooks"):
+            return getattr(holder, key)
+        return Attributes.get(holder, key)
+
+    @classmethod
+    def put(cls, holder: Any, key: Any, value: Any) -> None:
+        if key == "requires_grad":
+            holder.requires_grad_(value)
+        elif key == "grad":
+            holder.grad = value
+        elif key == "_backward_hooks":
+            holder._backward_hooks = value
+        elif key not in ("_version", "data_ptr", "shape", "bytes"):
+            Attributes.put(holder, key, value)
+
+
+def _address(tensor: torch.Tensor) -> int:
+    try:
+        return tensor.data_ptr()
+    except RuntimeError:  # a tensor without storage
+        return 0
+
+
+class Array(Held):
+    """A numpy array, by its bytes: they are no constants of Python's."""
+
+    @classmethod
+    def read(cls, holder: Any) -> Contents:
+        return ["dtype", "shape", "bytes"], [str(holder.dtype), holder.shape, holder.tobytes()]
+
+    def changed(self) -> Contents | None:
+        now = self.read(self.holder)
+        return None if now == self.before else now
+
+    def restore(self) -> None:
+        """An array that the program changed is not put back: the trace says so, for it cannot be repeated."""
+
+
+# -- which object is held how ----------------------------------------------------------------------------------------
+
+CONSTANT, OPAQUE = "constant", "opaque"
+"""Other kinds: objects that a program cannot see change, and objects of which we cannot know whether they do."""
+
+_CONSTANT_MODULES = (
+    *("torch._ops", "torch._C", "torch.fx", "torch._subclasses", "torch.library", "torch._higher_order_ops"),
+    *("logging", "_thread", "threading", "re", "typing", "abc", "warnings", "functools"),
+    *("monarch.language", "monarch.compiler", "monarch.runtime"),
+    *("inspect", "importlib", "_frozen_importlib", "_frozen_importlib_external"),
+    *("datetime", "decimal", "fractions", "uuid", "torch.autograd.function", "torch.utils.hooks", "dataclasses"),
+)
+_CONTAINERS: tuple[tuple[type, type[Held]], ...] = (
+    (dict, Mapping),
+    (list, Sequence),
+    (tuple, Sequence),
+    (collections.deque, Sequence),
+    (set, Members),
+    (frozenset, Members),
+)
+_MADE_OF_PARTS = (*(kind for kind in Parts.names if kind is not types.BuiltinMethodType), weakref.ref)
+
+
+def kind_of(value: Any) -> type[Held] | str | None:
+    """How a value is held: None for plain values."""
+    kind: Any = type(value)
+    if kind in PLAIN:
+        return None
+    if isinstance(value, torch.Tensor):
+        return Tensor
+    for container, held in _CONTAINERS:
+        if isinstance(value, container):
+            return held if len(cast("Any", value)) <= MOST_ENTRIES else OPAQUE
+    if kind is FunctionType:
+        return Function
+    if isinstance(value, _MADE_OF_PARTS) or hasattr(kind, "__wrapped_program__"):
+        return Parts
+    if kind is functools._lru_cache_wrapper:
+        return Parts
+    if kind is types.GeneratorType and inspect.getgeneratorstate(value) == inspect.GEN_CREATED:
+        return CONSTANT  # the program has not run it: a context manager that decorates a function keeps one
+    if kind is contextvars.ContextVar:
+        return Variable
+    if isinstance(value, ModuleType):
+        return Names
+    if isinstance(value, type):
+        return Class if _is_users_class(value) else CONSTANT
+    if isinstance(value, types.BuiltinFunctionType):
+        return CONSTANT if value.__self__ is None or isinstance(value.__self__, (ModuleType, type)) else Parts
+    return _kind_of_instance(kind)
+
+
+@functools.cache
+def _kind_of_instance(kind: Any) -> type[Held] | str:
+    module = kind.__module__ or ""
+    if kind is object:  # a sentinel
+        return CONSTANT
+    if isinstance(kind, type) and issubclass(kind, _CONSTANT_TYPES):
+        return CONSTANT
+    if kind.__name__ != "_local" and any(module == name or module.startswith(name + ".") for name in _CONSTANT_MODULES):
+        return CONSTANT
+    if module == "numpy" and kind.__name__ == "ndarray":
+        return Array
+    if module == "numpy" and kind.__name__ != "Generator":
+        return CONSTANT  # scalars and dtypes
+    if slots_of(kind):
+        return Slots
+    if (
+        module in ("random", "io", "_io")
+        or kind.__name__ == "_local"
+        or not kind.__flags__ & _HEAP
+        and kind is not types.SimpleNamespace
+    ):
+        return OPAQUE
+    if any("__dict__" in vars(base) for base in kind.__mro__):
+        return Attributes
+    return CONSTANT if len(kind.__mro__) == 2 else OPAQUE  # an `object` with nothing in it
+
+
+_CONSTANT_TYPES: tuple[type, ...] = (
+    *(torch.SymInt, torch.SymFloat, torch.SymBool, types.MethodWrapperType, types.WrapperDescriptorType),
+    *(types.MethodDescriptorType, types.ClassMethodDescriptorType, types.GetSetDescriptorType),
+    *(types.MemberDescriptorType, types.MappingProxyType, types.GenericAlias, types.UnionType, dataclasses.Field),
+)
+
+
+@functools.cache
+def _is_users_class(kind: Any) -> bool:
+    root = (kind.__module__ or "").partition(".")[0]
+    return root not in ("builtins", "torch", "monarch", "typing", "collections", "abc", "enum", "numpy") and bool(
+        kind.__flags__ & _HEAP
+    )
+
+
+def same_plain(first: Any, second: Any) -> bool:
+    """Whether two plain values are the same to a program: 1 is not True, nan is nan, and -0.0 is not 0.0."""
+    if type(first) is not type(second) or type(first) not in PLAIN:
+        return first is second
+    if isinstance(first, (float, complex)):
+        return repr(first) == repr(second)
+    if isinstance(first, slice):
+        return repr(first) == repr(second)
+    return bool(first == second)
+
+
+# -- the walk --------------------------------------------------------------------------------------------------------
+
+
+class Snapshot:
+    """What was held by all that a trace has met so far."""
+
+    def __init__(self) -> None:
+        self.held: dict[int, Held] = {}
+        self.full = False
+        self._named: set[tuple[int, int]] = set()
+        self._keep: list[Any] = []
+
+    def visit(self, value: Any) -> None:
+        """Note a value, and all that can be reached from it."""
+        stack = [value]
+        while stack:
+            value = stack.pop()
+            if type(value) in PLAIN or id(value) in self.held:
+                continue
+            kind = kind_of(value)
+            if kind is None or isinstance(kind, str) or kind is Names:
+                continue
+            if len(self.held) >= MOST_HELD:
+                self.full = True
+                return
+            held = self.held[id(value)] = kind(value)
+            stack.extend(held.before[1])
+            if kind is Mapping:
+                stack.extend(key for key in held.before[0] if type(key) is not str)
+            elif kind is Attributes or kind is Slots:
+                stack.extend(base for base in type(value).__mro__ if _is_users_class(base))
+            elif kind is Class:
+                stack.extend(base for base in value.__mro__ if _is_users_class(base))
+
+    def names(self, holder: Any, names: Iterable[str], inner: tuple[str, ...]) -> None:
+        """Note names of a module or of globals, and of modules among their values the `inner` names. Of globals, names
+        that are not there are noted too."""
+        held = self.held.get(id(holder))
+        if held is None:
+            held = self.held[id(holder)] = Names(holder)
+        assert isinstance(held, Names)
+        entries = vars(holder) if isinstance(holder, ModuleType) else holder
+        for name in names:
+            if name not in entries:
+                if not isinstance(holder, ModuleType):
+                    held.note(name)
+                continue
+            held.note(name)
+            value = entries[name]
+            if isinstance(value, ModuleType):
+                if (id(value), id(inner)) not in self._named:
+                    self._named.add((id(value), id(inner)))
+                    self._keep.append(inner)
+                    self.names(value, inner, inner)
+            elif not isinstance(holder, ModuleType) or _is_users_module(holder) or name == "environ":
+                self.visit(value)
+
+    def restore(self) -> None:
+        """Put everything back to what it was."""
+        for held in self.held.values():
+            held.restore()
+
+    def changes(self) -> list[tuple[Held, Contents]]:
+        """What holds something else now, with that."""
+        found = []
+        for held in self.held.values():
+            now = held.changed()
+            if now is not None:
+                found.append((held, now))
+        return found
+
+
+def _is_users_module(module: ModuleType) -> bool:
+    file = getattr(module, "__file__", None)
+    return file is not None and _is_users_file(file)

@@ -1,0 +1,364 @@
+"""Running a function once to record it: what the tape holds, what it reads and leaves behind, what it depends on."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from monarch.compiler.errors import ProgramError, Source
+from monarch.compiler.graph import Graph
+from monarch.compiler.passes.functionalize import functionalize
+from monarch.compiler.tape import Expr, Tape, Value
+from monarch.compiler.types import TensorType
+from monarch.language.optimizers.watch import Hyperparameter, OptimizerWatch
+from monarch.language.programs.effects import Change, Effects, Make
+from monarch.language.programs.entered import Entered
+from monarch.language.programs.environment import Environment, state_names
+from monarch.language.programs.guards import Guards, Path, Spot, views_of
+from monarch.language.programs.modules import module_paths
+from monarch.language.programs.snapshot import PLAIN, Contents, Held, Snapshot, Tensor
+from monarch.language.recorder.dispatch import tracing
+from monarch.language.recorder.random import counting_streams
+from monarch.language.recorder.recording import Recording, current
+from monarch.language.tensors.mesh import Mesh
+from monarch.language.tensors.shapes import to_fake
+from monarch.language.tensors.tensor import Cell, DistributedTensor
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a program gives back: a pytree whose leaves are the program's results (`Value`s), numbers of the call
+    (`Expr`s) and Python objects."""
+
+    leaves: list[Any]
+    spec: Any
+
+    @property
+    def values(self) -> list[Value]:
+        return [leaf for leaf in self.leaves if isinstance(leaf, Value)]
+
+
+@dataclass
+class Trace:
+    """One run of a program's function, recorded."""
+
+    name: str
+    mesh: Mesh
+    tape: Tape
+    result: Result
+    states: list[tuple[str, Cell]]
+    """Label and cell of each state that is read or updated, in the order of first use."""
+    escapes: list[tuple[str, weakref.ref[Cell], Value]]
+    """Label, cell and value of each tensor that the trace made and that outlives it."""
+    arguments: dict[str, int]
+    """The scalars that are float arguments: label -> number of the argument leaf."""
+    hyperparameters: dict[str, Hyperparameter]
+    conditions: list[tuple[Expr, Any]]
+    """What has to hold of the numbers of a call."""
+    guards: Guards
+    effects: Effects
+    spots: list[tuple[Spot, tuple[Any, ...]]]
+    """Where each state is found at a later call, and how the tensor there views it."""
+    fixed: dict[Path, tuple[str, str]]
+    """Hyperparameters that are built in, by place: optimizer's label and key."""
+    returned: dict[int, Make]
+    """The Python objects among the results, by the leaf's number: how another call finds or makes them."""
+    sources: dict[str, tuple[Spot, int | None]]
+    """Where each hyperparameter is found: its place, and its number among several."""
+    cannot: tuple[str, Source | None] | None
+    """Why a later call has to trace again, with the line, where no guards can say what it would do."""
+    changes: list[Change]
+    """What the traced call changes in Python."""
+    undo: Callable[[], None]
+    """Puts all Python objects back to what they were before the trace."""
+
+    @cached_property
+    def _functional(self) -> tuple[Graph, dict[str, str]]:
+        updates = {label: entry.value for (label, _), entry in zip(self.states, self._state_inputs, strict=True)}
+        updates.update({label: value for label, _, value in self.escapes})
+        return functionalize(
+            self.tape, name=self.name, mesh=self.mesh.spec, returns=self.result.values, updates=updates
+        )
+
+    @property
+    def _state_inputs(self) -> list[Any]:
+        return [entry for entry in self.tape.inputs if entry.kind == "state"]
+
+    @property
+    def graph(self) -> Graph:
+        return self._functional[0]
+
+    @property
+    def aliases(self) -> dict[str, str]:
+        """States that share another's output: label -> the label that the graph updates."""
+        return self._functional[1]
+
+    @cached_property
+    def key(self) -> Any:
+        """Equal for equal programs."""
+        return (
+            self.tape.key,
+            tuple(self.result.values),
+            tuple(value for _, _, value in self.escapes),
+        )
+
+    def release(self) -> None:
+        """Let go of what only the traced call needed, and keep nothing of the user's alive."""
+        for number in self.returned:
+            self.result.leaves[number] = None
+        self.states = []
+        self.hyperparameters = {}
+        self.changes = []
+        self.undo = _nothing
+        self.guards.close()
+        self.effects.close()
+
+    def line(self, name: str) -> Source | None:
+        """Where the user's code names something first."""
+        return self.guards.entered.line(name)
+
+    @cached_property
+    def constants(self) -> list[torch.Tensor]:
+        """The plain tensors that are built in."""
+        return [entry.tensor for entry in self.tape.inputs if entry.tensor is not None]
+
+
+def trace(
+    function: Callable[..., Any],
+    name: str,
+    mesh: Mesh,
+    environment: Environment,
+    leaves: list[Any],
+    spec: Any,
+    types: dict[int, TensorType],
+    names: dict[int, str],
+    varying: set[tuple[str, str]],
+    moving: set[Path],
+) -> Trace:
+    """Run `function` with symbolic arguments and record it.
+
+    `leaves` and `spec` are the flattened (args, kwargs); `types` gives the type of each tensor leaf, `names` the
+    parameters' names where they have one; `varying` are the hyperparameters that are known to vary, and `moving` the
+    places at which there are other tensors from call to call. Whatever fails, Python's state is what it was.
+    """
+    mesh.flush()
+    before = current.recording
+    recording = Recording(mesh, program=True)
+    labels = {id(optimizer): label for label, optimizer in environment.optimizers.items()}
+    watch = OptimizerWatch(recording, labels, varying)
+    snapshot = Snapshot()
+    entered = Entered(snapshot)
+    roots: list[tuple[Path, Any]] = [(("",), function)]
+    roots += [
+        (("argument", number), leaf)
+        for number, leaf in enumerate(leaves)
+        if type(leaf) not in PLAIN and not isinstance(leaf, torch.Tensor)
+    ]
+    for _, root in roots:
+        snapshot.visit(root)
+
+    def undo() -> None:
+        snapshot.restore()
+        watch.restore()
+
+    try:
+        symbols, arguments = _symbols(recording, leaves, types, names)
+        args, kwargs = pytree.tree_unflatten(symbols, spec)
+        with ExitStack() as stack:
+            stack.enter_context(torch.enable_grad() if torch.is_grad_enabled() else torch.no_grad())
+            stack.enter_context(counting_streams())
+            stack.enter_context(watch.watching())
+            stack.enter_context(module_paths(environment))
+            stack.enter_context(tracing(recording))
+            stack.enter_context(entered.watching())
+            returned = function(*args, **kwargs)
+        _check_containers(symbols, spec, args, kwargs)
+        result = _result(recording, returned)
+        for position, symbol in enumerate(symbols):
+            if isinstance(symbol, DistributedTensor) and symbol.is_leaf and symbol.grad is not None:
+                raise ProgramError(
+                    f"argument {position} of the program is given a gradient",
+                    hint="close over the tensor instead of passing it, or return torch.autograd.grad(loss, x).",
+                )
+        del returned, args, kwargs
+        free = watch.read_at_each_call
+        changes = snapshot.changes()
+        guards = Guards(snapshot, entered, roots, free, moving, _rebound(changes), set(recording.states))
+        effects = Effects(guards, recording, symbols, leaves)
+        for held, now in changes:
+            effects.add(held, now)
+        returned = effects.returned(result.leaves)
+        for held, now in changes:
+            effects.settle(held, now)
+        changed = [change for held, _ in changes if (change := Change.since(held)) is not None]
+        del changes, symbols
+        labels_of = state_names(environment, watch.optimizers)
+        escapes = _escapes(recording, effects)
+    except BaseException:
+        current.recording = before  # an interrupt may come where a context manager would have given this back
+        undo()
+        raise
+    taken: set[str] = set(recording.scalars) | {"seed"}
+    states = _labelled(
+        [(labels_of.get(id(entry.cell)), entry.cell) for entry in recording.states.values()], taken, "state"
+    )
+    inputs = [entry for entry in recording.tape.inputs if entry.kind == "state"]
+    for (label, _), entry in zip(states, inputs, strict=True):
+        entry.label = label
+    made = _labelled([(labels_of.get(id(cell)), cell) for cell, _ in escapes], taken, "made")
+    spots = _spots(snapshot, guards, [cell for _, cell in states])
+    cannot = guards.unproven
+    if cannot is None and effects.cannot is not None:
+        what, name = effects.cannot
+        cannot = f"it {what}, and leaves it in '{name}'" if name else f"it {what}", entered.line(name)
+    if cannot is None and any(id(cell) not in effects.cells for cell, _ in escapes):
+        cannot = "something that cannot be looked into keeps a tensor that it makes", None
+    if cannot is None and None in spots:
+        cannot = f"it reads a tensor ('{states[spots.index(None)][0]}') by a way that cannot be followed", None
+    sources = {label: (guards.entry(source.group, source.key), source.index) for label, source in watch.scalars.items()}
+    if cannot is None and any(spot is None for spot, _ in sources.values()):
+        cannot = "it makes an optimizer", None
+    recording.release()
+    return Trace(
+        name=name,
+        mesh=mesh,
+        tape=recording.tape,
+        result=result,
+        states=states,
+        escapes=[(label, weakref.ref(cell), value) for (label, cell), (_, value) in zip(made, escapes, strict=True)],
+        arguments=arguments,
+        hyperparameters=watch.scalars,
+        conditions=list(dict.fromkeys(recording.guards)),
+        guards=guards,
+        effects=effects,
+        spots=[spot for spot in spots if spot is not None],
+        fixed={
+            (*guards.nodes[number].path, key): (label, key)
+            for label, group, key in watch.fixed
+            if (number := guards.node_of.get(id(group))) is not None
+        },
+        returned=returned,
+        sources={label: (spot, index) for label, (spot, index) in sources.items() if spot is not None},
+        cannot=cannot,
+        changes=changed,
+        undo=undo,
+    )
+
+
+def _rebound(changes: list[tuple[Held, Contents]]) -> set[tuple[int, Any]]:
+    """The entries, by object and key, that held a tensor and hold another."""
+    found: set[tuple[int, Any]] = set()
+    for held, (keys, values) in changes:
+        before = dict(zip(*held.before, strict=True))
+        for key, value in zip(keys, values, strict=True):
+            was = before.get(key)
+            if was is not value and isinstance(was, DistributedTensor) and isinstance(value, DistributedTensor):
+                found.add((id(held.holder), key))
+    return found
+
+
+def _check_containers(symbols: list[Any], spec: Any, args: Any, kwargs: Any) -> None:
+    """The caller's own lists and dicts are not those that the program got."""
+    leaves, now = pytree.tree_flatten((args, kwargs))
+    if now != spec or any(a is not b for a, b in zip(leaves, symbols, strict=True)):
+        raise ProgramError(
+            "the program changes a list or dict that is among its arguments",
+            hint="its caller would not see the change: return what is new, or close over the container.",
+        )
+
+
+def _spots(snapshot: Snapshot, guards: Guards, cells: list[Cell]) -> list[tuple[Spot, tuple[Any, ...]] | None]:
+    """Where a tensor with each of these cells was before the trace, and how it views the cell."""
+    found: dict[int, tuple[Spot, tuple[Any, ...]]] = {}
+    for held in snapshot.held.values():
+        if isinstance(held, Tensor):
+            ref = dict(zip(*held.before, strict=True)).get("_ref")
+            spot = guards.spot_of.get(id(held.holder))
+            if ref is not None and spot is not None:
+                found.setdefault(id(ref.cell), (spot, views_of(ref)))
+    return [found.get(id(cell)) for cell in cells]
+
+
+def _symbols(
+    recording: Recording, leaves: list[Any], types: dict[int, TensorType], names: dict[int, str]
+) -> tuple[list[Any], dict[str, int]]:
+    """Symbolic arguments: tensors become inputs, floats Scalars."""
+    symbols: list[Any] = []
+    arguments: dict[str, int] = {}
+    for number, leaf in enumerate(leaves):
+        if isinstance(leaf, torch.Tensor):
+            symbol: Any = recording.input(to_fake(leaf), number, types[number], names.get(number))
+            symbol.requires_grad_(leaf.requires_grad)
+        elif type(leaf) is float:
+            label = f"argument{number}"
+            arguments[label] = number
+            symbol = recording.scalar(label, leaf)
+        else:
+            symbol = leaf
+        symbols.append(symbol)
+    return symbols, arguments
+
+
+def _result(recording: Recording, returned: Any) -> Result:
+    leaves, spec = pytree.tree_flatten(returned)
+    found: list[Any] = []
+    for leaf in leaves:
+        if isinstance(leaf, DistributedTensor):
+            if leaf.mesh is not recording.mesh:
+                raise ProgramError(f"the program returns a tensor on another mesh: {leaf.mesh!r}")
+            found.append(recording.value_of(leaf._ref))
+        elif isinstance(leaf, torch.SymFloat):
+            found.append(leaf.node.expr)
+        else:
+            found.append(leaf)
+    return Result(found, spec)
+
+
+def _escapes(recording: Recording, effects: Effects) -> list[tuple[Cell, Value]]:
+    """The tensors that the trace made and that are still alive. One that is not known to be left anywhere may only be
+    waiting for the garbage collector."""
+
+    def living() -> list[tuple[Cell, Value]]:
+        return [(cell, value) for ref, value in recording.made if (cell := ref()) is not None]
+
+    found = living()
+    if any(id(cell) not in effects.cells for cell, _ in found):
+        del found
+        gc.collect()
+        found = living()
+    return found
+
+
+def _labelled(cells: list[tuple[str | None, Cell]], taken: set[str], fallback: str) -> list[tuple[str, Cell]]:
+    """A label of its own for every cell."""
+    found: list[tuple[str, Cell]] = []
+    for number, (name, cell) in enumerate(cells):
+        label = base = name or f"{fallback}{number}"
+        count = 2
+        while label in taken:
+            label, count = f"{base}#{count}", count + 1
+        taken.add(label)
+        found.append((label, cell))
+    return found
+
+
+@contextmanager
+def undone(found: Trace) -> Iterator[Trace]:
+    """A trace that is only looked at: nothing of it stays."""
+    try:
+        yield found
+    finally:
+        found.undo()
+        found.release()
+
+
+def _nothing() -> None:
+    """There is nothing to undo."""

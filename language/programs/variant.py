@@ -1,0 +1,305 @@
+"""What a program does at a call: the plan that workers run, and where a call finds its arguments and puts its results.
+
+A `Compiled` is a graph's plan. A `Variant` is one trace that has this graph: its guards say whether it tells what the
+program does at a call, and then the call is one command and what the trace left in Python, set anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from monarch.compiler.errors import DeviceMeshError, MonarchError
+from monarch.compiler.execution.executor import Bind, Handle, Undo
+from monarch.compiler.plan import CompileOptions, Plan
+from monarch.compiler.tape import Expr, Value, evaluate
+from monarch.compiler.types import TensorType
+from monarch.language.compile import compile_graph
+from monarch.language.programs.effects import Call, Change, undoing
+from monarch.language.programs.guards import Live, views_of
+from monarch.language.programs.trace import Trace
+from monarch.language.recorder.random import next_seed
+from monarch.language.tensors.shapes import make_fake
+from monarch.language.tensors.tensor import Cell, DistributedTensor, Failure, Ref
+
+_INPUT, _STATE, _SCALAR, _SEED = range(4)
+
+
+class Compiled:
+    """The plan of a traced graph, which all traces with this graph share."""
+
+    def __init__(self, trace: Trace, options: CompileOptions) -> None:
+        self.plan: Plan = compile_graph(trace.graph, options)
+        self.ran = False
+        self.key = trace.key
+        self.constants = trace.constants
+        self.state_labels = [label for label, _ in trace.states]
+        self.escape_labels = [label for label, _, _ in trace.escapes]
+        self.aliases: dict[str, list[str]] = {}
+        for alias, label in trace.aliases.items():
+            self.aliases.setdefault(label, []).append(alias)
+        states = {label: number for number, label in enumerate(self.state_labels)}
+        escapes = {label: number for number, label in enumerate(self.escape_labels)}
+        self.fetch: list[tuple[int, Any]] = []
+        for spec in self.plan.inputs:
+            if spec.kind == "input":
+                self.fetch.append((_INPUT, spec.label))
+            elif spec.kind == "state":
+                self.fetch.append((_STATE, states[str(spec.label)]))
+            elif spec.kind == "scalar":
+                self.fetch.append((_SCALAR, str(spec.label)))
+            else:
+                self.fetch.append((_SEED, None))
+        self.layouts = [(states[str(spec.label)], spec.type) for spec in self.plan.inputs if spec.kind == "state"]
+        self.returns = sum(spec.kind == "return" for spec in self.plan.outputs)
+        self.targets: list[tuple[list[int], list[int]]] = []
+        """For each output that is no result: the states and the left tensors, by number, that take its handle."""
+        for spec in self.plan.outputs[self.returns :]:
+            labels = [str(spec.label), *self.aliases.get(str(spec.label), ())]
+            self.targets.append(
+                (
+                    [states[name] for name in labels if name in states],
+                    [escapes[name] for name in labels if name in escapes],
+                )
+            )
+        self.fakes = [make_fake(value.shape, value.dtype) for value in trace.result.values]
+
+    def serves(self, trace: Trace) -> bool:
+        """Whether a trace has this graph."""
+        return (
+            self.key == trace.key
+            and len(self.constants) == len(trace.constants)
+            and all(_same_values(a, b) for a, b in zip(self.constants, trace.constants, strict=True))
+        )
+
+    def run(
+        self,
+        trace: Trace,
+        leaves: list[Any],
+        scalars: Mapping[str, float],
+        cells: list[Cell],
+        bind: Bind,
+    ) -> list[Handle]:
+        """Give the workers one step; `bind` puts what it makes where it belongs (see `Executor.run`)."""
+        arguments: list[Any] = []
+        for kind, where in self.fetch:
+            if kind == _STATE:
+                arguments.append(cells[where].handle)
+            elif kind == _INPUT:
+                leaf = leaves[where]
+                arguments.append(leaf._ref.cell.handle if isinstance(leaf, DistributedTensor) else leaf)
+            elif kind == _SCALAR:
+                arguments.append(scalars[where])
+            else:
+                arguments.append(next_seed())
+        return trace.mesh.executor.run(self.plan, arguments, bind)
+
+    def settle(self, handles: list[Handle], cells: list[Cell]) -> dict[int, Handle]:
+        """Give states their new values; give those of the tensors that are left in Python, by number."""
+        left: dict[int, Handle] = {}
+        for handle, (states, made) in zip(handles[self.returns :], self.targets, strict=True):
+            for number in states:
+                cells[number].handle = handle
+            for number in made:
+                left[number] = handle
+        return left
+
+    def results(self, trace: Trace, handles: list[Handle], scalars: Mapping[str, float], call: Call | None) -> Any:
+        """What the program returns. `call` finds the Python objects among it, if they are not those of the trace."""
+        results: list[Any] = []
+        taken = 0
+        for number, leaf in enumerate(trace.result.leaves):
+            if isinstance(leaf, Value):
+                fake, handle = self.fakes[taken], handles[taken]
+                taken += 1
+                results.append(DistributedTensor(fake, Ref(Cell(trace.mesh, handle.type, handle), fake)))
+            elif isinstance(leaf, Expr):
+                results.append(evaluate(leaf, scalars))
+            elif call is not None and number in trace.returned:
+                results.append(trace.returned[number](call))
+            else:
+                results.append(leaf)
+        spec = trace.result.spec
+        return results[0] if spec.is_leaf() else pytree.tree_unflatten(results, spec)
+
+
+def _same_values(first: torch.Tensor, second: torch.Tensor) -> bool:
+    return (
+        first.dtype == second.dtype
+        and first.shape == second.shape
+        and bool(
+            torch.equal(first.contiguous().view(torch.uint8), second.contiguous().view(torch.uint8))
+            if first.numel() and first.ndim
+            else torch.equal(first, second)
+        )
+    )
+
+
+def first_run(compiled: Compiled, trace: Trace, leaves: list[Any]) -> Any:
+    """Run the step of the call that was traced: Python is as the trace left it. If it fails, the trace is undone."""
+    scalars = {label: float(leaves[number]) for label, number in trace.arguments.items()}
+    scalars.update({label: source() for label, source in trace.hyperparameters.items()})
+    cells = [cell for _, cell in trace.states]
+    trace.mesh.keep(cells)
+
+    bound, undo = False, undoing(trace.changes)
+
+    def bind(handles: list[Handle]) -> Undo | None:
+        nonlocal bound
+        for number, handle in compiled.settle(handles, cells).items():
+            cell = trace.escapes[number][1]()
+            if cell is not None:
+                cell.set(handle)
+        bound = True
+        return undo
+
+    try:
+        handles = compiled.run(trace, leaves, scalars, cells, bind)
+    except BaseException:
+        trace.mesh.settle()
+        if not bound:  # or else it was interrupted behind the step's being given to the workers
+            trace.undo()
+        raise
+    if trace.escapes and not compiled.ran:
+        # Python holds tensors that this step makes first, such as an optimizer's state: wait whether it does.
+        try:
+            trace.mesh.executor.wait(handles[0])
+        except DeviceMeshError:
+            trace.undo()  # to what an earlier step left, which may have failed as well
+            trace.mesh.recover()
+            raise
+    compiled.ran = True
+    return compiled.results(trace, handles, scalars, None)
+
+
+class Variant:
+    """A trace as later calls use it."""
+
+    def __init__(self, compiled: Compiled, trace: Trace) -> None:
+        self.compiled = compiled
+        self.trace = trace
+        self.guards = trace.guards
+        self._spots = [spot for spot, _ in trace.spots]
+        self._views = [views for _, views in trace.spots]
+        inputs = [entry for entry in trace.tape.inputs if entry.kind == "state"]
+        number_of = {entry.value.index: number for number, entry in enumerate(inputs)}
+        self._same = [
+            (number, number_of[entry.same_as.index]) for number, entry in enumerate(inputs) if entry.same_as is not None
+        ]
+        self._hyperparameters = [(label, spot, index) for label, (spot, index) in trace.sources.items()]
+        states = {spot for spot, _ in trace.spots}
+        self._dropped = [spot for spot in trace.effects.replaced() if spot not in states]
+        for spot in (*states, *self._dropped, *(spot for _, spot, _ in self._hyperparameters)):
+            self.guards.use(spot)
+        self._small = [number for number, type_ in compiled.layouts if type_.ndim == 0]
+        # The number of the tensor that each cell, by its id in the trace, is among those that the trace left.
+        self._left = {
+            id(cell): number for number, (_, ref, _) in enumerate(trace.escapes) if (cell := ref()) is not None
+        }
+
+    # -- whether it fits a call ----------------------------------------------------------------------------------
+
+    def holds(self, leaves: list[Any]) -> tuple[Live, list[Cell], dict[str, float]] | None:
+        """What a call reads, where all that the trace depended on is still so."""
+        self.trace.mesh.settle()
+        live = self.guards.check(leaves)
+        if live is None:
+            return None
+        scalars = self._scalars(leaves, live)
+        for expr, expected in self.trace.conditions:
+            if evaluate(expr, scalars) != expected:
+                return None
+        cells: list[Cell] = []
+        for spot, views in zip(self._spots, self._views, strict=True):
+            ref = live[spot]._ref
+            if (ref.parent is not None or views) and views_of(ref) != views:
+                return None
+            if ref.cell.failure is not None:
+                ref.cell.raise_failure()
+            cells.append(ref.cell)
+        return (live, cells, scalars) if self._states_hold(cells) else None
+
+    def _scalars(self, leaves: list[Any], live: Live) -> dict[str, float]:
+        values = {label: float(leaves[number]) for label, number in self.trace.arguments.items()}
+        for label, spot, index in self._hyperparameters:
+            value = live[spot]
+            values[label] = float(value if index is None else value[index])
+        return values
+
+    def _states_hold(self, cells: list[Cell]) -> bool:
+        for number, expected in self.compiled.layouts:
+            handle = cells[number].handle
+            if handle is None or (handle.type is not expected and handle.type != expected):
+                return False
+        for number, first in self._same:
+            if cells[number].handle is not cells[first].handle:
+                return False
+        return len({id(cell) for cell in cells}) == len(cells) and len(
+            {id(cells[number].handle) for number in self._small}
+        ) == len(self._small)
+
+    # -- running -------------------------------------------------------------------------------------------------
+
+    def run(self, leaves: list[Any], found: tuple[Live, list[Cell], dict[str, float]]) -> Any:
+        """Run one step: returns at once, with tensors that are still being computed."""
+        live, cells, scalars = found
+        trace, compiled = self.trace, self.compiled
+        trace.mesh.keep(cells)
+        given_up = self._give_up(live, leaves)
+        bound: tuple[Call, list[Change]] | None = None
+
+        def bind(handles: list[Handle]) -> Undo | None:
+            nonlocal bound
+            left = compiled.settle(handles, cells)
+            if bound is None:  # or else an interrupted call goes on with the objects that it has made
+                made = {ident: left[number] for ident, number in self._left.items()}
+                call = Call(trace.mesh, leaves, live, scalars, made)
+                changes = trace.effects.repeat(self.guards, call)
+                bound = bound or (call, changes)  # a signal's handler may have done all this meanwhile
+            for change in bound[1]:
+                change.make()
+            return undoing(bound[1])
+
+        try:
+            handles = compiled.run(trace, leaves, scalars, cells, bind)
+        except BaseException:
+            trace.mesh.settle()  # an interrupt may have come between two of the step's changes in Python
+            for leaf, type_ in given_up if bound is None else ():
+                leaf.grad = self._lost(type_)
+            raise
+        assert bound is not None
+        return compiled.results(trace, handles, scalars, bound[0])
+
+    def _give_up(self, live: Live, leaves: list[Any]) -> list[tuple[Any, TensorType]]:
+        """Drop the gradients that the last step left and this one makes anew without reading them: the workers free
+        them before they take the step, rather than hold both."""
+        given_up: list[tuple[Any, TensorType]] = []
+        for spot in self._dropped:
+            grad = live.pop(spot)
+            if grad is not None:
+                leaf = self.guards.holder(self.guards.nodes[spot[0]], live, leaves)
+                given_up.append((leaf, TensorType(grad.dtype, tuple(grad.shape))))
+                leaf.grad = grad = None
+        return given_up
+
+    def _lost(self, type_: TensorType) -> DistributedTensor:
+        """What stands for a gradient that was given up for a step that could not start."""
+        cell = Cell(self.trace.mesh, type_)
+        cell.failure = Failure(
+            MonarchError(
+                f"this tensor ({type_}) was given up for a step of '{self.compiled.plan.name}' that could not start",
+                hint="a step that works makes it anew; the state of the last one is kept.",
+            )
+        )
+        fake = make_fake(type_.shape, type_.dtype)
+        return DistributedTensor(fake, Ref(cell, fake))
+
+
+def type_of(leaf: torch.Tensor) -> TensorType:
+    """The type of an argument: a distributed tensor's own, else replicated."""
+    if isinstance(leaf, DistributedTensor):
+        return leaf.tensor_type
+    return TensorType(leaf.dtype, tuple(leaf.shape))

@@ -1,0 +1,565 @@
+"""The recorder: every ATen call that touches a distributed tensor goes onto a tape, with the user's source line.
+
+There is one recorder and two doors to it. While a `@monarch.program` is traced, calls go to the program's tape
+(`tracing`), and factory functions make distributed tensors too. Otherwise they go to the mesh's pending tape, which
+runs as an implicit program when a value is needed (`monarch.language.eager`).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from monarch.compiler.errors import MonarchError, ProgramError
+from monarch.compiler.ops.record import enter, of_packet
+from monarch.compiler.ops.schema import memory_of, pure_form
+from monarch.compiler.passes.numbers import number_arguments, takes_whole_numbers
+from monarch.compiler.tape import Expr, Number, Op, Value, View
+from monarch.language.errors import OperatorError, branch_error
+from monarch.language.recorder.known import known_value
+from monarch.language.recorder.recording import (
+    Recording,
+    current,
+    current_program,
+    mesh_error,
+    outside_programs,
+    recording_for,
+    source_now,
+    turns,
+)
+from monarch.language.recorder.scalar import Scalar
+from monarch.language.source import calls_from, user_source
+from monarch.language.tensors.mesh import Mesh
+from monarch.language.tensors.shapes import DependsOnData, run_fake
+from monarch.language.tensors.tensor import DistributedTensor, Ref
+
+aten = torch.ops.aten
+
+_EAGER_LIMIT = 4000
+"""Recorded ops after which the eager door runs what it has."""
+
+# -- dispatch --------------------------------------------------------------------------------------------------------
+
+Handler = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
+"""Takes a call that is not recorded as it is: (func, args, kwargs) -> result."""
+
+
+def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """One ATen call with a distributed tensor among its arguments, or, in a program, one that makes a tensor."""
+    if current.recording is not None:
+        return _dispatch(func, args, kwargs)
+    with turns:  # the pending tape is all threads'
+        return _dispatch(func, args, kwargs)
+
+
+def _dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if func is aten.detach.default or func is aten.alias.default:
+        tensor = args[0]
+        return DistributedTensor(tensor._ref.fake, tensor._ref)
+    if kwargs.get("generator") is not None:
+        raise ProgramError(
+            "random numbers on a mesh come from counters, not from a torch.Generator",
+            hint="leave generator= out, and seed with torch.manual_seed(n).",
+            source=user_source(),
+        )
+    handler = of_packet(func.overloadpacket, "record")
+    if handler is not None:
+        return handler(func, args, kwargs)
+    if torch.Tag.inplace_view in func.tags:
+        return _reshape_in_place(func, args, kwargs)
+    return record(func, args, kwargs)
+
+
+def find_mesh(args: Any, kwargs: Any = None) -> Mesh | None:
+    """The mesh of the distributed tensors in a call's arguments. ProgramError where they are on several."""
+    mesh = None
+    stack = [*args, *(kwargs.values() if kwargs else ())]
+    while stack:
+        entry = stack.pop()
+        if isinstance(entry, DistributedTensor):
+            found = entry._ref.cell.mesh
+            if mesh is None:
+                mesh = found
+            elif mesh is not found:
+                raise mesh_error(mesh, found)
+        elif isinstance(entry, (list, tuple)):
+            stack.extend(entry)
+    return mesh
+
+
+class _Call:
+    """The two forms of a call's arguments: for the tape, and for the fake run."""
+
+    def __init__(self, recording: Recording, func: Any) -> None:
+        self.recording = recording
+        self.func = func
+        self.lifts = number_arguments(func) if isinstance(func, torch._ops.OpOverload) else frozenset()
+        self.whole = bool(self.lifts) and takes_whole_numbers(func)
+
+    def argument(self, value: Any, place: int | str | None = None) -> tuple[Any, Any]:
+        if isinstance(value, torch.Tensor):
+            if not isinstance(value, DistributedTensor):
+                number = getattr(value, "_wrapped_number", None)
+                if number is not None:
+                    return self.argument(number, place)
+                value = self.recording.constant(value)
+            return self.recording.value_of(value._ref), value._ref.fake
+        if isinstance(value, (list, tuple)):
+            pairs = [self.argument(entry) for entry in value]
+            return tuple(pair[0] for pair in pairs), [pair[1] for pair in pairs]
+        if isinstance(value, torch.SymFloat):
+            node = value.node
+            if place not in self.lifts:
+                if node.hint is None:
+                    raise ProgramError(f"{self.func} takes no number that only the workers know", source=user_source())
+                fixed = float(node.value())  # the trace holds while this stays what it is
+                return Number.of(fixed), fixed
+            expr = node.expr if self.recording.program else self.recording.lift_constants(node.expr)
+            return expr, 0.5 if node.hint is None else node.hint
+        if isinstance(value, bool):
+            return Number.of(value), value
+        if isinstance(value, float):
+            if place in self.lifts and not self.recording.program:
+                return self.recording.lift(value), value
+            return Number.of(value), value
+        if isinstance(value, int):
+            if self.whole and place in self.lifts and not self.recording.program:
+                return self.recording.lift(int(value)), value
+            return int(value), value
+        if value is None or isinstance(value, (str, torch.dtype)):
+            return value, value
+        if isinstance(value, (torch.device, torch.layout, torch.memory_format)):
+            return str(value), value
+        raise ProgramError(f"cannot record an argument of type {type(value).__name__}: {value!r}", source=user_source())
+
+
+def record(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], mesh: Mesh | None = None) -> Any:
+    """Put a call on the tape; give its results as distributed tensors. `mesh` says where, for calls without a
+    tensor."""
+    mesh = mesh or find_mesh(args, kwargs)
+    if mesh is None:
+        assert current.recording is not None
+        mesh = current.recording.mesh
+    recording = recording_for(mesh)
+    if not recording.program:
+        if len(recording.tape.ops) >= _EAGER_LIMIT:
+            mesh.flush()
+        lifts = number_arguments(func) if isinstance(func, torch._ops.OpOverload) else frozenset()
+        pending = None
+        while pending is not mesh._pending:  # a value that is asked for runs the tape, on which others may have been
+            pending = mesh._pending
+            args = tuple(_number(mesh, value, place in lifts) for place, value in enumerate(args))
+            kwargs = {name: _number(mesh, value, name in lifts) for name, value in kwargs.items()}
+        recording = recording_for(mesh)
+    if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):
+        # Reached only under inference mode, which skips autograd, where such ops are taken apart otherwise.
+        decomposed = func.decompose(*args, **kwargs)
+        if decomposed is not NotImplemented:
+            return decomposed
+    call = _Call(recording, func)
+    places = [call.argument(value, i) for i, value in enumerate(args)]
+    keywords = {name: call.argument(value, name) for name, value in kwargs.items()}
+    try:
+        out = run_fake(func, [pair[1] for pair in places], {name: pair[1] for name, pair in keywords.items()})
+    except DependsOnData as error:
+        return _data_dependent(func, args, kwargs, recording, error)
+    except MonarchError:
+        raise
+    except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError) as error:
+        words = _torchs_words(func, [pair[1] for pair in places], {k: pair[1] for k, pair in keywords.items()}, error)
+        raise OperatorError(words, hint=_operands(func, args), source=source_now()[0]) from error
+    return _results(recording, func, args, kwargs, places, keywords, out)
+
+
+def _number(mesh: Mesh, value: Any, lifted: bool) -> Any:
+    """A Scalar of the eager door, or its value where the pending tape cannot take it: one of a tape that has run
+    since, or one for an argument that is no tensor's element. Asking for a value runs the pending tape."""
+    if isinstance(value, torch.SymFloat) and value.node.ask is not None:
+        if not lifted or value.node.guard.__self__ is not mesh._pending:
+            return value.node.value()
+    return value
+
+
+_SMALL = 2**20
+
+
+def _torchs_words(func: Any, args: list[Any], kwargs: dict[str, Any], error: Exception) -> str:
+    """What PyTorch says of a call that the fake run refused: its kernels and its fake kernels word some errors
+    differently."""
+
+    def real(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            zero = torch.zeros((), dtype=value.dtype).expand(value.shape)
+            return zero.clone() if value.numel() <= _SMALL else zero  # a large operand takes no memory
+        return [real(entry) for entry in value] if isinstance(value, list) else value
+
+    try:
+        with outside_programs():
+            func(*(real(value) for value in args), **{name: real(value) for name, value in kwargs.items()})
+    except (RuntimeError, TypeError, ValueError, IndexError) as real_error:
+        return str(real_error).strip()
+    return str(error).strip()
+
+
+def _results(
+    recording: Recording,
+    func: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    places: list[tuple[Any, Any]],
+    keywords: dict[str, tuple[Any, Any]],
+    out: Any,
+) -> Any:
+    single = isinstance(out, torch.Tensor)
+    fakes = [out] if single else list(out) if isinstance(out, (list, tuple)) else []
+    schema = func._schema
+    if not any(isinstance(fake, torch.Tensor) for fake in fakes) and not schema.is_mutable:
+        return out  # a question about shapes, or which kernel to take
+    tape = recording.tape
+    encoded = tuple(pair[0] for pair in places)
+    encoded_kwargs = tuple((name, pair[0]) for name, pair in keywords.items())
+    if schema.is_mutable:
+        return _results_of_write(recording, func, args, kwargs, encoded, encoded_kwargs, out)
+    view = memory_of(func).view
+    where = source_now()
+    results: list[Any] = []
+    values: list[Value | None] = []
+    for index, fake in enumerate(fakes):
+        if not isinstance(fake, torch.Tensor):
+            results.append(fake)
+            values.append(None)
+            continue
+        if view:
+            source = _viewed(args)
+            step = View(func, encoded[1:], encoded_kwargs, None if single else index, *where)
+            value = tape.value(fake, recording.value_of(source._ref), step)
+            ref = Ref(source._ref.cell, fake, source._ref, step, recording, value)
+            results.append(DistributedTensor(fake, ref))
+        else:
+            value = tape.value(fake)
+            results.append(recording.new(fake, value))
+        values.append(value)
+    tape.ops.append(Op(func, encoded, encoded_kwargs, values[0] if single else tuple(values), *where))
+    return results[0] if single else results if isinstance(out, list) else tuple(results)
+
+
+def _viewed(args: tuple[Any, ...]) -> DistributedTensor:
+    source = args[0]
+    assert isinstance(source, DistributedTensor)
+    return source
+
+
+def _results_of_write(
+    recording: Recording,
+    func: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    encoded: tuple[Any, ...],
+    encoded_kwargs: tuple[tuple[str, Any], ...],
+    out: Any,
+) -> Any:
+    """Put a call that writes to its arguments on the tape. Of its results some are tensors that it writes."""
+    written = _written(func, args, kwargs)
+    for tensor in (each for value in written.values() for each in (value if isinstance(value, list) else [value])):
+        if not isinstance(tensor, DistributedTensor):
+            raise _plain_write(tensor)
+        if id(tensor._ref.cell) in recording.input_cells:
+            raise ProgramError(
+                "an argument of the program is changed in place",
+                hint="its caller would not see the change: return the new value, or close over the tensor "
+                "instead of passing it.",
+                source=user_source(),
+            )
+        if tensor._ref.fake.shape != tensor.shape:
+            raise _reshaped_in_place(func)
+    single = len(func._schema.returns) == 1
+    names = memory_of(func).results
+    fakes: list[Any] = [out] if single else list(out or ())
+    if any(isinstance(fake, (list, tuple)) for fake in fakes):
+        raise ProgramError(f"{func} writes to its arguments and gives a list of tensors", source=user_source())
+    values = [
+        None if name or not isinstance(fake, torch.Tensor) else recording.tape.value(fake)
+        for name, fake in zip(names, fakes, strict=True)
+    ]
+    recorded = None if not any(values) else values[0] if single else tuple(values)
+    recording.append(func, encoded, encoded_kwargs, recorded)
+    results = [
+        written.get(name) if name else fake if value is None else recording.new(fake, value)
+        for name, fake, value in zip(names, fakes, values, strict=True)
+    ]
+    return (results[0] if single else tuple(results)) if results else None
+
+
+def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The tensors, or lists of them, that a call writes to, by the arguments' names."""
+    found = {}
+    for position, argument in enumerate(func._schema.arguments):
+        if argument.is_write:
+            value = args[position] if position < len(args) else kwargs.get(argument.name)
+            if isinstance(value, (list, tuple)) and func.namespace == "aten":
+                raise ProgramError(
+                    f"{func.overloadpacket} changes lists of tensors in place, which cannot be recorded",
+                    hint="a GradScaler does so: leave it out, with bfloat16 no gradient needs scaling.",
+                    source=user_source(),
+                )
+            if value is not None:
+                found[argument.name] = list(value) if isinstance(value, tuple) else value
+    return found
+
+
+def _reshape_in_place(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`x.squeeze_()`: from now on the tensor stands for a view of what it was."""
+    view = pure_form(func)
+    tensor = args[0]
+    if view is None or not isinstance(tensor, DistributedTensor):
+        raise _reshaped_in_place(func)
+    recording = recording_for(tensor._ref.cell.mesh)
+    if recording.program and tensor._ref.cell.recording is not recording:
+        raise _reshaped_in_place(func)  # the program's caller would see the shape of its first call only
+    if id(tensor._ref.cell) in recording.input_cells:
+        raise _reshaped_in_place(func)
+    viewed = record(view, args, kwargs)
+    with torch._C._DisableTorchDispatch():
+        func(*args, **kwargs)  # the wrapper's own sizes
+    tensor._ref = viewed._ref
+    return tensor
+
+
+def _reshaped_in_place(func: Any) -> OperatorError:
+    return OperatorError(
+        f"{func.overloadpacket} changes a tensor's shape in place, which a distributed tensor cannot",
+        hint="use the form of the op that returns a new tensor.",
+        source=user_source(),
+    )
+
+
+def _plain_write(tensor: torch.Tensor) -> ProgramError:
+    return ProgramError(
+        f"a plain tensor of shape {list(tensor.shape)} is changed in place by a distributed one",
+        hint="place it on the mesh first: x = monarch.distribute(x, mesh, layout); "
+        "a module's buffers with monarch.module_to_mesh(module, mesh).",
+        source=user_source(),
+    )
+
+
+def _operands(func: Any, args: tuple[Any, ...]) -> str:
+    types = [str(arg._ref.type) for arg in args if isinstance(arg, DistributedTensor)]
+    return f"in {func.overloadpacket}({', '.join(types)})" if types else ""
+
+
+def _data_dependent(
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], recording: Recording, error: Exception
+) -> Any:
+    """An op whose result, in Python, depends on values: `equal`, `nonzero`."""
+    if not recording.program:
+        return _with_data(func, args, kwargs)
+    whole = [_known(recording, arg) for arg in args]
+    if not any(True for _ in _distributed(whole)):
+        with outside_programs():
+            found = func(*whole, **kwargs)
+        return _placed(recording, found)
+    if any("Tensor" in str(value.type) for value in func._schema.returns):
+        raise OperatorError(
+            f"{func.overloadpacket} gives a tensor whose shape depends on values, "
+            "which a distributed tensor cannot have",
+            hint="keep the shape: torch.where(mask, x, other), x * mask, or torch.topk with a number that is known;\n"
+            "or fetch the tensor first, outside of programs: x.full_tensor().",
+            source=user_source(),
+        ) from error
+    raise branch_error(user_source()) from error
+
+
+def _with_data(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Outside of programs such an op runs here, on what the workers hold."""
+    mesh = find_mesh(args, kwargs)
+    assert mesh is not None
+    if func is aten.index.Tensor:  # only the masks are fetched
+        indices: list[Any] = []
+        for index in args[1]:
+            if isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8):
+                indices += _fetched(index).nonzero(as_tuple=True)
+            else:
+                indices.append(index)
+        return record(func, (args[0], indices), kwargs)
+    found = func(*(_fetched(arg) for arg in args), **kwargs)
+    return _placed(recording_for(mesh), found)
+
+
+def _fetched(value: Any) -> Any:
+    if isinstance(value, DistributedTensor):
+        return value.full_tensor()
+    return [_fetched(entry) for entry in value] if isinstance(value, (list, tuple)) else value
+
+
+def _placed(recording: Recording, found: Any) -> Any:
+    if isinstance(found, (list, tuple)):
+        return type(found)(_placed(recording, entry) for entry in found)
+    return recording.constant(found) if isinstance(found, torch.Tensor) else found
+
+
+def _distributed(entries: Any) -> Iterator[DistributedTensor]:
+    return (tensor for tensor in _tensors(entries) if isinstance(tensor, DistributedTensor))
+
+
+def read_item(tensor: DistributedTensor) -> Any:
+    """A tensor's one value as a Python number. Torch's optimizers get a number of the step (a Scalar) instead, so that
+    their arithmetic is recorded; in a program everybody else gets an error."""
+    if tensor.numel() != 1:
+        raise OperatorError(
+            f"a Tensor with {tensor.numel()} elements cannot be converted to Scalar",
+            hint=f"it is {tensor._ref.type}: reduce it first, or fetch it with full_tensor().",
+            source=user_source(),
+        )
+    recording = current_program()
+    if calls_from(_OPTIMIZERS) and tensor.dtype.is_floating_point:
+        recording = recording_for(tensor.mesh)
+        copy = record(aten._to_copy.default, (tensor.detach().reshape(()),), {"dtype": torch.float64})
+        if copy._ref.cell is tensor._ref.cell:  # already f64: keep its value as it is now
+            copy = record(aten.clone.default, (copy,), {})
+        ask = None if recording.program else lambda: copy.full_tensor().item()
+        return Scalar(Expr("item", (recording.value_of(copy._ref),)), None, recording.guard, ask)
+    if recording is not None:
+        known = known_value(recording, tensor)
+        if known is not None:
+            return known.item()
+        raise branch_error(user_source())
+    return tensor.full_tensor().item()
+
+
+def _known(recording: Recording, value: Any) -> Any:
+    """An argument with what is known of it while the program is traced."""
+    if isinstance(value, DistributedTensor):
+        known = known_value(recording, value)
+        return value if known is None else known
+    if isinstance(value, (list, tuple)):
+        return [_known(recording, entry) for entry in value]
+    return value
+
+
+def _as_strided(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A view of a tensor's memory: of that of the tensor behind all its views, which has to be row-major."""
+    offset = args[3] if len(args) > 3 else kwargs.get("storage_offset")
+    ref = args[0]._ref
+    offset = ref.fake.storage_offset() if offset is None else offset
+    while ref.parent is not None:
+        ref = ref.parent
+    if not ref.fake.is_contiguous():
+        raise OperatorError(
+            f"{func.overloadpacket} of a tensor with strides {ref.fake.stride()}, which workers may hold otherwise",
+            hint="make it contiguous first: x.contiguous().",
+            source=user_source(),
+        )
+    return record(func, (DistributedTensor(ref.fake, ref), args[1], args[2], offset), {})
+
+
+def _strided_scatter(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    made = args[0].clone(memory_format=torch.contiguous_format)
+    made.as_strided(*args[2:], **kwargs).copy_(args[1])
+    return made
+
+
+def _sparse(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    raise OperatorError(
+        f"{func.overloadpacket} gives a sparse tensor, which a distributed tensor cannot be",
+        hint="fetch the tensor first, outside of programs: x.full_tensor().",
+        source=user_source(),
+    )
+
+
+def _copy_out(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`plain.copy_(x)` outside a program fetches x."""
+    target, source = args[0], args[1]
+    if current_program() is None and not isinstance(target, DistributedTensor):
+        return target.copy_(source.full_tensor())
+    return record(func, args, kwargs)
+
+
+enter((aten.copy_,), record=_copy_out)
+enter((aten.as_strided,), record=_as_strided)
+enter((aten.as_strided_scatter,), record=_strided_scatter)
+enter((f"aten._to_sparse{kind}" for kind in ("", "_csr", "_csc", "_bsr", "_bsc")), record=_sparse)
+
+_OPTIMIZERS = "/torch/optim/"
+
+
+def _local_scalar(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    number = read_item(args[0])
+    return number
+
+
+enter((aten._local_scalar_dense,), record=_local_scalar)
+
+
+# -- factory functions -----------------------------------------------------------------------------------------------
+
+
+def _tensors(entries: Any) -> Iterator[torch.Tensor]:
+    for entry in entries:
+        if isinstance(entry, torch.Tensor):
+            yield entry
+        elif isinstance(entry, (list, tuple)):
+            yield from _tensors(entry)
+
+
+class _Factories(TorchDispatchMode):
+    """While a program is traced: factory functions make replicated tensors, and plain tensors from outside are not
+    written to."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """No: torch would load TorchDynamo on the first call only to keep it out."""
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        watching = sys.gettrace()  # which functions the program enters: none of its own is entered from here
+        sys.settrace(None)
+        try:
+            return self._dispatch(func, args, kwargs or {})
+        finally:
+            sys.settrace(watching)
+
+    def _dispatch(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        if find_mesh(args, kwargs) is not None:
+            return dispatch(func, args, kwargs)
+        recording = current.recording
+        assert recording is not None
+        plain = list(_tensors((*args, *kwargs.values())))
+        if func is aten.lift_fresh.default:
+            return _literal(recording, args[0])
+        if plain:
+            for tensor in _tensors(_written(func, args, kwargs).values()):
+                if not recording.is_own(tensor):
+                    raise _plain_write(tensor)
+            result = func(*args, **kwargs)
+            recording.computed(plain, result)
+            return result
+        if not any("Tensor" in str(value.type) for value in func._schema.returns):
+            return func(*args, **kwargs)
+        return dispatch(func, args, kwargs)
+
+
+def _literal(recording: Recording, tensor: torch.Tensor) -> DistributedTensor:
+    """`torch.tensor(3.0)` in a program."""
+    if tensor.numel() == 1:
+        value = tensor.item()
+        made: DistributedTensor = record(
+            aten.full.default, (list(tensor.shape), value), {"dtype": tensor.dtype}, recording.mesh
+        )
+        return made
+    return recording.constant(tensor)
+
+
+@contextmanager
+def tracing(recording: Recording) -> Iterator[None]:
+    """Let this thread's calls go to a program's recording; factory functions make replicated tensors meanwhile."""
+    before, current.recording = current.recording, recording
+    try:
+        with _Factories():
+            yield
+    finally:
+        current.recording = before

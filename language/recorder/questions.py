@@ -1,0 +1,46 @@
+"""What libraries ask PyTorch about how their code runs: inside of a program it is traced, and a program is compiled.
+
+`transformers` and others choose a path without branches on values where `torch.compiler.is_compiling()` says yes. So
+programs do, to all but PyTorch's own modules, which would take other arithmetic for it. `torch.compile` of a program
+is the program: TorchDynamo would trace what traces it.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from monarch.language.recorder.recording import current
+
+_ARITHMETIC = ("torch.optim.radam", "torch.optim.asgd")
+"""Of PyTorch's modules those whose `capturable` path, which branches on nothing, is asked of tensors on a GPU only."""
+
+
+def _asks(function: Callable[[], bool]) -> Callable[[], bool]:
+    def is_compiling() -> bool:
+        if current.recording is None:
+            return function()
+        asker = sys._getframe(1).f_globals.get("__name__", "")
+        return asker in _ARITHMETIC or not (asker == "torch" or asker.startswith("torch."))
+
+    is_compiling.__doc__ = function.__doc__
+    return is_compiling
+
+
+torch.compiler.is_compiling = _asks(torch.compiler.is_compiling)
+torch.compiler.is_dynamo_compiling = _asks(torch.compiler.is_dynamo_compiling)
+
+
+def _leaves_programs(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def compile(model: Any = None, **options: Any) -> Any:
+        return model if hasattr(type(model), "__wrapped_program__") else function(model, **options)
+
+    return compile
+
+
+torch.compile = _leaves_programs(torch.compile)

@@ -1,0 +1,279 @@
+"""Random numbers on a mesh: counter-based on the global index, so that they are the same on every mesh.
+
+In a program each draw is a stream of its own, and each call draws a seed from PyTorch's generator; outside programs
+each draw does. So `torch.manual_seed`, `fork_rng`, `get_rng_state` and `set_rng_state` mean what they mean for plain
+tensors, but the numbers are others.
+
+While a program is traced, the number of its next stream is kept in PyTorch's generator, as its seed: so what saves and
+restores the generator's state (activation checkpointing, `fork_rng`) gets the same numbers again. Where the program
+itself seeds the generator, its draws take that seed instead of the call's.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from monarch.compiler import ops
+from monarch.compiler.errors import ProgramError
+from monarch.compiler.ops.record import record
+from monarch.language.recorder.recording import current_program, outside_programs, recording_for
+from monarch.language.source import user_source
+from monarch.language.tensors.tensor import DistributedTensor
+
+aten = torch.ops.aten
+
+
+_FIRST_STREAM, _FIRST_SEEDED = 0x6D6F6E6172 << 24, 0x63680000 << 24
+"""What PyTorch's generator is seeded with while a program is traced: the first plus the number of the next stream, or,
+once the program has seeded it, the second plus an entry of `_Streams.seeded`."""
+
+
+class _Streams:
+    """The streams of a program that is traced."""
+
+    def __init__(self) -> None:
+        self.seeded: list[tuple[int, int]] = []
+        """Seeds that the program has given, and the number of the next stream behind each."""
+
+    def next(self) -> tuple[int, int | None]:
+        """The number of the next stream, and its seed where that is not the call's."""
+        generator = torch.default_generator
+        at = generator.initial_seed()
+        if 0 <= at - _FIRST_STREAM < 2**24:
+            generator.manual_seed(at + 1)
+            return at - _FIRST_STREAM, None
+        entry = at - _FIRST_SEEDED
+        seed, stream = self.seeded[entry] if 0 <= entry < len(self.seeded) else (at % 2**62, 0)
+        generator.manual_seed(_FIRST_SEEDED + len(self.seeded))
+        self.seeded.append((seed, stream + 1))
+        return stream, seed
+
+
+_streams = threading.local()
+
+
+def next_seed() -> int:
+    """A seed from PyTorch's generator: of a program's call, or of one draw outside of programs."""
+    with outside_programs():
+        return int(torch.randint(2**62, (), dtype=torch.int64))
+
+
+def manual_seed(seed: int) -> None:
+    """`torch.manual_seed`, which seeds programs and ops on meshes too."""
+    torch.manual_seed(int(seed))
+
+
+@contextmanager
+def counting_streams() -> Iterator[None]:
+    """Count a program's streams from 0 while it is traced, and leave PyTorch's generator as it was. Raises ProgramError
+    where the program leaves the generator seeded anew."""
+    state = torch.default_generator.get_state()
+    _streams.now = _Streams()
+    torch.default_generator.manual_seed(_FIRST_STREAM)
+    try:
+        yield
+        if not 0 <= torch.default_generator.initial_seed() - _FIRST_STREAM < 2**24:
+            raise ProgramError(
+                "the program seeds PyTorch's generator, and leaves it so",
+                hint="inside the program that happens only when it is traced: call torch.manual_seed between calls, "
+                "or seed within `with torch.random.fork_rng():`.",
+                source=user_source(),
+            )
+    finally:
+        torch.default_generator.set_state(state)
+
+
+def _draw(distribution: str, shape: Any, dtype: torch.dtype, like: DistributedTensor | None) -> DistributedTensor:
+    recording = recording_for(like.mesh) if like is not None else current_program()
+    assert recording is not None
+    shape = tuple(int(size) for size in shape)
+    if recording.program:
+        stream, seed = _streams.now.next()
+        arguments: tuple[Any, ...] = (distribution, shape, dtype, stream, *(() if seed is None else (seed,)))
+    else:
+        arguments = (distribution, shape, dtype, 0, recording.lift(next_seed()))
+    return recording.own(ops.random, arguments, shape, dtype)
+
+
+def _argument(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> Any:
+    """An argument by its schema name, or its default."""
+    for position, argument in enumerate(func._schema.arguments):
+        if argument.name == name:
+            if position < len(args):
+                return args[position]
+            return kwargs.get(name, argument.default_value)
+    return None
+
+
+def _floating(dtype: torch.dtype | None) -> torch.dtype:
+    return dtype if dtype is not None else torch.get_default_dtype()
+
+
+# -- functions that make a tensor ------------------------------------------------------------------------------------
+
+
+def _make(distribution: str) -> Any:
+    def handle(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return _draw(distribution, args[0], _floating(kwargs.get("dtype")), None)
+
+    return handle
+
+
+def _like(distribution: str) -> Any:
+    def handle(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return _draw(distribution, args[0].shape, kwargs.get("dtype") or args[0].dtype, args[0])
+
+    return handle
+
+
+def _integers(shape: Any, low: int, high: int, dtype: torch.dtype, like: DistributedTensor | None) -> Any:
+    bits = _draw("bits", shape, torch.int64, like)
+    return (bits.remainder(high - low) + low).to(dtype)
+
+
+def _randint(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    low = _argument(func, args, kwargs, "low") or 0
+    high, size = (_argument(func, args, kwargs, name) for name in ("high", "size"))
+    return _integers(size, low, high, kwargs.get("dtype") or torch.int64, None)
+
+
+def _randint_like(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    low = _argument(func, args, kwargs, "low") or 0
+    like = args[0]
+    return _integers(like.shape, low, _argument(func, args, kwargs, "high"), kwargs.get("dtype") or like.dtype, like)
+
+
+def _randperm(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return _draw("bits", (args[0],), torch.int64, None).argsort().to(kwargs.get("dtype") or torch.int64)
+
+
+def _normal(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    mean, std = (_argument(func, args, kwargs, name) for name in ("mean", "std"))
+    like = next((value for value in (mean, std) if isinstance(value, DistributedTensor)), None)
+    if like is None:
+        noise = _draw("normal", _argument(func, args, kwargs, "size"), _floating(kwargs.get("dtype")), None)
+    else:
+        shape = torch.broadcast_shapes(*(value.shape for value in (mean, std) if isinstance(value, torch.Tensor)))
+        noise = _draw("normal", shape, like.dtype, like)
+    return noise * std + mean
+
+
+def _bernoulli(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """With a probability for each element, or (`bernoulli.p`) one for all."""
+    like = args[0]
+    p = _argument(func, args, kwargs, "p")
+    return _coin(like, like if p is None else p)
+
+
+def _coin(like: DistributedTensor, p: Any) -> Any:
+    dtype = like.dtype if like.dtype.is_floating_point else torch.float32
+    return (_draw("uniform", like.shape, dtype, like) < p).to(like.dtype)
+
+
+def _dropout(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    x = args[0]
+    p, train = (_argument(func, args, kwargs, name) for name in ("p", "train"))
+    if train is False or p == 0:
+        return x.clone(), torch.ones_like(x, dtype=torch.bool)
+    keep = _draw("uniform", x.shape, x.dtype, x) >= p
+    return x * keep * (1 / (1 - p) if p < 1 else 0.0), keep
+
+
+def _rrelu(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Leaky ReLU with a slope for each element, which is left in `noise`; also in place."""
+    x, noise = args[0], args[1]
+    lower, upper, training = (_argument(func, args, kwargs, name) for name in ("lower", "upper", "training"))
+    if training:
+        slope = _draw("uniform", x.shape, x.dtype, x) * (upper - lower) + lower
+        noise.copy_(torch.where(x <= 0, slope, 1.0))
+        made = x * noise
+    else:
+        made = torch.where(x <= 0, x * ((lower + upper) / 2), x)
+    return x.copy_(made) if func.overloadpacket is aten.rrelu_with_noise_ else made
+
+
+# -- methods that fill a tensor --------------------------------------------------------------------------------------
+
+
+def _fill(sample: Callable[[DistributedTensor, Callable[[str], Any]], Any]) -> Any:
+    def handle(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        target = args[0]
+        return target.copy_(sample(target, lambda name: _argument(func, args, kwargs, name)))
+
+    return handle
+
+
+def _float_like(target: DistributedTensor) -> torch.dtype:
+    return target.dtype if target.dtype.is_floating_point else torch.get_default_dtype()
+
+
+def _uniform(target: DistributedTensor, get: Callable[[str], Any]) -> Any:
+    low, high = get("from"), get("to")
+    return _draw("uniform", target.shape, _float_like(target), target) * (high - low) + low
+
+
+def _gaussian(target: DistributedTensor, get: Callable[[str], Any]) -> Any:
+    return _draw("normal", target.shape, _float_like(target), target) * get("std") + get("mean")
+
+
+def _log_normal(target: DistributedTensor, get: Callable[[str], Any]) -> Any:
+    return _gaussian(target, get).exp()
+
+
+def _exponential(target: DistributedTensor, get: Callable[[str], Any]) -> Any:
+    return -torch.log1p(-_draw("uniform", target.shape, _float_like(target), target)) / get("lambd")
+
+
+def _cauchy(target: DistributedTensor, get: Callable[[str], Any]) -> Any:
+    uniform = _draw("uniform", target.shape, _float_like(target), target)
+    return torch.tan((uniform - 0.5) * math.pi) * get("sigma") + get("median")
+
+
+def _geometric(target: DistributedTensor, get: Callable[[str], Any]) -> Any:
+    uniform = _draw("uniform", target.shape, torch.float32, target)
+    return (torch.log1p(-uniform) / math.log1p(-get("p"))).floor() + 1
+
+
+def _random(target: DistributedTensor, get: Callable[[str], Any]) -> Any:
+    low, high = get("from") or 0, get("to")
+    if high is None:
+        dtype = target.dtype
+        high = 2 ** round(-math.log2(torch.finfo(dtype).eps)) + 1 if dtype.is_floating_point else torch.iinfo(dtype).max
+    return _integers(target.shape, low, min(high, 2**62), torch.int64, target)
+
+
+def _bernoulli_fill(target: DistributedTensor, get: Callable[[str], Any]) -> Any:
+    return _coin(target, get("p"))
+
+
+for _op, _handler in {
+    aten.rand: _make("uniform"),
+    aten.randn: _make("normal"),
+    aten.rand_like: _like("uniform"),
+    aten.randn_like: _like("normal"),
+    aten.randint: _randint,
+    aten.randint_like: _randint_like,
+    aten.randperm: _randperm,
+    aten.normal: _normal,
+    aten.bernoulli: _bernoulli,
+    aten.native_dropout: _dropout,
+    aten.rrelu_with_noise: _rrelu,
+    aten.rrelu_with_noise_: _rrelu,
+    aten.uniform_: _fill(_uniform),
+    aten.normal_: _fill(_gaussian),
+    aten.log_normal_: _fill(_log_normal),
+    aten.exponential_: _fill(_exponential),
+    aten.cauchy_: _fill(_cauchy),
+    aten.geometric_: _fill(_geometric),
+    aten.random_: _fill(_random),
+    aten.bernoulli_: _fill(_bernoulli_fill),
+}.items():
+    record(_op).record = _handler
+
+__all__ = ["manual_seed", "next_seed"]

@@ -1,0 +1,262 @@
+"""Recordings: a tape being written, and which tensors its values belong to."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from monarch.compiler.errors import ProgramError, Source
+from monarch.compiler.tape import Expr, Input, Op, Tape, Value
+from monarch.compiler.types import TensorType
+from monarch.language.recorder.optimizer_state import OptimizerSnapshot
+from monarch.language.recorder.scalar import Scalar
+from monarch.language.source import user_source
+from monarch.language.tensors.mesh import Mesh
+from monarch.language.tensors.shapes import make_fake, to_fake
+from monarch.language.tensors.tensor import Cell, DistributedTensor, Ref
+
+
+@dataclass(slots=True)
+class StateInput:
+    """A cell that a recording reads: where it stands on the tape."""
+
+    cell: Cell
+    value: Value
+
+
+class Recording:
+    """A tape being written, and how its values belong to cells."""
+
+    def __init__(self, mesh: Mesh, program: bool) -> None:
+        self.mesh = mesh
+        self.program = program
+        self.tape = Tape()
+        self.states: dict[int, StateInput] = {}
+        self.made: list[tuple[weakref.ref[Cell], Value]] = []
+        self.constants: dict[int, tuple[torch.Tensor, int, DistributedTensor]] = {}
+        self.plain: dict[int, torch.UntypedStorage] = {}
+        """The memory of plain tensors that were made while the program was traced, which it may change in place."""
+        self.scalars: dict[str, float] = {}
+        self.guards: list[tuple[Expr, Any]] = []
+        self._by_handle: dict[int, Value] = {}
+        self._lifted: dict[tuple[str, float], str] = {}
+        self.input_cells: set[int] = set()
+        self.steps: list[tuple[int, OptimizerSnapshot]] = []
+        """What optimizers had before each step of theirs, and how many ops had been recorded then."""
+
+    def release(self) -> None:
+        """Let go of cells and plain tensors: tensors keep the recording where they were last used."""
+        self.states, self.made, self.constants, self._by_handle = {}, [], {}, {}
+        self.plain, self.steps = {}, []
+
+    # -- values --------------------------------------------------------------------------------------------------
+
+    def value_of(self, ref: Ref) -> Value:
+        """The Value of a tensor on this tape; reads it from its cell, and views it anew, where it comes from before."""
+        if ref.recording is self:
+            return ref.value  # type: ignore[return-value]
+        if ref.parent is None:
+            value = self._state(ref)
+        else:
+            parent = self.value_of(ref.parent)
+            view = ref.view
+            assert view is not None
+            value = self.tape.value(ref.fake, parent, view)
+            out = value if view.output is None else (*(None,) * view.output, value)
+            self.tape.ops.append(
+                Op(view.func, (parent, *view.args), view.kwargs, out, view.source, view.backward, view.module)
+            )
+        ref.recording, ref.value = self, value
+        return value
+
+    def _state(self, ref: Ref) -> Value:
+        cell = ref.cell
+        known = self.states.get(id(cell))
+        if known is not None:
+            return known.value
+        cell.check(self)
+        if cell.cut and self.program and torch.is_grad_enabled():
+            raise ProgramError(
+                f"a program left this tensor ({cell.type}) in Python with the history that autograd had of it, "
+                "which ends with the call",
+                hint="leave it without: self.h = h.detach(); or read it in torch.no_grad().",
+                source=user_source(),
+            )
+        value = self.tape.value(ref.fake)
+        same = self._by_handle.setdefault(id(cell.handle), value) if cell.handle is not None else value
+        self.tape.inputs.append(
+            Input(value, "state", f"state{len(self.states)}", cell.type, None if same is value else same)
+        )
+        self.states[id(cell)] = StateInput(cell, value)
+        return value
+
+    def new(self, fake: torch.Tensor, value: Value) -> DistributedTensor:
+        """A tensor of its own storage that this recording made."""
+        cell = Cell(self.mesh, TensorType(value.dtype, value.shape))
+        cell.recording = self
+        self.made.append((weakref.ref(cell), value))
+        return DistributedTensor(fake, Ref(cell, fake, recording=self, value=value))
+
+    def input(self, fake: torch.Tensor, number: int, type: TensorType, name: str | None) -> DistributedTensor:
+        """Argument `number` of a program."""
+        value = self.tape.value(fake)
+        self.tape.inputs.append(Input(value, "input", number, type, name=name))
+        cell = Cell(self.mesh, type, placed=True)
+        cell.recording = self
+        self.input_cells.add(id(cell))
+        return DistributedTensor(fake, Ref(cell, fake, recording=self, value=value))
+
+    def constant(self, tensor: torch.Tensor) -> DistributedTensor:
+        """A plain tensor that meets distributed ones: replicated."""
+        known = self.constants.get(id(tensor))
+        if known is not None and known[1] == tensor._version:
+            return known[2]
+        if not self.program:
+            from monarch.language.placing.distribute import place_plain
+
+            made = place_plain(tensor, self.mesh)
+        else:
+            fake = to_fake(tensor)
+            value = self.tape.value(fake)
+            type_ = TensorType(value.dtype, value.shape)
+            kept = tensor.detach().clone()
+            self.tape.inputs.append(Input(value, "constant", f"c{len(self.constants)}", type_, None, kept))
+            cell = Cell(self.mesh, type_)
+            cell.recording = self
+            made = DistributedTensor(fake, Ref(cell, fake, recording=self, value=value))
+        self.constants[id(tensor)] = (tensor, tensor._version, made)
+        return made
+
+    def is_own(self, tensor: torch.Tensor) -> bool:
+        """Whether a plain tensor was made while the program was traced."""
+        return tensor.untyped_storage()._cdata in self.plain
+
+    def computed(self, operands: list[torch.Tensor], result: Any) -> None:
+        """Note what a plain op of plain tensors has made."""
+        outside = {operand.untyped_storage()._cdata for operand in operands if not self.is_own(operand)}
+        for made in result if isinstance(result, (list, tuple)) else (result,):
+            if isinstance(made, torch.Tensor) and (storage := made.untyped_storage())._cdata not in outside:
+                self.plain[storage._cdata] = storage
+
+    # -- numbers -------------------------------------------------------------------------------------------------
+
+    def guard(self, expr: Expr, value: Any) -> None:
+        self.guards.append((expr, value))
+
+    def scalar(self, label: str, value: float) -> Scalar:
+        """A float that is given anew at every call."""
+        self.scalars[label] = value
+        return Scalar(Expr("scalar", (label, "f64")), value, self.guard)
+
+    def lift(self, number: float | int) -> Expr:
+        """A number of the eager door as an input of the plan. Equal numbers are one input: an optimizer's bias
+        corrections are the same for every parameter."""
+        kind = "i64" if isinstance(number, int) else "f64"
+        label = self._lifted.setdefault((kind, number), f"s{len(self.scalars)}")
+        self.scalars[label] = number
+        return Expr("scalar", (label, kind))
+
+    def lift_constants(self, expr: Any) -> Any:
+        """An expression with its own plain numbers lifted."""
+        if isinstance(expr, Expr):
+            if expr.op in ("scalar", "item"):
+                return expr
+            return Expr(expr.op, tuple(self.lift_constants(arg) for arg in expr.args))
+        return self.lift(float(expr))
+
+    # -- ops -----------------------------------------------------------------------------------------------------
+
+    def append(self, func: Any, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...], out: Any) -> None:
+        self.tape.ops.append(Op(func, args, kwargs, out, *source_now()))
+
+    def own(self, func: Any, args: tuple[Any, ...], shape: tuple[int, ...], dtype: torch.dtype) -> DistributedTensor:
+        """Record one of our own ops, which gives a tensor of this shape and dtype."""
+        fake = make_fake(shape, dtype)
+        value = self.tape.value(fake)
+        self.append(func, args, (), value)
+        return self.new(fake, value)
+
+
+# -- which recording -------------------------------------------------------------------------------------------------
+
+
+turns = threading.RLock()
+"""Held by the thread that calls a program or runs what was recorded: handles are read, and their successors put where
+they were, by one thread at a time."""
+
+os.register_at_fork(after_in_child=turns._at_fork_reinit)  # type: ignore[attr-defined]
+
+
+class _Current(threading.local):
+    recording: Recording | None = None
+    module: str = ""
+
+
+current = _Current()
+"""The program that each thread traces, and the path of the module whose forward it runs."""
+
+
+def current_program() -> Recording | None:
+    """The recording of the program that is being traced in this thread, or None."""
+    return current.recording
+
+
+@contextmanager
+def outside_programs() -> Iterator[None]:
+    """Do something while a program is traced that is no part of it."""
+    before, current.recording = current.recording, None
+    try:
+        with _disable_current_modes():
+            yield
+    finally:
+        current.recording = before
+
+
+def recording_for(mesh: Mesh) -> Recording:
+    """Where calls on tensors of `mesh` are recorded now."""
+    program = current.recording
+    if program is not None:
+        if program.mesh is not mesh:
+            raise mesh_error(program.mesh, mesh)
+        return program
+    pending = mesh._pending
+    if pending is None:
+        pending = mesh._pending = Recording(mesh, program=False)
+    return pending
+
+
+def mesh_error(first: Mesh, second: Mesh) -> ProgramError:
+    same = " (another mesh of the same shape)" if first.spec == second.spec else ""
+    return ProgramError(
+        "tensors on different meshes in one op",
+        hint=f"one is on {first!r}, the other on {second!r}{same}."
+        "\nMove one: monarch.distribute(x.full_tensor(), mesh, layout).",
+        source=user_source(),
+    )
+
+
+# -- source lines ----------------------------------------------------------------------------------------------------
+
+_forward_sources: dict[int, tuple[Source | None, str]] = {}
+
+
+def source_now() -> tuple[Source | None, bool, str]:
+    """The user's line, whether autograd runs this op, and the module: for autograd's ops those of the forward op."""
+    node = torch._C._current_autograd_node()
+    if node is not None:
+        source, module = _forward_sources.get(node._sequence_nr(), (None, ""))
+        return (source if source is not None else user_source()), True, module
+    source, module = user_source(), current.module
+    # An op's autograd node gets its number before the op is dispatched to us.
+    if len(_forward_sources) > 200_000:
+        _forward_sources.clear()
+    _forward_sources.setdefault(torch._C._autograd._get_sequence_nr() - 1, (source, module))
+    return source, False, module

@@ -1,0 +1,1 @@
+"""Meshes of workers, and tensors whose data lies on them."""

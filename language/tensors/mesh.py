@@ -1,0 +1,366 @@
+"""Meshes of workers, with named dims."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from types import FunctionType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from monarch.compiler.errors import DeviceMeshError, LayoutError, MonarchError
+from monarch.compiler.execution.executor import Executor, Hosts, Procs, Returned
+from monarch.compiler.execution.factories import abstract_can_run, executor_for
+from monarch.compiler.mesh import MeshAlgebra, Shape
+from monarch.compiler.types import MeshSpec
+
+if TYPE_CHECKING:
+    from monarch.language.layouts import LayoutLike
+    from monarch.language.recorder.recording import Recording
+    from monarch.language.tensors.tensor import Cell
+
+R = TypeVar("R")
+T = TypeVar("T")
+
+_PROGRAMS = 64
+"""So many functions are remembered by `Mesh.execute`."""
+
+_as_program: Callable[[Callable[..., Any], Mesh], Callable[..., Any]]
+"""Makes a function a program of a mesh. Programs know meshes, and so give themselves."""
+
+
+def set_programs(make: Callable[[Callable[..., Any], Mesh], Callable[..., Any]]) -> None:
+    """Give what makes a function a program of a mesh."""
+    global _as_program
+    _as_program = make
+
+
+_meshes: weakref.WeakValueDictionary[int, Mesh] = weakref.WeakValueDictionary()
+"""The meshes that this process has made, in order, without views of them."""
+_numbers = itertools.count()
+
+
+def open_meshes() -> list[Mesh]:
+    """The meshes of this process that can run programs; where there are none, those that are abstract."""
+    found = [mesh for mesh in list(_meshes.values()) if not mesh.is_closed]
+    if len(found) > 1:
+        del found
+        gc.collect()  # a mesh that nobody holds may only wait for the garbage collector
+        found = [mesh for mesh in list(_meshes.values()) if not mesh.is_closed]
+    return [mesh for mesh in found if not mesh.is_abstract] or found
+
+
+_sizes: Mapping[str, int] = {}
+
+
+@contextmanager
+def mesh_sizes(sizes: Mapping[str, int]) -> Iterator[None]:
+    """Meshes that are made within the block have these sizes, by dim name, whatever the program says: `monarchc
+    compile --mesh` compiles for another size than a file runs on."""
+    global _sizes
+    before, _sizes = _sizes, sizes
+    try:
+        yield
+    finally:
+        _sizes = before
+
+
+class _Workers:
+    """The workers behind a mesh and every view of it: started when they are first needed."""
+
+    def __init__(self, spec: MeshSpec, where: Hosts | Procs | None) -> None:
+        self.spec = spec
+        self.where = where
+        self.abstract = False
+        self.executor: Executor | None = None
+        self.states: weakref.WeakSet[Cell] = weakref.WeakSet()
+        self.closed = False
+
+    def start(self) -> Executor:
+        if self.abstract and not abstract_can_run():
+            raise MonarchError(
+                f"an abstract mesh has no workers: {self.spec}",
+                hint="programs on it can be traced and compiled, not run: Mesh(...) without .abstract has workers.",
+            )
+        if self.closed:
+            raise MonarchError(f"the mesh is closed: {self.spec}", hint="make a new Mesh.")
+        if self.executor is None:
+            self.executor = executor_for(self.spec, self.where)
+        return self.executor
+
+    def close(self) -> None:
+        self.closed = True
+        executor, self.executor = self.executor, None
+        if executor is not None:
+            executor.close()
+
+
+class Mesh(MeshAlgebra):
+    """A grid of workers with a name for each dim.
+
+        mesh = Mesh(data=4, model=2)
+        mesh = Mesh(shape=(4, 2), mesh_dim_names=("data", "model"))
+        mesh = Mesh(data=4, model=2, hosts=monarch.hosts(["node1:4242", "node2:4242"]))
+        mesh = Mesh(procs=procs)
+
+    Workers are numbered row-major (the last dim varies fastest), and start when something first runs on the mesh;
+    `close` (or leaving a `with mesh:` block) ends them. They run on this machine, or in equal blocks on each of
+    `hosts`, so that the first dims are those that cross from host to host; or in the processes of actors that are
+    `procs`, in the same order, whose dims the mesh has if none are given. `rename`, `split` and `flatten` give views
+    with other dims on the same workers; `slice` gives the sub-mesh of some of them (see `MeshAlgebra`).
+    """
+
+    def __init__(
+        self,
+        shape: Sequence[int] | None = None,
+        mesh_dim_names: Sequence[str] | None = None,
+        *,
+        hosts: Hosts | int | None = None,  # a number is refused: it would be a dim of that name
+        procs: Procs | int | None = None,
+        **dims: int,
+    ) -> None:
+        if isinstance(procs, int) or (procs is not None and not hasattr(procs, "start")):
+            raise LayoutError(
+                f"procs={procs}: `procs` says in which processes the workers run",
+                hint="give it what spawn_procs() returns; a mesh dim of that name is made with mesh_dim_names.",
+            )
+        if hosts is not None and procs is not None:
+            raise LayoutError("give one of hosts and procs: processes are on a host each already")
+        if procs is not None and shape is None and not dims:
+            dims = dict(procs.sizes)
+        if shape is not None:
+            if dims:
+                raise LayoutError("give a mesh's dims by shape and mesh_dim_names or by keyword, not both")
+            names = tuple(mesh_dim_names) if mesh_dim_names is not None else tuple(f"dim{i}" for i in range(len(shape)))
+            if len(names) != len(shape):
+                raise LayoutError(
+                    f"a mesh of shape {tuple(shape)} has {len(shape)} dims, and mesh_dim_names has {len(names)}",
+                    hint="give one name for each dim.",
+                )
+            pairs = tuple(zip(names, shape, strict=True))
+        else:
+            pairs = tuple(dims.items())
+        if _sizes:
+            pairs = tuple((name, _sizes.get(name, size)) for name, size in pairs)
+        if isinstance(hosts, int):  # a mesh dim may be called so
+            raise LayoutError(
+                f"hosts={hosts}: `hosts` says on which hosts the workers run",
+                hint="give it what monarch.hosts() returns. A mesh dim of that name is made so:\n"
+                'Mesh(shape=(2, 8), mesh_dim_names=("hosts", "gpus")).',
+            )
+        for name, size in pairs:
+            if name in _MEANT and not isinstance(size, (int, float)):
+                raise LayoutError(
+                    f"mesh dim '{name}' has size {size!r}",
+                    hint=f"did you mean {_MEANT[name]}=? It says where the workers run; dims' sizes are whole numbers.",
+                )
+        spec = MeshSpec(pairs)
+        if procs is not None and not _sizes and spec.workers != MeshSpec(tuple(procs.sizes.items())).workers:
+            raise LayoutError(
+                f"{spec} has {spec.workers} workers, and the processes are {dict(procs.sizes)}",
+                hint="give dims whose sizes multiply to the number of processes, or none to have theirs.",
+            )
+        self._setup(Shape.of(spec.sizes), _Workers(spec, hosts if procs is None else procs))
+        _meshes[next(_numbers)] = self
+
+    def _setup(self, shape: Shape, workers: _Workers) -> None:
+        self._shape = shape
+        self.spec = MeshSpec(tuple(shape.extent.items()))
+        self._workers = workers
+        self._pending: Recording | None = None
+        self._programs: dict[Any, Callable[..., Any]] = {}
+
+    @classmethod
+    def abstract(
+        cls, shape: Sequence[int] | None = None, mesh_dim_names: Sequence[str] | None = None, **dims: int
+    ) -> Mesh:
+        """A mesh with no workers, for compiling ahead of time."""
+        mesh = cls(shape, mesh_dim_names, **dims)
+        mesh._workers.abstract = True
+        return mesh
+
+    def _over(self, shape: Shape) -> Mesh:
+        view = object.__new__(Mesh)
+        view._setup(shape, self._workers)
+        return view
+
+    # -- reading -------------------------------------------------------------------------------------------------
+
+    @property
+    def mesh_dim_names(self) -> tuple[str, ...]:
+        """The names of the mesh dims, outermost first."""
+        return self.spec.names
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The size of each mesh dim, in the order of `mesh_dim_names`."""
+        return tuple(size for _, size in self.spec.dims)
+
+    @property
+    def ndim(self) -> int:
+        """The number of mesh dims."""
+        return len(self.spec.dims)
+
+    @property
+    def is_abstract(self) -> bool:
+        """Whether there are no workers behind this mesh: programs on it are compiled, and do not run."""
+        return self._workers.abstract
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the workers have been ended, by `close` or the end of a `with` block."""
+        return self._workers.closed
+
+    @property
+    def ranks(self) -> list[int]:
+        """The numbers of the mesh's workers among those that were made together, in order."""
+        return self._shape.ranks()
+
+    def coordinates(self) -> list[dict[str, int]]:
+        """The coordinates of the mesh's workers, in order."""
+        return list(self.spec.coordinates())
+
+    def to_table(self) -> str:
+        """The workers' numbers, laid out by the mesh's dims: the last dim across, the others down."""
+        names, shape = self.mesh_dim_names, self.shape
+        across = shape[-1] if shape else 1
+        heads = [*names[:-1], *(f"{names[-1]}={i}" for i in range(across))] if names else ["worker"]
+        rows: list[list[str]] = [heads]
+        points = self.coordinates()
+        for start in range(0, len(points), across):
+            lead = [str(points[start][name]) for name in names[:-1]]
+            rows.append(lead + [str(rank) for rank in self.ranks[start : start + across]])
+        widths = [max(len(row[i]) for row in rows) for i in range(len(heads))]
+        lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+        return "\n".join([lines[0], "-" * max(map(len, lines)), *lines[1:]])
+
+    def __repr__(self) -> str:
+        dims = ", ".join(f"{name}={size}" for name, size in self.spec.dims)
+        whole = len(self) == self._workers.spec.workers
+        part = "" if whole else f"workers={self.ranks} of {self._workers.spec.workers}"
+        inside = ", ".join(text for text in (dims, part) if text)
+        return f"Mesh.abstract({inside})" if self.is_abstract else f"Mesh({inside})"
+
+    def _repr_html_(self) -> str:
+        """The grid of workers, for a notebook. Starts none."""
+        from monarch.compiler.inspect.html import mesh_html
+
+        notes = []
+        if len(self) != self._workers.spec.workers:
+            notes.append(f"part of {self._workers.spec.workers:,}")
+        if self.is_abstract:
+            notes.append("abstract: for compiling ahead of time")
+        elif self.is_closed:
+            notes.append("closed")
+        elif self._workers.executor is None:
+            notes.append("not started yet")
+        return mesh_html(self.spec, self.ranks, " · ".join(notes))
+
+    def __getitem__(self, dims: str | Sequence[str]) -> Mesh:
+        """The sub-mesh along one or several dims that holds worker 0: the first position along all the others."""
+        keep = (dims,) if isinstance(dims, str) else tuple(dims)
+        for name in keep:
+            self.extent.position(name)
+        return self.slice(**{name: 0 for name in self.mesh_dim_names if name not in keep})
+
+    # -- workers -------------------------------------------------------------------------------------------------
+
+    @property
+    def executor(self) -> Executor:
+        """What runs plans on this mesh's workers; they start now if they have not yet."""
+        if len(self) != self._workers.spec.workers:
+            raise MonarchError(
+                f"cannot run on {self!r}: it is part of a mesh whose workers run as one",
+                hint="make a Mesh of that size of its own; programs on parts of a mesh are not supported yet.",
+            )
+        if self.spec != self._workers.spec:
+            raise MonarchError(
+                f"cannot run on {self.spec}: its workers were started as {self._workers.spec}",
+                hint="place tensors with the dims that the mesh was made with; views with other dims cannot run yet.",
+            )
+        return self._workers.start()
+
+    def fetch(self, ask: Callable[[Executor], T]) -> T:
+        """What the executor answers. Where a step failed, state goes back to that of the last finished step first."""
+        try:
+            return ask(self.executor)
+        except DeviceMeshError:
+            self.recover()
+            raise
+
+    def recover(self) -> None:
+        """Have Python and all state be as the last step left them that did not fail. Waits for the workers."""
+        with suppress(DeviceMeshError):  # the mesh is lost
+            self.executor.undo()
+        for cell in list(self._workers.states):
+            if cell.handle is not None:
+                try:
+                    cell.handle = self.executor.recover(cell.handle)
+                except DeviceMeshError:
+                    continue  # the failed step was to make it first, or the mesh is lost: who reads it is told so
+
+    def settle(self) -> None:
+        """Have all cells hold their newest handles, though a call was interrupted or a handler runs in one."""
+        if self._workers.executor is not None:
+            self._workers.executor.settle()
+
+    def keep(self, cells: Iterable[Cell]) -> None:
+        """Note what steps replace: what `_recover` takes back after a failure."""
+        self._workers.states.update(cells)
+
+    def from_shards(self, shards: Returned, layout: LayoutLike | tuple[LayoutLike, ...]) -> Any:
+        """Distributed tensors of what actors in this mesh's processes have returned, which stays where it is:
+
+            mesh = Mesh(procs=procs)
+            x = mesh.from_shards(loaders.next.shards(), "[@data, -]")
+            x, y = mesh.from_shards(loaders.pair.shards(), ("[@data, -]", "[@data]"))
+
+        Each actor's tensor is its worker's shard; where the layout replicates, all have to be equal, which is not
+        checked. Tensors come nested as they were returned. A tuple of layouts has one for each tensor, in the order of
+        torch's pytrees; one layout is for all. Waits for the actors. Raises what they raised, and LayoutError where
+        the tensors differ in shape or dtype, or do not fit the layout.
+        """
+        from monarch.language.placing.shards import from_shards
+
+        return from_shards(self, shards, layout)
+
+    def execute(self, function: Callable[..., R], *args: Any, **kwargs: Any) -> R:
+        """Run a function on this mesh's workers, as a program: `mesh.execute(lambda x: x * 2, batch)`. Plain tensors
+        among the arguments are placed on the mesh, replicated. Returns at once, as a program does.
+
+        The last functions that were run are remembered, so that another call need not trace them again: a lambda
+        without closure or defaults by its code, anything else as the object that it is.
+        """
+        key: Any = function
+        if getattr(function, "__name__", "") == "<lambda>" and isinstance(function, FunctionType):
+            if not (function.__closure__ or function.__defaults__ or function.__kwdefaults__):
+                key = function.__code__, id(function.__globals__)  # which the program keeps alive
+        program = self._programs.pop(key, None) or _as_program(function, self)
+        self._programs[key] = program
+        while len(self._programs) > _PROGRAMS:
+            del self._programs[next(iter(self._programs))]
+        result: R = program(*args, **kwargs)
+        return result
+
+    def flush(self) -> None:
+        """Run what was recorded eagerly on this mesh and not run yet."""
+        if self._pending is not None:
+            from monarch.language.eager.flush import flush
+
+            flush(self)
+
+    def close(self) -> None:
+        """Stop the workers. Tensors on the mesh are lost. Idempotent."""
+        self._pending = None
+        self._workers.close()
+
+    def __enter__(self) -> Mesh:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+_MEANT = {"host": "hosts", "proc": "procs", "processes": "procs"}

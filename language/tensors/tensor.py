@@ -1,0 +1,367 @@
+"""Distributed tensors: torch tensors of the global shape whose data lies on a mesh's workers."""
+
+from __future__ import annotations
+
+from copy import copy
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from monarch.compiler.blocks import whole_of
+from monarch.compiler.errors import MonarchError, ProgramError
+from monarch.compiler.execution.executor import Handle, outgoing
+from monarch.compiler.types import Layout, TensorType
+from monarch.language.errors import branch_error
+from monarch.language.layouts import LayoutLike, as_layout
+from monarch.language.source import user_source
+
+if TYPE_CHECKING:
+    from monarch.compiler.tape import Value, View
+    from monarch.language.recorder.recording import Recording
+    from monarch.language.tensors.mesh import Mesh
+
+
+class Failure:
+    """What went wrong in an op whose result was needed, and whether anybody has seen it raised."""
+
+    __slots__ = ("error", "raised")
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+        self.raised = False
+
+
+class Cell:
+    """The storage behind a tensor and all its views: data on the workers (`handle`), or a value still being
+    recorded."""
+
+    __slots__ = ("__weakref__", "_type", "cut", "failure", "handle", "mesh", "placed", "recording")
+
+    def __init__(self, mesh: Mesh, type: TensorType, handle: Handle | None = None, placed: bool = False) -> None:
+        self.mesh = mesh
+        self.handle = handle
+        self.placed = placed or handle is not None  # its layout is known, not still the partitioner's to choose
+        self.recording: Recording | None = None
+        self.failure: Failure | None = None
+        self.cut = False  # a program left it in Python, and with it the history that autograd had of it
+        self._type = type
+
+    @property
+    def type(self) -> TensorType:
+        return self._type if self.handle is None else self.handle.type
+
+    def check(self, reader: Recording) -> None:
+        """Raise unless this cell's value can be read by a recording that did not make it."""
+        self.raise_failure()
+        if self.handle is None and self.recording is not None:
+            if self.recording is self.mesh._pending:
+                self.mesh.flush()
+                return self.check(reader)
+            if self.mesh.is_closed:
+                raise MonarchError(f"the mesh of this tensor is closed: {self.mesh!r}")
+            raise MonarchError(
+                f"this tensor ({self._type}) was made while a program was traced, and has no value",
+                hint="return it from the program; tensors that a program leaves behind are filled by its calls.",
+                source=user_source(),
+            )
+        return None
+
+    def raise_failure(self) -> None:
+        """Raise the failure that this value depends on: each time where there is no value, and otherwise unless it was
+        raised before, for then all know that the cell has its value from before the failure."""
+        failure = self.failure
+        if failure is None:
+            return
+        if self.handle is not None and failure.raised:
+            self.failure = None
+            return
+        failure.raised = True
+        raise copy(failure.error)  # an error that was raised keeps its frames, and the tensors in them, alive
+
+    def set(self, handle: Handle) -> None:
+        self.handle = handle
+        self.placed = True
+        self.recording = None
+        self.failure = None
+
+
+class Ref:
+    """One way of looking at a cell: all of it (`parent` is None), or a view of another Ref. Caches its value on the
+    tape where it was last used."""
+
+    __slots__ = ("cell", "fake", "parent", "recording", "value", "view")
+
+    def __init__(
+        self,
+        cell: Cell,
+        fake: torch.Tensor,
+        parent: Ref | None = None,
+        view: View | None = None,
+        recording: Recording | None = None,
+        value: Value | None = None,
+    ) -> None:
+        self.cell = cell
+        self.fake = fake
+        self.parent = parent
+        self.view = view
+        self.recording = recording
+        self.value = value
+
+    @property
+    def type(self) -> TensorType:
+        """The tensor's type; a view's layout is the partitioner's to choose, and is shown as replicated."""
+        if self.parent is None:
+            return self.cell.type
+        return TensorType(self.fake.dtype, tuple(self.fake.shape))
+
+
+_CPU = torch.device("cpu")
+
+
+class DistributedTensor(torch.Tensor):
+    """A tensor that lies on a mesh of workers. Looks local: shape and dtype are those of the whole.
+
+    Ops on it are recorded and run on the workers: at once as part of a `@monarch.program`, or, outside one, when a
+    value is needed (`full_tensor()`, `item()`, `print`).
+    """
+
+    _ref: Ref
+
+    @staticmethod
+    def __new__(cls, fake: torch.Tensor, ref: Ref, requires_grad: bool = False) -> DistributedTensor:
+        made = torch.Tensor._make_wrapper_subclass(
+            cls,
+            fake.shape,
+            strides=fake.stride(),
+            storage_offset=fake.storage_offset(),
+            dtype=fake.dtype,
+            device=_CPU,
+            requires_grad=requires_grad,
+        )
+        made._ref = ref
+        return made
+
+    def __init__(self, fake: torch.Tensor, ref: Ref, requires_grad: bool = False) -> None:
+        pass
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        from monarch.language.recorder.dispatch import dispatch
+
+        return dispatch(func, args, kwargs or {})
+
+    # -- what it is ----------------------------------------------------------------------------------------------
+
+    @property
+    def mesh(self) -> Mesh:
+        """The mesh whose workers hold it."""
+        return self._ref.cell.mesh
+
+    @property
+    def tensor_type(self) -> TensorType:
+        """Dtype, global shape and layout. A tensor that was recorded and not run yet is run, for its layout."""
+        from monarch.language.recorder.recording import current_program
+
+        cell = self._ref.cell
+        if self._ref.parent is None and cell.placed:
+            return cell.type
+        if current_program() is not None:
+            raise ProgramError(
+                "this tensor has no layout yet: the partitioner chooses it when the program is compiled",
+                hint="say what it shall be: x = monarch.layout(x, '[@data, -]').",
+                source=user_source(),
+            )
+        return self._settled().type
+
+    @property
+    def sharding(self) -> Layout:
+        """How it lies on the mesh. (`layout` is torch's: strided.)"""
+        return self.tensor_type.layout
+
+    def _settled(self) -> Ref:
+        """A Ref of a whole cell that holds this tensor's value on the workers."""
+        cell = self._ref.cell
+        if cell.recording is not None and cell.recording is not cell.mesh._pending and cell.handle is None:
+            raise branch_error(user_source()) if cell.recording.program else MonarchError("this tensor has no value")
+        if self._ref.parent is None:
+            if cell.recording is not None or cell.mesh._pending is not None:
+                cell.mesh.flush()
+            cell.raise_failure()
+            return self._ref
+        from monarch.language.recorder.dispatch import aten, record
+
+        with torch.no_grad():
+            whole: DistributedTensor = record(aten.clone.default, (self.detach(),), {})
+        return whole._settled()
+
+    # -- fetching ------------------------------------------------------------------------------------------------
+
+    def full_tensor(self) -> torch.Tensor:
+        """The whole tensor as a plain one: waits for its value and fetches it from the workers."""
+        handle, mesh = self._value()
+        type_ = handle.type
+        ranks = _holders(type_, mesh)
+        shards = mesh.fetch(lambda executor: executor.shards(handle, ranks))
+        if len(ranks) == 1:
+            return shards[0]
+        filled = dict(zip(ranks, shards, strict=True))
+        # Workers that only hold copies are not asked; the assembly takes the first of each group of copies.
+        blocks = [filled.get(rank, shards[0]) for rank in range(mesh.spec.workers)]
+        return whole_of(blocks, type_, mesh.spec)
+
+    def to_local(self, **coordinates: int) -> torch.Tensor:
+        """What one worker holds, by its coordinates: `x.to_local(data=0, model=1)`. Dims that are left out are 0."""
+        handle, mesh = self._value()
+        worker = mesh.extent.point(dict.fromkeys(mesh.mesh_dim_names, 0) | coordinates).rank
+        return mesh.fetch(lambda executor: executor.shards(handle, [worker]))[0]
+
+    def _value(self) -> tuple[Handle, Mesh]:
+        from monarch.language.recorder.recording import current_program
+
+        if current_program() is not None:
+            raise branch_error(user_source())
+        cell = self._settled().cell
+        cell.mesh.settle()
+        if cell.handle is None:
+            cell.mesh.executor  # noqa: B018  (an abstract mesh says so)
+            raise MonarchError("this tensor has no value")
+        return cell.handle, cell.mesh
+
+    def redistribute(self, layout: LayoutLike) -> DistributedTensor:
+        """The same tensor laid out anew; its gradient is laid out so too."""
+        from monarch.language.recorder.constrain import constrain
+
+        return constrain(
+            self, as_layout(layout, TensorType(self.dtype, tuple(self.shape)), self.mesh.spec, "the tensor")
+        )
+
+    def wait(self) -> DistributedTensor:
+        """Wait until the workers have computed it, and raise what went wrong there."""
+        handle, mesh = self._value()
+        mesh.fetch(lambda executor: executor.wait(handle))
+        return self
+
+    def item(self) -> Any:
+        """The value of a tensor with one element, as a Python number: waits for it."""
+        from monarch.language.recorder.dispatch import read_item
+
+        return read_item(self)
+
+    def tolist(self) -> Any:
+        return self.full_tensor().tolist()
+
+    def numpy(self, *, force: bool = False) -> Any:
+        return self.full_tensor().numpy(force=force)
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        return self.full_tensor().__array__(dtype)
+
+    def __bool__(self) -> bool:
+        return bool(self.item())
+
+    def __float__(self) -> float:
+        return float(self.item())
+
+    def __int__(self) -> int:
+        return int(self.item())
+
+    def __index__(self) -> int:
+        value = self.item()
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise TypeError("only integer tensors of a single element can be converted to an index")
+        return value
+
+    def __complex__(self) -> complex:
+        return complex(self.item())
+
+    # -- printing ------------------------------------------------------------------------------------------------
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        cell = self._ref.cell
+        grad = ", requires_grad=True" if self.requires_grad else ""
+        note = ", not computed yet" if cell.handle is None and not cell.mesh.is_abstract else ""
+        return f"DistributedTensor({self._ref.type} on {cell.mesh.spec}{note}{grad})"
+
+    def _repr_html_(self) -> str:
+        """The tensor's type, and which workers hold what of it, for a notebook: from what is known in this process. No
+        worker is started for it, and nothing is run or fetched."""
+        from monarch.compiler.inspect.html import tensor_html
+
+        cell = self._ref.cell
+        mesh, view = cell.mesh, self._ref.parent is not None
+        error, notes = "", ["requires grad"] if self.requires_grad else []
+        if cell.failure is not None and (cell.handle is None or not cell.failure.raised):
+            found = cell.failure.error
+            error = getattr(found, "message", "") or str(found) or type(found).__name__
+        elif cell.handle is None and not mesh.is_abstract:
+            notes.append("not computed yet")
+        placed = cell.placed and not view and self._ref.type.layout.ndim == self.ndim
+        if view:
+            notes.append("a view of another tensor: its layout is chosen when it is used")
+        elif not placed:
+            notes.append("its layout is not chosen yet")
+        return tensor_html(self._ref.type, mesh.spec, mesh.ranks, notes, error, placed)
+
+    def __str__(self) -> str:
+        if self._ref.cell.mesh.is_abstract:
+            return repr(self)
+        return f"{self.full_tensor()!r} : {self.tensor_type} on {self.mesh.spec}"
+
+    def __format__(self, spec: str) -> str:
+        if not spec:
+            return str(self)
+        return format(self.item(), spec)
+
+    # -- what torch does with tensors ----------------------------------------------------------------------------
+
+    @property
+    def data(self) -> torch.Tensor:
+        """The same value without its history of gradients.
+
+        It can be set to a distributed tensor of the same shape and dtype; MonarchError otherwise.
+        """
+        return self.detach()
+
+    @data.setter
+    def data(self, new: torch.Tensor) -> None:
+        if not isinstance(new, DistributedTensor) or new.shape != self.shape:
+            raise MonarchError(
+                f"cannot set the data of {self._ref.type} to {type(new).__name__} {list(new.shape)}",
+                hint="assign a distributed tensor of the same shape, or copy: p.copy_(x) in torch.no_grad().",
+                source=user_source(),
+            )
+        if new.dtype != self.dtype:
+            torch.Tensor.data.__set__(self, new)  # type: ignore[attr-defined]
+        self._ref = new._ref
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> DistributedTensor:
+        with torch.no_grad():
+            made: Any = self.detach().clone()
+        made.requires_grad_(self.requires_grad)
+        if getattr(self, "_is_param", False):
+            made._is_param = True
+        memo[id(self)] = made
+        return made
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        message = outgoing.get()
+        if message is not None:
+            handle, mesh = self._value()
+            return message.refer(mesh.executor, handle, bool(getattr(self, "_is_param", False)), self.requires_grad)
+        raise MonarchError(
+            f"cannot pickle {self!r}: its data lies on the workers",
+            hint="fetch it first: x.full_tensor(); "
+            "a whole module: {k: v.full_tensor() for k, v in model.state_dict().items()}.",
+        )
+
+
+def _holders(type: TensorType, mesh: Mesh) -> list[int]:
+    """The workers whose blocks make the whole tensor: one of each group of copies."""
+    if type.layout.is_replicated:
+        return [0]
+    free = [name for name in mesh.mesh_dim_names if type.layout.placement(name) is None]
+    return [rank for rank, point in enumerate(mesh.spec.coordinates()) if not any(point[name] for name in free)]

@@ -1,0 +1,168 @@
+"""What a program takes: numbers, lists and arrays where a tensor is expected, types in `Annotated`; and which mesh."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Annotated, Any
+
+import numpy as np
+import pytest
+import torch
+
+import monarch
+from monarch.compiler.errors import ProgramError
+from monarch.compiler.execution.factories import executors_by
+from monarch.language import Mesh, program
+from monarch.language.compile import compiling_with
+from tests.language.dense import DenseExecutor, compile_dense
+
+Batch = Annotated[torch.Tensor, "f32[4@data, 2]"]
+
+
+@pytest.fixture(autouse=True)
+def no_other_mesh(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Meshes that other tests of this process have left open are none of these programs'."""
+    monkeypatch.setattr("monarch.language.tensors.mesh._meshes", weakref.WeakValueDictionary())
+
+
+@program
+def double(x: Batch) -> torch.Tensor:
+    return x * 2
+
+
+# -- arrays ----------------------------------------------------------------------------------------------------------
+
+
+def read_only() -> np.ndarray:
+    array = np.full((4, 2), 3, np.float32)
+    array.flags.writeable = False
+    return array
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        [[1, 2]] * 4,
+        [(0.1, 0.2)] * 4,
+        [[True, False]] * 4,
+        np.arange(8, dtype=np.float32).reshape(4, 2),
+        np.arange(8, dtype=np.float32).reshape(2, 4).T,
+        read_only(),
+        [np.arange(2, dtype=np.float32)] * 4,
+    ],
+)
+@pytest.mark.parametrize("keyword", [False, True])
+def test_lists_and_arrays_are_tensors(mesh: Mesh, value: Any, keyword: bool) -> None:
+    wanted = torch.as_tensor(np.array(value), dtype=torch.float32) * 2
+    found: Any = double(x=value) if keyword else double(value)
+    assert torch.equal(found.full_tensor(), wanted)
+    assert "input 0" in str(double.trace(value).graph)
+    assert "f32[4@data, 2]" in str(double.trace(value).graph)
+
+
+def test_numbers_are_tensors(mesh: Mesh) -> None:
+    @program
+    def scaled(x: torch.Tensor, by: "f32[]", times: "i64[]") -> torch.Tensor:
+        return x * by**times
+
+    x = torch.arange(3.0)
+    for by, times in ((0.5, 2), (3, 1), (np.float32(0.25), np.int64(3)), (True, 4)):
+        found: Any = scaled(x, by, times)  # type: ignore[arg-type]
+        torch.testing.assert_close(found.full_tensor(), x * float(by) ** int(times))
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (np.zeros((4, 2)), r"'x' is f64\[4, 2\], and is annotated as f32\[4@data, 2\]"),
+        ([[1.0, 2.0]] * 3, r"'x' is f32\[3, 2\], and is annotated as f32\[4@data, 2\]"),
+        ([[1.0, 2.0], [1.0]], r"makes no such tensor: .*(.|\n)*it is \[\[1.0, 2.0\], \[1.0\]\]"),
+        (["a"], "makes no such tensor"),
+    ],
+)
+def test_what_does_not_fit_its_annotation_is_refused(mesh: Mesh, value: Any, words: str) -> None:
+    with pytest.raises(ProgramError, match=words):
+        double(value)
+
+
+def test_a_fraction_is_no_whole_number(mesh: Mesh) -> None:
+    @program
+    def step(x: "i32[2]") -> torch.Tensor:
+        return x + 1
+
+    with pytest.raises(ProgramError, match=r"'x' is f32\[2\], and is annotated as i32\[2\]"):
+        step([1.5, 2.0])  # type: ignore[arg-type]
+    with pytest.raises(ProgramError, match="makes no such tensor"):
+        step([2**40, 1])  # type: ignore[arg-type]
+    assert step([1, 2]).full_tensor().dtype == torch.int32  # type: ignore[arg-type, attr-defined]
+
+
+# -- annotations -----------------------------------------------------------------------------------------------------
+
+
+def test_types_in_annotated(mesh: Mesh) -> None:
+    import typing as t
+
+    @program
+    def step(x: Batch, y: Annotated[torch.Tensor, "a batch", "f32[4, 2@model]"], z: t.Annotated[float, "rate"]) -> Any:
+        return x + y * z
+
+    x, y = torch.rand(4, 2), torch.rand(4, 2)
+    graph = str(step.trace(x, y, 0.5).graph)
+    assert "f32[4@data, 2]" in graph and "f32[4, 2@model]" in graph
+    step.__wrapped__.__annotations__.update(x=Batch, y=Annotated[torch.Tensor, "f32[4, 2@data]"])
+    assert "f32[4, 2@data]" in str(program(step.__wrapped__).trace(x, y, 0.5).graph)
+    with pytest.raises(ProgramError, match=r"annotated as f32\[4@data, 2\]"):
+        step(torch.zeros(3, 2), y, 0.5)
+
+
+# -- which mesh ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def dense() -> Any:
+    with executors_by(DenseExecutor), compiling_with(compile_dense):
+        yield
+
+
+def test_a_program_finds_the_only_mesh(dense: Any) -> None:
+    @program
+    def step(x: torch.Tensor) -> torch.Tensor:
+        return x + 1
+
+    with Mesh.abstract(data=512) as abstract:
+        assert "mesh<data=512>" in str(step.trace(torch.ones(3)).graph)
+    assert abstract.is_closed
+    for size in (2, 3):  # the mesh that the program found before is closed
+        with Mesh.abstract(data=512), Mesh(data=size) as mesh:
+            view = mesh.rename(data="rows")
+            for _ in range(3):
+                found: Any = step(torch.ones(3))
+                assert found.mesh is mesh and found.full_tensor().tolist() == [2, 2, 2]
+            with Mesh(rows=2):  # a program keeps the mesh that it has found
+                found = step(torch.ones(3))
+                assert found.mesh is mesh
+            del view
+
+
+def test_of_several_meshes_none_is_chosen(dense: Any) -> None:
+    @program
+    def step(x: torch.Tensor) -> torch.Tensor:
+        return x + 1
+
+    words = r"step has no mesh, and this process has 2(.|\n)*Mesh\(data=2\)\n +Mesh\(rows=3\)\n(.|\n)*mesh=\.\.\."
+    with Mesh(data=2), Mesh(rows=3) as second:
+        with pytest.raises(ProgramError, match=words):
+            step(torch.ones(3))
+        found: Any = step(monarch.distribute(torch.ones(3), second))
+        assert found.mesh is second
+
+
+# -- torch.compile ---------------------------------------------------------------------------------------------------
+
+
+def test_torch_compile_of_a_program_is_the_program(mesh: Mesh) -> None:
+    assert torch.compile(double) is double
+    assert torch.compile(double, mode="max-autotune") is double
+    assert torch.compile(fullgraph=True)(double) is double
+    assert torch.compile(lambda x: x + 1, backend="eager")(torch.ones(2)).tolist() == [2, 2]
