@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import importlib
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -16,6 +15,7 @@ from monarch.compiler.context import Context, Pass
 from monarch.compiler.errors import GraphError, MonarchError
 from monarch.compiler.graph import Graph
 from monarch.compiler.kernels.fuse import FuseKernels
+from monarch.compiler.loading import load
 from monarch.compiler.partition import PartitionByMesh, nesting_order
 from monarch.compiler.partition.decide import mark_traced
 from monarch.compiler.passes.collectives import JoinCollectives, SimplifyReductions
@@ -73,8 +73,8 @@ def lowering(context: Context) -> list[Pass]:
 
 
 def _for_gpus() -> Any:
-    """The module `kernels.gpu`, which is loaded only for plans for GPUs."""
-    return importlib.import_module("monarch.compiler.kernels.gpu")
+    """The passes that only plans for GPUs need."""
+    return load("monarch.compiler.kernels.gpu")
 
 
 def _partition_by_mesh(graph: Graph) -> list[Pass]:

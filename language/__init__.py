@@ -3,12 +3,18 @@
 # These add to the recorder's table of ops that are not recorded as they are, and to PyTorch's optimizers.
 from monarch.language.optimizers import averaging, scaling  # noqa: F401  isort: skip
 from monarch.language.recorder import composites, foreach, questions, random  # noqa: F401  isort: skip
+from monarch.compiler.plan import CompileOptions
+from monarch.language.eager.flush import flush
 from monarch.language.errors import OperatorError
 from monarch.language.placing.distribute import distribute, module_to_mesh
+from monarch.language.placing.shards import from_shards
 from monarch.language.programs.program import Program, Traced, program
-from monarch.language.recorder.constrain import layout
+from monarch.language.recorder.constrain import constrain, layout
+from monarch.language.recorder.dispatch import clone, dispatch, read_item
 from monarch.language.recorder.random import manual_seed
+from monarch.language.recorder.recording import is_tracing
 from monarch.language.tensors.mesh import Mesh
+from monarch.language.tensors.operations import operations
 from monarch.language.tensors.tensor import DistributedTensor
 
 __all__ = [
@@ -23,3 +29,12 @@ __all__ = [
     "module_to_mesh",
     "program",
 ]
+
+operations.dispatch = dispatch
+operations.clone = clone
+operations.constrain = constrain
+operations.read_item = read_item
+operations.is_tracing = is_tracing
+operations.flush = flush
+operations.adopt = from_shards
+operations.program = lambda function, mesh: Program(function, mesh, CompileOptions())

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from monarch.compiler.config import settings
 from monarch.compiler.execution.watching import is_watched
 from monarch.compiler.graph import Graph
+from monarch.compiler.loading import load
 from monarch.compiler.plan import CompileOptions, Plan
 
 Compile = Callable[[Graph], Plan]
@@ -24,10 +25,9 @@ def compile_graph(
     """The plan of a traced graph; `report` fills what the inspector shows of it."""
     if _compile is not None:
         return _compile(graph)
-    from monarch.compiler import pipeline
-
     # A trace is read with the report of what it measured.
-    return pipeline.compile_graph(graph, options, report=report or is_watched())
+    plan: Plan = load("monarch.compiler.pipeline:compile_graph")(graph, options, report=report or is_watched())
+    return plan
 
 
 def eager_options() -> CompileOptions:
@@ -38,9 +38,8 @@ def eager_options() -> CompileOptions:
 
 def partition_graph(graph: Graph, options: CompileOptions) -> Graph:
     """A traced graph, partitioned for its mesh."""
-    from monarch.compiler import pipeline
-
-    return pipeline.partition_graph(graph, options)
+    partitioned: Graph = load("monarch.compiler.pipeline:partition_graph")(graph, options)
+    return partitioned
 
 
 @contextmanager

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, get_origin
 
 from monarch.compiler.errors import LayoutError, Source
-from monarch.compiler.types import Layout, MeshSpec, TensorType
+from monarch.compiler.text import parse_layout, parse_type
+from monarch.compiler.types import DTYPES, Layout, MeshSpec, TensorType
 
 LayoutLike = Layout | str | Sequence[Any]
 """`"[@data, -]"`, `["data", None]`, `[Shard(0), Replicate()]` (one for each *mesh* dim), or a Layout."""
@@ -49,8 +50,6 @@ def _read(layout: LayoutLike, ndim: int, mesh: MeshSpec, name: str) -> Layout:
     if isinstance(layout, Layout):
         return layout
     if isinstance(layout, str):
-        from monarch.compiler.text import parse_layout
-
         return parse_layout(layout)
     entries = list(layout)
     if entries and all(type(entry).__name__ in _PLACEMENTS for entry in entries):
@@ -121,9 +120,6 @@ def _from_text(annotation: str, names: Mapping[str, Any]) -> TensorType | None:
     if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
         text = text[1:-1].strip()
     head, bracket, _ = text.partition("[")
-    from monarch.compiler.text import parse_type
-    from monarch.compiler.types import DTYPES
-
     if bracket and head.strip() in DTYPES:
         return parse_type(text)
     try:

@@ -12,11 +12,11 @@ Names are loaded when they are first used, and workers start when a mesh first n
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any
 
 from monarch.compiler.execution.factories import set_executor_factory
 from monarch.compiler.kernels.templates import set_templates
+from monarch.compiler.loading import load
 from monarch.compiler.shown import draw_with
 
 if TYPE_CHECKING:
@@ -136,8 +136,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'monarch' has no attribute {name!r}")
     home = _HOME[name]
-    module = importlib.import_module(f"monarch.{name}" if home == "monarch" else home)
-    value = globals()[name] = module if home == "monarch" else getattr(module, name)
+    value = globals()[name] = load(f"monarch.{name}" if home == "monarch" else f"{home}:{name}")
     return value
 
 
@@ -147,17 +146,18 @@ def __dir__() -> list[str]:
 
 def _start_local(mesh: MeshSpec) -> Any:
     """Start workers on this host: an Executor. `language` asks for them through the Protocol, and knows no runtime."""
-    return importlib.import_module("monarch.runtime.controller.executor").start_local(mesh)
+    return load("monarch.runtime.controller.executor:start_local")(mesh)
 
 
 def _templates() -> Any:
     """The library's kernels for whole ops, by op."""
-    return importlib.import_module("monarch.stdlib.kernels.calls").TEMPLATES
+    return load("monarch.stdlib.kernels.calls:TEMPLATES")
 
 
 def _draw(value: Any) -> str:
     """A layout's or tensor type's drawing, for a notebook."""
-    return importlib.import_module("monarch.compiler.inspect.html").html_of(value)
+    html: str = load("monarch.compiler.inspect.html:html_of")(value)
+    return html
 
 
 set_executor_factory(_start_local)

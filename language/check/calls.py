@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ast
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from monarch.language.check import hints
+from monarch.language.check.frames import Arguments, Follower, Frame, of_parameters, result_of
+from monarch.language.check.imported import ImportedCall
 from monarch.language.check.kinds import (
     DERIVED,
     LISTS,
@@ -27,42 +28,13 @@ from monarch.language.check.kinds import (
     join,
     join_all,
 )
-
-if TYPE_CHECKING:
-    from monarch.language.check.expressions import Expressions, Frame
+from monarch.language.check.refused import generator_given, printed, read, sizes, written
 
 _GROWS = {"append", "extend", "insert", "add", "appendleft", "extendleft"}
 _CHANGES = {"update", "setdefault", "pop", "popitem", "remove", "discard", "popleft"}
 
 
-@dataclass(frozen=True)
-class Arguments:
-    """What a call is given. `starred`: some of it by * or **, which may be anything."""
-
-    positional: tuple[Value, ...]
-    keywords: dict[str, Value]
-    starred: bool = False
-
-    @property
-    def all(self) -> tuple[Value, ...]:
-        return (*self.positional, *self.keywords.values())
-
-    @property
-    def has_tensor(self) -> bool:
-        return any(
-            entry.is_tensor or entry.kind is Kind.DERIVED for value in self.all for entry in (value, entry_of(value))
-        )
-
-    @property
-    def key(self) -> object:
-        keywords = tuple(sorted((name, value.key) for name, value in self.keywords.items()))
-        return (tuple(value.key for value in self.positional), repr(keywords), self.starred)
-
-    def first(self) -> Value:
-        return self.positional[0] if self.positional else next(iter(self.keywords.values()), UNKNOWN)
-
-
-def evaluate(interpreter: Expressions, node: ast.Call, frame: Frame) -> Value:
+def evaluate(interpreter: Follower, node: ast.Call, frame: Frame) -> Value:
     """What a call gives; what it is given is gone through."""
     holder: Value | None = None
     if isinstance(node.func, ast.Attribute):
@@ -72,8 +44,6 @@ def evaluate(interpreter: Expressions, node: ast.Call, frame: Frame) -> Value:
         callee = interpreter.expression(node.func, frame)
     arguments = _arguments(interpreter, node, frame)
     if callee.kind is Kind.IMPORTED:
-        from monarch.language.check.imported import ImportedCall
-
         return ImportedCall(interpreter, node, frame, arguments, callee.dotted).value()
     if callee.kind in (Kind.FUNCTION, Kind.PROGRAM) and callee.function is not None:
         return _follow(interpreter, callee, arguments, frame)
@@ -93,7 +63,7 @@ def _is_looked_up(holder: Value, name: str) -> bool:
     return holder.kind in (Kind.IMPORTED, Kind.INSTANCE)
 
 
-def _arguments(interpreter: Expressions, node: ast.Call, frame: Frame) -> Arguments:
+def _arguments(interpreter: Follower, node: ast.Call, frame: Frame) -> Arguments:
     positional: list[Value] = []
     keywords: dict[str, Value] = {}
     starred = False
@@ -111,7 +81,7 @@ def _arguments(interpreter: Expressions, node: ast.Call, frame: Frame) -> Argume
     return Arguments(tuple(positional), keywords, starred)
 
 
-def _follow(interpreter: Expressions, callee: Value, arguments: Arguments, frame: Frame) -> Value:
+def _follow(interpreter: Follower, callee: Value, arguments: Arguments, frame: Frame) -> Value:
     function = callee.function
     assert function is not None
     if callee.kind is Kind.PROGRAM and not frame.inside:
@@ -121,7 +91,7 @@ def _follow(interpreter: Expressions, callee: Value, arguments: Arguments, frame
     return interpreter.call(function, arguments, frame)
 
 
-def _instance(interpreter: Expressions, callee: Value, arguments: Arguments, frame: Frame) -> Value:
+def _instance(interpreter: Follower, callee: Value, arguments: Arguments, frame: Frame) -> Value:
     """An object that is called: a module's forward, or __call__."""
     assert callee.cls is not None
     method = interpreter.names.method(callee.cls, "__call__") or interpreter.names.method(callee.cls, "forward")
@@ -133,85 +103,12 @@ def _instance(interpreter: Expressions, callee: Value, arguments: Arguments, fra
     return DERIVED if arguments.has_tensor else UNKNOWN
 
 
-def result_of(arguments: Arguments, frame: Frame) -> Value:
-    """What an op makes of its arguments. Inside a program, what depends on no tensor of the mesh may be known while it
-    is traced."""
-    given = [part for value in arguments.all for part in (value, entry_of(value))]
-    tensors = [value for value in given if value.is_tensor]
-    made = replace(MADE, detached=frame.no_grad or bool(tensors) and all(value.detached for value in tensors))
-    if any(value.kind in (Kind.TENSOR, Kind.DERIVED) for value in given):
-        return made
-    return replace(made, kind=Kind.SOME if frame.inside or tensors else Kind.HOST)
-
-
-def of_parameters(frame: Frame) -> Value:
-    """What a module gives, whose parameters are on the mesh."""
-    return replace(MADE, detached=frame.no_grad)
-
-
-# -- what is refused wherever it stands ------------------------------------------------------------------------------
-
-
-def read(interpreter: Expressions, node: ast.expr, frame: Frame, what: str = "") -> None:
-    if frame.inside:
-        because = f": {what}" if what else ""
-        interpreter.report.add(
-            "M102",
-            node,
-            f"'{frame.program}' cannot read a tensor's value into Python{because}",
-            hints.read(interpreter.report.line_of(node)),
-        )
-
-
-def printed(interpreter: Expressions, node: ast.expr, values: Value, frame: Frame) -> None:
-    """Values that are made into text."""
-    given = values.items if values.items is not None else (values,)
-    if frame.inside and any(value.kind is Kind.TENSOR for value in given):
-        interpreter.report.add(
-            "M103",
-            node,
-            f"'{frame.program}' cannot print a tensor's value",
-            hints.printed(interpreter.report.line_of(node)),
-        )
-
-
-def written(interpreter: Expressions, node: ast.expr | ast.stmt, value: Value, frame: Frame) -> None:
-    """A tensor is changed in place."""
-    if not frame.inside:
-        return
-    line = interpreter.report.line_of(node)
-    if value.kind is Kind.TENSOR and value.origin == "argument":
-        interpreter.report.add("M105", node, "an argument of the program is changed in place", hints.argument(line))
-    elif value.kind is Kind.HOST:
-        interpreter.report.add("M106", node, "a plain tensor is changed in place in a program", hints.plain(line))
-
-
-def changing(interpreter: Expressions, node: ast.expr, dotted: str, frame: Frame) -> None:
-    if frame.inside:
-        name = dotted.removeprefix("builtins.")
-        interpreter.report.add(
-            "M301", node, f"{name} gives another value at every call", hints.changing(interpreter.report.line_of(node))
-        )
-
-
-def indexed(interpreter: Expressions, node: ast.Subscript, index: Value, frame: Frame) -> None:
-    """Selecting by a mask gives as many entries as are true."""
-    parts = index.items if index.items is not None else (index,)
-    if frame.inside and any(part.kind is Kind.TENSOR and part.boolean for part in parts):
-        interpreter.report.add(
-            "M104",
-            node,
-            "selecting by a mask gives a shape that depends on values",
-            hints.shape(interpreter.report.line_of(node)),
-        )
-
-
 # -- methods ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass
 class _Method:
-    interpreter: Expressions
+    interpreter: Follower
     node: ast.Call
     frame: Frame
     arguments: Arguments
@@ -322,19 +219,3 @@ class _Method:
         if name == "get":
             return join(entry_of(holder), join_all(given.positional[1:]))
         return PYTHON
-
-
-def generator_given(interpreter: Expressions, node: ast.Call, arguments: Arguments, frame: Frame) -> None:
-    if frame.inside and arguments.keywords.get("generator", UNKNOWN).kind is Kind.GENERATOR:
-        interpreter.report.add(
-            "M109",
-            node,
-            "a torch.Generator cannot draw a program's random numbers",
-            hints.generator(interpreter.report.line_of(node)),
-        )
-
-
-def sizes(interpreter: Expressions, node: ast.Call, arguments: Arguments, frame: Frame) -> None:
-    values = [value for given in arguments.positional for value in (given, *(given.items or ()))]
-    if any(value.kind is Kind.TENSOR for value in values):
-        read(interpreter, node, frame, "a size is a Python number")

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import ast
-from abc import ABC, abstractmethod
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from dataclasses import replace
 
-from monarch.language.check import calls, hints
+from monarch.language.check import calls, hints, refused
+from monarch.language.check.frames import Follower, Frame
 from monarch.language.check.kinds import (
     CHANGING,
     MADE,
@@ -25,50 +24,10 @@ from monarch.language.check.kinds import (
     join_all,
     named,
 )
-from monarch.language.check.names import Names
-from monarch.language.check.report import Reporter
-from monarch.language.check.scopes import Function, Scope
-
-if TYPE_CHECKING:
-    from monarch.language.check.calls import Arguments
 
 
-@dataclass
-class Frame:
-    """A function being followed. `inside` is false while a value of the file's own level is only looked up."""
-
-    scope: Scope
-    env: dict[str, Value] = field(default_factory=dict)
-    parent: Frame | None = None
-    inside: bool = True
-    program: str = ""
-    no_grad: bool = False
-    returns: list[Value] = field(default_factory=list)
-
-    def frame_of(self, scope: Scope) -> Frame | None:
-        frame: Frame | None = self
-        while frame is not None and frame.scope is not scope:
-            frame = frame.parent
-        return frame
-
-
-class Expressions(ABC):
+class Expressions(Follower):
     """Goes through expressions; `assign` and `call` are the statements' part."""
-
-    def __init__(self, names: Names, reporter: Reporter) -> None:
-        self.names = names
-        self.file = names.file
-        self.report = reporter
-        self.frames: dict[int, Frame] = {}
-        """The frame in which each function of a program was defined, by id of its node."""
-
-    @abstractmethod
-    def assign(self, target: ast.expr, value: Value, frame: Frame) -> None:
-        """Bind a target to a value."""
-
-    @abstractmethod
-    def call(self, function: Function, arguments: Arguments, caller: Frame) -> Value:
-        """Follow a function of the file, called so."""
 
     def truth(self, node: ast.expr, frame: Frame) -> None:
         """An expression whose truth decides what runs."""
@@ -202,7 +161,7 @@ class Expressions(ABC):
         if isinstance(node.op, ast.Mod) and isinstance(node.left, ast.Constant) and isinstance(node.left.value, str):
             given = self.expression(node.right, frame)
             if "%r" not in node.left.value:
-                calls.printed(self, node, given, frame)
+                refused.printed(self, node, given, frame)
             return PYTHON
         values = []
         left: ast.expr = node
@@ -226,7 +185,7 @@ class Expressions(ABC):
                 continue
             if isinstance(operator, ast.In | ast.NotIn):
                 if values[place + 1].kind is Kind.TENSOR:
-                    calls.read(self, node, frame, "'in' looks for a value in a tensor")
+                    refused.read(self, node, frame, "'in' looks for a value in a tensor")
                 continue
             compared = self.combined(values[place : place + 2])
             if compared.is_tensor:
@@ -237,35 +196,22 @@ class Expressions(ABC):
                 result = compared
         return result
 
-    def combined(self, values: list[Value]) -> Value:
-        """The result of arithmetic."""
-        tensors = [value for value in values if value.is_tensor]
-        if tensors:
-            kind = max(Kind.SOME, *(value.kind for value in tensors))  # it lies elsewhere than what it is made of
-            detached = all(value.detached for value in tensors)
-            return Value(kind, "made", boolean=all(value.boolean for value in tensors), detached=detached)
-        if any(value.kind is Kind.CONTAINER for value in values):
-            return container([entry_of(value) for value in values], known=False)
-        if any(value.kind is Kind.DERIVED for value in values):
-            return Value(Kind.DERIVED)
-        return PYTHON if all(value.kind is Kind.PYTHON for value in values) else UNKNOWN
-
     def _e_subscript(self, node: ast.Subscript, frame: Frame) -> Value:
         holder = self.expression(node.value, frame)
         index = self.expression(node.slice, frame)
         if holder.kind is Kind.IMPORTED and named(holder.dotted, CHANGING):
-            calls.changing(self, node, holder.dotted, frame)
+            refused.changing(self, node, holder.dotted, frame)
             return PYTHON
         if holder.is_tensor:
             if isinstance(node.ctx, ast.Load) and holder.kind is Kind.TENSOR:
-                calls.indexed(self, node, index, frame)
+                refused.indexed(self, node, index, frame)
             parts = index.items if index.items is not None else (index,)
             if isinstance(node.slice, ast.List) or any(part.kind is not Kind.PYTHON for part in parts):
                 return replace(holder, kind=max(holder.kind, Kind.SOME), origin="made")  # it may be a copy
             return holder
         if holder.kind is Kind.CONTAINER:
             if index.kind is Kind.TENSOR and holder.items is not None:
-                calls.read(self, node.slice, frame, "a list is indexed by a tensor's value")
+                refused.read(self, node.slice, frame, "a list is indexed by a tensor's value")
             if holder.items is not None and isinstance(place := node.slice, ast.Constant):
                 if isinstance(place.value, int) and -len(holder.items) <= place.value < len(holder.items):
                     return holder.items[place.value]
@@ -275,7 +221,7 @@ class Expressions(ABC):
     def _e_slice(self, node: ast.Slice, frame: Frame) -> Value:
         for part in (node.lower, node.upper, node.step):
             if part is not None and self.expression(part, frame).kind is Kind.TENSOR:
-                calls.read(self, part, frame, "a slice's bound is a Python number")
+                refused.read(self, part, frame, "a slice's bound is a Python number")
         return PYTHON
 
     def _e_tuple(self, node: ast.Tuple | ast.List | ast.Set, frame: Frame) -> Value:
@@ -309,7 +255,7 @@ class Expressions(ABC):
             if isinstance(part, ast.FormattedValue):
                 value = self.expression(part.value, frame)
                 if part.conversion in (-1, ord("s")):
-                    calls.printed(self, part.value, container([value]), frame)
+                    refused.printed(self, part.value, container([value]), frame)
                 if part.format_spec is not None:
                     self.expression(part.format_spec, frame)
         return PYTHON

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import ast
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from monarch.language.check import hints
-from monarch.language.check.calls import Arguments, changing, generator_given, printed, read, result_of, sizes, written
+from monarch.language.check.frames import Arguments, Follower, Frame, result_of
 from monarch.language.check.kinds import (
     CHANGING,
     DERIVED,
@@ -32,9 +31,7 @@ from monarch.language.check.kinds import (
     named,
 )
 from monarch.language.check.names import is_monarch
-
-if TYPE_CHECKING:
-    from monarch.language.check.expressions import Expressions, Frame
+from monarch.language.check.refused import changing, generator_given, printed, read, sizes, written
 
 _COMPARING = {f"builtins.{name}" for name in ("max", "min", "sorted", "any", "all")}
 _CONTAINERS = {f"builtins.{name}" for name in ("list", "tuple", "set", "frozenset", "dict", "reversed", "iter")}
@@ -46,7 +43,7 @@ _BOOLEAN = set("isnan isinf isfinite eq ne lt le gt ge logical_and logical_or lo
 
 @dataclass
 class ImportedCall:
-    interpreter: Expressions
+    interpreter: Follower
     node: ast.Call
     frame: Frame
     arguments: Arguments

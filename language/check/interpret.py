@@ -10,8 +10,9 @@ import ast
 from collections.abc import Iterable
 from dataclasses import replace
 
-from monarch.language.check import calls, hints
-from monarch.language.check.expressions import Expressions, Frame
+from monarch.language.check import hints, refused
+from monarch.language.check.expressions import Expressions
+from monarch.language.check.frames import Arguments, Frame
 from monarch.language.check.kinds import (
     ARGUMENT,
     PYTHON,
@@ -44,7 +45,15 @@ class Interpreter(Expressions):
         self._open: set[object] = set()
         self._depth = 0
         self._bodies = 0
-        names.interpreter = self
+        names.evaluate = self._outside
+
+    def _outside(self, expression: ast.expr, scope: Scope) -> Value:
+        """What an expression of a scope is, outside of programs. Reports nothing."""
+        self.report.silent += 1
+        try:
+            return self.expression(expression, Frame(scope, inside=False))
+        finally:
+            self.report.silent -= 1
 
     # -- programs and calls --------------------------------------------------------------------------------------
 
@@ -77,7 +86,7 @@ class Interpreter(Expressions):
             frame.env[parameter.arg] = value
         self.body(function.body, frame)
 
-    def call(self, function: Function, arguments: calls.Arguments, caller: Frame) -> Value:
+    def call(self, function: Function, arguments: Arguments, caller: Frame) -> Value:
         """Follow a function of the file, called so."""
         key = (id(function.node), caller.no_grad, caller.inside, arguments.key)
         if key in self._results:
@@ -105,7 +114,7 @@ class Interpreter(Expressions):
         self._results[key] = result
         return result
 
-    def bind(self, function: Function, arguments: calls.Arguments, frame: Frame) -> None:
+    def bind(self, function: Function, arguments: Arguments, frame: Frame) -> None:
         """Give the parameters what the call gives."""
         names = function.node.args
         given = list(arguments.positional)
@@ -194,10 +203,10 @@ class Interpreter(Expressions):
         target = node.target
         if isinstance(target, ast.Name):
             before = self.name(target.id, frame, target)
-            calls.written(self, node, before, frame)
+            refused.written(self, node, before, frame)
             frame.env[target.id] = before if before.kind is Kind.TENSOR else self.combined([before, operand])
         else:
-            calls.written(self, node, self.expression(self._read(target), frame), frame)
+            refused.written(self, node, self.expression(self._read(target), frame), frame)
 
     @staticmethod
     def _read(target: ast.expr) -> ast.expr:
@@ -356,7 +365,7 @@ class Interpreter(Expressions):
             holder = self.expression(target.value, frame)
             self.expression(target.slice, frame)
             if holder.is_tensor:
-                calls.written(self, target, holder, frame)
+                refused.written(self, target, holder, frame)
             if isinstance(target.value, ast.Name) and holder.kind is Kind.CONTAINER:
                 frame.env[target.value.id] = replace(holder, items=None, each=join(entry_of(holder), value))
         elif isinstance(target, ast.Attribute):

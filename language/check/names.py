@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from monarch.compiler.errors import LayoutError
 from monarch.compiler.types import DTYPES, MeshSpec
@@ -25,9 +24,6 @@ from monarch.language.check.kinds import (
 from monarch.language.check.scopes import Binding, Class, File, Function, Scope
 from monarch.language.layouts import annotated_with
 
-if TYPE_CHECKING:
-    from monarch.language.check.interpret import Interpreter
-
 _TENSOR_NAMES = {"Tensor", "DistributedTensor", "FloatTensor", "LongTensor"}
 _PYTHON_NAMES = {"int", "float", "bool", "str", "bytes", "complex", "None", "Path", "dtype", "device", "Literal"}
 _MESH_VIEWS = {"rename", "split", "flatten", "slice"}
@@ -44,7 +40,8 @@ class Names:
 
     def __init__(self, file: File) -> None:
         self.file = file
-        self.interpreter: Interpreter
+        self.evaluate: Callable[[ast.expr, Scope], Value]
+        """What an expression of a scope is, outside of programs: whoever goes through expressions says so."""
         self._known: dict[tuple[int, str], Value] = {}
         self._calls: dict[int, list[tuple[ast.Call, Scope]]] | None = None
         self._open: set[tuple[int, str]] = set()
@@ -98,17 +95,6 @@ class Names:
         for place in binding.path:
             value = value.items[place] if value.items is not None and place < len(value.items) else entry_of(value)
         return value
-
-    def evaluate(self, expression: ast.expr, scope: Scope) -> Value:
-        """What an expression of a scope is, outside of programs. Reports nothing."""
-        from monarch.language.check.expressions import Frame
-
-        reporter = self.interpreter.report
-        reporter.silent += 1
-        try:
-            return self.interpreter.expression(expression, Frame(scope, inside=False))
-        finally:
-            reporter.silent -= 1
 
     # -- classes -------------------------------------------------------------------------------------------------
 

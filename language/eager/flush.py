@@ -52,12 +52,12 @@ def flush(mesh: Mesh) -> None:
     recorded."""
     with turns:
         mesh.settle()
-        while (recording := mesh._pending) is not None:
+        while (recording := mesh.pending) is not None:
             live = [(cell, value) for ref, value in recording.made if (cell := ref()) is not None]
             try:
                 _run(mesh, recording, live)
             except Exception as error:
-                if mesh._pending is not recording:  # a signal's handler has run it meanwhile
+                if mesh.pending is not recording:  # a signal's handler has run it meanwhile
                     return
                 for cell, _ in live:
                     cell.failure = Failure(error)
@@ -67,7 +67,7 @@ def flush(mesh: Mesh) -> None:
 
 
 def _ran(mesh: Mesh, recording: Recording) -> None:
-    mesh._pending = None
+    mesh.pending = None
     recording.release()
 
 
@@ -146,12 +146,12 @@ def _run(mesh: Mesh, recording: Recording, live: list[tuple[Cell, Value]]) -> No
     mesh.keep(state.cell for state in job.states)
 
     def bind(handles: list[Handle]) -> None:
-        if mesh._pending is not recording:
+        if mesh.pending is not recording:
             return
         job.bind(compiled, handles)
         _ran(mesh, recording)
 
-    if mesh._pending is recording and len(recording.tape.ops) == length:
+    if mesh.pending is recording and len(recording.tape.ops) == length:
         try:
             job.run(compiled, bind)
         except _FAILED as error:

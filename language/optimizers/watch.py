@@ -13,9 +13,8 @@ from torch.optim import optimizer as torch_optimizer
 
 from monarch.compiler.errors import ProgramError
 from monarch.language.placing.distribute import distribute
-from monarch.language.programs.environment import parameters
-from monarch.language.recorder.optimizer_state import OptimizerSnapshot, is_plain
-from monarch.language.recorder.recording import Recording, current_program
+from monarch.language.recorder.optimizer_state import OptimizerSnapshot, is_plain, parameters
+from monarch.language.recorder.recording import Recording, current_program, outside_programs
 from monarch.language.source import user_source
 from monarch.language.tensors.tensor import DistributedTensor
 
@@ -39,7 +38,7 @@ def _note(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     """Note what an optimizer of the eager door had before a step, to go back to if an op recorded before it fails."""
     if current_program() is None:
         meshes = {p.mesh for p in parameters(optimizer) if isinstance(p, DistributedTensor)}
-        for pending in filter(None, (mesh._pending for mesh in meshes)):
+        for pending in filter(None, (mesh.pending for mesh in meshes)):
             pending.steps.append((len(pending.tape.ops), OptimizerSnapshot(optimizer)))
 
 
@@ -240,8 +239,6 @@ class OptimizerWatch:
 
 
 def _outside(recording: Recording, value: torch.Tensor) -> DistributedTensor:
-    from monarch.language.recorder.recording import outside_programs
-
     with outside_programs():
         return distribute(value, recording.mesh)
 

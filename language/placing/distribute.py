@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import fnmatch
 import re
-import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -20,6 +19,7 @@ from monarch.language.recorder.dispatch import record
 from monarch.language.recorder.recording import current_program, outside_programs
 from monarch.language.source import user_source
 from monarch.language.tensors.mesh import Mesh
+from monarch.language.tensors.plain import put
 from monarch.language.tensors.shapes import to_fake
 from monarch.language.tensors.tensor import Cell, DistributedTensor, Ref
 
@@ -104,20 +104,10 @@ def _fetched(tensor: torch.Tensor) -> torch.Tensor:
 def place(tensor: torch.Tensor, mesh: Mesh, type: TensorType) -> DistributedTensor:
     """A leaf on the mesh with the data of a plain tensor, and its requires_grad. A meta tensor, which has no data, is
     made on the workers, of zeros."""
-    if tensor.layout is not torch.strided:
-        raise LayoutError(
-            f"a tensor of layout {tensor.layout} cannot lie on a mesh",
-            hint="make it dense first: x.to_dense().",
-            source=user_source(),
-        )
-    if mesh.is_abstract:
-        cell = Cell(mesh, type, placed=True)
-    elif tensor.is_meta:
-        cell = _zeros(mesh, type)
-    else:
-        cell = Cell(mesh, type, mesh.executor.put(tensor.detach().contiguous(), type))
+    if not tensor.is_meta or mesh.is_abstract or tensor.layout is not torch.strided:
+        return put(tensor, mesh, type)
     fake = to_fake(tensor)
-    return DistributedTensor(fake, Ref(cell, fake), requires_grad=tensor.requires_grad)
+    return DistributedTensor(fake, Ref(_zeros(mesh, type), fake), requires_grad=tensor.requires_grad)
 
 
 def _zeros(mesh: Mesh, type: TensorType) -> Cell:
@@ -257,20 +247,3 @@ def _first_that_divides(tensor: torch.Tensor, mesh: Mesh) -> Layout | None:
         if length and length % size == 0:
             return Layout.replicated(tensor.ndim).place(name, dim)
     return None
-
-
-_Known = dict[int, tuple[Any, int, DistributedTensor]]
-_plain: weakref.WeakKeyDictionary[Mesh, _Known] = weakref.WeakKeyDictionary()
-
-
-def place_plain(tensor: torch.Tensor, mesh: Mesh) -> DistributedTensor:
-    """A plain tensor that meets distributed ones outside a program: replicated, and kept while it lives unchanged, so
-    that a mask used in every step travels once."""
-    known = _plain.setdefault(mesh, {})
-    found = known.get(id(tensor))
-    if found is not None and found[0]() is tensor and found[1] == tensor._version:
-        return found[2]
-    made = place(tensor.detach(), mesh, TensorType(tensor.dtype, tuple(tensor.shape)))
-    key, version = id(tensor), tensor._version
-    known[key] = (weakref.ref(tensor, lambda _: known.pop(key, None)), version, made)
-    return made

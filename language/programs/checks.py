@@ -6,8 +6,9 @@ from __future__ import annotations
 import collections
 from collections.abc import Callable
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from monarch.language.programs.nodes import Node, Spot
 from monarch.language.programs.snapshot import (
     MISSING,
     Attributes,
@@ -22,9 +23,6 @@ from monarch.language.programs.snapshot import (
 )
 from monarch.language.tensors.tensor import DistributedTensor
 
-if TYPE_CHECKING:
-    from monarch.language.programs.guards import Guards, Node, Spot
-
 _DICTS = (dict, collections.OrderedDict, collections.defaultdict)
 _LONGEST = 500
 _MODULE = frozenset(
@@ -36,22 +34,22 @@ _MODULE = frozenset(
 """What each `nn.Module` has: nobody takes it away, and hooks are only asked whether there are any."""
 
 
-def compile_check(guards: Guards, used: set[Spot]) -> Callable[[list[Any]], dict[Spot, Any] | None]:
+def compile_check(nodes: list[Node], used: set[Spot]) -> Callable[[list[Any]], dict[Spot, Any] | None]:
     """A function of the arguments' leaves that gives what is at the places `used` where all is as expected. It gives
     None too where values are equal and not the same objects: `Guards.check` knows then."""
-    return _Writer(guards, used).function()
+    return _Writer(nodes, used).function()
 
 
 class _Writer:
-    def __init__(self, guards: Guards, used: set[Spot]) -> None:
-        self.guards = guards
+    def __init__(self, nodes: list[Node], used: set[Spot]) -> None:
+        self.nodes = nodes
         self.used = used
         self.lines: list[str] = []
-        self.names: dict[str, Any] = {"DT": DistributedTensor, "MISSING": MISSING, "look": guards.read_now}
-        self.names["mismatch"] = guards.mismatch
+        self.names: dict[str, Any] = {"DT": DistributedTensor, "MISSING": MISSING, "look": Node.read_now}
+        self.names["mismatch"] = Node.mismatch
         self.same: list[tuple[str, int]] = []
         """Variables that hold the object with this id."""
-        self.children = {node.parent: number for number, node in enumerate(guards.nodes) if node.parent is not None}
+        self.children = {node.parent: number for number, node in enumerate(nodes) if node.parent is not None}
         self.empty: set[int] = set()
 
     def constant(self, name: str, value: Any) -> str:
@@ -59,7 +57,7 @@ class _Writer:
         return name
 
     def function(self) -> Callable[[list[Any]], dict[Spot, Any] | None]:
-        for number, node in enumerate(self.guards.nodes):
+        for number, node in enumerate(self.nodes):
             if number not in self.empty:
                 self.node(number, node)
         variables = ", ".join(name for name, _ in self.same)
@@ -103,7 +101,7 @@ class _Writer:
 
     def expect(self, number: int, position: int, expression: str) -> None:
         """Check the value that an expression gives, and keep it where another node or the call needs it."""
-        node = self.guards.nodes[number]
+        node = self.nodes[number]
         spot = number, position
         special = node.special.get(position)
         kept = spot in self.used or spot in self.children
@@ -132,7 +130,7 @@ class _Writer:
         for position, key in enumerate(node.keys):
             child = self.children.get((number, position))
             if key in _MODULE and child is not None and (number, position) not in self.used:
-                inner = self.guards.nodes[child]
+                inner = self.nodes[child]
                 if inner.kind in (Mapping, Members) and inner.length == 0:
                     self.empty.add(child)
                     self.lines.append(f"if d[{key!r}]: return None")

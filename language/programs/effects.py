@@ -15,7 +15,8 @@ from monarch.compiler.execution.executor import Handle, Undo
 from monarch.compiler.tape import Expr, Value, evaluate
 from monarch.language.errors import branch_error
 from monarch.language.programs import snapshot as kinds
-from monarch.language.programs.guards import Guards, Live, Spot
+from monarch.language.programs.guards import Guards
+from monarch.language.programs.nodes import Live, Spot
 from monarch.language.programs.snapshot import MISSING, PLAIN, Contents, Held, kind_of, same_entries
 from monarch.language.recorder.recording import Recording
 from monarch.language.source import user_source
@@ -390,7 +391,7 @@ class Effects:
         """What the trace put into Python, to be put there with what this call has made. Changes nothing yet."""
         changes = []
         for step in self.steps:
-            holder = guards.holder(guards.nodes[step.node], call.live, call.arguments)
+            holder = guards.nodes[step.node].holder(call.live, call.arguments)
             keys = [key(call) for key, _ in step.puts]
             values = [MISSING if make is None else make(call) for _, make in step.puts]
             before = step.kind.read(holder) if step.whole else (keys, [step.kind.get(holder, key) for key in keys])

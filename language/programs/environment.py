@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from monarch.compiler.states import StateKey
+from monarch.language.recorder.optimizer_state import parameters
 from monarch.language.source import _belongs_to_user
 from monarch.language.tensors.mesh import Mesh
 from monarch.language.tensors.tensor import Cell, DistributedTensor
@@ -54,11 +55,6 @@ class Environment:
             for tensor in parameters(optimizer):
                 if isinstance(tensor, DistributedTensor):
                     yield f"{name}.param", tensor
-
-
-def parameters(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
-    for group in optimizer.param_groups:
-        yield from group["params"]
 
 
 def find_environment(function: Callable[..., Any]) -> Environment:

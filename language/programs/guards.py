@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,8 +19,8 @@ import torch
 from monarch.compiler.errors import Source
 from monarch.language.programs.checks import compile_check
 from monarch.language.programs.entered import Entered
+from monarch.language.programs.nodes import Key, Live, Node, Path, Spot
 from monarch.language.programs.snapshot import (
-    MISSING,
     OPAQUE,
     PLAIN,
     Attributes,
@@ -33,62 +33,11 @@ from monarch.language.programs.snapshot import (
     Snapshot,
     Tensor,
     kind_of,
-    same_plain,
 )
 from monarch.language.tensors.tensor import DistributedTensor, Ref
 
 _OFTEN = 3
 """After so many checks that hold, they become one function."""
-
-Path = tuple[Any, ...]
-"""How a place is reached: where it starts, and a key for each step."""
-Spot = tuple[int, int]
-"""A place in a `Guards`: number of its node, and position among the node's values."""
-Live = dict[Spot, Any]
-"""What is at places now."""
-
-
-class _Key:
-    """A key that is no plain value, such as an optimizer's parameter: known by its id, and not kept alive."""
-
-    __slots__ = ("ident",)
-
-    def __init__(self, key: Any) -> None:
-        self.ident = id(key)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Key) and other.ident == self.ident
-
-    def __hash__(self) -> int:
-        return hash(self.ident)
-
-
-@dataclass
-class Node:
-    """One object that is looked into: how it is found, which keys of it are read, and what is expected there."""
-
-    kind: type[Held]
-    type: type
-    path: Path
-    parent: Spot | None
-    root: Any
-    """Where it is no entry of another node: the object, a weak reference to it, or the number of an argument."""
-    keys: list[Any]
-    length: int
-    """How many keys it has, read or not."""
-    absent: frozenset[str] = frozenset()
-    """Names that the program may have asked for, and that it has not."""
-    others: list[str] = field(default_factory=list)
-    """The other names of an instance, whose values the program has not read."""
-    ids: list[int] = field(default_factory=list)
-    plain: dict[int, Any] = field(default_factory=dict)
-    """Plain values, by position: others need not be the same object."""
-    is_weak: bool = False
-    """Whether `root` is a weak reference that guards made."""
-    special: dict[int, Callable[[Any], bool]] = field(default_factory=dict)
-    """Positions whose value need not be the same object: whether another will do."""
-    kept: list[Any] = field(default_factory=list)
-    """Objects that cannot be watched, and are kept so that no other takes their id."""
 
 
 @dataclass(frozen=True)
@@ -203,7 +152,7 @@ class Guards:
         number = len(self.nodes)
         self.node_of[id(held.holder)] = number
         keys, values = self._read(held)
-        shown = [key if type(key) in PLAIN else _Key(key) for key in keys]
+        shown = [key if type(key) in PLAIN else Key(key) for key in keys]
         node = Node(type(held), type(held.holder), path, parent, root, shown, len(held.before[0]))
         node.is_weak = isinstance(held, Class) and parent is None and type(root) is weakref.ref
         self.nodes.append(node)
@@ -314,45 +263,6 @@ class Guards:
         if spot is not None:
             self._used.add(spot)
 
-    @staticmethod
-    def holder(node: Node, live: Live, arguments: list[Any]) -> Any:
-        """The object that a node looks into, as it is now."""
-        if node.parent is not None:
-            return live[node.parent]
-        if isinstance(node.root, int):
-            return arguments[node.root]
-        return node.root() if node.is_weak else node.root
-
-    @staticmethod
-    def read_now(node: Node, holder: Any) -> list[Any] | None:
-        """What is at a node's places now; None where its shape is another."""
-        if type(holder) is not node.type:
-            return None
-        kind = node.kind
-        if kind is Attributes:
-            entries = holder.__dict__
-            if len(entries) != node.length or not node.absent.isdisjoint(entries):
-                return None
-            return [entries.get(key, MISSING) for key in node.keys]
-        if kind is Names:
-            return Names.look(holder, node.keys)
-        if kind is Class:
-            entries = vars(holder)
-            return [entries.get(key, MISSING) for key in node.keys]
-        keys, values = kind.read(holder)
-        if kind is Tensor and "_ref" in keys:
-            at = keys.index("_ref")
-            del keys[at], values[at]
-        if kind is Slots:
-            found = dict(zip(keys, values, strict=True))
-            return None if len(found) != node.length else [found.get(key, MISSING) for key in node.keys]
-        if len(keys) != len(node.keys):
-            return None
-        for was, now in zip(node.keys, keys, strict=True):
-            if was is not now and not (was.ident == id(now) if type(was) is _Key else same_plain(was, now)):
-                return None
-        return values
-
     def check(self, arguments: list[Any]) -> Live | None:
         """What is at the places in use, where all is as expected."""
         if self.dead:
@@ -363,45 +273,31 @@ class Guards:
                 return None if self.dead else live
         live = {}
         for number, node in enumerate(self.nodes):
-            values = self.read_now(node, self.holder(node, live, arguments))
-            if values is None or self.mismatch(node, values) is not None:
+            values = node.read_now(node.holder(live, arguments))
+            if values is None or node.mismatch(values) is not None:
                 return None
             for position, value in enumerate(values):
                 live[number, position] = value
         self._checked += 1
         if self._checked == _OFTEN:
-            self._fast = compile_check(self, self._used)
+            self._fast = compile_check(self.nodes, self._used)
         return None if self.dead else live
-
-    @staticmethod
-    def mismatch(node: Node, values: list[Any], start: int = 0) -> int | None:
-        """The first position that has another value than is expected."""
-        for position in range(start, len(values)):
-            value, special = values[position], node.special.get(position)
-            if special is not None:
-                if not special(value):
-                    return position
-            elif id(value) != node.ids[position] and not (
-                position in node.plain and same_plain(node.plain[position], value)
-            ):
-                return position
-        return None
 
     def moved(self, arguments: list[Any]) -> tuple[list[Path], Path | None]:
         """The places at which there is another tensor now, and the first other place that is not as expected."""
         live: Live = {}
         found: list[Path] = []
         for number, node in enumerate(self.nodes):
-            values = self.read_now(node, self.holder(node, live, arguments))
+            values = node.read_now(node.holder(live, arguments))
             if values is None:
                 return found, node.path
-            position = self.mismatch(node, values)
+            position = node.mismatch(values)
             while position is not None:
                 path = (*node.path, node.keys[position])
                 if type(values[position]) is not DistributedTensor:
                     return found, path
                 found.append(path)
-                position = self.mismatch(node, values, position + 1)
+                position = node.mismatch(values, position + 1)
             for position, value in enumerate(values):
                 live[number, position] = value
         return found, None

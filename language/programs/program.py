@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 
 from monarch.compiler.errors import MonarchError, ProgramError, Source
 from monarch.compiler.graph import Graph
+from monarch.compiler.loading import load
 from monarch.compiler.plan import CompileOptions, Plan
 from monarch.compiler.sizes import parse_bytes
 from monarch.compiler.types import TensorType
@@ -23,13 +24,13 @@ from monarch.language.errors import TracedAgainWarning
 from monarch.language.layouts import from_annotation
 from monarch.language.programs.arrays import ARRAYS, as_annotated
 from monarch.language.programs.environment import Environment, find_environment
-from monarch.language.programs.guards import Path
+from monarch.language.programs.nodes import Path
 from monarch.language.programs.snapshot import PLAIN
 from monarch.language.programs.trace import Trace, trace, undone
 from monarch.language.programs.variant import Compiled, Variant, first_run, type_of
 from monarch.language.recorder.recording import current_program, turns
 from monarch.language.source import user_source
-from monarch.language.tensors.mesh import Mesh, open_meshes, set_programs
+from monarch.language.tensors.mesh import Mesh, open_meshes
 from monarch.language.tensors.tensor import DistributedTensor
 
 if TYPE_CHECKING:
@@ -116,7 +117,7 @@ class Program(Generic[P, R]):
         args, kwargs = self._converted(args, kwargs)
         key, leaves, spec = self._signature(args, kwargs)
         mesh = self._resolved
-        if mesh is not None and mesh._pending is not None:
+        if mesh is not None and mesh.pending is not None:
             mesh.flush()
         entry = self._entries.pop(key, None)
         if entry is None:
@@ -206,14 +207,11 @@ class Program(Generic[P, R]):
     def inspect(self, *args: P.args, **kwargs: P.kwargs) -> Inspection:
         """The inspector on what the program becomes for these arguments: its page in a notebook, a summary in a
         terminal; `.save("page.html")` writes the page. Traces and compiles the function; runs and changes nothing."""
-        from monarch.compiler.inspect.inspection import Inspection
-
-        return Inspection(self.compile(*args, **kwargs))
+        made: Inspection = load("monarch.compiler.inspect.inspection:Inspection")(self.compile(*args, **kwargs))
+        return made
 
     def _repr_html_(self) -> str:
         """Name, signature and mesh, for a notebook. Traces nothing."""
-        from monarch.compiler.inspect.html import program_html
-
         code = getattr(inspect.unwrap(self.__wrapped__), "__code__", None)
         mesh = self._resolved or find_environment(self.__wrapped__).mesh()
         parameters: list[tuple[str, TensorType | str]] = []
@@ -223,7 +221,8 @@ class Program(Generic[P, R]):
         notes = [f"traced for {len(self._entries)} signature{'s' * (len(self._entries) != 1)}"] if self._entries else []
         if mesh is None:
             notes.append("its mesh is that of its arguments")
-        return program_html(
+        draw = load("monarch.compiler.inspect.html:program_html")
+        html: str = draw(
             getattr(self, "__name__", "program"),
             parameters,
             mesh.spec if mesh is not None else None,
@@ -231,6 +230,7 @@ class Program(Generic[P, R]):
             str(Source(code.co_filename, code.co_firstlineno)) if code is not None else "",
             notes,
         )
+        return html
 
     def _look(self, args: Any, kwargs: Any) -> Graph:
         args, kwargs = self._converted(args, kwargs)
@@ -535,6 +535,3 @@ def program(
     if function is None:
         return lambda inner: Program(inner, mesh, options)
     return Program(function, mesh, options)
-
-
-set_programs(lambda function, mesh: Program(function, mesh, CompileOptions()))

@@ -22,8 +22,9 @@ from monarch.language.optimizers.watch import Hyperparameter, OptimizerWatch
 from monarch.language.programs.effects import Change, Effects, Make
 from monarch.language.programs.entered import Entered
 from monarch.language.programs.environment import Environment, state_names
-from monarch.language.programs.guards import Guards, Path, Spot, views_of
+from monarch.language.programs.guards import Guards, views_of
 from monarch.language.programs.modules import module_paths
+from monarch.language.programs.nodes import Path, Spot
 from monarch.language.programs.snapshot import PLAIN, Contents, Held, Snapshot, Tensor
 from monarch.language.recorder.dispatch import tracing
 from monarch.language.recorder.random import counting_streams

@@ -19,7 +19,8 @@ from monarch.compiler.tape import Expr, Value, evaluate
 from monarch.compiler.types import TensorType
 from monarch.language.compile import compile_graph
 from monarch.language.programs.effects import Call, Change, undoing
-from monarch.language.programs.guards import Live, views_of
+from monarch.language.programs.guards import views_of
+from monarch.language.programs.nodes import Live
 from monarch.language.programs.trace import Trace
 from monarch.language.recorder.random import next_seed
 from monarch.language.tensors.shapes import make_fake
@@ -280,7 +281,7 @@ class Variant:
         for spot in self._dropped:
             grad = live.pop(spot)
             if grad is not None:
-                leaf = self.guards.holder(self.guards.nodes[spot[0]], live, leaves)
+                leaf = self.guards.nodes[spot[0]].holder(live, leaves)
                 given_up.append((leaf, TensorType(grad.dtype, tuple(grad.shape))))
                 leaf.grad = grad = None
         return given_up

@@ -75,6 +75,12 @@ def _dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return record(func, args, kwargs)
 
 
+def clone(tensor: DistributedTensor) -> DistributedTensor:
+    """Record a copy of a tensor, with a cell of its own."""
+    copy: DistributedTensor = record(aten.clone.default, (tensor,), {})
+    return copy
+
+
 def find_mesh(args: Any, kwargs: Any = None) -> Mesh | None:
     """The mesh of the distributed tensors in a call's arguments. ProgramError where they are on several."""
     mesh = None
@@ -151,8 +157,8 @@ def record(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], mesh: Mesh 
             mesh.flush()
         lifts = number_arguments(func) if isinstance(func, torch._ops.OpOverload) else frozenset()
         pending = None
-        while pending is not mesh._pending:  # a value that is asked for runs the tape, on which others may have been
-            pending = mesh._pending
+        while pending is not mesh.pending:  # a value that is asked for runs the tape, on which others may have been
+            pending = mesh.pending
             args = tuple(_number(mesh, value, place in lifts) for place, value in enumerate(args))
             kwargs = {name: _number(mesh, value, name in lifts) for name, value in kwargs.items()}
         recording = recording_for(mesh)
@@ -180,7 +186,7 @@ def _number(mesh: Mesh, value: Any, lifted: bool) -> Any:
     """A Scalar of the eager door, or its value where the pending tape cannot take it: one of a tape that has run
     since, or one for an argument that is no tensor's element. Asking for a value runs the pending tape."""
     if isinstance(value, torch.SymFloat) and value.node.ask is not None:
-        if not lifted or value.node.guard.__self__ is not mesh._pending:
+        if not lifted or value.node.guard.__self__ is not mesh.pending:
             return value.node.value()
     return value
 
@@ -420,7 +426,7 @@ def read_item(tensor: DistributedTensor) -> Any:
         recording = recording_for(tensor.mesh)
         copy = record(aten._to_copy.default, (tensor.detach().reshape(()),), {"dtype": torch.float64})
         if copy._ref.cell is tensor._ref.cell:  # already f64: keep its value as it is now
-            copy = record(aten.clone.default, (copy,), {})
+            copy = clone(copy)
         ask = None if recording.program else lambda: copy.full_tensor().item()
         return Scalar(Expr("item", (recording.value_of(copy._ref),)), None, recording.guard, ask)
     if recording is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -45,6 +46,12 @@ class OptimizerSnapshot:
                 if key != "params" and is_plain(value) and is_plain(before.get(key)) and before.get(key) != value:
                     return key
         return None
+
+
+def parameters(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
+    """The parameters that an optimizer updates, group by group."""
+    for group in optimizer.param_groups:
+        yield from group["params"]
 
 
 def is_plain(value: Any) -> bool:

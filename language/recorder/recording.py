@@ -20,6 +20,7 @@ from monarch.language.recorder.optimizer_state import OptimizerSnapshot
 from monarch.language.recorder.scalar import Scalar
 from monarch.language.source import user_source
 from monarch.language.tensors.mesh import Mesh
+from monarch.language.tensors.plain import put_plain
 from monarch.language.tensors.shapes import make_fake, to_fake
 from monarch.language.tensors.tensor import Cell, DistributedTensor, Ref
 
@@ -82,7 +83,7 @@ class Recording:
         known = self.states.get(id(cell))
         if known is not None:
             return known.value
-        cell.check(self)
+        cell.check()
         if cell.cut and self.program and torch.is_grad_enabled():
             raise ProgramError(
                 f"a program left this tensor ({cell.type}) in Python with the history that autograd had of it, "
@@ -120,9 +121,7 @@ class Recording:
         if known is not None and known[1] == tensor._version:
             return known[2]
         if not self.program:
-            from monarch.language.placing.distribute import place_plain
-
-            made = place_plain(tensor, self.mesh)
+            made = put_plain(tensor, self.mesh)
         else:
             fake = to_fake(tensor)
             value = self.tape.value(fake)
@@ -209,6 +208,11 @@ def current_program() -> Recording | None:
     return current.recording
 
 
+def is_tracing() -> bool:
+    """Whether this thread traces a program."""
+    return current.recording is not None
+
+
 @contextmanager
 def outside_programs() -> Iterator[None]:
     """Do something while a program is traced that is no part of it."""
@@ -227,9 +231,9 @@ def recording_for(mesh: Mesh) -> Recording:
         if program.mesh is not mesh:
             raise mesh_error(program.mesh, mesh)
         return program
-    pending = mesh._pending
+    pending: Recording | None = mesh.pending
     if pending is None:
-        pending = mesh._pending = Recording(mesh, program=False)
+        pending = mesh.pending = Recording(mesh, program=False)
     return pending
 
 

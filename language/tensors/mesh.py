@@ -8,34 +8,22 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from types import FunctionType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from monarch.compiler.errors import DeviceMeshError, LayoutError, MonarchError
-from monarch.compiler.execution.executor import Executor, Hosts, Procs, Returned
+from monarch.compiler.execution.executor import Executor, Handle, Hosts, Procs, Returned
 from monarch.compiler.execution.factories import abstract_can_run, executor_for
+from monarch.compiler.loading import load
 from monarch.compiler.mesh import MeshAlgebra, Shape
 from monarch.compiler.types import MeshSpec
-
-if TYPE_CHECKING:
-    from monarch.language.layouts import LayoutLike
-    from monarch.language.recorder.recording import Recording
-    from monarch.language.tensors.tensor import Cell
+from monarch.language.layouts import LayoutLike
+from monarch.language.tensors.operations import operations
 
 R = TypeVar("R")
 T = TypeVar("T")
 
 _PROGRAMS = 64
 """So many functions are remembered by `Mesh.execute`."""
-
-_as_program: Callable[[Callable[..., Any], Mesh], Callable[..., Any]]
-"""Makes a function a program of a mesh. Programs know meshes, and so give themselves."""
-
-
-def set_programs(make: Callable[[Callable[..., Any], Mesh], Callable[..., Any]]) -> None:
-    """Give what makes a function a program of a mesh."""
-    global _as_program
-    _as_program = make
-
 
 _meshes: weakref.WeakValueDictionary[int, Mesh] = weakref.WeakValueDictionary()
 """The meshes that this process has made, in order, without views of them."""
@@ -67,6 +55,12 @@ def mesh_sizes(sizes: Mapping[str, int]) -> Iterator[None]:
         _sizes = before
 
 
+class State(Protocol):
+    """A value on the workers that steps replace, as far as meshes know it."""
+
+    handle: Handle | None
+
+
 class _Workers:
     """The workers behind a mesh and every view of it: started when they are first needed."""
 
@@ -75,7 +69,7 @@ class _Workers:
         self.where = where
         self.abstract = False
         self.executor: Executor | None = None
-        self.states: weakref.WeakSet[Cell] = weakref.WeakSet()
+        self.states: weakref.WeakSet[State] = weakref.WeakSet()
         self.closed = False
 
     def start(self) -> Executor:
@@ -169,7 +163,8 @@ class Mesh(MeshAlgebra):
         self._shape = shape
         self.spec = MeshSpec(tuple(shape.extent.items()))
         self._workers = workers
-        self._pending: Recording | None = None
+        self.pending: Any = None
+        """The Recording of the ops outside of programs that have not run yet, or None."""
         self._programs: dict[Any, Callable[..., Any]] = {}
 
     @classmethod
@@ -245,8 +240,6 @@ class Mesh(MeshAlgebra):
 
     def _repr_html_(self) -> str:
         """The grid of workers, for a notebook. Starts none."""
-        from monarch.compiler.inspect.html import mesh_html
-
         notes = []
         if len(self) != self._workers.spec.workers:
             notes.append(f"part of {self._workers.spec.workers:,}")
@@ -256,7 +249,8 @@ class Mesh(MeshAlgebra):
             notes.append("closed")
         elif self._workers.executor is None:
             notes.append("not started yet")
-        return mesh_html(self.spec, self.ranks, " · ".join(notes))
+        html: str = load("monarch.compiler.inspect.html:mesh_html")(self.spec, self.ranks, " · ".join(notes))
+        return html
 
     def __getitem__(self, dims: str | Sequence[str]) -> Mesh:
         """The sub-mesh along one or several dims that holds worker 0: the first position along all the others."""
@@ -306,7 +300,7 @@ class Mesh(MeshAlgebra):
         if self._workers.executor is not None:
             self._workers.executor.settle()
 
-    def keep(self, cells: Iterable[Cell]) -> None:
+    def keep(self, cells: Iterable[State]) -> None:
         """Note what steps replace: what `_recover` takes back after a failure."""
         self._workers.states.update(cells)
 
@@ -322,9 +316,7 @@ class Mesh(MeshAlgebra):
         torch's pytrees; one layout is for all. Waits for the actors. Raises what they raised, and LayoutError where
         the tensors differ in shape or dtype, or do not fit the layout.
         """
-        from monarch.language.placing.shards import from_shards
-
-        return from_shards(self, shards, layout)
+        return operations.adopt(self, shards, layout)
 
     def execute(self, function: Callable[..., R], *args: Any, **kwargs: Any) -> R:
         """Run a function on this mesh's workers, as a program: `mesh.execute(lambda x: x * 2, batch)`. Plain tensors
@@ -337,7 +329,7 @@ class Mesh(MeshAlgebra):
         if getattr(function, "__name__", "") == "<lambda>" and isinstance(function, FunctionType):
             if not (function.__closure__ or function.__defaults__ or function.__kwdefaults__):
                 key = function.__code__, id(function.__globals__)  # which the program keeps alive
-        program = self._programs.pop(key, None) or _as_program(function, self)
+        program = self._programs.pop(key, None) or operations.program(function, self)
         self._programs[key] = program
         while len(self._programs) > _PROGRAMS:
             del self._programs[next(iter(self._programs))]
@@ -346,14 +338,12 @@ class Mesh(MeshAlgebra):
 
     def flush(self) -> None:
         """Run what was recorded eagerly on this mesh and not run yet."""
-        if self._pending is not None:
-            from monarch.language.eager.flush import flush
-
-            flush(self)
+        if self.pending is not None:
+            operations.flush(self)
 
     def close(self) -> None:
         """Stop the workers. Tensors on the mesh are lost. Idempotent."""
-        self._pending = None
+        self.pending = None
         self._workers.close()
 
     def __enter__(self) -> Mesh:

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 from copy import copy
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 
 from monarch.compiler.blocks import whole_of
 from monarch.compiler.errors import MonarchError, ProgramError
 from monarch.compiler.execution.executor import Handle, outgoing
+from monarch.compiler.loading import load
+from monarch.compiler.tape import Value, View
 from monarch.compiler.types import Layout, TensorType
 from monarch.language.errors import branch_error
 from monarch.language.layouts import LayoutLike, as_layout
 from monarch.language.source import user_source
+from monarch.language.tensors.mesh import Mesh
+from monarch.language.tensors.operations import operations
 
-if TYPE_CHECKING:
-    from monarch.compiler.tape import Value, View
-    from monarch.language.recorder.recording import Recording
-    from monarch.language.tensors.mesh import Mesh
+
+class Recorded(Protocol):
+    """A recording, as far as tensors know it."""
+
+    program: bool
+    """Whether it is a program's, and not what is pending on a mesh."""
 
 
 class Failure:
@@ -41,7 +47,7 @@ class Cell:
         self.mesh = mesh
         self.handle = handle
         self.placed = placed or handle is not None  # its layout is known, not still the partitioner's to choose
-        self.recording: Recording | None = None
+        self.recording: Recorded | None = None
         self.failure: Failure | None = None
         self.cut = False  # a program left it in Python, and with it the history that autograd had of it
         self._type = type
@@ -50,13 +56,13 @@ class Cell:
     def type(self) -> TensorType:
         return self._type if self.handle is None else self.handle.type
 
-    def check(self, reader: Recording) -> None:
-        """Raise unless this cell's value can be read by a recording that did not make it."""
+    def check(self) -> None:
+        """Raise unless a recording that did not make this cell can read its value."""
         self.raise_failure()
         if self.handle is None and self.recording is not None:
-            if self.recording is self.mesh._pending:
+            if self.recording is self.mesh.pending:
                 self.mesh.flush()
-                return self.check(reader)
+                return self.check()
             if self.mesh.is_closed:
                 raise MonarchError(f"the mesh of this tensor is closed: {self.mesh!r}")
             raise MonarchError(
@@ -97,7 +103,7 @@ class Ref:
         fake: torch.Tensor,
         parent: Ref | None = None,
         view: View | None = None,
-        recording: Recording | None = None,
+        recording: Recorded | None = None,
         value: Value | None = None,
     ) -> None:
         self.cell = cell
@@ -150,9 +156,7 @@ class DistributedTensor(torch.Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        from monarch.language.recorder.dispatch import dispatch
-
-        return dispatch(func, args, kwargs or {})
+        return operations.dispatch(func, args, kwargs or {})
 
     # -- what it is ----------------------------------------------------------------------------------------------
 
@@ -164,12 +168,10 @@ class DistributedTensor(torch.Tensor):
     @property
     def tensor_type(self) -> TensorType:
         """Dtype, global shape and layout. A tensor that was recorded and not run yet is run, for its layout."""
-        from monarch.language.recorder.recording import current_program
-
         cell = self._ref.cell
         if self._ref.parent is None and cell.placed:
             return cell.type
-        if current_program() is not None:
+        if operations.is_tracing():
             raise ProgramError(
                 "this tensor has no layout yet: the partitioner chooses it when the program is compiled",
                 hint="say what it shall be: x = monarch.layout(x, '[@data, -]').",
@@ -185,17 +187,15 @@ class DistributedTensor(torch.Tensor):
     def _settled(self) -> Ref:
         """A Ref of a whole cell that holds this tensor's value on the workers."""
         cell = self._ref.cell
-        if cell.recording is not None and cell.recording is not cell.mesh._pending and cell.handle is None:
+        if cell.recording is not None and cell.recording is not cell.mesh.pending and cell.handle is None:
             raise branch_error(user_source()) if cell.recording.program else MonarchError("this tensor has no value")
         if self._ref.parent is None:
-            if cell.recording is not None or cell.mesh._pending is not None:
+            if cell.recording is not None or cell.mesh.pending is not None:
                 cell.mesh.flush()
             cell.raise_failure()
             return self._ref
-        from monarch.language.recorder.dispatch import aten, record
-
         with torch.no_grad():
-            whole: DistributedTensor = record(aten.clone.default, (self.detach(),), {})
+            whole: DistributedTensor = operations.clone(self.detach())
         return whole._settled()
 
     # -- fetching ------------------------------------------------------------------------------------------------
@@ -220,9 +220,7 @@ class DistributedTensor(torch.Tensor):
         return mesh.fetch(lambda executor: executor.shards(handle, [worker]))[0]
 
     def _value(self) -> tuple[Handle, Mesh]:
-        from monarch.language.recorder.recording import current_program
-
-        if current_program() is not None:
+        if operations.is_tracing():
             raise branch_error(user_source())
         cell = self._settled().cell
         cell.mesh.settle()
@@ -233,11 +231,9 @@ class DistributedTensor(torch.Tensor):
 
     def redistribute(self, layout: LayoutLike) -> DistributedTensor:
         """The same tensor laid out anew; its gradient is laid out so too."""
-        from monarch.language.recorder.constrain import constrain
-
-        return constrain(
-            self, as_layout(layout, TensorType(self.dtype, tuple(self.shape)), self.mesh.spec, "the tensor")
-        )
+        type_ = TensorType(self.dtype, tuple(self.shape))
+        laid_out: DistributedTensor = operations.constrain(self, as_layout(layout, type_, self.mesh.spec, "the tensor"))
+        return laid_out
 
     def wait(self) -> DistributedTensor:
         """Wait until the workers have computed it, and raise what went wrong there."""
@@ -247,9 +243,7 @@ class DistributedTensor(torch.Tensor):
 
     def item(self) -> Any:
         """The value of a tensor with one element, as a Python number: waits for it."""
-        from monarch.language.recorder.dispatch import read_item
-
-        return read_item(self)
+        return operations.read_item(self)
 
     def tolist(self) -> Any:
         return self.full_tensor().tolist()
@@ -289,8 +283,6 @@ class DistributedTensor(torch.Tensor):
     def _repr_html_(self) -> str:
         """The tensor's type, and which workers hold what of it, for a notebook: from what is known in this process. No
         worker is started for it, and nothing is run or fetched."""
-        from monarch.compiler.inspect.html import tensor_html
-
         cell = self._ref.cell
         mesh, view = cell.mesh, self._ref.parent is not None
         error, notes = "", ["requires grad"] if self.requires_grad else []
@@ -304,7 +296,9 @@ class DistributedTensor(torch.Tensor):
             notes.append("a view of another tensor: its layout is chosen when it is used")
         elif not placed:
             notes.append("its layout is not chosen yet")
-        return tensor_html(self._ref.type, mesh.spec, mesh.ranks, notes, error, placed)
+        draw = load("monarch.compiler.inspect.html:tensor_html")
+        html: str = draw(self._ref.type, mesh.spec, mesh.ranks, notes, error, placed)
+        return html
 
     def __str__(self) -> str:
         if self._ref.cell.mesh.is_abstract:

@@ -201,7 +201,7 @@ def test_showing_a_tensor_runs_nothing(mesh: Mesh, monkeypatch: pytest.MonkeyPat
     x = distribute(torch.ones(4, 4), mesh, "[@data, -]")
     y = x + 1
     view = x.t()
-    pending = mesh._pending
+    pending = mesh.pending
     asked: list[str] = []
     for name in ("run", "shards", "wait", "put"):
         monkeypatch.setattr(type(mesh.executor), name, lambda *args, name=name, **kwargs: asked.append(name))
@@ -211,7 +211,7 @@ def test_showing_a_tensor_runs_nothing(mesh: Mesh, monkeypatch: pytest.MonkeyPat
     assert "not computed yet · its layout is not chosen yet" in words(y._repr_html_())
     assert "a view of another tensor" in words(view._repr_html_())
     assert "requires grad" in words(nn.Parameter(x)._repr_html_())  # type: ignore[operator]
-    assert asked == [] and mesh._pending is pending and y._ref.cell.handle is None
+    assert asked == [] and mesh.pending is pending and y._ref.cell.handle is None
 
 
 def test_tensors_programs_and_inspections_need_no_workers(no_workers: None) -> None:

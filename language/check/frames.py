@@ -1,0 +1,114 @@
+"""What is gone through: a function's frame, a call's arguments, and who follows them."""
+
+from __future__ import annotations
+
+import ast
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field, replace
+
+from monarch.language.check.kinds import MADE, PYTHON, UNKNOWN, Kind, Value, container, entry_of
+from monarch.language.check.names import Names
+from monarch.language.check.report import Reporter
+from monarch.language.check.scopes import Function, Scope
+
+
+@dataclass
+class Frame:
+    """A function being followed. `inside` is false while a value of the file's own level is only looked up."""
+
+    scope: Scope
+    env: dict[str, Value] = field(default_factory=dict)
+    parent: Frame | None = None
+    inside: bool = True
+    program: str = ""
+    no_grad: bool = False
+    returns: list[Value] = field(default_factory=list)
+
+    def frame_of(self, scope: Scope) -> Frame | None:
+        frame: Frame | None = self
+        while frame is not None and frame.scope is not scope:
+            frame = frame.parent
+        return frame
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """What a call is given. `starred`: some of it by * or **, which may be anything."""
+
+    positional: tuple[Value, ...]
+    keywords: dict[str, Value]
+    starred: bool = False
+
+    @property
+    def all(self) -> tuple[Value, ...]:
+        return (*self.positional, *self.keywords.values())
+
+    @property
+    def has_tensor(self) -> bool:
+        return any(
+            entry.is_tensor or entry.kind is Kind.DERIVED for value in self.all for entry in (value, entry_of(value))
+        )
+
+    @property
+    def key(self) -> object:
+        keywords = tuple(sorted((name, value.key) for name, value in self.keywords.items()))
+        return (tuple(value.key for value in self.positional), repr(keywords), self.starred)
+
+    def first(self) -> Value:
+        return self.positional[0] if self.positional else next(iter(self.keywords.values()), UNKNOWN)
+
+
+class Follower(ABC):
+    """Follows a program through its expressions, calls and statements, which are parts of their own."""
+
+    def __init__(self, names: Names, reporter: Reporter) -> None:
+        self.names = names
+        self.file = names.file
+        self.report = reporter
+        self.frames: dict[int, Frame] = {}
+        """The frame in which each function of a program was defined, by id of its node."""
+
+    @abstractmethod
+    def assign(self, target: ast.expr, value: Value, frame: Frame) -> None:
+        """Bind a target to a value."""
+
+    @abstractmethod
+    def call(self, function: Function, arguments: Arguments, caller: Frame) -> Value:
+        """Follow a function of the file, called so."""
+
+    @abstractmethod
+    def expression(self, node: ast.expr, frame: Frame) -> Value:
+        """What an expression is; its parts are gone through."""
+
+    @abstractmethod
+    def attribute(self, holder: Value, node: ast.Attribute, frame: Frame) -> Value:
+        """What an attribute of a value is."""
+
+    def combined(self, values: list[Value]) -> Value:
+        """The result of arithmetic."""
+        tensors = [value for value in values if value.is_tensor]
+        if tensors:
+            kind = max(Kind.SOME, *(value.kind for value in tensors))  # it lies elsewhere than what it is made of
+            detached = all(value.detached for value in tensors)
+            return Value(kind, "made", boolean=all(value.boolean for value in tensors), detached=detached)
+        if any(value.kind is Kind.CONTAINER for value in values):
+            return container([entry_of(value) for value in values], known=False)
+        if any(value.kind is Kind.DERIVED for value in values):
+            return Value(Kind.DERIVED)
+        return PYTHON if all(value.kind is Kind.PYTHON for value in values) else UNKNOWN
+
+
+def result_of(arguments: Arguments, frame: Frame) -> Value:
+    """What an op makes of its arguments. Inside a program, what depends on no tensor of the mesh may be known while it
+    is traced."""
+    given = [part for value in arguments.all for part in (value, entry_of(value))]
+    tensors = [value for value in given if value.is_tensor]
+    made = replace(MADE, detached=frame.no_grad or bool(tensors) and all(value.detached for value in tensors))
+    if any(value.kind in (Kind.TENSOR, Kind.DERIVED) for value in given):
+        return made
+    return replace(made, kind=Kind.SOME if frame.inside or tensors else Kind.HOST)
+
+
+def of_parameters(frame: Frame) -> Value:
+    """What a module gives, whose parameters are on the mesh."""
+    return replace(MADE, detached=frame.no_grad)

@@ -1,0 +1,79 @@
+"""What the tracer refuses wherever it stands in a program."""
+
+from __future__ import annotations
+
+import ast
+
+from monarch.language.check import hints
+from monarch.language.check.frames import Arguments, Follower, Frame
+from monarch.language.check.kinds import UNKNOWN, Kind, Value
+
+
+def read(interpreter: Follower, node: ast.expr, frame: Frame, what: str = "") -> None:
+    if frame.inside:
+        because = f": {what}" if what else ""
+        interpreter.report.add(
+            "M102",
+            node,
+            f"'{frame.program}' cannot read a tensor's value into Python{because}",
+            hints.read(interpreter.report.line_of(node)),
+        )
+
+
+def printed(interpreter: Follower, node: ast.expr, values: Value, frame: Frame) -> None:
+    """Values that are made into text."""
+    given = values.items if values.items is not None else (values,)
+    if frame.inside and any(value.kind is Kind.TENSOR for value in given):
+        interpreter.report.add(
+            "M103",
+            node,
+            f"'{frame.program}' cannot print a tensor's value",
+            hints.printed(interpreter.report.line_of(node)),
+        )
+
+
+def written(interpreter: Follower, node: ast.expr | ast.stmt, value: Value, frame: Frame) -> None:
+    """A tensor is changed in place."""
+    if not frame.inside:
+        return
+    line = interpreter.report.line_of(node)
+    if value.kind is Kind.TENSOR and value.origin == "argument":
+        interpreter.report.add("M105", node, "an argument of the program is changed in place", hints.argument(line))
+    elif value.kind is Kind.HOST:
+        interpreter.report.add("M106", node, "a plain tensor is changed in place in a program", hints.plain(line))
+
+
+def changing(interpreter: Follower, node: ast.expr, dotted: str, frame: Frame) -> None:
+    if frame.inside:
+        name = dotted.removeprefix("builtins.")
+        interpreter.report.add(
+            "M301", node, f"{name} gives another value at every call", hints.changing(interpreter.report.line_of(node))
+        )
+
+
+def indexed(interpreter: Follower, node: ast.Subscript, index: Value, frame: Frame) -> None:
+    """Selecting by a mask gives as many entries as are true."""
+    parts = index.items if index.items is not None else (index,)
+    if frame.inside and any(part.kind is Kind.TENSOR and part.boolean for part in parts):
+        interpreter.report.add(
+            "M104",
+            node,
+            "selecting by a mask gives a shape that depends on values",
+            hints.shape(interpreter.report.line_of(node)),
+        )
+
+
+def generator_given(interpreter: Follower, node: ast.Call, arguments: Arguments, frame: Frame) -> None:
+    if frame.inside and arguments.keywords.get("generator", UNKNOWN).kind is Kind.GENERATOR:
+        interpreter.report.add(
+            "M109",
+            node,
+            "a torch.Generator cannot draw a program's random numbers",
+            hints.generator(interpreter.report.line_of(node)),
+        )
+
+
+def sizes(interpreter: Follower, node: ast.Call, arguments: Arguments, frame: Frame) -> None:
+    values = [value for given in arguments.positional for value in (given, *(given.items or ()))]
+    if any(value.kind is Kind.TENSOR for value in values):
+        read(interpreter, node, frame, "a size is a Python number")

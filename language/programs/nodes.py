@@ -1,0 +1,109 @@
+"""Places in Python's objects that a trace depends on, and what is expected there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from monarch.language.programs.snapshot import MISSING, Attributes, Class, Held, Names, Slots, Tensor, same_plain
+
+Path = tuple[Any, ...]
+"""How a place is reached: where it starts, and a key for each step."""
+Spot = tuple[int, int]
+"""A place in a `Guards`: number of its node, and position among the node's values."""
+Live = dict[Spot, Any]
+"""What is at places now."""
+
+
+class Key:
+    """A key that is no plain value, such as an optimizer's parameter: known by its id, and not kept alive."""
+
+    __slots__ = ("ident",)
+
+    def __init__(self, key: Any) -> None:
+        self.ident = id(key)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Key) and other.ident == self.ident
+
+    def __hash__(self) -> int:
+        return hash(self.ident)
+
+
+@dataclass
+class Node:
+    """One object that is looked into: how it is found, which keys of it are read, and what is expected there."""
+
+    kind: type[Held]
+    type: type
+    path: Path
+    parent: Spot | None
+    root: Any
+    """Where it is no entry of another node: the object, a weak reference to it, or the number of an argument."""
+    keys: list[Any]
+    length: int
+    """How many keys it has, read or not."""
+    absent: frozenset[str] = frozenset()
+    """Names that the program may have asked for, and that it has not."""
+    others: list[str] = field(default_factory=list)
+    """The other names of an instance, whose values the program has not read."""
+    ids: list[int] = field(default_factory=list)
+    plain: dict[int, Any] = field(default_factory=dict)
+    """Plain values, by position: others need not be the same object."""
+    is_weak: bool = False
+    """Whether `root` is a weak reference that guards made."""
+    special: dict[int, Callable[[Any], bool]] = field(default_factory=dict)
+    """Positions whose value need not be the same object: whether another will do."""
+    kept: list[Any] = field(default_factory=list)
+    """Objects that cannot be watched, and are kept so that no other takes their id."""
+
+    def holder(self, live: Live, arguments: list[Any]) -> Any:
+        """The object that it looks into, as it is now."""
+        if self.parent is not None:
+            return live[self.parent]
+        if isinstance(self.root, int):
+            return arguments[self.root]
+        return self.root() if self.is_weak else self.root
+
+    def read_now(self, holder: Any) -> list[Any] | None:
+        """What is at its places now; None where its shape is another."""
+        if type(holder) is not self.type:
+            return None
+        kind = self.kind
+        if kind is Attributes:
+            entries = holder.__dict__
+            if len(entries) != self.length or not self.absent.isdisjoint(entries):
+                return None
+            return [entries.get(key, MISSING) for key in self.keys]
+        if kind is Names:
+            return Names.look(holder, self.keys)
+        if kind is Class:
+            entries = vars(holder)
+            return [entries.get(key, MISSING) for key in self.keys]
+        keys, values = kind.read(holder)
+        if kind is Tensor and "_ref" in keys:
+            at = keys.index("_ref")
+            del keys[at], values[at]
+        if kind is Slots:
+            found = dict(zip(keys, values, strict=True))
+            return None if len(found) != self.length else [found.get(key, MISSING) for key in self.keys]
+        if len(keys) != len(self.keys):
+            return None
+        for was, now in zip(self.keys, keys, strict=True):
+            if was is not now and not (was.ident == id(now) if type(was) is Key else same_plain(was, now)):
+                return None
+        return values
+
+    def mismatch(self, values: list[Any], start: int = 0) -> int | None:
+        """The first position that has another value than is expected."""
+        for position in range(start, len(values)):
+            value, special = values[position], self.special.get(position)
+            if special is not None:
+                if not special(value):
+                    return position
+            elif id(value) != self.ids[position] and not (
+                position in self.plain and same_plain(self.plain[position], value)
+            ):
+                return position
+        return None

@@ -1,0 +1,36 @@
+"""What meshes and tensors leave to the rooms above theirs: recording ops, running what was recorded, programs.
+
+A tensor's `+` is the recorder's work, and the recorder makes tensors. So that imports go one way, meshes and tensors
+call the functions of `operations`, which `monarch.language` fills in when it is imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+
+class Operations:
+    """The functions by which a mesh or a tensor has its work done."""
+
+    __slots__ = ("adopt", "clone", "constrain", "dispatch", "flush", "is_tracing", "program", "read_item")
+
+    dispatch: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
+    """Records one ATen call: (overload, args, kwargs) -> result."""
+    clone: Callable[[Any], Any]
+    """Records a copy of a tensor, with a cell of its own."""
+    constrain: Callable[..., Any]
+    """Records a change of layout: (tensor, Layout) -> tensor."""
+    read_item: Callable[[Any], Any]
+    """A tensor's one element as a Python number."""
+    is_tracing: Callable[[], bool]
+    """Whether this thread traces a program."""
+    flush: Callable[[Any], None]
+    """Runs what is pending on a mesh."""
+    adopt: Callable[..., Any]
+    """Makes distributed tensors of what actors hold: (mesh, shards, layout)."""
+    program: Callable[..., Callable[..., Any]]
+    """Makes a function a program of a mesh: (function, mesh)."""
+
+
+operations = Operations()

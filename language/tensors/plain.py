@@ -1,0 +1,50 @@
+"""Plain tensors that come to a mesh with their data."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+
+from monarch.compiler.errors import LayoutError
+from monarch.compiler.types import TensorType
+from monarch.language.source import user_source
+from monarch.language.tensors.mesh import Mesh
+from monarch.language.tensors.shapes import to_fake
+from monarch.language.tensors.tensor import Cell, DistributedTensor, Ref
+
+
+def put(tensor: torch.Tensor, mesh: Mesh, type: TensorType) -> DistributedTensor:
+    """A leaf on the mesh with the data of a plain tensor, and its requires_grad. On an abstract mesh it has no data.
+    Raises LayoutError for a sparse tensor."""
+    if tensor.layout is not torch.strided:
+        raise LayoutError(
+            f"a tensor of layout {tensor.layout} cannot lie on a mesh",
+            hint="make it dense first: x.to_dense().",
+            source=user_source(),
+        )
+    if mesh.is_abstract:
+        cell = Cell(mesh, type, placed=True)
+    else:
+        cell = Cell(mesh, type, mesh.executor.put(tensor.detach().contiguous(), type))
+    fake = to_fake(tensor)
+    return DistributedTensor(fake, Ref(cell, fake), requires_grad=tensor.requires_grad)
+
+
+_Known = dict[int, tuple[Any, int, DistributedTensor]]
+_plain: weakref.WeakKeyDictionary[Mesh, _Known] = weakref.WeakKeyDictionary()
+
+
+def put_plain(tensor: torch.Tensor, mesh: Mesh) -> DistributedTensor:
+    """A plain tensor that meets distributed ones outside a program: replicated, and kept while it lives unchanged, so
+    that a mask used in every step travels once."""
+    known = _plain.setdefault(mesh, {})
+    found = known.get(id(tensor))
+    if found is not None and found[0]() is tensor and found[1] == tensor._version:
+        return found[2]
+    data = torch.zeros_like(tensor, device="cpu") if tensor.is_meta else tensor.detach()
+    made = put(data, mesh, TensorType(tensor.dtype, tuple(tensor.shape)))
+    key, version = id(tensor), tensor._version
+    known[key] = (weakref.ref(tensor, lambda _: known.pop(key, None)), version, made)
+    return made
