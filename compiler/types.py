@@ -40,6 +40,8 @@ DTYPES: dict[str, torch.dtype] = {
     "i8": torch.int8,
     "u8": torch.uint8,
     "bool": torch.bool,
+    "c64": torch.complex64,
+    "c128": torch.complex128,
 }
 DTYPE_NAMES: dict[torch.dtype, str] = {dtype: name for name, dtype in DTYPES.items()}
 

@@ -10,6 +10,7 @@ import torch
 from monarch.compiler.loops.ir import (
     ARITHMETIC,
     BOOL,
+    DTYPES,
     FLOATS,
     MOST_STATEMENTS,
     POINTWISE,
@@ -64,7 +65,7 @@ class _Check:
                 self.fail(f"output {number - len(kernel.inputs)} is never stored")
 
     def check_buffer(self, buffer: Buffer) -> None:
-        if buffer.dtype not in DTYPE_NAMES:
+        if buffer.dtype not in DTYPES:
             self.fail(f"no buffer can be of {buffer.dtype}")
         if len(buffer.shape) != len(buffer.strides) or any(type(n) is not int or n < 0 for n in buffer.shape):
             self.fail(f"a buffer cannot have shape {buffer.shape} and strides {buffer.strides}")
@@ -154,7 +155,7 @@ class _Check:
             self.fail(f"{op.name} takes {signature.operands} operands, not {len(op.args)}")
         dtypes = [self.operand(arg, known) for arg in op.args]
         if op.name == "cast":
-            if op.dtype not in DTYPE_NAMES:
+            if op.dtype not in DTYPES:
                 self.fail(f"nothing can be cast to {op.dtype}")
             return op.dtype
         if op.name == "where" and dtypes.pop(0) != BOOL:

@@ -45,6 +45,8 @@ from monarch.compiler.shown import text_of
 from monarch.compiler.types import DTYPE_NAMES
 
 FLOATS = (torch.float32, torch.float64)
+DTYPES = tuple(dtype for dtype in DTYPE_NAMES if not dtype.is_complex)
+"""What a buffer may be of."""
 INTS = (torch.int32, torch.int64)
 BOOL = torch.bool
 ARITHMETIC = (*FLOATS, *INTS, BOOL)
@@ -107,7 +109,7 @@ POINTWISE: dict[str, Signature] = {
     "shl": Signature(2, INTS),  # the distance has to be from 0 to the number of bits - 1
     "shr": Signature(2, INTS),  # arithmetic: brings in the sign
     "where": Signature(3, _ANY),
-    "cast": Signature(1, tuple(DTYPE_NAMES)),  # its operand may have any other dtype; from floats to ints it truncates
+    "cast": Signature(1, DTYPES),  # its operand may have any other dtype; from floats to ints it truncates
 }
 """The pointwise ops. Integer arithmetic wraps."""
 

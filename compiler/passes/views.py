@@ -11,6 +11,7 @@ from torch import fx
 from monarch.compiler.errors import ProgramError
 from monarch.compiler.ops.record import enter, of_packet
 from monarch.compiler.tape import Value
+from monarch.compiler.types import TensorType
 
 if TYPE_CHECKING:
     from monarch.compiler.passes.functionalize import Emitter
@@ -205,6 +206,44 @@ def _write_strided(emit: Emitter, value: Value, parent: Value, base: fx.Node, ne
     return emit.call(aten.as_strided_scatter.default, *operands, *map(emit.decode, place), type=parent.type)
 
 
+# A complex tensor and its parts. Workers hold no tensor whose conjugate or negative is only noted, as PyTorch's views do.
+
+
+def _read_conjugate(emit: Emitter, value: Value, parent: Value, base: fx.Node) -> fx.Node:
+    return emit.call(aten.conj_physical.default, base, type=value.type)
+
+
+def _write_conjugate(emit: Emitter, value: Value, parent: Value, base: fx.Node, new: fx.Node) -> fx.Node:
+    return emit.call(aten.conj_physical.default, new, type=parent.type)
+
+
+def _read_negative(emit: Emitter, value: Value, parent: Value, base: fx.Node) -> fx.Node:
+    return emit.call(aten.neg.default, base, type=value.type)
+
+
+def _write_negative(emit: Emitter, value: Value, parent: Value, base: fx.Node, new: fx.Node) -> fx.Node:
+    return emit.call(aten.neg.default, new, type=parent.type)
+
+
+def _of_parts(emit: Emitter, parts: fx.Node, type: TensorType) -> fx.Node:
+    """The complex tensor of a real one [..., 2], in whatever order the workers hold it."""
+    real = TensorType(parts.meta["type"].dtype, type.shape)
+    taken = [emit.call(aten.select.int, parts, len(type.shape), at, type=real) for at in (0, 1)]
+    return emit.call(aten.complex.default, *taken, type=type)
+
+
+def _read_complex(emit: Emitter, value: Value, parent: Value, base: fx.Node) -> fx.Node:
+    return _of_parts(emit, base, value.type)
+
+
+def _write_complex(emit: Emitter, value: Value, parent: Value, base: fx.Node, new: fx.Node) -> fx.Node:
+    return emit.call(aten.view_as_real.default, new, type=parent.type)
+
+
+def _write_real(emit: Emitter, value: Value, parent: Value, base: fx.Node, new: fx.Node) -> fx.Node:
+    return _of_parts(emit, new, parent.type)
+
+
 _STRIDED = ("size", "stride", "storage_offset")
 
 enter(_RESHAPES, read=read_reshape, write=_write_reshape)
@@ -215,4 +254,8 @@ enter((aten.select, aten.unbind), read=_read_select, write=_write_select)
 enter((aten.expand,), read=_read_expand, write=_write_expand)
 enter((aten.slice,), read=_read_slice, write=_write_slice)
 enter((aten.as_strided,), read=_read_strided, write=_write_strided)
+enter((aten._conj,), read=_read_conjugate, write=_write_conjugate)
+enter((aten._neg_view,), read=_read_negative, write=_write_negative)
+enter((aten.view_as_complex,), read=_read_complex, write=_write_complex)
+enter((aten.view_as_real,), write=_write_real)
 enter((aten.diagonal,), write=_write_diagonal)

@@ -1,7 +1,7 @@
 """Plans as JSON values, and back, with everything that a file says checked on the way.
 
 Instruction arguments: a Slot is `{"$": index}`, a dtype `{"dtype": "f32"}`, an infinity or nan `{"float": "inf"}`; a
-memory format, layout or device is `{"memory_format": …}`, `{"layout": …}`, `{"device": …}`. The rest stand for
+complex number `{"complex": "(1+2j)"}`; a memory format, layout or device is `{"memory_format": …}`, `{"layout": …}`, `{"device": …}`. The rest stand for
 themselves; ints and floats stay apart, for JSON writes 1 and 1.0.
 """
 
@@ -86,6 +86,8 @@ def _encode(value: Any, instruction: Instruction) -> Any:
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else {"float": repr(value)}
+    if isinstance(value, complex):
+        return {"complex": str(value)}
     if isinstance(value, list | tuple):
         return [_encode(entry, instruction) for entry in value]
     if isinstance(value, torch.device):
@@ -297,6 +299,11 @@ class Decoder:
                 return _FLOATS[value]
             if tag in _KINDS and isinstance(CONSTANTS.get(value), _KINDS[tag]):
                 return CONSTANTS[value]
+            if tag == "complex":
+                try:
+                    return complex(value)
+                except ValueError:
+                    self.fail(f"{short(value)} is no complex number")
             if tag == "device":
                 try:
                     return torch.device(value)

@@ -214,6 +214,8 @@ def _save_constants(plan: Plan) -> bytes:
         if tensor.dtype not in DTYPE_NAMES:
             raise PlanError(f"constant '{label}' is of {tensor.dtype}, which a plan cannot hold")
         whole = tensor.detach().cpu().contiguous()
+        if whole.is_complex():  # the format has not all complex dtypes
+            label, whole = f"{_COMPLEX}{label}", torch.view_as_real(whole.resolve_conj())
         storage = whole.untyped_storage().data_ptr()
         tensors[label] = whole.clone() if storage in storages else whole  # the format has no shared memory
         storages.add(storage)
@@ -225,7 +227,17 @@ def _load_constants(data: bytes, decoder: Decoder) -> dict[str, torch.Tensor]:
         tensors = load_tensors(data)
     except (SafetensorError, KeyError, ValueError, RuntimeError) as error:
         raise PlanError(f"the constants of {decoder.name} cannot be read: {error}", hint=AGAIN) from None
+    found = {}
     for label, tensor in tensors.items():
         if tensor.dtype not in DTYPE_NAMES:
             decoder.fail(f"constant {label!a} is of {tensor.dtype}")
-    return tensors
+        if label.startswith(_COMPLEX):
+            if tensor.dtype not in (torch.float32, torch.float64) or tensor.shape[-1:] != (2,):
+                decoder.fail(f"constant {label!a} is {list(tensor.shape)} of {tensor.dtype}, not pairs of numbers")
+            tensor = torch.view_as_complex(tensor)
+        found[label.removeprefix(_COMPLEX)] = tensor
+    return found
+
+
+_COMPLEX = "complex "
+"""How the name of a constant begins that is stored as pairs: the real and the imaginary part of each number."""

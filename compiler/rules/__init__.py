@@ -9,6 +9,7 @@ from monarch.compiler.rules import (  # noqa: F401
     attention,
     convolution,
     factory,
+    fourier,
     index,
     linalg,
     losses,

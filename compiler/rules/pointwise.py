@@ -19,7 +19,7 @@ def pointwise(names: str, operands: int, linear: Iterable[Iterable[int]] = (), r
 # One operand. A cast is linear up to the rounding of its result's dtype; `rule_for` drops what dtypes forbid.
 pointwise(
     """
-    alias clone conj contiguous deg2rad detach lift_fresh lift_fresh_copy neg positive rad2deg _to_copy to
+    alias clone conj conj_physical contiguous deg2rad detach lift_fresh lift_fresh_copy neg positive rad2deg _to_copy to
     prims.convert_element_type prims.device_put
     """,
     1,
@@ -65,6 +65,8 @@ pointwise("empty_like full_like ones_like", 1)
 # Two operands.
 pointwise("add sub rsub", 2, linear=[{0, 1}])
 pointwise("mul", 2, linear=[{0}, {1}])
+pointwise("complex", 2, linear=[{0, 1}])
+pointwise("polar", 2, linear=[{0}])
 pointwise("copy", 2, linear=[{1}, {0, 1}])
 pointwise(
     """

@@ -200,4 +200,4 @@ def _linear_where_exact(rule: Rule, call: Call) -> Rule:
 def _kind(type_: TensorType) -> str:
     if type_.dtype == torch.bool:
         return "bool"
-    return "float" if type_.dtype.is_floating_point else "int"
+    return "float" if type_.dtype.is_floating_point or type_.dtype.is_complex else "int"

@@ -15,13 +15,14 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """A float or bool on a tape. Wrapped, for Python takes 1, 1.0 and True for equal, and nan for unequal to itself."""
+    """A float, complex number or bool on a tape. Wrapped, for Python takes 1, 1.0 and True for equal, and nan for
+    unequal to itself."""
 
     text: str
-    value: float | bool = field(compare=False)
+    value: complex = field(compare=False)
 
     @staticmethod
-    def of(value: float | bool) -> Number:
+    def of(value: complex) -> Number:
         return Number(repr(value), value)
 
 

@@ -26,9 +26,9 @@ placeholder: KIND (INT | STRING)
 call: OP "(" [argument ("," argument)*] ")"
 ?argument: item | keyword
 keyword: NAME "=" item
-?item: REF | INT | FLOAT | STRING | NAME | list | device
+?item: REF | INT | FLOAT | STRING | NAME | list | named
 list: OPEN [item ("," item)*] "]"
-device: NAME "(" STRING ")"
+named: NAME "(" STRING ")"
 
 result: entry | tuple
 tuple: "(" [entry ("," entry)*] ")"

@@ -266,8 +266,8 @@ class _GraphReader(_Reader):
 
     def argument(self, item: Parsed, depth: int = 0) -> Any:
         if _is_tree(item):
-            if item.data == "device":
-                return self.device(*item.children)
+            if item.data == "named":
+                return self.named(*item.children)
             if depth >= MAX_DEPTH:
                 self.text.fail(item.children[0], f"lists are nested more than {MAX_DEPTH} deep")
             return [self.argument(child, depth + 1) for child in item.children[1:] if child is not None]
@@ -290,7 +290,13 @@ class _GraphReader(_Reader):
             )
         return CONSTANTS[item]
 
-    def device(self, word: Token, name: Token) -> torch.device:
+    def named(self, word: Token, name: Token) -> torch.device | complex:
+        """`device("cpu")` or `complex("1+2j")`."""
+        if word == "complex":
+            try:
+                return complex(self.string(name))
+            except ValueError:
+                self.text.fail(name, f"{name} is no complex number", 'write it as Python does: "(1+2j)".')
         if word != "device":
             self.text.fail(word, f"'{word}' cannot stand before '(' here: nested calls are lines of their own")
         try:

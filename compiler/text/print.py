@@ -117,6 +117,8 @@ def _argument(value: Any, node: fx.Node) -> str:
             return str(value)
         case float():
             return repr(value)
+        case complex():
+            return f"complex({_string(str(value))})"
         case str():
             return _string(value)
         case torch.dtype() | torch.memory_format() | torch.layout() if value in CONSTANT_NAMES:

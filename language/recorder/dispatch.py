@@ -127,7 +127,7 @@ class _Call:
                 return Number.of(fixed), fixed
             expr = node.expr if self.recording.program else self.recording.lift_constants(node.expr)
             return expr, 0.5 if node.hint is None else node.hint
-        if isinstance(value, bool):
+        if isinstance(value, (bool, complex)):
             return Number.of(value), value
         if isinstance(value, float):
             if place in self.lifts and not self.recording.program:
@@ -485,6 +485,15 @@ def _copy_out(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return record(func, args, kwargs)
 
 
+def _conjugate(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Of a number too, which autograd meets as the factor of a complex tensor."""
+    if isinstance(args[0], torch.Tensor):
+        return record(func, args, kwargs)
+    with outside_programs():
+        return torch.tensor(complex(args[0]).conjugate(), dtype=torch.complex128)
+
+
+enter((aten._conj,), record=_conjugate)
 enter((aten.copy_,), record=_copy_out)
 enter((aten.as_strided,), record=_as_strided)
 enter((aten.as_strided_scatter,), record=_strided_scatter)

@@ -126,7 +126,7 @@ class Recording:
             fake = to_fake(tensor)
             value = self.tape.value(fake)
             type_ = TensorType(value.dtype, value.shape)
-            kept = tensor.detach().clone()
+            kept = tensor.detach().clone().resolve_conj().resolve_neg()
             self.tape.inputs.append(Input(value, "constant", f"c{len(self.constants)}", type_, None, kept))
             cell = Cell(self.mesh, type_)
             cell.recording = self

@@ -136,6 +136,13 @@ def _reduce(x: Any, dims: Any = None, keep: Any = False) -> torch.Tensor | None:
     return make_fake(shape, x.dtype)
 
 
+def _resolved(x: Any) -> torch.Tensor:
+    """A view whose numbers PyTorch notes to be conjugated or negated: without the note."""
+    with torch._C._DisableTorchDispatch():
+        return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=_META)
+
+
+enter((aten._conj, aten._neg_view), shape=_resolved)
 _POINTWISE = (
     "add sub mul div addcmul addcdiv lerp pow neg abs exp log log1p sqrt rsqrt reciprocal tanh sigmoid relu silu"
 ).split()

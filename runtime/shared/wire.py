@@ -126,4 +126,4 @@ def read_value_head(body: bytes | memoryview) -> tuple[torch.dtype, tuple[int, .
 
 def raw(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor's elements as one row of bytes (a copy where it is not contiguous)."""
-    return tensor.contiguous().reshape(-1).view(torch.uint8)
+    return tensor.resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)

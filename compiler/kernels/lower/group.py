@@ -74,6 +74,8 @@ def space_of(node: fx.Node, context: LoweringContext) -> Space:
     name, tensors = context.key(node), context.tensors
     if lowering_of(name) is None or is_transparent(name) or node not in tensors:
         raise Unfusable(f"{name} stays as it is")
+    if any(each in tensors and tensors[each].dtype.is_complex for each in (node, *node.all_input_nodes)):
+        raise Unfusable("kernels hold no complex numbers")
     if name not in REDUCED:
         return Space(tensors[node].shape)
     number, dims_of = REDUCED[name]

@@ -33,7 +33,7 @@ from tests.compiler.text.test_print import PARTITIONED, WHOLE
             tensor type, column 1: unknown dtype 'f31'
               f31[64]
               ^
-              it is one of f64, f32, f16, bf16, i64, i32, i16, i8, u8, bool.""",
+              it is one of f64, f32, f16, bf16, i64, i32, i16, i8, u8, bool, c64, c128.""",
         ),
         (
             parse_type,
