@@ -132,3 +132,8 @@ class DeviceMeshError(MonarchError, RuntimeError):
 
 class DeviceIndexError(DeviceMeshError, IndexError):
     """A worker met an index that is out of range. Also an IndexError, as what PyTorch raises for most of such ops."""
+
+
+class DeviceCheckError(DeviceMeshError, ValueError, AssertionError):
+    """A worker met values that a check of the program's does not allow: `assert x.isfinite().all()`, the arguments of a
+    distribution. Also a ValueError and an AssertionError, as what such checks raise."""

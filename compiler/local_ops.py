@@ -15,6 +15,7 @@ from monarch.compiler.loops.interpret import interpret
 from monarch.compiler.loops.text import parse_kernel
 from monarch.compiler.names import find_op
 from monarch.compiler.ops.schema import memory_of
+from monarch.compiler.samplers import SAMPLERS
 
 Where = Mapping[str, int]
 
@@ -160,14 +161,8 @@ def random(
     global_shape: Sequence[int],
     offsets: Sequence[Sequence[str]],
 ) -> torch.Tensor:
-    index = torch.zeros([1] * len(shape), dtype=torch.int64)
-    for dim, length in enumerate(shape):
-        first = nested_index(offsets[dim], position, sizes) * length
-        stride = math.prod(global_shape[dim + 1 :])
-        along = torch.arange(first, first + length).mul(stride)
-        index = index + along.view([-1 if d == dim else 1 for d in range(len(shape))])
-    key = _mix(_mix(torch.as_tensor(seed, dtype=torch.int64) + GOLDEN) + stream * 2 + 1)
-    bits = _mix(index * GOLDEN + key)
+    index = _numbered(position, sizes, shape, global_shape, offsets)
+    bits = _mix(index * GOLDEN + _key(seed, stream))
     if distribution == "bits":
         return _shift(bits, 2)
     uniform = _shift(bits, 40).to(torch.float64) * 2.0**-24  # 24 bits: exact in float32, never 1
@@ -178,6 +173,60 @@ def random(
     # Box and Muller (1958): a second, independent stream of bits gives the angle; 1 - u keeps the logarithm finite.
     angle = _shift(_mix(bits ^ GOLDEN), 40).to(torch.float64) * (2.0**-24 * 2 * math.pi)
     return (torch.sqrt(-2 * torch.log1p(-uniform)) * torch.cos(angle)).to(dtype)
+
+
+def _numbered(
+    position: Where, sizes: Where, shape: Sequence[int], global_shape: Sequence[int], offsets: Sequence[Sequence[str]]
+) -> torch.Tensor:
+    """The numbers, in the global tensor, of the elements of the worker's own block."""
+    index = torch.zeros([1] * len(shape), dtype=torch.int64)
+    for dim, length in enumerate(shape):
+        first = nested_index(offsets[dim], position, sizes) * length
+        stride = math.prod(global_shape[dim + 1 :])
+        along = torch.arange(first, first + length).mul(stride)
+        index = index + along.view([-1 if d == dim else 1 for d in range(len(shape))])
+    return index
+
+
+def _key(seed: torch.Tensor | int, stream: int) -> torch.Tensor:
+    return _mix(_mix(torch.as_tensor(seed, dtype=torch.int64) + GOLDEN) + stream * 2 + 1)
+
+
+def sample(
+    position: Where,
+    sizes: Where,
+    distribution: str,
+    parameters: Sequence[torch.Tensor],
+    seed: torch.Tensor | int,
+    stream: int,
+    global_shape: Sequence[int],
+    offsets: Sequence[Sequence[str]],
+) -> torch.Tensor:
+    first = parameters[0]
+    if first.is_meta or type(first) is not torch.Tensor:  # without data
+        return torch.empty_like(first, memory_format=torch.contiguous_format)
+    index = _numbered(position, sizes, first.shape, global_shape, offsets) * GOLDEN
+    key = _key(seed, stream)
+
+    def uniform() -> torch.Tensor:
+        nonlocal key
+        key = _mix(key + GOLDEN)
+        return (_shift(_mix(index + key), 11).to(torch.float64) + 0.5) * 2.0**-53
+
+    made = SAMPLERS[distribution](*(each.to(torch.float64) for each in parameters), uniform)
+    return made.to(first.dtype)
+
+
+class CheckFailed(RuntimeError, ValueError, AssertionError):
+    """A `check` has met a value that is not as it has to be."""
+
+
+def check(position: Where, sizes: Where, tensor: torch.Tensor, valid: torch.Tensor, message: str) -> torch.Tensor:
+    if valid.device.type != "cpu" or type(valid) is not torch.Tensor:  # on a GPU, or without data
+        torch._assert_async(valid.all())
+    elif not valid.all():
+        raise CheckFailed(message)
+    return tensor
 
 
 def kernel(
@@ -214,6 +263,8 @@ LOCAL_OPS: dict[str, Callable[..., Any]] = {
     "mean_shard": mean_shard,
     "arange_shard": arange_shard,
     "random": random,
+    "sample": sample,
+    "check": check,
     "kernel": kernel,
     "out_of_place": out_of_place,
 }

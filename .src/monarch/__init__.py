@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from monarch import actor, config, distributed, exceptions, launch, rdma, spmd
     from monarch.compiler.errors import (
+        DeviceCheckError,
         DeviceIndexError,
         DeviceMeshError,
         GraphError,
@@ -57,6 +58,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "monarch": ("actor", "config", "distributed", "exceptions", "launch", "rdma", "spmd"),  # modules
     "monarch.compiler.errors": (
+        "DeviceCheckError",
         "DeviceIndexError",
         "DeviceMeshError",
         "GraphError",
@@ -89,6 +91,7 @@ _HOMES = {
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "DeviceCheckError",
     "DeviceIndexError",
     "DeviceMeshError",
     "DistributedTensor",

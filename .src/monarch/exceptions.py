@@ -2,6 +2,7 @@
 
 from monarch.compiler.config import ConfigError, ConfigTypeError
 from monarch.compiler.errors import (
+    DeviceCheckError,
     DeviceIndexError,
     DeviceMeshError,
     GraphError,
@@ -21,6 +22,7 @@ __all__ = [
     "ActorError",
     "ConfigError",
     "ConfigTypeError",
+    "DeviceCheckError",
     "DeviceIndexError",
     "DeviceMeshError",
     "GraphError",

@@ -102,6 +102,15 @@ what this worker makes, a block of `global_shape` whose start along tensor dim d
 nested mesh dims `offsets[d]` (a list of names) times `shape[d]`. `seed` is an i64[] tensor or int, `stream` an int
 that sets the random ops of one program apart."""
 
+sample = _op("sample", "(distribution, parameters, seed, stream, global_shape, offsets)")
+"""Counter-based random numbers of a distribution, "gamma", "poisson" or "binomial", each with the parameters at its
+place (`monarch.compiler.samplers`). All parameters have one shape and dtype, which are the result's; the rest is as
+of `random`."""
+
+check = _op("check", "(tensor, valid, message)")
+"""The tensor, where all of `valid` (bools, of the same shape) are true; else the step fails, with the message. Runs
+whether or not its result is read."""
+
 kernel = _op("kernel", "(tensors, text, over)")
 """The outputs of the generated kernel whose text is `text` (`monarch.compiler.kernels`), a tuple of tensors. `over[i]`
 is the number of the tensor whose memory output i takes, or -1 for memory of its own."""
@@ -126,6 +135,11 @@ def name_of(target: object) -> str:
 def is_collective(target: object) -> bool:
     """Whether a node's target moves tensors between workers (`commit` and `wait`, which only wait, do not)."""
     return isinstance(target, MonarchOp) and target.collective and target not in (commit, wait)
+
+
+def acts(target: object) -> bool:
+    """Whether a node's target does something besides giving its result, so that it stays where nobody reads that."""
+    return target in (commit, check)
 
 
 def by_name(name: str) -> MonarchOp | None:

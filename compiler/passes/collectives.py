@@ -85,7 +85,7 @@ _KEPT = ("key", "stands_for", "decisions", "named")
 
 def _erase_dead_collectives(graph: Graph) -> None:
     for node in reversed(list(graph.calls)):
-        if not node.users and node.target is not ops.commit:
+        if not node.users and not ops.acts(node.target):
             graph.fx.erase_node(node)
 
 

@@ -250,6 +250,11 @@ class Functionalizer(Emitter):
                 list(shape),
                 [[] for _ in shape],
             ]
+        elif op.func is ops.sample:
+            distribution, parameters, stream, *seeds = args
+            shape = op.out.shape
+            seed = seeds[0] if seeds else self.seed()
+            args = [distribution, parameters, seed, stream, list(shape), [[] for _ in shape]]
         elif op.func is ops.constrain:
             type_ = type_.with_layout(op.args[1])
             args = [args[0], str(op.args[1])]
@@ -529,6 +534,8 @@ def _drop_dead(graph: Graph) -> None:
     """Remove ops and placeholders that nothing depends on, and constants with them. A program's inputs stay."""
     for node in reversed(list(graph.fx.nodes)):
         if node.op == "output" or node.users or (node.op == "placeholder" and node.meta["kind"] == "input"):
+            continue
+        if ops.acts(node.target):
             continue
         if node.op == "placeholder" and node.meta["kind"] == "constant":
             graph.constants.pop(str(node.meta["label"]), None)

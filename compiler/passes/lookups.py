@@ -6,6 +6,7 @@ from torch import fx, ops
 
 from monarch.compiler.context import Context, Pass
 from monarch.compiler.graph import Graph, args_of, tensor_type
+from monarch.compiler.ops import acts
 
 aten = ops.aten
 
@@ -28,7 +29,7 @@ class SimplifyLookups(Pass):
         for node in list(graph.calls):
             if node.target is aten.sum.dim_IntList:
                 _known_sum(graph, node)
-        graph.fx.eliminate_dead_code(is_impure_node=lambda node: node.op in ("placeholder", "output"))
+        graph.fx.eliminate_dead_code(is_impure_node=lambda node: node.op != "call_function" or acts(node.target))
         return graph
 
 

@@ -9,6 +9,7 @@ from torch import fx
 
 from monarch.compiler.context import Context, Pass
 from monarch.compiler.graph import Graph, args_of
+from monarch.compiler.ops import acts
 from monarch.compiler.ops.schema import is_view
 
 aten = torch.ops.aten
@@ -38,7 +39,7 @@ class SimplifyViews(Pass):
                 same = seen.setdefault((node.target, str(args_of(node))), node)
             if same is not None and same is not node:
                 node.replace_all_uses_with(same)
-        graph.fx.eliminate_dead_code(is_impure_node=lambda node: node.op in ("placeholder", "output"))
+        graph.fx.eliminate_dead_code(is_impure_node=lambda node: node.op != "call_function" or acts(node.target))
         return graph
 
 

@@ -206,7 +206,7 @@ def _write_strided(emit: Emitter, value: Value, parent: Value, base: fx.Node, ne
     return emit.call(aten.as_strided_scatter.default, *operands, *map(emit.decode, place), type=parent.type)
 
 
-# A complex tensor and its parts. Workers hold no tensor whose conjugate or negative is only noted, as PyTorch's views do.
+# A complex tensor and its parts. PyTorch's views only note that they are conjugated or negated; here they are made so.
 
 
 def _read_conjugate(emit: Emitter, value: Value, parent: Value, base: fx.Node) -> fx.Node:

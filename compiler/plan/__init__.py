@@ -3,7 +3,15 @@
 Of the compiler the runtime imports this package, and little else; so what it needs of types and errors is here too.
 """
 
-from monarch.compiler.errors import DeviceIndexError, DeviceMeshError, LayoutError, MonarchError, PlanError, Source
+from monarch.compiler.errors import (
+    DeviceCheckError,
+    DeviceIndexError,
+    DeviceMeshError,
+    LayoutError,
+    MonarchError,
+    PlanError,
+    Source,
+)
 from monarch.compiler.ops import OPS
 from monarch.compiler.plan import file
 from monarch.compiler.plan.options import BACKENDS, TARGETS, CompileOptions, check_backend, check_target
@@ -24,6 +32,7 @@ __all__ = [
     "REDUCTIONS",
     "TARGETS",
     "Decision",
+    "DeviceCheckError",
     "DeviceIndexError",
     "DeviceMeshError",
     "Handled",

@@ -1,8 +1,8 @@
 """Plans as JSON values, and back, with everything that a file says checked on the way.
 
 Instruction arguments: a Slot is `{"$": index}`, a dtype `{"dtype": "f32"}`, an infinity or nan `{"float": "inf"}`; a
-complex number `{"complex": "(1+2j)"}`; a memory format, layout or device is `{"memory_format": …}`, `{"layout": …}`, `{"device": …}`. The rest stand for
-themselves; ints and floats stay apart, for JSON writes 1 and 1.0.
+complex number `{"complex": "(1+2j)"}`; a memory format, layout or device is `{"memory_format": …}`, `{"layout": …}`,
+`{"device": …}`. The rest stand for themselves; ints and floats stay apart, for JSON writes 1 and 1.0.
 """
 
 from __future__ import annotations

@@ -88,13 +88,32 @@ def _random(call: Call) -> Line:
     return line(f"{', '.join('[]' for _ in call.shapes)} -> {tensor_text(factor_names(len(call.result)))}")
 
 
-@localizer("random")
-def _local_random(call: LocalCall) -> Localized:
+def _offsets(call: LocalCall) -> list[list[str]]:
+    """Where a worker's block begins, with the mesh dim that is being done."""
     offsets = [list(names) for names in call["offsets"]]
     dim = call.strategy.results[0]
     if isinstance(dim, int):
         offsets[dim].append(call.mesh_dim)
-    return call.replace(shape=list(call.result), offsets=offsets)
+    return offsets
+
+
+@localizer("random")
+def _local_random(call: LocalCall) -> Localized:
+    return call.replace(shape=list(call.result), offsets=_offsets(call))
+
+
+@sharding_rule("sample")
+def _sample(call: Call) -> Line:
+    text, parameters = tensor_text(factor_names(len(call.result))), len(call["parameters"])
+    return line(f"{', '.join([text] * parameters + ['[]'] * (len(call.shapes) - parameters))} -> {text}")
+
+
+@localizer("sample")
+def _local_sample(call: LocalCall) -> Localized:
+    return call.replace(offsets=_offsets(call))
+
+
+sharding_rule("check", "..., ... -> ...")
 
 
 def _draws(call: Call) -> Line:
@@ -102,7 +121,8 @@ def _draws(call: Call) -> Line:
 
 
 for _name in """
-    bernoulli dropout exponential multinomial normal normal_functional poisson rand rand_like randint randint_like randn
-    randn_like random randperm rrelu_with_noise rrelu_with_noise_functional uniform
+    bernoulli binomial dropout exponential multinomial normal normal_functional poisson rand rand_like randint
+    randint_like randn randn_like random randperm rrelu_with_noise rrelu_with_noise_functional _sample_dirichlet
+    _standard_gamma uniform
     """.split():
     sharding_rule(f"aten.{_name}")(_draws)

@@ -113,5 +113,7 @@ pointwise(
     2,
     linear=[{0}],
 )
+pointwise("_standard_gamma_grad", 2)
+pointwise("_dirichlet_grad", 3)
 pointwise("rrelu_with_noise_backward", 3, linear=[{0}])
 pointwise("_prelu_kernel_backward", 3, linear=[{0}], results=2)

@@ -356,7 +356,7 @@ class Eviction:
         for at, operand, instance in self._rewired:
             of[self.buffers.calls[at]].replace_input_with(of[operand], made[instance])
         for node in reversed(list(copy.calls)):
-            if not node.users and node.target is not ops.commit:
+            if not node.users and not ops.acts(node.target):
                 copy.fx.erase_node(node)
         return copy
 

@@ -18,6 +18,7 @@ _SAFE = {
     ops.mean_shard,
     ops.arange_shard,
     ops.random,
+    ops.sample,
     ops.constrain,
     ops.wait,
     ops.commit,

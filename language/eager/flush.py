@@ -19,6 +19,7 @@ from typing import Any
 from monarch.compiler.config import settings
 from monarch.compiler.errors import DeviceMeshError
 from monarch.compiler.execution.executor import Handle
+from monarch.compiler.ops import check
 from monarch.compiler.passes.functionalize import functionalize
 from monarch.compiler.plan import Plan
 from monarch.compiler.schedule.failing import can_fail
@@ -48,14 +49,14 @@ _FAILED = (RuntimeError, IndexError)
 
 def flush(mesh: Mesh) -> None:
     """Run what was recorded on `mesh`. Waits for it only where an op may fail for the values that it is given; such a
-    failure is raised where its results are needed. What is interrupted before the workers have been given it stays
-    recorded."""
+    failure is raised where its results are needed, and here that of a check, which has none. What is interrupted before
+    the workers have been given it stays recorded."""
     with turns:
         mesh.settle()
         while (recording := mesh.pending) is not None:
             live = [(cell, value) for ref, value in recording.made if (cell := ref()) is not None]
             try:
-                _run(mesh, recording, live)
+                failed = _run(mesh, recording, live)
             except Exception as error:
                 if mesh.pending is not recording:  # a signal's handler has run it meanwhile
                     return
@@ -64,6 +65,8 @@ def flush(mesh: Mesh) -> None:
                     cell.failure.raised = True
                 _ran(mesh, recording)
                 raise
+            if failed is not None:
+                raise failed
 
 
 def _ran(mesh: Mesh, recording: Recording) -> None:
@@ -126,8 +129,9 @@ class _Job:
                 self.cells[name].set(handle)
 
 
-def _run(mesh: Mesh, recording: Recording, live: list[tuple[Cell, Value]]) -> None:
-    """Run a recording, unless a signal's handler has added to it meanwhile, or has run it."""
+def _run(mesh: Mesh, recording: Recording, live: list[tuple[Cell, Value]]) -> Exception | None:
+    """Run a recording, unless a signal's handler has added to it meanwhile, or has run it. Gives the error of a check
+    that was the first to fail."""
     length = len(recording.tape.ops)
     job = _Job(mesh, recording, live)
     tape = job.tape
@@ -137,7 +141,7 @@ def _run(mesh: Mesh, recording: Recording, live: list[tuple[Cell, Value]]) -> No
         compiled = job.compile(tape, job.updates)
         if compiled is None:
             _ran(mesh, recording)
-            return
+            return None
         _plans[key] = compiled
         if len(_plans) > settings.eager_plans:
             _plans.popitem(last=False)
@@ -156,12 +160,14 @@ def _run(mesh: Mesh, recording: Recording, live: list[tuple[Cell, Value]]) -> No
             job.run(compiled, bind)
         except _FAILED as error:
             _ran(mesh, recording)
-            _undo(job, error)
+            return _undo(job, error)
+    return None
 
 
-def _undo(job: _Job, error: Exception) -> None:
+def _undo(job: _Job, error: Exception) -> Exception | None:
     """After a failure, have every tensor as PyTorch would have left it when it raised at the failed op's line. Tensors
-    that were made anew, and do not depend on the failed op, get their values; the others note the failure."""
+    that were made anew, and do not depend on the failed op, get their values; the others note the failure. Gives the
+    error of the first failed op if it is a check."""
     for label, cell in job.cells.items():
         cell.handle = job.before.get(label)
         cell.placed = cell.handle is not None
@@ -172,11 +178,15 @@ def _undo(job: _Job, error: Exception) -> None:
             error = earlier
     tape, updates, steps = job.tape, job.updates, job.steps
     failures: dict[Value, Failure] = {}
+    checked: Exception | None = None
     while True:
         failed = -1
         failure = Failure(error)
         if not lost:
-            failed = first_failed(tape, updates.values(), getattr(error, "source", None), partial(_probe, job, failure))
+            wanted = [*updates.values(), *(op.out for op in tape.ops if op.func is check)]
+            failed = first_failed(tape, wanted, getattr(error, "source", None), partial(_probe, job, failure))
+            if tape.ops[failed].func is check and not failures:
+                checked, failure.raised = failure.error, True
         tape, gone, valued = without(tape, failed, lost)
         failures |= dict.fromkeys(gone, failure)
         updates = {label: value for label, value in updates.items() if value in valued}
@@ -203,6 +213,7 @@ def _undo(job: _Job, error: Exception) -> None:
                 cell.recording = None
                 missing.add(id(cell))
     drop_gradients(missing)
+    return checked
 
 
 def _probe(job: _Job, failure: Failure, part: Tape, values: list[Value]) -> bool:

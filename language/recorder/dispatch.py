@@ -33,6 +33,7 @@ from monarch.language.recorder.recording import (
     turns,
 )
 from monarch.language.recorder.scalar import Scalar
+from monarch.language.recorder.validation import deferred
 from monarch.language.source import calls_from, user_source
 from monarch.language.tensors.mesh import Mesh
 from monarch.language.tensors.shapes import DependsOnData, run_fake
@@ -435,6 +436,23 @@ def read_item(tensor: DistributedTensor) -> Any:
             return known.item()
         raise branch_error(user_source())
     return tensor.full_tensor().item()
+
+
+def read_truth(tensor: DistributedTensor) -> bool:
+    """Whether a tensor's one value is not zero. In a program only where it is known, or where the other answer only
+    raises."""
+    if tensor.numel() != 1:
+        raise OperatorError(
+            f"Boolean value of Tensor with {'more than one value' if tensor.numel() else 'no values'} is ambiguous",
+            hint=f"it is {tensor._ref.type}: ask for .any() or .all() of it.",
+            source=user_source(),
+        )
+    recording = current_program()
+    if recording is not None and known_value(recording, tensor) is None:
+        outcome = deferred(tensor)
+        if outcome is not None:
+            return outcome
+    return bool(read_item(tensor))
 
 
 def _known(recording: Recording, value: Any) -> Any:

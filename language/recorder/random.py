@@ -22,8 +22,11 @@ import torch
 from monarch.compiler import ops
 from monarch.compiler.errors import ProgramError
 from monarch.compiler.ops.record import record
-from monarch.language.recorder.recording import current_program, outside_programs, recording_for
+from monarch.language.errors import OperatorError
+from monarch.language.recorder.recording import Recording, current_program, outside_programs, recording_for
+from monarch.language.recorder.validation import check
 from monarch.language.source import user_source
+from monarch.language.tensors.shapes import run_fake
 from monarch.language.tensors.tensor import DistributedTensor
 
 aten = torch.ops.aten
@@ -93,12 +96,61 @@ def _draw(distribution: str, shape: Any, dtype: torch.dtype, like: DistributedTe
     recording = recording_for(like.mesh) if like is not None else current_program()
     assert recording is not None
     shape = tuple(int(size) for size in shape)
-    if recording.program:
-        stream, seed = _streams.now.next()
-        arguments: tuple[Any, ...] = (distribution, shape, dtype, stream, *(() if seed is None else (seed,)))
-    else:
-        arguments = (distribution, shape, dtype, 0, recording.lift(next_seed()))
-    return recording.own(ops.random, arguments, shape, dtype)
+    return recording.own(ops.random, (distribution, shape, dtype, *_stream(recording)), shape, dtype)
+
+
+def _stream(recording: Recording) -> tuple[Any, ...]:
+    """The number of a draw's stream, and its seed where that is not the call's."""
+    if not recording.program:
+        return 0, recording.lift(next_seed())
+    stream, seed = _streams.now.next()
+    return (stream,) if seed is None else (stream, seed)
+
+
+def _sample(distribution: str, *parameters: torch.Tensor) -> DistributedTensor:
+    """Numbers of a distribution that takes its parameters at each place; all have one shape and dtype."""
+    first = parameters[0]
+    assert isinstance(first, DistributedTensor)
+    recording = recording_for(first.mesh)
+    values = tuple(recording.value_of(each._ref) for each in parameters if isinstance(each, DistributedTensor))
+    return recording.own(ops.sample, (distribution, values, *_stream(recording)), tuple(first.shape), first.dtype)
+
+
+_HALVES = {torch.bfloat16: 8, torch.float16: 11}
+"""The digits of dtypes in which a number just below 1 would become 1."""
+
+
+def _uniforms(shape: Any, dtype: torch.dtype, like: DistributedTensor | None) -> Any:
+    """Uniform numbers, 0 <= x < 1; of a complex dtype both parts are."""
+    if dtype.is_complex:
+        return torch.complex(*(_draw("uniform", shape, dtype.to_real(), like) for _ in range(2)))
+    digits = _HALVES.get(dtype)
+    if digits is None:
+        return _draw("uniform", shape, dtype, like)
+    return ((_draw("uniform", shape, torch.float32, like) * 2**digits).floor() * 2.0**-digits).to(dtype)
+
+
+def _normals(shape: Any, dtype: torch.dtype, like: DistributedTensor | None) -> Any:
+    """Normal numbers of mean 0 and variance 1; of a complex dtype each part has half of it."""
+    if dtype.is_complex:
+        return torch.complex(*(_draw("normal", shape, dtype.to_real(), like) * math.sqrt(0.5) for _ in range(2)))
+    return _draw("normal", shape, dtype, like)
+
+
+_MAKES = {"uniform": _uniforms, "normal": _normals}
+
+
+def _refuse(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Raise what PyTorch says of arguments that it refuses, whatever the values of the tensors: it is asked for tensors
+    without elements."""
+    try:
+        with outside_programs():
+            func(
+                *(torch.empty(0, dtype=each.dtype) if isinstance(each, torch.Tensor) else each for each in args),
+                **kwargs,
+            )
+    except (RuntimeError, ValueError) as error:
+        raise OperatorError(str(error).strip(), source=user_source()) from error
 
 
 def _argument(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> Any:
@@ -120,19 +172,23 @@ def _floating(dtype: torch.dtype | None) -> torch.dtype:
 
 def _make(distribution: str) -> Any:
     def handle(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return _draw(distribution, args[0], _floating(kwargs.get("dtype")), None)
+        return _MAKES[distribution](args[0], _floating(kwargs.get("dtype")), None)
 
     return handle
 
 
 def _like(distribution: str) -> Any:
     def handle(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return _draw(distribution, args[0].shape, kwargs.get("dtype") or args[0].dtype, args[0])
+        return _MAKES[distribution](args[0].shape, kwargs.get("dtype") or args[0].dtype, args[0])
 
     return handle
 
 
 def _integers(shape: Any, low: int, high: int, dtype: torch.dtype, like: DistributedTensor | None) -> Any:
+    if low >= high:
+        raise OperatorError(
+            f"random_ expects 'from' to be less than 'to', but got from={low} >= to={high}", source=user_source()
+        )
     bits = _draw("bits", shape, torch.int64, like)
     return (bits.remainder(high - low) + low).to(dtype)
 
@@ -156,11 +212,15 @@ def _randperm(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 def _normal(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     mean, std = (_argument(func, args, kwargs, name) for name in ("mean", "std"))
     like = next((value for value in (mean, std) if isinstance(value, DistributedTensor)), None)
+    if isinstance(std, DistributedTensor):
+        std = check(std, std >= 0, "normal expects all elements of std >= 0.0")
+    elif not isinstance(std, torch.Tensor) and std < 0:
+        raise OperatorError(f"normal expects std >= 0.0, but found std {std}", source=user_source())
     if like is None:
-        noise = _draw("normal", _argument(func, args, kwargs, "size"), _floating(kwargs.get("dtype")), None)
+        noise = _normals(_argument(func, args, kwargs, "size"), _floating(kwargs.get("dtype")), None)
     else:
         shape = torch.broadcast_shapes(*(value.shape for value in (mean, std) if isinstance(value, torch.Tensor)))
-        noise = _draw("normal", shape, like.dtype, like)
+        noise = _normals(shape, like.dtype, like)
     return noise * std + mean
 
 
@@ -172,8 +232,57 @@ def _bernoulli(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _coin(like: DistributedTensor, p: Any) -> Any:
-    dtype = like.dtype if like.dtype.is_floating_point else torch.float32
+    said = "bernoulli expects all elements of p to be in [0, 1]"
+    if isinstance(p, DistributedTensor):
+        p = check(p, (p >= 0) & (p <= 1), said)
+    elif not isinstance(p, torch.Tensor) and not 0 <= p <= 1:
+        raise OperatorError(f"{said}, but found {p}", source=user_source())
+    dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
     return (_draw("uniform", like.shape, dtype, like) < p).to(like.dtype)
+
+
+def _multinomial(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Indices of the last dim, each drawn with a probability that is proportional to the value there."""
+    x = args[0]
+    count, replacement = (_argument(func, args, kwargs, name) for name in ("num_samples", "replacement"))
+    try:
+        run_fake(func, [x._ref.fake, count, bool(replacement)], {})
+    except RuntimeError as error:  # wrong shapes and counts
+        raise OperatorError(str(error).strip(), source=user_source()) from error
+    x = check(x, (x >= 0) & (x < math.inf), "probability tensor contains either `inf`, `nan` or element < 0")
+    x = x.to(torch.float64) if x.dtype == torch.float64 else x.to(torch.float32)
+    x = check(x, x.sum(-1, True) > 0, "invalid multinomial distribution (sum of probabilities <= 0)")
+    if count == 1 or not replacement:
+        return (x / _exponentials(x, 1.0)).topk(count).indices  # the first of races at these rates
+    sums = x.cumsum(-1)
+    total = sums[..., -1:]
+    at = _draw("uniform", (*x.shape[:-1], count), x.dtype, x) * total
+    at = torch.minimum(at, torch.nextafter(total, torch.zeros_like(total)))  # the product may have been rounded up
+    return torch.searchsorted(sums, at, right=True)
+
+
+def _poisson(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    rate = args[0]
+    return _sample("poisson", check(rate, rate >= 0, "invalid Poisson rate, expected rate to be non-negative"))
+
+
+def _binomial(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    count, prob = torch.broadcast_tensors(args[0], args[1])
+    like = count if isinstance(count, DistributedTensor) else prob
+    recording = recording_for(like.mesh)
+    count, prob = (x if isinstance(x, DistributedTensor) else recording.constant(x) for x in (count, prob))
+    return _sample("binomial", count, prob.to(count.dtype))
+
+
+def _gamma(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Of scale 1, and never 0, of which PyTorch's gradients take the logarithm."""
+    return _sample("gamma", args[0]).clamp(min=torch.finfo(args[0].dtype).tiny)
+
+
+def _dirichlet(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    x = args[0]
+    made = _gamma(func, (x.to(torch.float64),), {})
+    return (made / made.sum(-1, True)).to(x.dtype).clamp(min=torch.finfo(x.dtype).tiny)
 
 
 def _dropout(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -181,7 +290,7 @@ def _dropout(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     p, train = (_argument(func, args, kwargs, name) for name in ("p", "train"))
     if train is False or p == 0:
         return x.clone(), torch.ones_like(x, dtype=torch.bool)
-    keep = _draw("uniform", x.shape, x.dtype, x) >= p
+    keep = _draw("uniform", x.shape, torch.float64 if x.dtype == torch.float64 else torch.float32, x) >= p
     return x * keep * (1 / (1 - p) if p < 1 else 0.0), keep
 
 
@@ -190,7 +299,7 @@ def _rrelu(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     x, noise = args[0], args[1]
     lower, upper, training = (_argument(func, args, kwargs, name) for name in ("lower", "upper", "training"))
     if training:
-        slope = _draw("uniform", x.shape, x.dtype, x) * (upper - lower) + lower
+        slope = _uniforms(x.shape, x.dtype, x) * (upper - lower) + lower
         noise.copy_(torch.where(x <= 0, slope, 1.0))
         made = x * noise
     else:
@@ -204,22 +313,24 @@ def _rrelu(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 def _fill(sample: Callable[[DistributedTensor, Callable[[str], Any]], Any]) -> Any:
     def handle(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         target = args[0]
+        _refuse(func, args, kwargs)
         return target.copy_(sample(target, lambda name: _argument(func, args, kwargs, name)))
 
     return handle
 
 
 def _float_like(target: DistributedTensor) -> torch.dtype:
-    return target.dtype if target.dtype.is_floating_point else torch.get_default_dtype()
+    dtype = target.dtype
+    return dtype if dtype.is_floating_point or dtype.is_complex else torch.get_default_dtype()
 
 
 def _uniform(target: DistributedTensor, get: Callable[[str], Any]) -> Any:
     low, high = get("from"), get("to")
-    return _draw("uniform", target.shape, _float_like(target), target) * (high - low) + low
+    return _uniforms(target.shape, _float_like(target), target) * (high - low) + low
 
 
 def _gaussian(target: DistributedTensor, get: Callable[[str], Any]) -> Any:
-    return _draw("normal", target.shape, _float_like(target), target) * get("std") + get("mean")
+    return _normals(target.shape, _float_like(target), target) * get("std") + get("mean")
 
 
 def _log_normal(target: DistributedTensor, get: Callable[[str], Any]) -> Any:
@@ -227,11 +338,18 @@ def _log_normal(target: DistributedTensor, get: Callable[[str], Any]) -> Any:
 
 
 def _exponential(target: DistributedTensor, get: Callable[[str], Any]) -> Any:
-    return -torch.log1p(-_draw("uniform", target.shape, _float_like(target), target)) / get("lambd")
+    return _exponentials(target, get("lambd"))
+
+
+def _exponentials(like: DistributedTensor, rate: float) -> Any:
+    """Never 0, as PyTorch's: others divide by them."""
+    dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
+    uniform = _draw("uniform", like.shape, dtype, like)
+    return (-torch.log1p(-uniform)).clamp(min=torch.finfo(dtype).eps / 2) / rate
 
 
 def _cauchy(target: DistributedTensor, get: Callable[[str], Any]) -> Any:
-    uniform = _draw("uniform", target.shape, _float_like(target), target)
+    uniform = _draw("uniform", target.shape, torch.float32, target)
     return torch.tan((uniform - 0.5) * math.pi) * get("sigma") + get("median")
 
 
@@ -262,6 +380,11 @@ for _op, _handler in {
     aten.randperm: _randperm,
     aten.normal: _normal,
     aten.bernoulli: _bernoulli,
+    aten.multinomial: _multinomial,
+    aten.poisson: _poisson,
+    aten.binomial: _binomial,
+    aten._standard_gamma: _gamma,
+    aten._sample_dirichlet: _dirichlet,
     aten.native_dropout: _dropout,
     aten.rrelu_with_noise: _rrelu,
     aten.rrelu_with_noise_: _rrelu,

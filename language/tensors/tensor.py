@@ -255,7 +255,7 @@ class DistributedTensor(torch.Tensor):
         return self.full_tensor().__array__(dtype)
 
     def __bool__(self) -> bool:
-        return bool(self.item())
+        return operations.read_truth(self)
 
     def __float__(self) -> float:
         return float(self.item())
@@ -331,6 +331,12 @@ class DistributedTensor(torch.Tensor):
         if new.dtype != self.dtype:
             torch.Tensor.data.__set__(self, new)  # type: ignore[attr-defined]
         self._ref = new._ref
+
+    def new(self, *sizes: Any) -> Any:  # type: ignore[override]
+        """An uninitialised tensor of these sizes, of the same dtype and on the same mesh; PyTorch's of old."""
+        if sizes and all(isinstance(size, (int, torch.Size)) for size in sizes):
+            return self.new_empty(sizes[0] if isinstance(sizes[0], torch.Size) else sizes)
+        return super().new(*sizes)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> DistributedTensor:
         with torch.no_grad():

@@ -19,14 +19,27 @@ from typing import Any
 import torch
 
 from monarch.compiler.execution.executor import Undo
-from monarch.compiler.plan import DeviceIndexError, DeviceMeshError, MeshSpec, MonarchError, Plan, Source, TensorType
+from monarch.compiler.plan import (
+    DeviceCheckError,
+    DeviceIndexError,
+    DeviceMeshError,
+    MeshSpec,
+    MonarchError,
+    Plan,
+    Source,
+    TensorType,
+)
 from monarch.runtime.shared import wire
 from monarch.runtime.shared.results import small_results
 from monarch.runtime.shared.wire import Report
 
 _REMEMBERED = 1024
-_OUT_OF_RANGE = re.compile(r"^IndexError\b|\bindex .* is out of bounds for dimension")
-"""What PyTorch says of an index that is out of range. Of `gather` and `scatter` it is a RuntimeError."""
+_KINDS: tuple[tuple[type[DeviceMeshError], re.Pattern[str]], ...] = (
+    (DeviceIndexError, re.compile(r"^IndexError\b|\bindex .* is out of bounds for dimension")),
+    (DeviceCheckError, re.compile(r"^CheckFailed\b")),
+)
+"""The errors that failed workers' words stand for, where it is not the general one. Of an index that is out of range
+PyTorch raises an IndexError, and for `gather` and `scatter` a RuntimeError."""
 
 _KIND_RANK = {"failed": 0, "dependent": 1, "aborted": 2}
 
@@ -280,7 +293,7 @@ class ControllerState:
             hint.append("the worker's traceback:")
             hint.extend("  " + line for line in cause.traceback.rstrip().splitlines())
         source = Source(*cause.source) if cause.source else None
-        kind = DeviceIndexError if _OUT_OF_RANGE.search(cause.error or "") else DeviceMeshError
+        kind = next((kind for kind, words in _KINDS if words.search(cause.error or "")), DeviceMeshError)
         facts = self._place(cause.rank) | ({} if step is None else {"step": step.sequence, "program": step.name})
         return kind(message, hint="\n".join(hint), source=source).knowing(**facts, op=cause.op)
 

@@ -1,0 +1,75 @@
+"""Complex tensors, distributions and checks on real workers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import monarch
+from monarch.compiler.errors import DeviceCheckError
+from monarch.distributed import Mesh
+
+
+def test_complex_sums_cross_the_workers_and_come_back() -> None:
+    x, w = torch.randn(4, 8, dtype=torch.complex64), torch.randn(8, 4, dtype=torch.complex64)
+
+    def run(x: torch.Tensor, w: torch.Tensor) -> Any:
+        w = w.detach().requires_grad_()
+        y = torch.fft.fft(x @ w, dim=0) * 2j
+        return y, *torch.autograd.grad((y * y.conj()).real.sum(), [w])
+
+    with Mesh(data=2) as mesh:
+        for layouts in (("[@data, -]", "[-, -]"), ("[-, @data]", "[@data, -]")):
+            placed = [monarch.distribute(each, mesh, layout) for each, layout in zip((x, w), layouts, strict=True)]
+            for _ in range(2):
+                for ours, theirs in zip(monarch.program(run)(*placed), run(x, w), strict=True):
+                    torch.testing.assert_close(ours.full_tensor(), theirs, rtol=1e-4, atol=1e-4)
+
+
+def test_draws_are_those_of_any_mesh() -> None:
+    found = []
+    for dims in ({"data": 2}, {"data": 1}):
+        with Mesh(**dims) as mesh:
+            torch.manual_seed(4)
+            rate = monarch.distribute(torch.linspace(0.1, 40, 8), mesh, "[@data]")
+
+            @monarch.program
+            def draw(rate: torch.Tensor) -> Any:
+                normal = torch.distributions.Normal(rate, rate)
+                return (
+                    torch.poisson(rate),
+                    torch._standard_gamma(rate),
+                    normal.sample(),
+                    torch.multinomial(rate, 4, True),
+                )
+
+            found.append([value.full_tensor() for value in draw(rate)])
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+def test_a_check_that_fails_fails_the_step_and_leaves_the_state() -> None:
+    with Mesh(data=2) as mesh:
+        total = monarch.distribute(torch.zeros(4), mesh, "[@data]")
+
+        @monarch.program(mesh=mesh)
+        def step(x: torch.Tensor) -> torch.Tensor:
+            nonlocal total
+            total = total + x
+            if not x.isfinite().all():
+                raise ValueError(f"not finite: {x}")
+            return torch.distributions.Exponential(x).log_prob(x * 2).sum()
+
+        expected = torch.distributions.Exponential(torch.ones(4)).log_prob(torch.full((4,), 2.0)).sum()
+        for _ in range(3):
+            torch.testing.assert_close(step(torch.ones(4)).full_tensor(), expected)
+        for bad, words in (
+            (torch.tensor([1.0, 1, 1, torch.nan]), "if not x.isfinite"),
+            (-torch.ones(4), "rate of Exp"),
+        ):
+            with pytest.raises(DeviceCheckError, match=words) as raised:
+                step(bad).item()
+            assert isinstance(raised.value, ValueError)
+            assert total.full_tensor().tolist() == [3.0] * 4
+        assert step(torch.ones(4)).item() == expected
