@@ -467,7 +467,7 @@ def rewritten(graph: Graph, made: Sequence[Made]) -> Graph:
     reads: dict[int, list[fx.Node]] = {}
     """What each node or kernel reads, by its place in the order: that of its last op for a kernel."""
     items: dict[int, fx.Node | Made] = {}
-    pending = [output, *graph.placeholders]
+    pending = [output, *graph.placeholders, *(call for call in graph.calls if ops.acts(call.target))]
     while pending:
         node = pending.pop()
         item = kernel_of.get(node, node)

@@ -298,7 +298,7 @@ class Frame:
             if slots_of(value):
                 return f"[{', '.join(self._text(item) for item in value)}]"
             return self._name(_frozen(value))
-        if isinstance(value, (float, *_LITERALS)):
+        if isinstance(value, (float, complex, *_LITERALS)):
             return self._name(value)
         raise PlanError(f"a plan cannot hold a {type(value).__name__} as an argument: {value!r}")
 
@@ -378,7 +378,7 @@ def _frozen(value: Any) -> Any:
 
 
 def _checked(value: Any) -> Any:
-    if value is None or isinstance(value, (bool, int, float, *_LITERALS)):
+    if value is None or isinstance(value, (bool, int, float, complex, *_LITERALS)):
         return value
     raise PlanError(f"a plan cannot hold a {type(value).__name__} as an argument: {value!r}")
 
