@@ -105,6 +105,17 @@ class Settings(SettingsBase):
         10.0,
         "How long processes of actors that are stopped may take to end before they are killed.",
     )
+    stop_actor_timeout = Setting(
+        Duration("0s", "1d"),
+        10.0,
+        "How long one message may keep an actor that was told to stop. After that the actor counts as ended, and"
+        " a warning shows where it is.",
+    )
+    fault_exit_timeout = Setting(
+        Duration("0s", "1d"),
+        60.0,
+        "How long the program's main thread, which a failure that nobody dealt with interrupts, may take to end.",
+    )
     host_spawn_ready_timeout = Setting(
         Duration("1s", "1d"),
         60.0,

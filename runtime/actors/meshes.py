@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import os
+import pickle
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -41,7 +42,7 @@ from monarch.runtime.actors.messages.protocol import (
     Place,
     ReplyTo,
 )
-from monarch.runtime.actors.processes import current
+from monarch.runtime.actors.processes import current, logs
 from monarch.runtime.actors.processes.group import Group
 from monarch.runtime.actors.processes.ownership import PlaceEnded
 from monarch.runtime.actors.processes.ports import All, Each, One, failing
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 A = TypeVar("A", bound=Actor)
+T = TypeVar("T")
 
 
 class _Owned(MeshAlgebra):
@@ -101,13 +103,19 @@ class _Owned(MeshAlgebra):
         await self.stop("its `async with` ended")
 
 
-def _done(several: Future[ValueMesh[None]]) -> Future[None]:
-    """The same, without values."""
-    one: Future[None] = Future.pending()
+def _done(several: Future[ValueMesh[None]], value: T, why: Callable[[], Exception | None] = lambda: None) -> Future[T]:
+    """The same, with one value for all; `why` may know the cause of a process's end."""
+    one: Future[T] = Future.pending()
 
     def finish() -> None:
-        def decode() -> None:
-            several.get()
+        def decode() -> T:
+            try:
+                several.get()
+            except SupervisionError:
+                if (cause := why()) is not None:
+                    raise cause from None
+                raise
+            return value
 
         one.resolve(decode)
 
@@ -204,8 +212,9 @@ class HostMesh(MeshAlgebra):
         """Start processes, on each host a grid of these dims: `this_host().spawn_procs(per_host={"gpus": 8})`.
 
         Returns once they can be sent messages, which is at once on this host. `bootstrap` is called in each process
-        before there is any actor; what it raises ends the process. They end with the actor, or program, that spawned
-        them. Raises MonarchError where a limit of the system is reached, SupervisionError where a host is lost.
+        before there is any actor but its own; what it raises ends the process. They end with the actor, or program,
+        that spawned them. Raises MonarchError where a limit of the system is reached, SupervisionError where a host is
+        lost.
         """
         dims = dict(per_host or {})
         if twice := dims.keys() & self.extent.keys():
@@ -229,6 +238,7 @@ class HostMesh(MeshAlgebra):
             folder=os.getcwd(),
             environ=_environment(process, agents),
             settings=tuple(for_spawned().items()),
+            levels=logs.levels(),
         )
         mesh = ProcMesh(group, shape)
         try:
@@ -337,16 +347,23 @@ class ProcMesh(_Owned):
         for place, host in enumerate(hosts):
             if not process.router.send(host, (STOP_PROCS, self._id, (process.address, port, place), reason), EMPTY):
                 process.ports.reply(port, place, True, lambda: None)  # they have ended with their host
-        return _done(waiting.future)
+        return _done(waiting.future, None)
 
     def _have_stopped(self, process: Process, ranks: Sequence[int], reason: str) -> None:
         for host in self._group.hosts:
             process.router.send(host, (STOP_PROCS, self._id, None, reason), EMPTY)
 
     @property
-    def initialized(self) -> Future[None]:
-        """A future that is there once all processes run, and `bootstrap` is through."""
-        return _done(self._ask_each(READY))
+    def initialized(self) -> Future[bool]:
+        """A future of True that is there once all processes run, and `bootstrap` is through; ActorError where that
+        raised."""
+        dead, members = current.process().dead, self._members()
+
+        def why() -> Exception | None:
+            unfit = [death.unfit for death in map(dead.get, members) if death is not None and death.unfit is not None]
+            return pickle.loads(unfit[0]) if unfit else None
+
+        return _done(self._ask_each(READY), True, why)
 
     def stacks(self) -> Future[ValueMesh[str]]:
         """What the processes are doing now: the stacks of their threads and tasks, as text."""
@@ -376,7 +393,8 @@ class ProcMesh(_Owned):
         return hash((self._id, self._shape))
 
     def __reduce__(self) -> tuple[type[ProcMesh], tuple[Group, Shape]]:
-        return ProcMesh, (replace(self._group, bootstrap=None, path=(), environ=(), settings=()), self._shape)
+        plain = replace(self._group, bootstrap=None, path=(), environ=(), settings=(), levels=())
+        return ProcMesh, (plain, self._shape)
 
     def __repr__(self) -> str:
         return f"ProcMesh('{self._name}', {self.extent})"
@@ -417,24 +435,24 @@ class ActorMesh(_Owned, Generic[A]):
         process = current.process()
         error = SupervisionError(f"'{self._name}' takes no messages any more: {reason}")
         process.refused.update(((self._id, address), error) for address in self._addresses)
-        return self._meta(lambda reply: (STOP, self._id, reply, reason), EMPTY)
+        return _done(self._meta(lambda reply: (STOP, self._id, reply, reason), EMPTY), None)
 
     def _have_stopped(self, process: Process, ranks: Sequence[int], reason: str) -> None:
         for rank in ranks:
             process.router.send(self._addresses[rank], (STOP, self._id, None, reason), EMPTY)
 
     @property
-    def initialized(self) -> Future[None]:
-        """A future that is there once all constructors are through; SupervisionError where one raised."""
-        return self._meta(lambda reply: (CALL, self._id, reply, "", False, None), NO_ARGUMENTS)
+    def initialized(self) -> Future[bool]:
+        """A future of True that is there once all constructors are through; SupervisionError where one raised."""
+        return _done(self._meta(lambda reply: (CALL, self._id, reply, "", False, None), NO_ARGUMENTS), True)
 
-    def _meta(self, head: Callable[[ReplyTo], tuple[Any, ...]], payload: Payload) -> Future[None]:
+    def _meta(self, head: Callable[[ReplyTo], tuple[Any, ...]], payload: Payload) -> Future[ValueMesh[None]]:
         process = current.process()
         waiting: All[None] = All(self._shape, self._to)
         port = process.ports.open(waiting)
         for place in self._audience.send(process, lambda place: head((process.address, port, place)), payload):
             process.ports.reply(port, place, False, failing(process.lost(self._to[place], self._name)))
-        return _done(waiting.future)
+        return waiting.future
 
     # -- what `Endpoint` stands on -------------------------------------------------------------------------------------
 

@@ -30,10 +30,11 @@ import os
 import select
 import signal
 import socket
+import stat
 import sys
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
@@ -314,9 +315,21 @@ def main(control: int, controller: int, expected: str) -> NoReturn:
 
 def _close_all_but(control: int) -> None:
     """Files that the controller has open are none of the workers' business: a pipe that they kept open would not
-    end."""
+    end. But the user's Python objects, such as the handlers of a log, are there still: the files of theirs that have a
+    name stay open, or else such an object would write into whatever has the number next."""
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
-    limit = os.sysconf("SC_OPEN_MAX")
-    os.closerange(3, control)
-    os.closerange(control + 1, limit)
+    first = 3
+    for kept in sorted({control, *_named_files()}):
+        os.closerange(first, kept)
+        first = kept + 1
+    os.closerange(first, os.sysconf("SC_OPEN_MAX"))
+
+
+def _named_files() -> Iterator[int]:
+    """Open files that are in a folder, but for the standard ones: no sockets, pipes or shared memory."""
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(OSError):  # the one by which they are listed
+            about = os.fstat(int(name))
+            if int(name) > 2 and stat.S_ISREG(about.st_mode) and about.st_nlink:
+                yield int(name)

@@ -43,6 +43,14 @@ def stacks_here(process: Process) -> str:
     return text.getvalue()
 
 
+def stack_of(thread: threading.Thread, loop: asyncio.AbstractEventLoop | None) -> str:
+    """Where an actor is: the tasks of its event loop, or its thread."""
+    if loop is not None and (tasks := _tasks(loop)):
+        return "".join(line for task in tasks for line in traceback.format_list(_waits(task)))
+    frame = sys._current_frames().get(thread.ident or 0)
+    return "".join(traceback.format_stack(frame)) if frame is not None else ""
+
+
 def _waits(task: asyncio.Task[object]) -> list[traceback.FrameSummary]:
     """Where a task waits: the coroutines that await one another, the outermost first."""
     summary: list[traceback.FrameSummary] = []

@@ -70,6 +70,10 @@ UNTAKEN = 24
 
 UNSENT = 25
 """(): in the place, by number, of a message that could not be sent, for those behind it"""
+LOG = 26
+"""() and the fields of a log record, to the root"""
+UNFIT = 27
+"""(group, rank, reply) and the pickled ActorError that the bootstrap of a process raised, to the agent of its host"""
 
 
 def passed_on(head: Head) -> bool:

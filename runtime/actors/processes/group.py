@@ -22,6 +22,8 @@ class Death:
     log: tuple[str, ...]
     expected: bool
     """It was told to."""
+    unfit: bytes | None = None
+    """The pickled ActorError that its bootstrap raised, if it ended of that."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,13 @@ class Group:
     """How many each may compute with, as the agent of their host says."""
     settings: tuple[tuple[str, Any], ...] = ()
     """The settings of whoever spawns them, as they are then (`config.for_spawned`)."""
+    levels: tuple[tuple[str, int], ...] = ()
+    """Of its loggers (`logs.levels`)."""
+
+    def place(self, rank: int) -> str:
+        """A process for people: "trainers gpus=3"."""
+        place = ",".join(f"{name}={at}" for name, at in self.shape.coordinates(rank).items())
+        return f"{self.name} {place}" if place else self.name
 
     def host_of(self, rank: int) -> str:
         return self.hosts[rank * len(self.hosts) // len(self.addresses)]

@@ -29,11 +29,23 @@ from monarch.runtime.actors.errors import MeshFailure, SupervisionError
 from monarch.runtime.actors.messages.address import name_of, new_address
 from monarch.runtime.actors.messages.message import EMPTY, Payload
 from monarch.runtime.actors.messages.network import Across
-from monarch.runtime.actors.messages.protocol import CONTROLLER, ENDED, FORK, LEAVE, STOP_PROCS, Head, ReplyTo
+from monarch.runtime.actors.messages.protocol import (
+    CONTROLLER,
+    ENDED,
+    FORK,
+    LEAVE,
+    LOG,
+    STOP_PROCS,
+    UNFIT,
+    Head,
+    ReplyTo,
+)
 from monarch.runtime.actors.messages.router import listen
 from monarch.runtime.actors.processes import current
 from monarch.runtime.actors.processes.attached import OtherHosts
+from monarch.runtime.actors.processes.exits import exit_now, interrupt_main
 from monarch.runtime.actors.processes.group import Death, Group
+from monarch.runtime.actors.processes.logs import Received
 from monarch.runtime.actors.processes.output import Output, Source
 from monarch.runtime.actors.processes.ownership import EndProcess
 from monarch.runtime.actors.processes.process import Process
@@ -46,6 +58,8 @@ if TYPE_CHECKING:
     from monarch.runtime.hosts.attached import AttachedHosts
 
 _CHUNK = 64 << 10
+_LOG_SECONDS = 1.0
+"""How long handlers may take for what actors logged, when the program ends."""
 _LIMIT = (
     "A limit is reached: on open files (ulimit -n), of which each process takes a few, or on\nprocesses (ulimit -u)."
 )
@@ -64,6 +78,8 @@ class _Running:
     """By file: the rank that writes it, and what has come of it."""
     stopping: bool = False
     stops: list[ReplyTo] = field(default_factory=list)
+    unfit: dict[int, bytes] = field(default_factory=dict)
+    """What the bootstrap raised, by rank: a pickled ActorError."""
     late: float | None = None
     """How many seconds those that are killed had to end."""
 
@@ -87,6 +103,7 @@ class Host:
         process.handle(STOP_PROCS, self._on_stop)
         process.handle(ENDED, self._on_ended)
         process.handle(CONTROLLER, self._on_controller)
+        process.handle(UNFIT, self._on_unfit)
 
     # -- starting ------------------------------------------------------------------------------------------------------
 
@@ -157,9 +174,8 @@ class Host:
     # -- what they print -----------------------------------------------------------------------------------------------
 
     def _watch(self, running: _Running, rank: int, fd: int, error: bool) -> None:
-        shape = running.group.shape
-        place = ",".join(f"{name}={at}" for name, at in shape.coordinates(rank).items())
-        source = Source(running.group.name, place, error, running.last[rank])
+        group = running.group
+        source = Source(group.name, group.place(rank)[len(group.name) + 1 :], error, running.last[rank])
         running.pipes[fd] = rank, source
         self._process.router.watch(fd, lambda _: self._hear(running, fd, source))
 
@@ -217,7 +233,8 @@ class Host:
         if expected and running.late is not None:
             how = f"was killed, for it had not ended {running.late:g} s after it was told to"
         log = tuple(running.last[rank])
-        self.tell(Death(group.addresses[rank], group.name, rank, how, status, log, expected))
+        unfit = running.unfit.get(rank)
+        self.tell(Death(group.addresses[rank], group.name, rank, how, status, log, expected, unfit))
         if not running.alive:
             self._ended(running)
 
@@ -236,6 +253,14 @@ class Host:
         for group in owned:
             death: Death = payload.decode()
             self.stop(group, None, f"its owner's process {death.name}[{death.rank}] {death.reason}")
+
+    def _on_unfit(self, sender: str, head: Head, payload: Payload) -> None:
+        """The bootstrap of a process raised: it ends once this is known."""
+        with self._lock:
+            running = self._groups.get(head[1])
+        if running is not None:
+            running.unfit[head[2]] = payload.decode()
+        self._process.reply(head[3], True, None)
 
     def _ended(self, running: _Running) -> None:
         """The last process of a group has ended."""
@@ -357,6 +382,8 @@ class Root(Process):
         self.ready.set()
         self.host: Host = Host(self)
         self.other_hosts = OtherHosts(self)
+        self._logs = Received(lambda line: self.write(True, line))
+        self.handle(LOG, lambda sender, head, payload: self._logs.take(payload))
         self._empty = threading.Event()
         self._ending = threading.Lock()
         self._ended = False
@@ -393,11 +420,9 @@ class Root(Process):
             code = 1
         else:
             return
+        interrupt_main(code, settings.fault_exit_timeout)
         self.shutdown("the program failed")
-        for file in (sys.stdout, sys.stderr):
-            with suppress(ValueError, OSError):
-                file.flush()
-        os._exit(code)
+        exit_now(code)
 
     def empty(self) -> None:
         self._empty.set()
@@ -415,6 +440,7 @@ class Root(Process):
             self.host.kill()
             self.other_hosts.close()
             self.host.print()
+            self._logs.end(_LOG_SECONDS)
             self.router.close()
             current.end(self)
 

@@ -13,22 +13,27 @@ An actor hears of failures between messages; one with an event loop also while a
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 import traceback
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from monarch.compiler.config import settings
 from monarch.compiler.mesh import Extent, Point
 from monarch.compiler.plan import MonarchError
 from monarch.runtime.actors.channel import Port
+from monarch.runtime.actors.debugging.stacks import stack_of
 from monarch.runtime.actors.endpoint import ActorInterface
 from monarch.runtime.actors.errors import ActorError, MeshFailure, SupervisionError
 from monarch.runtime.actors.messages.message import Payload
 from monarch.runtime.actors.messages.protocol import Head, Owner, ReplyTo
 from monarch.runtime.actors.processes.current import Context, running
+from monarch.runtime.actors.processes.exits import end_thread
 from monarch.runtime.actors.processes.mailbox import Mailbox, Stop
 from monarch.runtime.actors.processes.ownership import Cleaned, Ends, Supervised
 
@@ -80,6 +85,10 @@ class _End(Exception):
         self.detail = detail or reason
 
 
+class Abandoned(BaseException):
+    """Ends what an actor does that was told to stop and did not."""
+
+
 class LocalActor:
     """An actor of this process. `put`, `fail` and `stop` are for any thread; all else happens in the actor's own."""
 
@@ -111,6 +120,13 @@ class LocalActor:
         """Whether an endpoint that is not concurrent runs, of an actor with an event loop."""
         self._unhandled: _End | None = None
         """A failure that was not dealt with while such an endpoint awaited, which ends the actor."""
+        self._under_way: dict[int, Call] = {}
+        """The calls that it handles."""
+        self._handled = 0
+        self._watched = False
+        """Whether it was told to stop, and somebody looks whether it does."""
+        self._abandoned = False
+        """It was told to stop and did not: it counts as ended."""
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
@@ -143,16 +159,51 @@ class LocalActor:
                 self._stops.append(reply)
             self._mailbox.stop(reason)
             rouse, self._asleep = self._asleep, False
+            watched, self._watched = self._watched, True
         if rouse:
             self._rouse()
+        if not watched and not ended:
+            self._watch(-1)
         if ended and reply is not None:
             self._process.reply(reply, True, None)
+
+    # -- one that does not stop ----------------------------------------------------------------------------------------
+
+    def _watch(self, handled: int) -> None:
+        """An actor that was told to stop, and that `handled` so much when this was last looked at, is given up where it
+        has done nothing since. In the I/O thread but for the first time."""
+        if self._stops is None or self._abandoned:
+            return
+        seconds = settings.stop_actor_timeout
+        if self._process.leaving:  # before the process is killed, which is to end in order
+            seconds = min(seconds, settings.process_exit_timeout / 2)
+        if handled == self._handled:
+            self._abandon(seconds)
+        else:
+            self._process.router.later(seconds, partial(self._watch, self._handled))
+
+    def _abandon(self, seconds: float) -> None:
+        self._abandoned = True
+        sys.stderr.write(
+            f"monarch: '{self.instance.label}' was told to stop, and what it does did not end within {seconds:g} s."
+            f" It counts as ended; it is here:\n{stack_of(self._thread, self.loop)}"
+        )
+        sys.stderr.flush()
+        self._close(_End(f"it was told to stop, and what it did had not ended {seconds:g} s later"))
+        for call in list(self._under_way.values()):
+            self._refuse(call)
+        # Ends a loop in Python, and what awaits. What waits in C stays, in a thread that nothing waits for.
+        end_thread(self._thread.ident or 0, Abandoned)
+        with suppress(RuntimeError):  # the loop is closed
+            if self.loop is not None:
+                self.loop.call_soon_threadsafe(lambda: None)
 
     def _take(self) -> MeshFailure | Call | Stop | None:
         """What is next. None: `_rouse` is called once there is something."""
         with self._lock:
             item = self._mailbox.take()
             self._asleep = item is None
+            self._handled += 1
             return item
 
     def _take_failure(self) -> MeshFailure | None:
@@ -168,17 +219,19 @@ class LocalActor:
 
     def _run(self) -> None:
         torch.set_num_threads(self._process.threads)
-        self._process.ready.wait()
+        if self.owner[0] != self._process.address:  # the bootstrap's own actors do not wait for its end
+            self._process.ready.wait()
         self._enter()
         try:
             self._load()
         except BaseException as error:
             self._finish_sync(self._died(error, "its arguments could not be read"))
             return
-        if self._interface.is_async:
-            asyncio.run(self._run_async())
-        else:
-            self._run_sync()
+        with suppress(Abandoned):
+            if self._interface.is_async:
+                asyncio.run(self._run_async())
+            else:
+                self._run_sync()
 
     def _load(self) -> None:
         """Read the class and the arguments. Raises whatever unpickling raises."""
@@ -262,6 +315,7 @@ class LocalActor:
         if isinstance(item, tuple):
             _, head, payload = item
             running.set(Context(self.instance, head[5]))
+            self._under_way[0] = item
             try:
                 value = self._called(head, payload)
             except BaseException as error:
@@ -269,6 +323,8 @@ class LocalActor:
             else:
                 if head[2] is not None and not head[4]:
                     self._process.reply(head[2], True, value)
+            finally:
+                del self._under_way[0]
         elif isinstance(item, MeshFailure):
             try:
                 handled = self._supervise(item)
@@ -310,6 +366,8 @@ class LocalActor:
     def alone(self) -> None:
         """Tell it that all that it owned has ended. From any thread."""
         self._alone = True
+        if self._abandoned:
+            self._cleaned("")
         self._rouse()
 
     def _cleaned(self, trace: str) -> None:
@@ -455,6 +513,7 @@ class LocalActor:
     async def _call_async(self, call: Call) -> None:
         _, head, payload = call
         running.set(Context(self.instance, head[5]))
+        self._under_way[id(call)] = call
         try:
             value = self._called(head, payload)
             if isinstance(value, Awaitable):
@@ -470,3 +529,5 @@ class LocalActor:
                 raise asyncio.CancelledError
             if head[2] is not None and not head[4]:
                 self._process.reply(head[2], True, value)
+        finally:
+            del self._under_way[id(call)]

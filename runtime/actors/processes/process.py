@@ -20,6 +20,8 @@ from itertools import count
 from time import monotonic
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import cloudpickle
+
 from monarch.compiler.config import spawned_with
 from monarch.compiler.execution.executor import Executor
 from monarch.compiler.mesh import Point
@@ -36,6 +38,7 @@ from monarch.runtime.actors.messages.protocol import (
     CALL,
     ENDED,
     LEAVE,
+    LOG,
     NUMBERED,
     OUTPUT,
     PLACE_ENDED,
@@ -47,14 +50,16 @@ from monarch.runtime.actors.messages.protocol import (
     SPAWN,
     STACKS,
     STOP,
+    UNFIT,
     UNREACHED,
     UNSENT,
     Head,
     ReplyTo,
 )
 from monarch.runtime.actors.messages.router import Router
-from monarch.runtime.actors.processes import current
+from monarch.runtime.actors.processes import current, logs
 from monarch.runtime.actors.processes.current import Context, running
+from monarch.runtime.actors.processes.exits import forget_what_is_the_parents, run_exit_handlers
 from monarch.runtime.actors.processes.group import Death, Group
 from monarch.runtime.actors.processes.instance import Instance, LocalActor
 from monarch.runtime.actors.processes.ownership import (
@@ -75,7 +80,7 @@ from monarch.runtime.actors.processes.ownership import (
     Supervision,
     Tell,
 )
-from monarch.runtime.actors.processes.ports import Answer, Ports
+from monarch.runtime.actors.processes.ports import Answer, One, Ports
 from monarch.runtime.actors.processes.programs import Programs, executor_in
 from monarch.runtime.actors.processes.spreading import Spreads
 from monarch.runtime.future import Future
@@ -108,6 +113,8 @@ class Process:
         self.refused: dict[tuple[str, str], SupervisionError] = {}
         """By mesh and process, of actors that refused a message or were stopped from here: what the next one raises."""
         self.ready = threading.Event()
+        self.leaving = False
+        """Whether it was told to end, which is bounded."""
         self.client = Instance(self, "", group.name)
         self.host: Host | None = None
         """The agent of this host, if it is this process."""
@@ -352,8 +359,8 @@ class Process:
             self.ready.wait()
             self.reply(head[1], True, None)
 
-        if self.ready.is_set():
-            answer()
+        if self.ready.is_set() or sender == self.address:  # the bootstrap asks, and is not to wait for itself
+            self.reply(head[1], True, None)
         else:
             threading.Thread(target=answer, name="monarch ready", daemon=True).start()
 
@@ -429,7 +436,7 @@ class Process:
             "the program itself spawns processes on the hosts that it attached: send their mesh to actors"
         )
 
-    def executor(self, mesh: MeshSpec, group: Group, ranks: Sequence[int], bootstrapped: Future[None]) -> Executor:
+    def executor(self, mesh: MeshSpec, group: Group, ranks: Sequence[int], bootstrapped: Future[bool]) -> Executor:
         """See `programs.executor_in`."""
         return executor_in(self, mesh, group, ranks, bootstrapped)
 
@@ -446,6 +453,7 @@ class Process:
     # -- the end -------------------------------------------------------------------------------------------------------
 
     def _on_leave(self, sender: str, head: Head, payload: Payload) -> None:
+        self.leaving = True
         self.supervision(EndProcess(head[1]))
 
     def empty(self) -> None:
@@ -453,6 +461,7 @@ class Process:
         threading.Thread(target=self._exit, name="monarch exit", daemon=True).start()
 
     def _exit(self) -> None:
+        run_exit_handlers()
         self.router.flush()
         sys.stdout.flush()
         sys.stderr.flush()
@@ -501,6 +510,9 @@ def serve(forked: Forked) -> NoReturn:
         process.router.network.across = across if host_of(process.address) else None
         configure(bind=across.bind, advertise=across.advertise, tls=across.contexts)
     current.become(process)
+    forget_what_is_the_parents()
+    root = group.root
+    logs.forward(lambda payload: process.router.send(root, (LOG,), payload), group.place(rank), group.levels)
     process.watch_calls(group.slow_calls)
     threading.Thread(target=_bootstrap, args=(process,), name="bootstrap", daemon=True).start()
     process.router.serve()
@@ -519,8 +531,21 @@ def _bootstrap(process: Process) -> None:
             result = pickle.loads(process.group.bootstrap)()
             if isinstance(result, Awaitable):
                 asyncio.run(_awaited(result))
-        except BaseException:
+        except BaseException as error:
             traceback.print_exc()
             sys.stderr.flush()
+            _tell_why(process, error)
             os._exit(1)
     process.ready.set()
+
+
+def _tell_why(process: Process, error: BaseException) -> None:
+    """Tell the agent of this host, which tells everybody else, why this process ends; waits until it has heard."""
+    group, rank = process.group, process.rank
+    agent = group.host_of(rank)
+    heard: One[None] = One(agent)
+    reply = process.address, process.ports.open(heard), 0
+    payload = Payload.of(cloudpickle.dumps(ActorError.of(error, f"the bootstrap of {group.place(rank)}")))
+    if process.router.send(agent, (UNFIT, group.id, rank, reply), payload):
+        with suppress(TimeoutError, SupervisionError):
+            heard.future.get(_CAUSE_SECONDS)

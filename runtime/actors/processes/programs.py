@@ -295,7 +295,7 @@ def _not_started(mesh: MeshSpec, error: ActorError | SupervisionError) -> Monarc
 
 
 def executor_in(
-    process: Process, mesh: MeshSpec, group: Group, ranks: Sequence[int], bootstrapped: Future[None]
+    process: Process, mesh: MeshSpec, group: Group, ranks: Sequence[int], bootstrapped: Future[bool]
 ) -> Executor:
     """Start a worker for each place of a mesh in one of these processes, in order, once all are `bootstrapped`: all on
     this process' host, or as many on each of the hosts that the program has attached together. Raises MonarchError."""
@@ -303,7 +303,7 @@ def executor_in(
         raise MonarchError(f"{mesh} has {mesh.workers} workers, and there are {len(ranks)} processes for them")
     try:
         bootstrapped.get()
-    except SupervisionError as error:
+    except (ActorError, SupervisionError) as error:
         raise _not_started(mesh, error) from None
     addresses = tuple(group.addresses[rank] for rank in ranks)
     actor_processes = ActorProcesses(process.new_id(), addresses, process.address)

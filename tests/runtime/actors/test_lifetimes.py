@@ -20,6 +20,7 @@ import pytest
 import monarch.config
 from monarch.actor import (
     Actor,
+    ActorError,
     ActorMesh,
     Channel,
     MeshFailure,
@@ -29,6 +30,7 @@ from monarch.actor import (
     Shape,
     SupervisionError,
     endpoint,
+    shutdown_context,
     this_host,
     this_proc,
 )
@@ -480,8 +482,10 @@ def test_bootstrap_that_raises_ends_the_process(faults: Faults, capsys: pytest.C
         raise OSError("no such device")
 
     procs = this_host().spawn_procs(bootstrap=bootstrap, name="boot")
-    with pytest.raises(SupervisionError, match="exited with status 1"):
-        procs.initialized.get(WAIT)
+    for _ in range(2):  # also once it has ended
+        with pytest.raises(ActorError, match="bootstrap of boot raised OSError: no such device") as raised:
+            procs.initialized.get(WAIT)
+        assert isinstance(raised.value.exception, OSError)
     failure = faults.get(timeout=WAIT)
     assert failure.log[-1] == "OSError: no such device"
     capsys.readouterr()
@@ -511,6 +515,9 @@ class Worker(Actor):
     @endpoint
     def pid(self):
         return os.getpid()
+    @endpoint
+    def wait(self):
+        threading.Event().wait()
     @endpoint
     def fail(self):
         raise ValueError("as told")
@@ -585,6 +592,76 @@ def test_an_unhandled_failure_stops_the_program() -> None:
     assert done.returncode == 1
     assert "workers[1]" in done.stderr and "ValueError: as told" in done.stderr
     wait_until_gone(pids)
+
+
+@pytest.mark.parametrize(
+    "waits", ["threading.Event().wait()", "import time; time.sleep(1000)", "workers.wait.call().get()"]
+)
+def test_an_unhandled_failure_interrupts_the_main_thread(waits: str) -> None:
+    """So that what it has to put away is put away, and the program ends with status 1."""
+    done, pids = run(
+        "import atexit\natexit.register(print, 'at exit', flush=True)\n"
+        f"workers.slice(gpus=1).fail.broadcast()\ntry:\n    {waits}\nfinally:\n    print('finally', flush=True)"
+    )
+    assert done.returncode == 1, done.stderr
+    assert "finally" in done.stdout and "at exit" in done.stdout
+    assert "ValueError: as told" in done.stderr and "KeyboardInterrupt" not in done.stderr
+    wait_until_gone(pids)
+
+
+def test_a_main_thread_that_takes_no_interrupt_ends_all_the_same() -> None:
+    done, pids = run(
+        "monarch.config.configure(fault_exit_timeout='0s')\nworkers.slice(gpus=1).fail.broadcast()\n"
+        "while True:\n    try:\n        threading.Event().wait()\n    except KeyboardInterrupt:\n        pass"
+    )
+    assert done.returncode == 1
+    wait_until_gone(pids)
+
+
+@pytest.mark.parametrize("how", ["loop", "wait", "constructor", "async"])
+def test_an_actor_that_does_not_stop_counts_as_ended_after_a_while(how: str, capfd: pytest.CaptureFixture[str]) -> None:
+    class Stuck(Actor):
+        def __init__(self) -> None:
+            if how == "constructor":
+                threading.Event().wait()
+
+        @endpoint
+        def call(self) -> None:
+            while how == "loop":
+                pass
+            threading.Event().wait()
+
+    class StuckAsync(Actor):
+        @endpoint
+        async def call(self) -> None:
+            await asyncio.Event().wait()
+
+    with monarch.config.configured(stop_actor_timeout="100ms"):
+        procs = this_host().spawn_procs(name="crew")
+    stuck = procs.spawn("stuck", StuckAsync if how == "async" else Stuck)
+    call = stuck.call.call_one()
+    stuck.stop("enough").get(WAIT)
+    with pytest.raises(SupervisionError):
+        stuck.call.call_one().get(WAIT)
+    assert procs.spawn("other", Worker, "other").pid.call_one().get(WAIT)  # the process lives on
+    with pytest.raises(SupervisionError, match="it was told to stop"):
+        call.get(WAIT)
+    shutdown_context().get(WAIT)
+    said = capfd.readouterr().err
+    assert "[crew] monarch: 'stuck' was told to stop, and what it does did not end within 0.1 s" in said
+
+
+def test_processes_that_are_stopped_run_exit_handlers_of_their_own() -> None:
+    done, pids = run(
+        "import atexit, weakref\natexit.register(print, 'the program ends', flush=True)\n"
+        "def register():\n    import atexit, weakref, tempfile, sys\n"
+        "    atexit.register(print, 'an exit handler', flush=True)\n"
+        "    sys.kept = type('Kept', (), {})()\n    weakref.finalize(sys.kept, print, 'a finalizer', flush=True)\n"
+        "with procs.activate():\n    monarch.remote(register).call().get()\nprocs.stop().get()"
+    )
+    assert done.returncode == 0, done.stderr
+    assert times("an exit handler", done.stdout) == times("a finalizer", done.stdout) == 4
+    assert done.stdout.count("the program ends") == 1
 
 
 def test_the_hook_decides_what_an_unhandled_failure_does() -> None:

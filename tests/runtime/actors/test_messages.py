@@ -347,7 +347,25 @@ def test_bootstrap_runs_before_any_actor() -> None:
 
     procs = this_host().spawn_procs(per_host={"gpus": 2}, bootstrap=bootstrap, name="boot")
     assert list(procs.spawn("reader", Reader).read.call().get(WAIT).values()) == ["done", "done"]
-    procs.initialized.get(WAIT)
+    assert procs.initialized.get(WAIT) is True
+
+
+class Adder(Actor):
+    @endpoint
+    def add(self, n: int) -> int:
+        return n + 1
+
+
+def test_bootstrap_may_use_actors_of_its_own_process() -> None:
+    def bootstrap() -> None:
+        procs = this_proc()
+        assert procs.initialized.get(WAIT)
+        adder = procs.spawn("adder", Adder)
+        os.environ["MONARCH_TEST_BOOTSTRAP"] = str(adder.add.call_one(1).get(WAIT))
+
+    procs = this_host().spawn_procs(bootstrap=bootstrap)
+    with procs.activate():
+        assert monarch.remote(os.getenv).call_one("MONARCH_TEST_BOOTSTRAP").get(WAIT) == "2"
 
 
 class Nest(Actor):

@@ -80,7 +80,7 @@ reveal_type(trainers.names.call().get().slice(gpus=0).values())  # list[list[str
 reveal_type(trainers.later.call_one("why?").get())  # str
 reveal_type(as_endpoint(trainers.debug).call_one(3).get())  # str
 reveal_type(trainers.size("gpus"))  # int
-reveal_type(trainers.initialized)  # Future[None]
+reveal_type(trainers.initialized)  # Future[bool]
 reveal_type(trainers.stop("enough"))  # Future[None]
 reveal_type(Accumulator(trainers.step, 0.0, operator.add).accumulate(1, lr=0.1).get())  # float
 

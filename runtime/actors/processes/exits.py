@@ -1,0 +1,65 @@
+"""Orderly ends: handlers of `atexit` and finalizers run in processes of actors that are stopped, as in any other."""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import logging
+import os
+import signal
+import sys
+import threading
+import weakref
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, NoReturn
+
+
+def forget_what_is_the_parents() -> None:
+    """In a process that was just forked: what is to be done when the program ends, and what finalizers of its objects
+    do, such as to delete its temporary folders, is not for this one."""
+    atexit._clear()
+    finalize: Any = weakref.finalize
+    finalize._registry.clear()
+    finalize._registered_with_atexit = False
+    atexit.register(logging.shutdown)
+    if (util := sys.modules.get("multiprocessing.util")) is not None:
+        util._finalizer_registry.clear()
+        sys.modules["multiprocessing.process"].__dict__["_children"] = set()
+        atexit.register(util._exit_function)  # ends the children that actors start
+
+
+def run_exit_handlers() -> None:
+    """Run what this process has registered, the last first. What one of them raises is printed, and the others run."""
+    atexit._run_exitfuncs()
+
+
+def end_thread(ident: int, kind: type[BaseException]) -> None:
+    """Have Python raise such an exception in a thread, at the next line of Python that it runs."""
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), ctypes.py_object(kind))
+
+
+def interrupt_main(code: int, seconds: float) -> None:
+    """Raise KeyboardInterrupt in the main thread, as Ctrl-C does, so that its `finally` and the handlers of `atexit`
+    run; if it ends of that, the program does so with the exit status `code`. Returns where the main thread has not
+    ended in time, or where the program does not take interrupts."""
+    main, shown = threading.main_thread(), sys.excepthook
+    if signal.getsignal(signal.SIGINT) in (signal.SIG_IGN, signal.SIG_DFL, None) or not main.is_alive():
+        return
+
+    def ended(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if kind is not KeyboardInterrupt:
+            shown(kind, error, trace)
+        atexit._run_exitfuncs()
+        exit_now(code)
+
+    sys.excepthook = ended
+    signal.pthread_kill(main.ident or 0, signal.SIGINT)
+    main.join(seconds)
+
+
+def exit_now(code: int) -> NoReturn:
+    for file in (sys.stdout, sys.stderr):
+        with suppress(ValueError, OSError):
+            file.flush()
+    os._exit(code)
