@@ -254,7 +254,10 @@ class Program(Generic[P, R]):
             _, spec = pytree.tree_flatten((args, kwargs))
         name = getattr(self, "__name__", "program")
         names = self._names(args, kwargs, leaves)
-        return trace(self.__wrapped__, name, mesh, environment, leaves, spec, types, names, self._varying, moving)
+        given = pytree.tree_leaves((args, kwargs))
+        return trace(
+            self.__wrapped__, name, mesh, environment, leaves, spec, given, types, names, self._varying, moving
+        )
 
     def _names(self, args: Any, kwargs: Any, leaves: list[Any]) -> dict[int, str]:
         """The parameters' names of the tensors that are arguments themselves, by their place among the leaves."""

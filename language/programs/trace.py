@@ -29,6 +29,7 @@ from monarch.language.programs.snapshot import PLAIN, Contents, Held, Snapshot, 
 from monarch.language.recorder.dispatch import tracing
 from monarch.language.recorder.random import counting_streams
 from monarch.language.recorder.recording import Recording, current
+from monarch.language.source import user_source
 from monarch.language.tensors.mesh import Mesh
 from monarch.language.tensors.shapes import to_fake
 from monarch.language.tensors.tensor import Cell, DistributedTensor
@@ -74,6 +75,8 @@ class Trace:
     """The Python objects among the results, by the leaf's number: how another call finds or makes them."""
     sources: dict[str, tuple[Spot, int | None]]
     """Where each hyperparameter is found: its place, and its number among several."""
+    requiring: list[tuple[int, bool]]
+    """The plain arguments, by number, that the program has require a gradient, or none."""
     cannot: tuple[str, Source | None] | None
     """Why a later call has to trace again, with the line, where no guards can say what it would do."""
     changes: list[Change]
@@ -139,6 +142,7 @@ def trace(
     environment: Environment,
     leaves: list[Any],
     spec: Any,
+    given: list[Any],
     types: dict[int, TensorType],
     names: dict[int, str],
     varying: set[tuple[str, str]],
@@ -146,9 +150,10 @@ def trace(
 ) -> Trace:
     """Run `function` with symbolic arguments and record it.
 
-    `leaves` and `spec` are the flattened (args, kwargs); `types` gives the type of each tensor leaf, `names` the
-    parameters' names where they have one; `varying` are the hyperparameters that are known to vary, and `moving` the
-    places at which there are other tensors from call to call. Whatever fails, Python's state is what it was.
+    `leaves` and `spec` are the flattened (args, kwargs), and `given` what the caller passed for each; `types` gives the
+    type of each tensor leaf, `names` the parameters' names where they have one; `varying` are the hyperparameters that
+    are known to vary, and `moving` the places at which there are other tensors from call to call. Whatever fails,
+    Python's state is what it was.
     """
     mesh.flush()
     before = current.recording
@@ -183,14 +188,13 @@ def trace(
             returned = function(*args, **kwargs)
         _check_containers(symbols, spec, args, kwargs)
         result = _result(recording, returned)
-        for position, symbol in enumerate(symbols):
-            if isinstance(symbol, DistributedTensor) and symbol.is_leaf and symbol.grad is not None:
-                raise ProgramError(
-                    f"argument {position} of the program is given a gradient",
-                    hint="close over the tensor instead of passing it, or return torch.autograd.grad(loss, x).",
-                )
         del returned, args, kwargs
         free = watch.read_at_each_call
+        requiring, differentiated = _differentiated(symbols, leaves, given)
+        for position in differentiated:
+            snapshot.visit(leaves[position])
+            roots.append((("argument", position), leaves[position]))
+            leaves[position].requires_grad_(symbols[position].requires_grad).grad = symbols[position].grad
         changes = snapshot.changes()
         guards = Guards(snapshot, entered, roots, free, moving, _rebound(changes), set(recording.states))
         effects = Effects(guards, recording, symbols, leaves)
@@ -248,10 +252,49 @@ def trace(
         },
         returned=returned,
         sources={label: (spot, index) for label, (spot, index) in sources.items() if spot is not None},
+        requiring=requiring,
         cannot=cannot,
         changes=changed,
         undo=undo,
     )
+
+
+def _differentiated(
+    symbols: list[Any], leaves: list[Any], given: list[Any]
+) -> tuple[list[tuple[int, bool]], list[int]]:
+    """The plain arguments whose `requires_grad` the program has changed, with the new one; and the distributed ones
+    where it has, or whose gradients it reads or makes. Of `leaves`, those that are not `given` are copies that the
+    caller does not see."""
+    requiring: list[tuple[int, bool]] = []
+    found: list[int] = []
+    for number, (symbol, leaf) in enumerate(zip(symbols, leaves, strict=True)):
+        if not isinstance(symbol, DistributedTensor):
+            continue
+        changed = symbol.is_leaf and symbol.requires_grad != leaf.requires_grad
+        grad = symbol.grad if symbol.is_leaf else None
+        had = leaf.grad if leaf.is_leaf and isinstance(leaf, DistributedTensor) else None
+        if grad is None and had is None and not changed:
+            continue
+        if grad is None and not isinstance(leaf, DistributedTensor):
+            requiring.append((number, symbol.requires_grad))
+            continue
+        what = ""
+        if not isinstance(leaf, DistributedTensor):
+            what = "a plain tensor: place it on the mesh, x = monarch.distribute(x, mesh)"
+        elif given[number] is not leaf:
+            what = "a view of another tensor: pass a copy, x.clone()"
+        elif not leaf.is_leaf:
+            what = "no leaf, and its history ends at the program: pass x.detach().requires_grad_()"
+        elif sum(each is leaf for each in leaves) > 1:
+            what = "passed twice: pass it once"
+        if what:
+            raise ProgramError(
+                f"argument {number} of the program is given a gradient, and is {what.partition(':')[0]}",
+                hint=f"{what.partition(': ')[2]}; or return torch.autograd.grad(loss, x).",
+                source=user_source(),
+            )
+        found.append(number)
+    return requiring, found
 
 
 def _rebound(changes: list[tuple[Held, Contents]]) -> set[tuple[int, Any]]:
@@ -298,6 +341,8 @@ def _symbols(
         if isinstance(leaf, torch.Tensor):
             symbol: Any = recording.input(to_fake(leaf), number, types[number], names.get(number))
             symbol.requires_grad_(leaf.requires_grad)
+            if isinstance(leaf, DistributedTensor) and leaf.is_leaf:
+                symbol.grad = leaf.grad
         elif type(leaf) is float:
             label = f"argument{number}"
             arguments[label] = number

@@ -173,7 +173,13 @@ def first_run(compiled: Compiled, trace: Trace, leaves: list[Any]) -> Any:
             trace.mesh.recover()
             raise
     compiled.ran = True
+    _require(trace, leaves)
     return compiled.results(trace, handles, scalars, None)
+
+
+def _require(trace: Trace, leaves: list[Any]) -> None:
+    for number, required in trace.requiring:
+        leaves[number].requires_grad_(required)
 
 
 class Variant:
@@ -272,6 +278,7 @@ class Variant:
                 leaf.grad = self._lost(type_)
             raise
         assert bound is not None
+        _require(trace, leaves)
         return compiled.results(trace, handles, scalars, bound[0])
 
     def _give_up(self, live: Live, leaves: list[Any]) -> list[tuple[Any, TensorType]]:
