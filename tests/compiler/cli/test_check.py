@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.compiler.cli.conftest import Run
 
 ERROR = """\
 import monarch
@@ -24,23 +24,20 @@ WARNING = "import monarch\n\n@monarch.program\ndef step(x: 'f32[4]'):\n    print
 CLEAN = "import monarch\n\n@monarch.program\ndef step(x: 'f32[4]'):\n    return x\n"
 
 
-def check(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", "from monarch.compiler.cli import main; main()", "check", *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=100)
-
-
 @pytest.fixture
-def files(tmp_path: Path) -> Path:
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder in which the command runs, with programs in it."""
     (tmp_path / "error.py").write_text(ERROR)
     (tmp_path / "warning.py").write_text(WARNING)
     (tmp_path / "clean.py").write_text(CLEAN)
+    monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
-def test_findings_as_text_and_nothing_is_run(files: Path) -> None:
-    result = check(files, "error.py")
-    assert (result.returncode, result.stderr) == (1, "")
-    assert result.stdout.splitlines() == [
+def test_findings_as_text_and_nothing_is_run(files: Path, monarchc: Run) -> None:
+    result = monarchc("check", "error.py", code=1)
+    assert result.err == ""
+    assert result.out.splitlines() == [
         "error.py:7:8: error[M101]: 'step' cannot branch on a tensor's value",
         "      if x.sum() > 100%7:",
         "         ^^^^^^^^^^^^^^^",
@@ -71,26 +68,25 @@ def test_findings_as_text_and_nothing_is_run(files: Path) -> None:
         ((".",), 1),
     ],
 )
-def test_the_exit_status(files: Path, arguments: tuple[str, ...], status: int) -> None:
-    assert check(files, *arguments).returncode == status
+def test_the_exit_status(files: Path, monarchc: Run, arguments: tuple[str, ...], status: int) -> None:
+    monarchc("check", *arguments, code=status)
 
 
-def test_github_sees_the_findings_at_their_lines(files: Path) -> None:
+def test_github_sees_the_findings_at_their_lines(files: Path, monarchc: Run) -> None:
     (files / "a,b:c.py").write_text(ERROR)
-    result = check(files, "a,b:c.py", "--format", "github")
-    first, second = result.stdout.splitlines()
+    result = monarchc("check", "a,b:c.py", "--format", "github", code=1)
+    first, second = result.out.splitlines()
     assert first.startswith(
         "::error file=a%2Cb%3Ac.py,line=7,col=8,endColumn=23,title=M101::"
         "'step' cannot branch on a tensor's value%0Aif x.sum() > 100%257:"
     )
     assert second.startswith("::warning file=a%2Cb%3Ac.py,line=8,col=9,endColumn=29,title=M305::print runs when")
-    assert result.returncode == 1
 
 
 @pytest.mark.parametrize("option", [["--json"], ["--format", "json"]])
-def test_findings_as_json(files: Path, option: list[str]) -> None:
-    result = check(files, "error.py", "clean.py", *option)
-    data = json.loads(result.stdout)
+def test_findings_as_json(files: Path, monarchc: Run, option: list[str]) -> None:
+    result = monarchc("check", "error.py", "clean.py", *option, code=1)
+    data = json.loads(result.out)
     assert (data["files"], data["errors"], data["warnings"]) == (2, 1, 1)
     first = data["findings"][0]
     assert {key: first[key] for key in ("level", "code", "file", "line", "column", "end")} == {
@@ -104,26 +100,25 @@ def test_findings_as_json(files: Path, option: list[str]) -> None:
     assert first["message"] == "'step' cannot branch on a tensor's value" and "torch.where" in first["hint"]
 
 
-def test_wrong_input_is_told_and_the_other_files_are_checked(files: Path) -> None:
+def test_wrong_input_is_told_and_the_other_files_are_checked(files: Path, monarchc: Run) -> None:
     (files / "broken.py").write_text("def f(:\n    pass\n")
-    result = check(files, "broken.py", "none.py", "error.py")
-    assert result.returncode == 2
-    assert result.stderr.splitlines() == [
+    result = monarchc("check", "broken.py", "none.py", "error.py", code=2)
+    assert result.err.splitlines() == [
         "monarchc: error: broken.py:1:7: error: no Python: invalid syntax",
         "      def f(:",
         "            ^",
         "monarchc: error: cannot read none.py: No such file or directory",
     ]
-    assert "M101" in result.stdout and "Traceback" not in result.stdout
+    assert "M101" in result.out and "Traceback" not in result.out
     (files / "empty").mkdir()
-    result = check(files, "empty")
-    assert (result.returncode, result.stderr) == (2, "monarchc: error: no Python file in empty\n")
-    assert check(files).returncode == 2
+    result = monarchc("check", "empty", code=2)
+    assert result.err == "monarchc: error: no Python file in empty\n"
+    monarchc("check", code=2)
 
 
-def test_control_characters_of_a_file_do_not_reach_the_terminal(files: Path) -> None:
+def test_control_characters_of_a_file_do_not_reach_the_terminal(files: Path, monarchc: Run) -> None:
     (files / "hostile.py").write_text(
         "import monarch\n@monarch.program\ndef f(x: 'f32[4]'):\n    x.item(); '\x1b[2J'\n"
     )
-    result = check(files, "hostile.py")
-    assert result.returncode == 1 and "\x1b" not in result.stdout and "�[2J" in result.stdout
+    result = monarchc("check", "hostile.py", code=1)
+    assert "\x1b" not in result.out and "�[2J" in result.out

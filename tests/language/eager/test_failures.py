@@ -63,6 +63,7 @@ def compare(mine: Any, expected: Any) -> None:
         torch.testing.assert_close(ours, value, msg=lambda text, name=name: f"{name}: {text}")
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
 def test_a_bad_batch_leaves_model_and_optimizer_as_pytorch_leaves_them(mesh: Mesh, make: Any) -> None:
     torch.manual_seed(0)

@@ -106,7 +106,7 @@ def groups_of(mesh: MeshSpec) -> list[list[str]]:
     return [list(dims) for count in range(1, len(mesh.names) + 1) for dims in itertools.permutations(mesh.names, count)]
 
 
-@pytest.mark.sample(24)
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("name", MESHES)
 @pytest.mark.parametrize("shape", [SMALL, LARGE], ids=["small", "large"])
 def test_all_collectives_over_all_groups(start: Any, name: str, shape: tuple[int, int]) -> None:

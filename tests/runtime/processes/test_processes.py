@@ -232,6 +232,7 @@ def next_line(process: subprocess.Popen[str]) -> str:
     return line.decode()
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "rest, status, said",
     [
@@ -252,6 +253,7 @@ def test_nothing_is_left_when_the_program_ends(rest: str, status: int, said: str
     assert len(pids) == 4 and all(ended(pid) for pid in pids)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("busy", ["", "long = keep_busy(executor); "], ids=["idle", "busy"])
 @pytest.mark.parametrize("signal_", [signal.SIGKILL, signal.SIGTERM], ids=["SIGKILL", "SIGTERM"])
 def test_nothing_is_left_when_the_controller_is_killed(busy: str, signal_: signal.Signals) -> None:

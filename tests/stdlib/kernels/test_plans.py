@@ -163,7 +163,7 @@ def attention_plan(
     return emit_plan(graph, CompileOptions(target="cuda:90")), graph
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("target", ["cuda:80", "cuda:90", "cuda:100", "gfx942"])
 def test_attention_in_a_plan(target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Machine code of every variant that fits, with matrix instructions and wide loads; the file gives it back."""
@@ -223,7 +223,7 @@ def test_the_arguments_of_an_instruction() -> None:
     check_binaries(plan, lambda text: pytest.fail(text))
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("target", ["cuda:80", "cuda:90", "cuda:100", "gfx942"])
 def test_the_demos_products_compiled(target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As the plan would run them, at the demo's width: on matrix units, with nothing spilled from registers."""

@@ -55,7 +55,9 @@ def indent(line: str) -> int:
     return len(line) - len(line.lstrip())
 
 
-@pytest.mark.parametrize("kind", list(PLANS))
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=pytest.mark.full if kind in ("tensor", "made up") else ()) for kind in PLANS]
+)
 def test_the_page_gives_the_reasons_that_the_terminal_gives(open_page: Open, tmp_path: Path, kind: str) -> None:
     plan = PLANS[kind]()
     assert plan.report is not None

@@ -47,7 +47,7 @@ def has_ended(process: int) -> bool:
     return bool(select.select([process], [], [], 60)[0])
 
 
-@pytest.mark.parametrize("trusted_network", [False, True], ids=["TLS", "token"])
+@pytest.mark.parametrize("trusted_network", [False, pytest.param(True, marks=pytest.mark.full)], ids=["TLS", "token"])
 def test_programs_run_on_launched_hosts_and_these_end_with_their_block(launch: Launch, trusted_network: bool) -> None:
     x = torch.arange(32.0).view(8, 4)
     with launch(2, trusted_network=trusted_network) as hosts:
@@ -71,9 +71,14 @@ library.define("twice(Tensor x) -> Tensor")
 library.impl("twice", lambda x: x * 2, "CPU")
 library.impl("twice", torch.empty_like, "Meta")
 monarch.sharding_rule("launchtest.twice", "... -> ...")
-library.define("kernels_are(Tensor x) -> Tensor")
-library.impl("kernels_are", lambda x: x + {"auto": 0, "all": 1, "off": 2}[config()["kernels"]], "CPU")
-library.impl("kernels_are", torch.empty_like, "Meta")
+
+
+@torch.library.custom_op("launchtest::kernels_are", mutates_args=())
+def kernels_are(x: torch.Tensor) -> torch.Tensor:
+    return x + {"auto": 0, "all": 1, "off": 2}[config()["kernels"]]
+
+
+kernels_are.register_fake(torch.empty_like)
 monarch.sharding_rule("launchtest.kernels_are", "... -> ...")
 """
 
@@ -87,26 +92,19 @@ def own_ops(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
-def test_hosts_know_the_ops_of_what_they_import(launch: Launch, own_ops: str) -> None:
-    with launch(2, imports=[own_ops]) as hosts, Mesh(data=2, hosts=hosts) as mesh:
-        there = monarch.distribute(torch.ones(4), mesh, "[@data]")
-        assert torch.ops.launchtest.twice(there).full_tensor().tolist() == [2] * 4
-
-
 def host() -> str:
     """The tag of the host that this process runs on."""
     return host_of(current.process().address)
 
 
-def test_actors_run_on_launched_hosts(launch: Launch) -> None:
-    with launch(2) as hosts, hosts.spawn_procs().activate():
-        first, second = monarch.remote(host).call().get(60).values()
-        assert first and second and first != second
-
-
-def test_workers_have_the_settings_of_the_program(launch: Launch, own_ops: str) -> None:
-    """On this machine and on hosts, as they were when the workers were started."""
+def test_hosts_know_the_ops_of_what_they_import_run_actors_and_have_the_programs_settings(
+    launch: Launch, own_ops: str
+) -> None:
+    """Settings are those of when the workers were started, on hosts as on this machine."""
     with launch(2, imports=[own_ops]) as hosts:
+        with hosts.spawn_procs().activate():
+            first, second = monarch.remote(host).call().get(60).values()
+            assert first and second and first != second
         for kernels, number in (("off", 2), ("all", 1)):
             for where in (None, hosts):
                 with Mesh(data=2, hosts=where) as mesh:
@@ -114,21 +112,17 @@ def test_workers_have_the_settings_of_the_program(launch: Launch, own_ops: str) 
                         there = monarch.distribute(torch.zeros(4), mesh, "[@data]")
                         assert there.sum().item() == 0
                     assert torch.ops.launchtest.kernels_are(there).full_tensor().tolist() == [number] * 4
+                    if where is not None:
+                        assert torch.ops.launchtest.twice(there + 1).full_tensor().tolist() == [2] * 4
 
 
-def test_hosts_that_do_not_know_an_op_say_so_and_work_on(launch: Launch, own_ops: str) -> None:
-    with launch(2) as hosts, Mesh(data=2, hosts=hosts) as mesh:
-        there = monarch.distribute(torch.ones(4), mesh, "[@data]")
-        with pytest.raises(DeviceMeshError, match="'launchtest.twice.default', which is not known here") as error:
-            torch.ops.launchtest.twice(there).full_tensor()
-        assert "--import" in str(error.value)
-        assert there.sum().item() == 4
-
-
-def test_an_agent_that_ends_is_noticed(launch: Launch) -> None:
+def test_hosts_that_do_not_know_an_op_say_so_and_one_that_ends_is_noticed(launch: Launch, own_ops: str) -> None:
     """By who uses a mesh on it, and by who wants another one."""
     with launch(2) as hosts, Mesh(data=2, hosts=hosts) as mesh:
         there = monarch.distribute(torch.ones(4), mesh, "[@data]")
+        with pytest.raises(DeviceMeshError, match="'launchtest.twice.default', which is not known here") as unknown:
+            torch.ops.launchtest.twice(there).full_tensor()
+        assert "--import" in str(unknown.value)
         assert there.sum().item() == 4
         with watched(pids(hosts)) as agents:
             os.kill(pids(hosts)[1], signal.SIGKILL)

@@ -20,6 +20,7 @@ def launcher_of(hosts: monarch.HostMesh) -> RayLauncher:
     return launcher
 
 
+@pytest.mark.full
 def test_hosts_are_on_nodes_of_their_own_and_give_back_what_they_held(ray_cluster: Any) -> None:
     with monarch.launch.ray(nodes=2, cpus_per_node=2) as hosts:
         assert "CPU" not in ray_cluster.available_resources()
