@@ -15,7 +15,6 @@ from __future__ import annotations
 import difflib
 import os
 import threading
-import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -166,6 +165,8 @@ def _read_file(named: str | None, settings: type[SettingsBase]) -> dict[str, Any
     path = Path(named) if named else Path(folder, "monarch", "config.toml")
     if not named and not path.is_file():
         return {}
+    import tomllib  # takes a millisecond, and few have the file
+
     try:
         found = tomllib.loads(path.read_text())
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:

@@ -12,8 +12,8 @@ from monarch.compiler.errors import (
     PlanError,
     Source,
 )
+from monarch.compiler.loading import load
 from monarch.compiler.ops import OPS
-from monarch.compiler.plan import file
 from monarch.compiler.plan.options import BACKENDS, TARGETS, CompileOptions, check_backend, check_target
 from monarch.compiler.plan.plan import Instruction, Plan, Region, Slot, ValueSpec, set_files
 from monarch.compiler.plan.report import Alternative, Decision, Report, Value
@@ -59,4 +59,4 @@ __all__ = [
     "format_bytes",
 ]
 
-set_files(file)
+set_files(lambda: load("monarch.compiler.plan.file"))

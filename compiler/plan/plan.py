@@ -6,6 +6,7 @@ is as long for 4,096 workers as for two.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -131,26 +132,27 @@ class Plan:
 
     def save(self, path: str) -> None:
         """Write this plan as one `.mplan` file."""
-        _files.save_plan(self, path)
+        _files().save_plan(self, path)
 
     @staticmethod
     def load(path: str, *, report: bool = True) -> Plan:
         """Read a `.mplan` file; without its report, which only looking needs, in half the time. Raises PlanError where
         it is truncated, edited, of another version, or no plan at all."""
-        return _files.load_plan(path, report=report)
+        return _files().load_plan(path, report=report)
 
 
 class Files(Protocol):
-    """What writes plans as files, and reads them: the module `file`, which stands above this one."""
+    """What writes plans as files, and reads them: the module `file`, which stands above this one, and is loaded when it
+    is first asked for."""
 
     def save_plan(self, plan: Plan, path: str) -> None: ...
     def load_plan(self, path: str, *, report: bool = True) -> Plan: ...
 
 
-_files: Files  # the package sets it, before anything can have a plan
+_files: Callable[[], Files]  # the package sets it, before anything can have a plan
 
 
-def set_files(files: Files) -> None:
+def set_files(files: Callable[[], Files]) -> None:
     """Say what writes and reads plans."""
     global _files
     _files = files

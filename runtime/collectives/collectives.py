@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from monarch.compiler.blocks import REDUCE
+from monarch.compiler.loading import load
 from monarch.compiler.plan import MeshSpec
-from monarch.runtime.collectives import nccl
 from monarch.runtime.collectives.chain import Results, reduce_in_chain
 from monarch.runtime.collectives.cost import chain_scatters_faster, direct_is_faster
 from monarch.runtime.collectives.listening import Network
 from monarch.runtime.collectives.meeting import Collective, Group, Meetings, Tensors
 from monarch.runtime.collectives.mirror import Mirror
-from monarch.runtime.collectives.process_groups import ProcessGroups
 from monarch.runtime.collectives.reduce import reduce_list, reduce_small
 from monarch.runtime.collectives.shares import add, copies, split
-from monarch.runtime.collectives.streamed import Streamed
 from monarch.runtime.shared.blocks import Flat, Piece, rounds
 from monarch.runtime.shared.window import ALIGN, Window
+
+if TYPE_CHECKING:
+    from monarch.runtime.collectives.process_groups import ProcessGroups
+    from monarch.runtime.collectives.streamed import Streamed
 
 
 class Collectives(Meetings):
@@ -48,10 +50,13 @@ class Collectives(Meetings):
         return self._backends[backend]
 
     def _process_groups(self) -> ProcessGroups:
-        return ProcessGroups(self, self._network)
+        groups: ProcessGroups = load("monarch.runtime.collectives.process_groups:ProcessGroups")(self, self._network)
+        return groups
 
     def _streamed(self) -> Streamed:
-        return Streamed(self, self._network, nccl.Nccl())
+        library = load("monarch.runtime.collectives.nccl:Nccl")()
+        streamed: Streamed = load("monarch.runtime.collectives.streamed:Streamed")(self, self._network, library)
+        return streamed
 
     def close(self) -> None:
         for backend in self._backends.values():

@@ -3,11 +3,11 @@ that runs in them, and a process imports only what its own role needs."""
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from monarch.compiler.loading import load
 from monarch.runtime.shared.window import Window
 
 WORKER = "monarch.runtime.worker.loop:serve"
@@ -38,6 +38,5 @@ class Forked:
 
 def role(name: str) -> Callable[..., Any]:
     """The function that a role names. Its module is imported, unless that was done before."""
-    module, _, function = name.partition(":")
-    found: Callable[..., Any] = getattr(importlib.import_module(module), function)
+    found: Callable[..., Any] = load(name)
     return found

@@ -11,10 +11,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from monarch.compiler.loading import load
 from monarch.compiler.local_ops import LOCAL_OPS
 from monarch.compiler.plan import DTYPE_NAMES, MeshSpec, Plan, PlanError
 from monarch.compiler.plan.waits import STARTED
@@ -25,12 +26,13 @@ from monarch.runtime.shared.signals import Aborted
 from monarch.runtime.shared.window import BLOCK_BYTES
 from monarch.runtime.shared.wire import Report
 from monarch.runtime.worker.arena import Arena
-from monarch.runtime.worker.device.gpu import OnGpu, device_for
 from monarch.runtime.worker.device.native import bind
 from monarch.runtime.worker.exchange import Loan
-from monarch.runtime.worker.frame import Frame
-from monarch.runtime.worker.graphs import Graphs
+from monarch.runtime.worker.frame import Frame, Graphs
 from monarch.runtime.worker.tracing import CountedValues, Tracer
+
+if TYPE_CHECKING:
+    from monarch.runtime.worker.device.gpu import OnGpu
 
 _OPERANDS = 16
 
@@ -351,8 +353,7 @@ class WorkerState:
             if ready is None:
                 frame = Frame(plan, self._bind, self._arena)
             else:
-                graphs = Graphs(plan, ready.device, f"worker {self.rank}") if plan.cuda_graphs else None
-                frame = Frame(ready.plan, ready.binds(self._bind), graphs=graphs)
+                frame = Frame(ready.plan, ready.binds(self._bind), graphs=self._graphs(plan, ready))
             frame.measure(self._tracer)
             self.plans[number] = LoadedPlan(plan, frame, ready, self._check)
         except Exception as error:  # told at each step that would run the plan
@@ -370,11 +371,18 @@ class WorkerState:
         return []
 
     def _on_gpu(self, plan: Plan) -> OnGpu:
-        ready = OnGpu(plan, device_for(plan, self.rank))
+        gpu = load("monarch.runtime.worker.device.gpu")
+        ready: OnGpu = gpu.OnGpu(plan, gpu.device_for(plan, self.rank))
         if ready.device.type == "cuda":
             torch.cuda.set_device(ready.device)
         self._mixed = True
         return ready
+
+    def _graphs(self, plan: Plan, ready: OnGpu) -> Graphs | None:
+        if not plan.cuda_graphs:
+            return None
+        graphs: Graphs = load("monarch.runtime.worker.graphs:Graphs")(plan, ready.device, f"worker {self.rank}")
+        return graphs
 
     def _fit(self, size: int) -> None:
         """Have room for a plan's values."""

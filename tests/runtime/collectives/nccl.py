@@ -19,7 +19,7 @@ from monarch.runtime.collectives import gloo, listening, nccl
 from monarch.runtime.collectives.rendezvous import Rendezvous
 from monarch.runtime.processes import parent as processes
 from monarch.runtime.processes import workers
-from monarch.runtime.worker import state as worker_state
+from monarch.runtime.worker.device import gpu
 
 MOVING = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "permute")
 
@@ -85,7 +85,7 @@ def standing_in(library: type[GlooForNccl] = GlooForNccl) -> Iterator[None]:
     """Workers that are forked meanwhile take Gloo for NCCL, and the CPU for a GPU."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(nccl, "Nccl", library)
-        patch.setattr(worker_state, "device_for", lambda plan, worker: torch.device("cpu"))
+        patch.setattr(gpu, "device_for", lambda plan, worker: torch.device("cpu"))
         warm = processes.WarmParent()
         patch.setattr(workers, "warm_parent", lambda: warm)
         try:

@@ -33,7 +33,7 @@ from monarch.runtime.processes import parent as processes
 from monarch.runtime.processes import workers
 from monarch.runtime.shared import wire
 from monarch.runtime.worker import graphs
-from monarch.runtime.worker import state as worker_state
+from monarch.runtime.worker.device import gpu
 from monarch.runtime.worker.device.gpu import OnGpu
 from monarch.runtime.worker.frame import Frame
 from monarch.runtime.worker.graphs import Graphs
@@ -391,7 +391,7 @@ def workers_here(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     if machine.recorder is None:
         yield machine
         return
-    monkeypatch.setattr(worker_state, "device_for", lambda plan, worker: torch.device("cpu"))
+    monkeypatch.setattr(gpu, "device_for", lambda plan, worker: torch.device("cpu"))
     warm = processes.WarmParent()
     monkeypatch.setattr(workers, "warm_parent", lambda: warm)
     yield machine
@@ -443,7 +443,7 @@ def test_commands(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker runs a plan with its graphs, and lets go of them with the plan."""
     if machine.recorder is None:
         pytest.skip("says how often graphs were replayed, which those of a GPU do not")
-    monkeypatch.setattr(worker_state, "device_for", lambda plan, worker: torch.device("cpu"))
+    monkeypatch.setattr(gpu, "device_for", lambda plan, worker: torch.device("cpu"))
     worker = Worker()
     plan = machine.alone(
         "graph @f on mesh<> {\n  %x = input 0 : f32[3]\n  %y = aten.sin(%x) : f32[3]\n"

@@ -21,7 +21,7 @@ from monarch.runtime.shared.checking import check
 from monarch.runtime.shared.ring import Full, Space
 from monarch.runtime.shared.signals import Aborted
 from monarch.runtime.shared.wire import Report
-from monarch.runtime.worker import state as worker_state
+from monarch.runtime.worker.device import gpu
 from monarch.runtime.worker.frame import Frame
 from monarch.runtime.worker.state import Actors, Count, Message, Missing, Value, WorkerState
 from monarch.runtime.worker.tracing import Tracer
@@ -194,8 +194,8 @@ def test_what_a_failed_step_left_on_a_gpu_is_forgotten_before_the_next(monkeypat
         def forget(self) -> None:
             Ready.forgotten += 1
 
-    monkeypatch.setattr(worker_state, "OnGpu", Ready)
-    monkeypatch.setattr(worker_state, "device_for", lambda plan, worker: torch.device("cpu"))
+    monkeypatch.setattr(gpu, "OnGpu", Ready)
+    monkeypatch.setattr(gpu, "device_for", lambda plan, worker: torch.device("cpu"))
     worker = Worker()
     for number, plan in enumerate((scaled(donate=True), scaled(bad=True))):
         plan = replace(plan, options=CompileOptions(target="cuda:90"))
@@ -213,7 +213,7 @@ def test_what_a_failed_step_left_on_a_gpu_is_forgotten_before_the_next(monkeypat
 
 
 def test_what_fails_on_a_gpu_is_told_by_the_plans_op(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_state, "device_for", lambda plan, worker: torch.device("cpu"))
+    monkeypatch.setattr(gpu, "device_for", lambda plan, worker: torch.device("cpu"))
     worker = Worker()
     build = Building(MESH, "attend")
     q = build.input(whole((1, 1, 4, 8)))

@@ -22,7 +22,6 @@ from monarch.distributed import Mesh
 from monarch.runtime.controller.executor import MeshExecutor
 from monarch.runtime.processes import parent as processes
 from monarch.runtime.processes import workers
-from monarch.runtime.worker import state as worker_state
 from monarch.runtime.worker.device import gpu
 from tests.compiler.kernels.triton.standin import stand_in
 
@@ -93,7 +92,7 @@ def gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     monkeypatch.setenv("MONARCH_TEMPLATES", "off")
     monkeypatch.setenv("MONARCH_KERNELS", "all")
     stand_in(monkeypatch)
-    monkeypatch.setattr(worker_state, "device_for", lambda plan, worker: torch.device("cpu"))
+    monkeypatch.setattr(gpu, "device_for", lambda plan, worker: torch.device("cpu"))
     warm = processes.WarmParent()
     monkeypatch.setattr(workers, "warm_parent", lambda: warm)
     yield
