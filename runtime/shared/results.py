@@ -43,7 +43,7 @@ class Results:
         if not isinstance(value, torch.Tensor) or value.device.type != "cpu":
             return
         if value.shape == type_.shape and value.dtype is type_.dtype:
-            row, at = value.contiguous(), place % RESULTS_BYTES
+            row, at = value.resolve_conj().resolve_neg().contiguous(), place % RESULTS_BYTES
             ctypes.memmove(self._address + at + _WORD, row.data_ptr(), row.nbytes)
             self._words[at // _WORD] = 1 + place
 

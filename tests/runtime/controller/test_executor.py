@@ -227,6 +227,15 @@ def test_small_results_of_every_dtype(executor: MeshExecutor, dtype: torch.dtype
             assert torch.equal(executor.shards(out, [0])[0], tensor)
 
 
+def test_results_that_pytorch_holds_conjugated(executor: MeshExecutor) -> None:
+    type_, given = TensorType(torch.complex64, (2,)), torch.tensor([1 + 2j, 3 - 4j])
+    build = Building(MESH)
+    build.output(build.call("aten._conj.default", build.input(type_)), type_)
+    (out,) = executor.run(build.plan(), [given])
+    for worker in (0, 1):
+        assert torch.equal(executor.shards(out, [worker])[0], given.conj().resolve_conj())
+
+
 def test_small_results_last_as_long_as_their_handles(executor: MeshExecutor) -> None:
     type_ = whole((5,))
     plan = add_one(MESH, type_).plan()
