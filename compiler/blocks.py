@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
@@ -29,24 +29,54 @@ def reduce_in_order(tensors: Sequence[torch.Tensor], reduction: str) -> torch.Te
 
 
 def block_of(tensor: torch.Tensor, type: TensorType, mesh: MeshSpec, rank: int) -> torch.Tensor:
-    """What worker `rank` holds of a global tensor: a view of it.
+    """What worker `rank` holds of a global tensor without padding: a view of it, or, at the end of a dim that the mesh
+    does not divide, a copy of what is left with zeros behind it.
 
     A partial value lies whole on the first worker along its mesh dim; the others hold the reduction's identity.
     """
     position = dict(zip(mesh.names, mesh.point(rank), strict=True))
-    block = tensor
-    for dim, names in enumerate(type.layout.shards):
-        if names:
-            length = type.local_shape(mesh)[dim]
-            block = block.narrow(dim, nested_index(names, position, mesh.sizes) * length, length)
+    block = _part_of(tensor, type, mesh, rank)
+    local = type.local_shape(mesh)
+    if tuple(block.shape) != local:
+        whole = block.new_zeros(local)
+        whole[tuple(slice(length) for length in block.shape)] = block
+        block = whole
     for mesh_dim, reduction in type.layout.partial:
         if position[mesh_dim] and reduction in _IDENTITY:
             block = torch.full_like(block, _IDENTITY[reduction])
     return block
 
 
+def _part_of(tensor: torch.Tensor, type: TensorType, mesh: MeshSpec, rank: int) -> torch.Tensor:
+    """The part of a global tensor that worker `rank` holds, as a view: less than a block at the end of a dim that the
+    mesh does not divide, and nothing behind it."""
+    position = dict(zip(mesh.names, mesh.point(rank), strict=True))
+    for dim, ((start, length), size) in enumerate(zip(_extents(type, mesh, position), tensor.shape, strict=True)):
+        start = min(start, size)
+        tensor = tensor.narrow(dim, start, min(length, size - start))
+    return tensor
+
+
+def _extents(type: TensorType, mesh: MeshSpec, position: Mapping[str, int]) -> list[tuple[int, int]]:
+    """Where along each dim a worker's block begins, and how long it is."""
+    return [
+        (nested_index(names, position, mesh.sizes) * length, length)
+        for names, length in zip(type.layout.shards, type.local_shape(mesh), strict=True)
+    ]
+
+
+def own_part(block: torch.Tensor, type: TensorType, mesh: MeshSpec, rank: int) -> torch.Tensor:
+    """What worker `rank`'s block holds of the tensor: the block without its padding, a view."""
+    position = dict(zip(mesh.names, mesh.point(rank), strict=True))
+    for dim, ((start, length), size) in enumerate(
+        zip(_extents(type, mesh, position), type.unpadded.shape, strict=True)
+    ):
+        block = block.narrow(dim, 0, max(0, min(length, size - start)))
+    return block
+
+
 def whole_of(blocks: Sequence[torch.Tensor], type: TensorType, mesh: MeshSpec) -> torch.Tensor:
-    """The global tensor from what each worker holds (in the order of ranks).
+    """The global tensor from what each worker holds (in the order of ranks), without padding.
 
     Replicas are taken from the first worker; partial values are reduced. Raises LayoutError for a varying value.
     """
@@ -57,32 +87,27 @@ def whole_of(blocks: Sequence[torch.Tensor], type: TensorType, mesh: MeshSpec) -
             hint="ask for one worker's with to_local(**coordinates).",
         )
     if layout.is_replicated:
-        return blocks[0]
-    local = type.local_shape(mesh)
-    whole = torch.empty(type.shape, dtype=type.dtype)
+        return own_part(blocks[0], type, mesh, 0)
+    if len({op for _, op in layout.partial}) > 1:
+        raise LayoutError(f"cannot fetch a value with several pending reductions: {type}")
+    whole = torch.empty(type.unpadded.shape, dtype=type.dtype)
     if not whole.numel():
         return whole
     summands: dict[tuple[int, ...], list[torch.Tensor]] = {}
-    partial = {name for name, _ in layout.partial}
     involved = set(layout.mesh_dims)
-    for position, block in zip(mesh.coordinates(), blocks, strict=True):
+    for rank, (position, block) in enumerate(zip(mesh.coordinates(), blocks, strict=True)):
         if any(at for name, at in position.items() if name not in involved):
             continue  # a replica of what an earlier worker holds
-        start = tuple(
-            nested_index(names, position, mesh.sizes) * length
-            for names, length in zip(layout.shards, local, strict=True)
-        )
-        summands.setdefault(start, []).append(block)
+        start = tuple(first for first, _ in _extents(type, mesh, position))
+        summands.setdefault(start, []).append(own_part(block, type, mesh, rank))
     reduction = next((op for _, op in layout.partial), "sum")
-    if len({op for _, op in layout.partial}) > 1:
-        raise LayoutError(f"cannot fetch a value with several pending reductions: {type}")
-    assert partial or all(len(parts) == 1 for parts in summands.values())
+    assert layout.partial or all(len(parts) == 1 for parts in summands.values())
     for start, parts in summands.items():
         target = whole
-        for dim, (at, length) in enumerate(zip(start, local, strict=True)):
-            target = target.narrow(dim, at, length)
+        for dim, (first, length) in enumerate(zip(start, parts[0].shape, strict=True)):
+            target = target.narrow(dim, min(first, whole.shape[dim]), length)
         target.copy_(reduce_in_order(parts, reduction))
     return whole
 
 
-__all__ = ["REDUCE", "block_of", "reduce_in_order", "whole_of"]
+__all__ = ["REDUCE", "block_of", "own_part", "reduce_in_order", "whole_of"]

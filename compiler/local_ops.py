@@ -65,6 +65,11 @@ def _check_range(index: torch.Tensor, size: int) -> None:
         raise IndexError(f"index out of range: {wrong}, and there are {size} rows")
 
 
+def in_range(position: Where, sizes: Where, indices: torch.Tensor, rows: int, ignored: int | None) -> torch.Tensor:
+    _check_range(indices if ignored is None else indices.masked_fill(indices == ignored, 0), rows)
+    return indices
+
+
 def embedding_shard(
     position: Where, sizes: Where, weight: torch.Tensor, indices: torch.Tensor, mesh_dim: str
 ) -> torch.Tensor:
@@ -256,6 +261,7 @@ LOCAL_OPS: dict[str, Callable[..., Any]] = {
     "shard": shard,
     "first_only": first_only,
     "axis_index": axis_index,
+    "in_range": in_range,
     "embedding_shard": embedding_shard,
     "embedding_backward_shard": embedding_backward_shard,
     "gather_shard": gather_shard,

@@ -21,6 +21,7 @@ from monarch.compiler.partition.decide import mark_traced
 from monarch.compiler.passes.collectives import JoinCollectives, SimplifyReductions
 from monarch.compiler.passes.decompose import DecomposeSplit
 from monarch.compiler.passes.lookups import SimplifyLookups
+from monarch.compiler.passes.padding import DropPadding, PadForDivisibility, is_uneven
 from monarch.compiler.passes.simplify import SimplifyViews
 from monarch.compiler.plan import Plan
 from monarch.compiler.plan.arena import overlapping
@@ -45,12 +46,16 @@ Progress = Callable[[str, float, Graph], None]
 
 
 def pipeline(graph: Graph) -> list[Pass]:
-    """The passes from a traced graph with global types to one with local types and explicit collectives."""
+    """The passes from a traced graph with global types to one with local types and explicit collectives. Those for
+    padding run only where a mesh dim does not divide what it shards."""
+    uneven = is_uneven(graph)
     return [
         SimplifyViews(),
+        *([PadForDivisibility()] if uneven else []),
         DecomposeSplit(),
         SimplifyLookups(),
         *_partition_by_mesh(graph),
+        *([DropPadding()] if uneven else []),
         SimplifyReductions(),
         JoinCollectives(),
     ]
@@ -83,9 +88,11 @@ def _partition_by_mesh(graph: Graph) -> list[Pass]:
 
 PASSES: dict[str, Callable[[Graph], list[Pass]]] = {
     SimplifyViews.name: lambda graph: [SimplifyViews()],
+    PadForDivisibility.name: lambda graph: [PadForDivisibility()],
     DecomposeSplit.name: lambda graph: [DecomposeSplit()],
     SimplifyLookups.name: lambda graph: [SimplifyLookups()],
     "partition-by-mesh": _partition_by_mesh,
+    DropPadding.name: lambda graph: [DropPadding()],
     SimplifyReductions.name: lambda graph: [SimplifyReductions()],
     JoinCollectives.name: lambda graph: [JoinCollectives()],
     FuseKernels.name: lambda graph: [FuseKernels()],

@@ -14,22 +14,27 @@ import torch
 from torch import fx
 
 from monarch.compiler import ops
-from monarch.compiler.blocks import block_of, reduce_in_order, whole_of
+from monarch.compiler.blocks import block_of, own_part, reduce_in_order, whole_of
 from monarch.compiler.errors import GraphError
 from monarch.compiler.graph import Graph, args_of, tensor_type
 from monarch.compiler.local_ops import LOCAL_OPS
-from monarch.compiler.types import MeshSpec
+from monarch.compiler.types import Layout, MeshSpec, TensorType
 
 aten = torch.ops.aten
 
 Value = torch.Tensor | float | int
 PerWorker = list[Any]
 
+_NO_INDEX = 101  # fits into all dtypes, and no dim of a test's is as long
 
-def run_reference(graph: Graph, inputs: Mapping[str | int, Value]) -> tuple[list[Any], dict[str, Any]]:
+
+def run_reference(
+    graph: Graph, inputs: Mapping[str | int, Value], *, poison: bool = False
+) -> tuple[list[Any], dict[str, Any]]:
     """Run a graph on global values and give back global values: (returns, updated states by label).
 
     `inputs` holds a tensor of the global shape (or a number, for scalars and seeds) for each placeholder's label.
+    `poison` overwrites padding that the compiler takes to hold anything with NaN, or with an int that is no index.
     Raises GraphError where replicas of one value differ between workers: they would have diverged on a real mesh.
     """
     mesh = graph.mesh if graph.partitioned else MeshSpec(())
@@ -46,13 +51,15 @@ def run_reference(graph: Graph, inputs: Mapping[str | int, Value]) -> tuple[list
                 env[node] = _collective(node, env, mesh)
             else:
                 env[node] = [_local(node, env, worker, positions[worker], mesh) for worker in range(workers)]
+            if poison and "undefined" in node.meta:
+                env[node] = [_poisoned(node, value, mesh, rank) for rank, value in enumerate(env[node])]
 
     def fetch(node: fx.Node | None) -> Any:
         if node is None:
             return None
         type_ = tensor_type(node)
         _check_replicas(node, env[node], mesh)
-        return whole_of(env[node], type_, mesh) if graph.partitioned else env[node][0]
+        return whole_of(env[node], type_ if graph.partitioned else _whole(type_), mesh)
 
     return [fetch(node) for node in graph.returns], {label: fetch(node) for label, node in graph.updates.items()}
 
@@ -62,9 +69,25 @@ def _place(graph: Graph, node: fx.Node, inputs: Mapping[str | int, Value], mesh:
     value = graph.constants[label] if node.meta["kind"] == "constant" else inputs[label]
     if not isinstance(value, torch.Tensor):
         value = torch.tensor(value, dtype=tensor_type(node).dtype)
-    if not graph.partitioned:
-        return [value]
-    return [block_of(value, tensor_type(node), mesh, rank).contiguous() for rank in range(mesh.workers)]
+    type_ = tensor_type(node) if graph.partitioned else _whole(tensor_type(node))
+    return [block_of(value, type_, mesh, rank).contiguous() for rank in range(mesh.workers)]
+
+
+def _whole(type_: TensorType) -> TensorType:
+    return type_.with_layout(Layout.replicated(type_.ndim))
+
+
+def _poisoned(node: fx.Node, value: torch.Tensor, mesh: MeshSpec, rank: int) -> torch.Tensor:
+    """The value with its undefined padding overwritten by what shows wherever it is read."""
+    type_ = tensor_type(node)
+    if not mesh.dims:
+        type_ = _whole(type_)
+    value = value.clone(memory_format=torch.preserve_format)
+    part = own_part(value, type_, mesh, rank)
+    for dim in node.meta["undefined"]:
+        tail = value.narrow(dim, part.shape[dim], value.shape[dim] - part.shape[dim])
+        tail.fill_(torch.nan if value.dtype.is_floating_point else 1 if value.dtype is torch.bool else _NO_INDEX)
+    return value
 
 
 def _local(

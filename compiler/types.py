@@ -3,7 +3,8 @@
 A *placement* is how a value lies on one mesh dim:
 
     None          replicated: every worker along the dim holds the whole value
-    int d         sharded: the k workers along the dim hold the k equal blocks of tensor dim d, in order
+    int d         sharded: the k workers along the dim hold the k equal blocks of tensor dim d, in order; where k does
+                  not divide the dim, the blocks have the next larger size, and padding stands at the end of the last
     "sum" | ...   partial: every worker holds a summand (or "max", "min", "prod"); the value is their reduction
     "varying"     each worker holds a value of its own, with no global meaning
 
@@ -227,15 +228,23 @@ class Layout:
 
 @dataclass(frozen=True)
 class TensorType:
-    """A tensor's dtype, *global* shape and layout. Prints as `f32[64@data, 1024]`."""
+    """A tensor's dtype, *global* shape and layout. Prints as `f32[64@data, 1024]`.
+
+    `padding`  only in graphs behind the pass `pad-for-divisibility`: how many elements at the end of each dim of
+               `shape` are padding; () where none are. Prints as `f32[10+2@data, 1024]`. It says what `shape` stands
+               for, and does not enter comparisons.
+    """
 
     dtype: torch.dtype
     shape: tuple[int, ...]
     layout: Layout = field(default=None)  # type: ignore[assignment]
+    padding: tuple[int, ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
         if self.layout is None:
             object.__setattr__(self, "layout", Layout.replicated(len(self.shape)))
+        if self.padding and not any(self.padding):
+            object.__setattr__(self, "padding", ())
         if self.dtype not in DTYPE_NAMES:
             raise LayoutError(
                 f"tensors of {self.dtype} cannot lie on a mesh yet", hint=f"dtypes are {', '.join(DTYPES)}."
@@ -256,16 +265,33 @@ class TensorType:
         """The bytes of the whole tensor."""
         return self.numel * self.dtype.itemsize
 
+    @property
+    def unpadded(self) -> TensorType:
+        """This type with the sizes that users see."""
+        if not self.padding:
+            return self
+        return TensorType(
+            self.dtype, tuple(size - pad for size, pad in zip(self.shape, self.padding, strict=True)), self.layout
+        )
+
+    def padded(self, mesh: MeshSpec) -> TensorType:
+        """This type, which users see, with the sizes that equal blocks have together: the next multiples of the
+        number of blocks."""
+        shape = tuple(
+            local * _parts(names, mesh) for local, names in zip(self.local_shape(mesh), self.layout.shards, strict=True)
+        )
+        padding = tuple(padded - size for padded, size in zip(shape, self.shape, strict=True))
+        return TensorType(self.dtype, shape, self.layout, padding)
+
     def local_shape(self, mesh: MeshSpec) -> tuple[int, ...]:
-        """The shape of what one worker holds. Shapes divide: `check` refuses those that do not."""
+        """The shape of what one worker holds, with padding: the same on all workers."""
         return tuple(
-            size // math.prod(mesh.sizes[name] for name in names)
-            for size, names in zip(self.shape, self.layout.shards, strict=True)
+            -(-size // _parts(names, mesh)) for size, names in zip(self.shape, self.layout.shards, strict=True)
         )
 
     def with_layout(self, layout: Layout) -> TensorType:
         """The same tensor in another layout."""
-        return TensorType(self.dtype, self.shape, layout)
+        return TensorType(self.dtype, self.shape, layout, self.padding)
 
     def place(self, mesh_dim: str, placement: Placement) -> TensorType:
         """This type with `mesh_dim` placed anew, as `Layout.place` does it. Raises LayoutError as that does."""
@@ -302,22 +328,20 @@ class TensorType:
                 f"{name} waits for a {reductions[0]} and for a {reductions[1]}: {self.layout}",
                 hint="which comes first would matter, so all partial placements of a value have one reduction.",
             )
-        for dim, (size, names) in enumerate(zip(self.shape, self.layout.shards, strict=True)):
-            parts = math.prod(mesh.sizes[mesh_dim] for mesh_dim in names)
-            if size % parts:
-                over = names[0] if len(names) == 1 else f"({','.join(names)})"
-                up = (size + parts - 1) // parts * parts
-                raise LayoutError(
-                    f"cannot shard dim {dim} of {name} over mesh dim '{over}'",
-                    hint=(
-                        f"{name} is {DTYPE_NAMES[self.dtype]}{list(self.shape)} and '{over}' has size {parts}, "
-                        f"which does not divide {size}.\nPad the dim to {up}, or leave it whole on '{over}'."
-                    ),
-                )
 
     def __str__(self) -> str:
-        return DTYPE_NAMES[self.dtype] + self.layout.dims_text(self.shape) + self.layout.tail_text()
+        sizes = [f"{size - pad}+{pad}" if pad else str(size) for size, pad in zip(self.shape, self._pads, strict=True)]
+        return DTYPE_NAMES[self.dtype] + self.layout.dims_text(sizes) + self.layout.tail_text()
+
+    @property
+    def _pads(self) -> tuple[int, ...]:
+        return self.padding or (0,) * self.ndim
 
     def _repr_html_(self) -> str | None:
         """A drawing of the tensor, for a notebook."""
         return html_of(self)
+
+
+def _parts(names: Sequence[str], mesh: MeshSpec) -> int:
+    """The number of blocks that these mesh dims make."""
+    return math.prod(mesh.sizes[name] for name in names)

@@ -87,6 +87,10 @@ gather_shard = _op("gather_shard", "(tensor, dim, index, mesh_dim)")
 scatter_shard = _op("scatter_shard", "(tensor, dim, index, value, mesh_dim)")
 """`aten.scatter` along a dim sharded over `mesh_dim`: each worker writes the elements that are its own."""
 
+in_range = _op("in_range", "(indices, rows, ignored)")
+"""The indices as they are; an error where one is neither in 0 <= i < `rows` nor `ignored` (an int or None). It stands
+in front of lookups in a dim with padding, whose own check would let an index into the padding pass."""
+
 mean_shard = _op("mean_shard", "(tensor, dims, keepdim, count, dtype)")
 """What a worker's block adds to a mean over `dims`, sharded along one of them: the sum over `dims` divided by
 `count`, the number of elements of the global mean (a partial sum). `dtype` is `aten.mean`'s."""

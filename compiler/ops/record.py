@@ -29,6 +29,8 @@ class OpRecord:
     `read`         how a view is read, `write` how a write to it reaches what it views (`passes.views`)
     `rule`         how it partitions (`rules.register`)
     `localize`     what a worker's arguments are (`rules.localize`)
+    `padding`      what adds nothing to the reduction that it is, and may stand in the padding of its operands
+                   (`rules.padding`)
     `decompose`    what it consists of, where a mesh dim splits it: a function, or "torch" for PyTorch's own
                    decomposition (`passes.decompose`)
     `lower`        what lowers it to a loop nest; for an op with several results, by the number of the result (-1: the
@@ -45,6 +47,7 @@ class OpRecord:
     write: Callable[..., Any] | None = None
     rule: Any = None
     localize: Callable[..., Any] | None = None
+    padding: float | None = None
     decompose: Callable[..., Any] | str | None = None
     lower: dict[int, Callable[..., int]] = field(default_factory=dict)
     transparent: bool = False

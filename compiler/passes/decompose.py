@@ -44,7 +44,7 @@ class DecomposeSplit(Pass):
         for mesh_dim, size in graph.mesh.dims:
             while size > 1 and (split := _split_composites(graph, mesh_dim)):
                 for node in split:
-                    _inline(graph, node)
+                    inline(graph, node)
         return graph
 
 
@@ -116,8 +116,8 @@ def _is_split(options: Options, node: fx.Node) -> bool:
     )
 
 
-def _inline(graph: Graph, node: fx.Node) -> None:
-    """Replace one composite op by the ops that it consists of."""
+def inline(graph: Graph, node: fx.Node, *, unpadded: bool = False) -> None:
+    """Replace one composite op by the ops that it consists of; `unpadded` for operands without their padding."""
     leaves, spec = pytree.tree_flatten((args_of(node), node.kwargs))
     at = [i for i, leaf in enumerate(leaves) if isinstance(leaf, fx.Node)]
     decomposition = composites()[node.target]
@@ -131,7 +131,8 @@ def _inline(graph: Graph, node: fx.Node) -> None:
         return result if isinstance(result, torch.Tensor) else list(result)  # plain, where it is a named tuple
 
     with FakeTensorMode():
-        fakes = [torch.empty(leaves[i].meta["type"].shape, dtype=leaves[i].meta["type"].dtype) for i in at]
+        types: list[TensorType] = [leaves[i].meta["type"] for i in at]
+        fakes = [torch.empty((t.unpadded if unpadded else t).shape, dtype=t.dtype) for t in types]
     traced = make_fx(call, decomposition_table=composites(), tracing_mode="fake")(*fakes)
     traced.graph.eliminate_dead_code()
     env: dict[fx.Node, Any] = {}
@@ -146,11 +147,14 @@ def _inline(graph: Graph, node: fx.Node) -> None:
                 env[inner] = _copy(graph, inner, env, node)
     results: Any = fx.node.map_arg(args_of(traced.graph.output_node())[0], lambda n: env[n])
     if isinstance(node.meta["type"], TensorType):
+        results.meta["type"] = node.meta["type"]  # which says what of it is padding
         node.replace_all_uses_with(results)
     else:
         for user in list(node.users):
             assert user.target is operator.getitem
-            user.replace_all_uses_with(results[args_of(user)[1]])
+            result = results[args_of(user)[1]]
+            result.meta["type"] = user.meta["type"]
+            user.replace_all_uses_with(result)
             graph.fx.erase_node(user)
     graph.fx.erase_node(node)
 
@@ -165,7 +169,7 @@ def _copy(graph: Graph, inner: fx.Node, env: dict[fx.Node, Any], node: fx.Node) 
     mapped: Any = fx.node.map_arg(inner.kwargs, lambda n: env[n])
     kwargs = {k: v for k, v in mapped.items() if k not in _DROPPED}
     copy = graph.call(inner.target, *args, type=None, **kwargs)
-    copy.meta.update({k: v for k, v in node.meta.items() if k != "type"})
+    copy.meta.update({k: v for k, v in node.meta.items() if k not in ("type", "undefined")})
     copy.meta["type"] = pytree.tree_map(
         lambda value: TensorType(value.dtype, tuple(value.shape)) if isinstance(value, torch.Tensor) else None,
         inner.meta["val"],

@@ -67,6 +67,9 @@ def _unchanged(call: Call) -> Line:
     return _each(call, {})
 
 
+sharding_rule("in_range", "... -> ...")
+
+
 @sharding_rule("shard")
 def _shard(call: Call) -> Line:
     return _each(call, {0: [dim_of(call["dim"], len(call.shapes[0]))]})

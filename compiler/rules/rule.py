@@ -9,7 +9,8 @@ This is the idea of einsum, of einops' axes (Rogozhnikov, ICLR 2022), and of Sha
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from monarch.compiler.types import Placement
@@ -115,6 +116,27 @@ class Rule:
                 if operands[index] is None:
                     operands[index] = "sum"
         return Strategy(tuple(operands), tuple(results), factor)
+
+    def leads(self, factor: str) -> bool:
+        """Whether the factor leads every dim that it is in, and is in no two dims of one tensor: then its padding is at
+        the end of these dims."""
+        tensors = (*self.operands, *self.results)
+        return all(dims is None or self._position(factor, dims) is not False for dims in tensors)
+
+    def leader(self, dim: Dim) -> str:
+        """The factor that is outermost in a dim, "" where the dim has none."""
+        return next((name for name in dim if self.sizes[name] != 1), dim[0] if dim else "")
+
+    def inner(self, dim: Dim) -> int:
+        """How many elements of a dim belong to one of its leader."""
+        return math.prod(self.sizes[name] for name in dim if name != self.leader(dim))
+
+    def resized(self, dims: Dims, shape: Sequence[int], sizes: Mapping[str, int]) -> tuple[int, ...]:
+        """The shape of a tensor with these dims where the factors that lead them have other sizes."""
+        return tuple(
+            sizes[leader] * self.inner(dim) if (leader := self.leader(dim)) in sizes else size
+            for dim, size in zip(dims, shape, strict=True)
+        )
 
     def _position(self, factor: str, dims: Dims) -> int | None | bool:
         """The dim that `factor` leads; None where the tensor lacks it; False where it cannot be cut along it."""

@@ -90,9 +90,11 @@ class Schedule:
         """What the step returns, in order, and every state that it changes or makes."""
         states = self.graph.states
         returned = [node for node in self.graph.returns if node is not None]
-        specs = [ValueSpec("return", at, tensor_type(node), self.slots[node]) for at, node in enumerate(returned)]
+        specs = [
+            ValueSpec("return", at, tensor_type(node).unpadded, self.slots[node]) for at, node in enumerate(returned)
+        ]
         for label, node in self.graph.updates.items():
-            specs.append(ValueSpec("state", label, states.get(label, tensor_type(node)), self.slots[node]))
+            specs.append(ValueSpec("state", label, states.get(label, tensor_type(node)).unpadded, self.slots[node]))
         return tuple(specs)
 
     @cached_property
@@ -246,7 +248,7 @@ class Schedule:
         return argument
 
     def value(self, node: fx.Node) -> ValueSpec:
-        return ValueSpec(node.meta["kind"], node.meta["label"], tensor_type(node), self.slots[node])
+        return ValueSpec(node.meta["kind"], node.meta["label"], tensor_type(node).unpadded, self.slots[node])
 
 
 def _op_name(target: Any) -> str:

@@ -36,7 +36,7 @@ tuple: "(" [entry ("," entry)*] ")"
 local: type ["of" type]
 
 type: NAME "[" [size ("," size)*] "]" tail*
-size: INT ["@" axes]
+size: (INT | PADDED) ["@" axes]
 axes: NAME | "(" NAME ("," NAME)* ")"
 ?tail: partial | varying
 partial: "partial" "<" NAME ":" NAME ("," NAME)* ">"
@@ -54,6 +54,7 @@ NAME: /[A-Za-z_][A-Za-z0-9_]*/
 REF: /%[A-Za-z_][A-Za-z0-9_]*/
 FLOAT.2: /-inf\b|-?\d+\.\d*([eE][+-]?\d+)?|-?\d+[eE][+-]?\d+/
 INT: /-?\d+/
+PADDED.2: /\d+\+\d+/
 STRING: /"(?:[^"\\\n]|\\.)*"/
 DASH: "-"
 OPEN: "["
@@ -70,6 +71,7 @@ WORDS = {
     "KIND": "'input', 'state', 'constant', 'scalar' or 'seed'",
     "REF": "a %value",
     "INT": "a whole number",
+    "PADDED": "a whole number",
     "FLOAT": "a number",
     "STRING": 'a "string"',
     "_NL": "the end of the line",

@@ -123,7 +123,17 @@ class _Reader:
             self.text.fail(dtype, f"unknown dtype '{dtype}'", f"it is one of {', '.join(DTYPES)}.")
         sizes = [entry.children for entry in rest if entry is not None and entry.data == "size"]
         layout = self.layout([self.axes(axes) for _, axes in sizes], tree)
-        return TensorType(DTYPES[dtype], tuple(self.int(size) for size, _ in sizes), layout)
+        padding = tuple(self.padding(size) for size, _ in sizes)
+        shape = tuple(self.size(size) + pad for (size, _), pad in zip(sizes, padding, strict=True))
+        return TensorType(DTYPES[dtype], shape, layout, padding)
+
+    def size(self, token: Token) -> int:
+        """The size in `64`, or in `62+2`, which has padding."""
+        return self.int(token.update(value=token.partition("+")[0]))
+
+    def padding(self, token: Token) -> int:
+        _, plus, padding = token.partition("+")
+        return self.int(token.update(value=padding), "padding", 1) if plus else 0
 
 
 class _GraphReader(_Reader):

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import torch
 
-from monarch.compiler.blocks import whole_of
+from monarch.compiler.blocks import own_part, whole_of
 from monarch.compiler.errors import MonarchError, ProgramError
 from monarch.compiler.execution.executor import Handle, outgoing
 from monarch.compiler.loading import load
@@ -214,10 +214,14 @@ class DistributedTensor(torch.Tensor):
         return whole_of(blocks, type_, mesh.spec)
 
     def to_local(self, **coordinates: int) -> torch.Tensor:
-        """What one worker holds, by its coordinates: `x.to_local(data=0, model=1)`. Dims that are left out are 0."""
+        """What one worker holds, by its coordinates: `x.to_local(data=0, model=1)`. Dims that are left out are 0.
+
+        At the end of a dim that the mesh does not divide it is smaller than on the workers before, or empty.
+        """
         handle, mesh = self._value()
         worker = mesh.extent.point(dict.fromkeys(mesh.mesh_dim_names, 0) | coordinates).rank
-        return mesh.fetch(lambda executor: executor.shards(handle, [worker]))[0]
+        block = mesh.fetch(lambda executor: executor.shards(handle, [worker]))[0]
+        return own_part(block, handle.type, mesh.spec, worker)
 
     def _value(self) -> tuple[Handle, Mesh]:
         if operations.is_tracing():

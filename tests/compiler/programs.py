@@ -61,8 +61,9 @@ class Program:
         self.made.append((laid, value.clone()))
 
 
-def layouts(shape: tuple[int, ...], mesh: MeshSpec) -> st.SearchStrategy[Layout]:
-    """Any layout of whole and sharded dims; mesh dims nest in the mesh's order, as one program must."""
+def layouts(shape: tuple[int, ...], mesh: MeshSpec, uneven: bool = False) -> st.SearchStrategy[Layout]:
+    """Any layout of whole and sharded dims; mesh dims nest in the mesh's order, as one program must. `uneven` takes
+    dims that the mesh does not divide as well."""
 
     @st.composite
     def draw_layout(draw: st.DrawFn) -> Layout:
@@ -71,7 +72,7 @@ def layouts(shape: tuple[int, ...], mesh: MeshSpec) -> st.SearchStrategy[Layout]
             fits = [
                 dim
                 for dim, length in enumerate(shape)
-                if length % (size * math.prod(mesh.sizes[n] for n in layout.shards[dim])) == 0
+                if uneven or length % (size * math.prod(mesh.sizes[n] for n in layout.shards[dim])) == 0
             ]
             layout = layout.place(name, draw(st.sampled_from([None, *fits])))
         return layout
@@ -80,21 +81,24 @@ def layouts(shape: tuple[int, ...], mesh: MeshSpec) -> st.SearchStrategy[Layout]
 
 
 @st.composite
-def programs(draw: st.DrawFn, max_ops: int = 8, max_workers: int = 8) -> Program:
+def programs(draw: st.DrawFn, max_ops: int = 8, max_workers: int = 8, uneven: bool = False) -> Program:
     mesh = draw(st.sampled_from([m for m in MESHES if m.workers <= max_workers]))
     program = Program(Graph("random", mesh))
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**16)))
     for i in range(draw(st.integers(1, 3))):
-        shape = tuple(draw(st.lists(st.sampled_from((2, 4, 6, 8)), min_size=1, max_size=3)))
+        sizes = (1, 2, 3, 5, 6, 7, 10) if uneven else (2, 4, 6, 8)
+        shape = tuple(draw(st.lists(st.sampled_from(sizes), min_size=1, max_size=3)))
         kind = draw(st.sampled_from(["input", "state"]))
         label: str | int = i if kind == "input" else f"w{i}"
         # Small whole numbers: sums come out the same in every order, so that results can be compared exactly.
         value = torch.randint(-3, 4, shape, generator=generator).double()
-        node = program.graph.placeholder(kind, label, TensorType(value.dtype, shape, draw(layouts(shape, mesh))))
+        node = program.graph.placeholder(
+            kind, label, TensorType(value.dtype, shape, draw(layouts(shape, mesh, uneven)))
+        )
         program.values[label] = value
         program.made.append((node, value))
     for _ in range(draw(st.integers(1, max_ops))):
-        _step(draw, program)
+        _step(draw, program, uneven)
     count = draw(st.integers(1, min(3, len(program.made))))
     results = program.made[-count:]
     updates = {}
@@ -112,7 +116,7 @@ def programs(draw: st.DrawFn, max_ops: int = 8, max_workers: int = 8) -> Program
     return program
 
 
-def _step(draw: st.DrawFn, program: Program) -> None:
+def _step(draw: st.DrawFn, program: Program, uneven: bool) -> None:
     _, x = program.made[draw(st.integers(0, len(program.made) - 1))]
     same = [y for _, y in program.made if y.shape == x.shape]
     matrices = [y for _, y in program.made if y.ndim == 2 and x.ndim == 2 and y.shape[0] == x.shape[1]]
@@ -165,7 +169,7 @@ def _step(draw: st.DrawFn, program: Program) -> None:
         case "unsqueeze":
             program.apply(aten.unsqueeze.default, x, draw(st.integers(0, x.ndim)))
         case "layout":
-            program.lay_out(x, draw(layouts(tuple(x.shape), program.graph.mesh)))
+            program.lay_out(x, draw(layouts(tuple(x.shape), program.graph.mesh, uneven)))
         case "cumsum":
             program.apply(aten.cumsum.default, x, draw(st.integers(0, x.ndim - 1)))
         case "layer_norm":
