@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -109,7 +110,15 @@ class _Verifier(_Check):
                     part.check(self.graph.mesh, f"%{node.name}")
                 except LayoutError as error:
                     self.fail(f"has a type that cannot be: {error.message}", node, error.hint)
+                self.divides(part, node)
         return type_
+
+    def divides(self, type_: TensorType, node: fx.Node) -> None:
+        """A mesh dim over which the graph is partitioned has equal blocks: `pad-for-divisibility` sees to it."""
+        for dim, (size, names) in enumerate(zip(type_.shape, type_.layout.shards, strict=True)):
+            parts = math.prod(self.graph.mesh.sizes[name] for name in names if name in self.graph.partitioned)
+            if size % parts:
+                self.fail(f"has {parts} blocks of dim {dim}, whose size is {size}: it is not padded", node)
 
     def placeholder(self, node: fx.Node, labels: set[tuple[str, str | int]]) -> None:
         type_ = self.typed(node)

@@ -121,7 +121,13 @@ def _from_text(annotation: str, names: Mapping[str, Any]) -> TensorType | None:
         text = text[1:-1].strip()
     head, bracket, _ = text.partition("[")
     if bracket and head.strip() in DTYPES:
-        return parse_type(text)
+        type_ = parse_type(text)
+        if type_.padding:
+            raise LayoutError(
+                f"the annotation {text!r} says how a size is padded",
+                hint=f"the compiler does that: write {type_.unpadded}.",
+            )
+        return type_
     try:
         written = ast.parse(text, mode="eval").body
     except SyntaxError:

@@ -123,17 +123,10 @@ class _Reader:
             self.text.fail(dtype, f"unknown dtype '{dtype}'", f"it is one of {', '.join(DTYPES)}.")
         sizes = [entry.children for entry in rest if entry is not None and entry.data == "size"]
         layout = self.layout([self.axes(axes) for _, axes in sizes], tree)
-        padding = tuple(self.padding(size) for size, _ in sizes)
-        shape = tuple(self.size(size) + pad for (size, _), pad in zip(sizes, padding, strict=True))
+        written = [_size_and_padding(size) for size, _ in sizes]
+        padding = tuple(0 if pad is None else self.int(pad, "padding", 1) for _, pad in written)
+        shape = tuple(self.int(size) + pad for (size, _), pad in zip(written, padding, strict=True))
         return TensorType(DTYPES[dtype], shape, layout, padding)
-
-    def size(self, token: Token) -> int:
-        """The size in `64`, or in `62+2`, which has padding."""
-        return self.int(token.update(value=token.partition("+")[0]))
-
-    def padding(self, token: Token) -> int:
-        _, plus, padding = token.partition("+")
-        return self.int(token.update(value=padding), "padding", 1) if plus else 0
 
 
 class _GraphReader(_Reader):
@@ -316,6 +309,12 @@ class _GraphReader(_Reader):
 
 
 _UNTYPED = object()
+
+
+def _size_and_padding(token: Token) -> tuple[Token, Token | None]:
+    """The two numbers in `62+2`; of `64`, that and None."""
+    size, plus, padding = token.partition("+")
+    return token.update(value=size), token.update(value=padding) if plus else None
 
 
 def _first(item: Parsed) -> Parsed:

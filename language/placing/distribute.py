@@ -130,9 +130,9 @@ def module_to_mesh(
     given for each rank ({1: "[-]", 2: "[@model, -]"}); None means replicated. Parameters that no pattern names are
     replicated.
 
-    Without `layouts` every parameter is sharded over the first mesh dim, on its first dim that divides, and what does
-    not divide is replicated, as fully sharded data parallel does. Tied parameters stay tied. Buffers that no pattern
-    names are replicated.
+    Without `layouts` every parameter is sharded over the first mesh dim as `dim_to_shard` says, and what is smaller is
+    replicated, as fully sharded data parallel does. Tied parameters stay tied. Buffers that no pattern names are
+    replicated.
 
     A module that was made on PyTorch's meta device gets its values on the workers, from `reset_parameters()` of each
     module that has tensors there.
@@ -145,7 +145,7 @@ def module_to_mesh(
     chosen: dict[str, LayoutLike | None] = {}
     if layouts is None:
         for name, tensor in names.items():
-            chosen[name] = _first_that_divides(tensor, mesh) if isinstance(tensor, nn.Parameter) else None
+            chosen[name] = _fully_sharded(tensor, mesh) if isinstance(tensor, nn.Parameter) else None
     else:
         for pattern, layout in layouts.items():
             matching = [name for name in names if _matches(pattern, name)]
@@ -239,11 +239,16 @@ def _of_rank(layout: Any, tensor: torch.Tensor, name: str) -> LayoutLike | None:
     return result
 
 
-def _first_that_divides(tensor: torch.Tensor, mesh: Mesh) -> Layout | None:
+def _fully_sharded(tensor: torch.Tensor, mesh: Mesh) -> Layout | None:
     if not mesh.spec.dims:
         return None
     name, size = mesh.spec.dims[0]
-    for dim, length in enumerate(tensor.shape):
-        if length and length % size == 0:
-            return Layout.replicated(tensor.ndim).place(name, dim)
-    return None
+    return Layout.replicated(tensor.ndim).place(name, dim_to_shard(tensor.shape, size))
+
+
+def dim_to_shard(shape: Sequence[int], parts: int) -> int | None:
+    """The dim along which to cut a parameter into so many blocks: its first that divides, or else its longest, of which
+    padding adds the least; None where all are shorter than that."""
+    divides = (dim for dim, length in enumerate(shape) if length and length % parts == 0)
+    longest = max(range(len(shape)), key=lambda dim: shape[dim], default=None)
+    return next(divides, longest if longest is not None and shape[longest] >= parts else None)

@@ -462,6 +462,7 @@ def no_type_at_all(graph: Graph) -> None:
 
 def undividable(graph: Graph) -> None:
     node(graph, "x").meta["type"] = parse_type("f32[3@data]")
+    graph.partitioned = ("data",)
 
 
 def several(graph: Graph) -> None:
@@ -495,7 +496,7 @@ def constant(graph: Graph) -> None:
         (attribute, "%weight is a 'get_attr' node: a graph has placeholders, calls of ops and an output"),
         (bad_kind, "%x is a placeholder of kind 'buffer': it has to be one of input, state, constant, scalar, seed"),
         (no_type_at_all, "train.py:7: error: %y has a type that is none: '"),
-        (undividable, "%x has a type that cannot be: cannot shard dim 0 of %x over mesh dim 'data'"),
+        (undividable, "%x has 2 blocks of dim 0, whose size is 3: it is not padded"),
         (several, "%x is a placeholder of type (f32[4]): it has to be one tensor"),
         (unknown_dim, "graph @f: partitioned over 'model', which is no dim of mesh<data=2>"),
         (twice, "graph @f: partitioned twice over one dim: data, data"),

@@ -29,6 +29,18 @@ def meshes() -> Iterator[dict[MeshSpec, Executor]]:
 @settings(max_examples=60)
 @given(program=programs(max_ops=10))
 def test_workers_give_the_dense_results(meshes: dict[MeshSpec, Executor], program: Program) -> None:
+    check(meshes, program)
+
+
+@settings(max_examples=30)
+@given(program=programs(max_ops=10, max_workers=4, uneven=True))
+def test_workers_give_the_dense_results_for_sizes_that_they_do_not_divide(
+    meshes: dict[MeshSpec, Executor], program: Program
+) -> None:
+    check(meshes, program)
+
+
+def check(meshes: dict[MeshSpec, Executor], program: Program) -> None:
     mesh = program.graph.mesh
     if mesh not in meshes:
         meshes[mesh] = executor_for(mesh)
@@ -41,4 +53,4 @@ def test_workers_give_the_dense_results(meshes: dict[MeshSpec, Executor], progra
     expected |= {("state", label): dense[node.name] for label, node in program.graph.updates.items()}
     for spec, handle in zip(plan.outputs, outputs, strict=True):
         got = whole_of(executor.shards(handle), spec.type, mesh)
-        torch.testing.assert_close(got, expected[spec.kind, spec.label])
+        torch.testing.assert_close(got, expected[spec.kind, spec.label], equal_nan=True)

@@ -36,14 +36,16 @@ def compile_dense(graph: Graph) -> Plan:
         if node.target is torch.ops.aten.view.default:  # a graph's views are of values, whatever their strides
             node.target = torch.ops.aten.reshape.default
     inputs = tuple(
-        ValueSpec(node.meta["kind"], node.meta["label"], node.meta["type"], 0)
+        ValueSpec(node.meta["kind"], node.meta["label"], node.meta["type"].unpadded, 0)
         for node in graph.placeholders
         if node.meta["kind"] != "constant"
     )
     state_types = {spec.label: spec.type for spec in inputs if spec.kind == "state"}
-    outputs = [ValueSpec("return", i, node.meta["type"], 0) for i, node in enumerate(graph.returns) if node is not None]
+    returned = [(i, node) for i, node in enumerate(graph.returns) if node is not None]
+    outputs = [ValueSpec("return", i, node.meta["type"].unpadded, 0) for i, node in returned]
     outputs += [
-        ValueSpec("state", label, state_types.get(label, node.meta["type"]), 0) for label, node in graph.updates.items()
+        ValueSpec("state", label, state_types.get(label, node.meta["type"].unpadded), 0)
+        for label, node in graph.updates.items()
     ]
     donated = tuple(spec.kind == "state" and spec.label in graph.updates for spec in inputs)
     return Plan(graph.name, graph.mesh, inputs, tuple(outputs), (), 0, donated, graph=text, hash=key)
@@ -73,7 +75,7 @@ class DenseExecutor:
             else:
                 assert spec.kind != "state"
                 values[spec.label] = torch.as_tensor(argument, dtype=spec.type.dtype)
-        returns, updates = run_reference(GRAPHS[plan.hash], values)
+        returns, updates = run_reference(GRAPHS[plan.hash], values, poison=True)
         for donated, argument in zip(plan.donated, arguments, strict=True):
             if donated:
                 argument.freed = True

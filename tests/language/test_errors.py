@@ -115,16 +115,25 @@ def test_tensors_on_two_meshes(mesh: Mesh) -> None:
         program(lambda a: a + y)(x)
 
 
-def test_a_layout_that_does_not_divide(mesh: Mesh) -> None:
+def test_a_layout_of_another_tensor(mesh: Mesh) -> None:
     with pytest.raises(LayoutError) as error:
-        distribute(torch.ones(512, 1001), mesh, [None, "data"], name="'w'")
+        distribute(torch.ones(512, 1001), mesh, [None], name="'w'")
     assert text_of(error) == lines(
-        "test_errors.py: error: cannot shard dim 1 of 'w' over mesh dim 'data'",
-        '      distribute(torch.ones(512, 1001), mesh, [None, "data"], name="\'w\'")',
-        "      " + "^" * 67,
-        "  'w' is f32[512, 1001] and 'data' has size 2, which does not divide 1001.",
-        "  Pad the dim to 1002, or leave it whole on 'data'.",
+        "test_errors.py: error: the layout of 'w' has 1 dims, and 'w' has 2",
+        "      distribute(torch.ones(512, 1001), mesh, [None], name=\"'w'\")",
+        "      " + "^" * 59,
+        "  'w' is f32[512, 1001]: give one entry for each of its dims.",
     )
+
+
+def test_padding_is_the_compilers(mesh: Mesh) -> None:
+    with pytest.raises(LayoutError, match=r"(.|\n)*write f32\[10@data\]"):
+
+        @program(mesh=mesh)
+        def step(x: "f32[10+2@data]") -> torch.Tensor:
+            return x
+
+        step(torch.ones(10))
 
 
 def test_what_is_no_tensor_cannot_be_distributed(mesh: Mesh) -> None:

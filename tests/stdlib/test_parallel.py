@@ -29,12 +29,13 @@ def test_data_parallel_leaves_everything_whole() -> None:
     assert all(layout.is_replicated for layout in layouts.values())
 
 
-def test_fully_shard_takes_the_first_dim_that_divides() -> None:
+def test_fully_shard_takes_the_first_dim_that_divides_or_else_the_longest() -> None:
     module = nn.ParameterDict(
         {
             "matrix": torch.empty(6, 8),
             "second": torch.empty(3, 8),
             "neither": torch.empty(3, 5),
+            "short": torch.empty(1, 1),
             "scalar": torch.empty(()),
             "none": torch.empty(0, 4),
         }
@@ -42,7 +43,8 @@ def test_fully_shard_takes_the_first_dim_that_divides() -> None:
     assert texts(fully_shard(module, MESH, "data")) == {
         "matrix": "[@data, -]",
         "second": "[-, @data]",
-        "neither": "[-, -]",
+        "neither": "[-, @data]",
+        "short": "[-, -]",
         "scalar": "[]",
         "none": "[-, @data]",
     }
@@ -118,9 +120,13 @@ def test_an_unknown_mesh_dim_is_named(preset: object) -> None:
     assert str(error.value) == "unknown mesh dim 'tp'\n  The mesh is mesh<data=2, model=4>: its dims are data, model."
 
 
-def test_a_layer_that_the_mesh_dim_does_not_divide_is_named() -> None:
-    with pytest.raises(LayoutError, match=r"cannot shard dim 0 of 'up.weight' over mesh dim 'model'"):
-        tensor_parallel(nn.ModuleDict({"up": nn.Linear(8, 6)}), MESH, "model")
+def test_sizes_that_the_mesh_dim_does_not_divide() -> None:
+    module = nn.ModuleDict({"up": nn.Linear(9, 6), "down": nn.Linear(3, 2)})
+    assert str(tensor_parallel(module, MESH, "model")["up.weight"]) == "[@model, -]"
+    layouts = {name: str(layout) for name, layout in fully_shard(module, MESH, "model").items()}
+    assert layouts == {"up.weight": "[-, @model]", "up.bias": "[@model]", "down.weight": "[-, -]", "down.bias": "[-]"}
+    both = combine(tensor_parallel(module, MESH, "model"), fully_shard(module, MESH, "data"))
+    assert str(both["up.weight"]) == "[@(model,data), -]"
 
 
 def test_a_module_with_no_layer_in_the_table_is_an_error() -> None:

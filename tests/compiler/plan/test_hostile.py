@@ -175,7 +175,6 @@ EDITS = {
     ("plan.inputs.0.1", "null"): "the label of an input or output is None",
     ("plan.inputs.0.2.0", '"f31"'): "the dtype of input 0 is 'f31'",
     ("plan.inputs.0.2.0", "[]"): "the dtype of input 0 is a list of 0",
-    ("plan.inputs.0.2.1", "[7, 4]"): "cannot shard dim 0 of input 0 over mesh dim 'data'",
     ("plan.inputs.0.2.1", "[-8, 4]"): "a size of input 0 is -8, not a whole number from 0 to 9223372036854775807",
     ("plan.inputs.0.2.1", "[8]"): "the layout of input 0 has 2 dims, and input 0 has 1",
     ("plan.inputs.0.2.2", '[["dta"], []]'): "unknown mesh dim 'dta' in the layout of input 0",

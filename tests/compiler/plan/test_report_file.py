@@ -109,7 +109,7 @@ EDITS: dict[str, tuple[Any, str]] = {
     "a cause that is not there": (edit("decisions", 0, 4, [99]), "a cause of the report is number 99, of "),
     "alternatives that are not there": (edit("decisions", 0, 5, 99), "the alternatives of a decision of the report is"),
     "neither exact nor not": (edit("decisions", 0, 6, 1), "whether a decision is exact is 1"),
-    "a type that cannot lie on the mesh": (edit("types", 0, 1, [7, 4]), "cannot shard dim 0 of a value of the report"),
+    "a type that cannot lie on the mesh": (edit("types", 0, 1, [8]), "the layout of a value of the report has 2 dims"),
     "a short row": (
         {**report(), "values": [[0], *report()["values"][1:]]},
         "a value of the report is a list of 1, not a list of 20",

@@ -227,13 +227,11 @@ graph @f on mesh<data=4, model=2> partitioned<model> {
         ),
         (
             "[8@data, 4]",
-            "[6@data, 4]",
+            "[6+0@data, 4]",
             """\
-            graph text, line 2, column 18: cannot shard dim 0 of %x over mesh dim 'data'
-                %x = input 0 : f32[6@data, 4]
-                               ^
-              %x is f32[6, 4] and 'data' has size 4, which does not divide 6.
-              Pad the dim to 8, or leave it whole on 'data'.""",
+            graph text, line 2, column 22: padding has to be at least 1
+                %x = input 0 : f32[6+0@data, 4]
+                                   ^""",
         ),
         (
             "[8@data, 4]",

@@ -1,0 +1,149 @@
+"""Sizes that the mesh does not divide, through whole models and training: partitioned, with all padding that the
+compiler takes to hold anything poisoned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+
+from monarch.compiler.text import parse_layout
+from monarch.compiler.types import Layout
+from monarch.language import Mesh, distribute, manual_seed, program
+from monarch.stdlib.parallel import combine, data_parallel, fully_shard, tensor_parallel
+from tests.language.models import (
+    CNN,
+    TinyGPT,
+    assert_same_parameters,
+    make_step,
+    square_loss,
+    token_batch,
+    token_loss,
+    twins,
+    vector_batch,
+)
+from tests.language.partitioned import partitioned_mesh
+
+TABLE = {"up": "column", "down": "row", "qkv": "column", "out": "row"}
+
+
+def gpt() -> nn.Module:
+    return TinyGPT(vocabulary=67, width=12, heads=3, layers=2, length=5)
+
+
+def tensor(model: nn.Module, mesh: Mesh) -> dict[str, Layout]:
+    """Linear layers and words, the tied output layer's too, over `model`."""
+    return tensor_parallel(model, mesh, "model", table=TABLE) | {"tokens.weight": parse_layout("[@model, -]")}
+
+
+LAYOUTS: dict[str, Callable[[nn.Module, Mesh], dict[str, Layout]]] = {
+    "data": lambda model, mesh: data_parallel(model),
+    "fsdp": lambda model, mesh: fully_shard(model, mesh, "data"),
+    "tensor": tensor,
+    "both": lambda model, mesh: combine(tensor(model, mesh), fully_shard(model, mesh, "data")),
+}
+
+
+@pytest.mark.parametrize(
+    ("layouts", "kernels"), [("data", True), ("fsdp", False), ("tensor", False), ("tensor", True), ("both", True)]
+)
+def test_a_gpt_trains_as_in_plain_torch(layouts: str, kernels: bool) -> None:
+    with partitioned_mesh(data=4, model=2, kernels=kernels) as mesh:
+        model, plain = twins(gpt, mesh, layouts=LAYOUTS[layouts](gpt(), mesh))
+        # A key's bias has a gradient of rounding errors alone, which a smaller eps would make steps of.
+        ours, theirs = (torch.optim.AdamW(m.parameters(), lr=1e-2, eps=1e-3) for m in (model, plain))
+        step, reference = program(make_step(model, ours, token_loss)), make_step(plain, theirs, token_loss)
+        for seed, rows in enumerate((5, 5, 3)):  # the last batch of the epoch is smaller
+            batch = token_batch(seed, rows, 5, 67)
+            placed = [distribute(each, mesh, "[@data, -]") for each in batch]
+            assert step(*placed).item() == pytest.approx(reference(*batch).item(), rel=1e-5)
+        assert_same_parameters(model, plain, atol=1e-5)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 10])
+@pytest.mark.parametrize("door", ["program", "eager"])
+def test_a_cnn_with_batch_norm(rows: int, door: str) -> None:
+    def loss(model: nn.Module, images: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(model(images), targets, label_smoothing=0.1)
+
+    with partitioned_mesh(data=4) as mesh:
+        model, plain = twins(CNN, mesh)
+        ours, theirs = (torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9) for m in (model, plain))
+        step, reference = make_step(model, ours, loss), make_step(plain, theirs, loss)
+        step = program(step) if door == "program" else step
+        for seed in range(2):
+            torch.manual_seed(seed)
+            batch = torch.randn(rows, 1, 8, 8), torch.randint(0, 10, (rows,))
+            placed = distribute(batch[0], mesh, "[@data, -, -, -]"), distribute(batch[1], mesh, "[@data]")
+            assert step(*placed).item() == pytest.approx(reference(*batch).item(), rel=1e-5)
+        assert_same_parameters(model, plain, atol=1e-5)
+
+
+def test_norms_clipping_and_accumulation() -> None:
+    def accumulate(model: nn.Module, optimizer: torch.optim.Optimizer, *batch: torch.Tensor) -> torch.Tensor:
+        for _ in range(2):
+            square_loss(model, *batch).backward()
+        norm = nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        optimizer.step()
+        optimizer.zero_grad()
+        return norm
+
+    def make() -> nn.Module:
+        return nn.Sequential(nn.Linear(7, 9), nn.LayerNorm(9), nn.ReLU(), nn.Linear(9, 7))
+
+    with partitioned_mesh(data=4) as mesh:
+        model, plain = twins(make, mesh, layouts=fully_shard(make(), mesh, "data"))
+        ours, theirs = (torch.optim.Adam(m.parameters(), lr=1e-2) for m in (model, plain))
+        step = program(partial(accumulate, model, ours))
+        for seed in range(3):
+            batch = vector_batch(seed, 5, 7)
+            placed = [distribute(each, mesh, "[@data, -]") for each in batch]
+            assert step(*placed).item() == pytest.approx(accumulate(plain, theirs, *batch).item(), rel=1e-5)
+        assert_same_parameters(model, plain, atol=1e-5)
+
+
+def test_random_numbers_are_those_of_the_sizes_without_padding() -> None:
+    def draw(x: torch.Tensor) -> torch.Tensor:
+        return x + torch.rand_like(x) + nn.functional.dropout(x, 0.5)
+
+    x = torch.ones(10, 7)
+    with partitioned_mesh(data=1, model=1) as mesh:
+        manual_seed(3)
+        expected = program(draw)(distribute(x, mesh)).full_tensor()
+    with partitioned_mesh(data=4, model=2) as mesh:
+        for layout in ("[@data, -]", "[-, @data]", "[@data, @model]", "[-, @(data,model)]"):
+            manual_seed(3)
+            assert torch.equal(program(draw)(distribute(x, mesh, layout)).full_tensor(), expected)
+
+
+def test_what_a_user_sees_has_no_padding() -> None:
+    with partitioned_mesh(data=4, model=2) as mesh:
+        x = distribute(torch.arange(15.0).view(5, 3), mesh, "[@data, @model]")
+        assert (str(x.tensor_type), x.shape) == ("f32[5@data, 3@model]", (5, 3))
+        assert [x.to_local(data=at).shape for at in range(4)] == [(2, 2), (2, 2), (1, 2), (0, 2)]
+        y = (x / 0).flatten()
+        assert (y.shape, y.sum().isnan().item()) == ((15,), True)
+        z = program(lambda a: (a.exp(), a.flip(0), torch.cat([a, a]), a.max(), a.sort(1).values))(x)
+        plain = x.full_tensor()
+        wanted = (plain.exp(), plain.flip(0), torch.cat([plain, plain]), plain.max(), plain.sort(1).values)
+        for got, expected in zip(z, wanted, strict=True):
+            assert "+" not in str(got.tensor_type)
+            torch.testing.assert_close(got.full_tensor(), expected)
+
+
+@pytest.mark.parametrize("layout", ["[@data, -]", "[-, @data]"])
+def test_an_index_into_the_padding_is_an_error(layout: str) -> None:
+    with partitioned_mesh(data=4) as mesh:
+        table = distribute(torch.randn(5, 3), mesh, layout)
+        look_up = program(lambda t, i: nn.functional.embedding(i, t))
+        assert look_up(table, torch.tensor([4])).full_tensor().shape == (1, 3)
+        with pytest.raises(IndexError, match="out of range"):
+            look_up(table, torch.tensor([5])).full_tensor()
+        scores = distribute(torch.randn(2, 5), mesh, "[-, @data]")
+        loss = program(nn.functional.cross_entropy)
+        assert loss(scores, torch.tensor([4, -100])).item() > 0
+        with pytest.raises(IndexError, match="out of range: 5, and there are 5 rows"):
+            loss(scores, torch.tensor([0, 5])).item()
