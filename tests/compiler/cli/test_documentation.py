@@ -1,4 +1,4 @@
-"""docs/monarchc.md, docs/memory.md, docs/kernels.md and docs/sizes.md show what the commands print: run them in order, and compare.
+"""docs/monarchc.md, memory.md, kernels.md and sizes.md show what the commands print: run them in order, and compare.
 
 Durations, hashes, sizes of files and the spaces between columns may differ. Of a block marked `measured` only the lines
 at the margin are compared, without their numbers. `pytest --rewrite` writes the outputs anew.
