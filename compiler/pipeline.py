@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -13,6 +12,7 @@ from typing import Any
 from monarch.compiler.config import settings
 from monarch.compiler.context import Context, Pass
 from monarch.compiler.errors import GraphError, MonarchError
+from monarch.compiler.execution.events import say, wanted
 from monarch.compiler.graph import Graph
 from monarch.compiler.kernels.fuse import FuseKernels
 from monarch.compiler.loading import load
@@ -208,8 +208,8 @@ def compile_graph(
         plan = replace(plan, report=made, traced=print_graph(graph, paths=True, modules=True))
         plan.costs["peak_bytes"] = peak(plan)[0]
         seconds["report"] = time.perf_counter() - start
-    if "plan" in settings.log:
-        print(f"monarch: {graph.name}: the plan\n{plan.graph}", file=sys.stderr)
+    if wanted("plan"):
+        say("plan", f"{graph.name}: the plan\n{plan.graph}")
     return replace(plan, costs={**plan.costs, "seconds": seconds})
 
 
@@ -234,9 +234,9 @@ def _run(steps: list[Pass], graph: Graph, context: Context, progress: Progress |
         graph = step.run(graph, context)
         seconds[step.name] = time.perf_counter() - start
         dump.after(step.name, graph)
-        if "passes" in settings.log:
+        if wanted("passes"):
             ops = sum(1 for _ in graph.calls)
-            print(f"monarch: {graph.name}: {step.name} {seconds[step.name]:.3f} s, {ops} ops", file=sys.stderr)
+            say("passes", f"{graph.name}: {step.name} {seconds[step.name]:.3f} s, {ops} ops")
         if settings.verify:
             verify(graph, after=step.name)
         if progress is not None:

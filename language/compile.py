@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from monarch.compiler.config import settings
-from monarch.compiler.execution.watching import is_watched
+from monarch.compiler.execution.events import Place, heard
 from monarch.compiler.graph import Graph
 from monarch.compiler.loading import load
 from monarch.compiler.plan import CompileOptions, Plan
@@ -25,8 +25,8 @@ def compile_graph(
     """The plan of a traced graph; `report` fills what the inspector shows of it."""
     if _compile is not None:
         return _compile(graph)
-    # A trace is read with the report of what it measured.
-    plan: Plan = load("monarch.compiler.pipeline:compile_graph")(graph, options, report=report or is_watched())
+    # Whoever hears of executors traces them, and a trace is read with the report of what it measured.
+    plan: Plan = load("monarch.compiler.pipeline:compile_graph")(graph, options, report=report or heard(Place))
     return plan
 
 

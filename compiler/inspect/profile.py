@@ -9,8 +9,8 @@ from types import TracebackType
 from typing import Protocol
 
 from monarch.compiler.errors import DeviceMeshError, MonarchError
-from monarch.compiler.execution.executor import Executor
-from monarch.compiler.execution.watching import unwatch, watch
+from monarch.compiler.execution.events import Place, running, subscribe
+from monarch.compiler.execution.executor import Executor, Undo
 from monarch.compiler.inspect.trace import save_trace
 from monarch.compiler.plan.trace import Trace
 
@@ -34,6 +34,7 @@ class Profile:
         self.paths: tuple[Path, ...] = ()
         self._mesh = mesh
         self._only: Executor | None = None
+        self._unsubscribe: Undo = lambda: None
         # Held until the end, so that a mesh that is dropped within the block does not take its trace along.
         self._traced: list[Executor] = []
 
@@ -60,11 +61,18 @@ class Profile:
             self._only = self._mesh.executor
         # Also with a mesh of its own, for what is compiled while anything is watched says what it knows of its values.
         try:
-            watch(self._start)
+            self._unsubscribe = subscribe(self._heard, Place)
+            for executor in running():
+                self._start(executor)
         except BaseException:
+            self._unsubscribe()
             self._stop()
             raise
         return self
+
+    def _heard(self, place: Place) -> None:
+        if place.is_running:
+            self._start(place.executor)
 
     def _start(self, executor: Executor) -> None:
         if self._only not in (None, executor) or any(known is executor for known in self._traced):
@@ -80,7 +88,7 @@ class Profile:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        unwatch(self._start)
+        self._unsubscribe()
         self.traces = tuple(trace for trace in self._stop() if trace.steps or trace.commands)
         if self.path is not None:
             paths = [self.path, *(_numbered(self.path, at) for at in range(2, len(self.traces) + 1))]

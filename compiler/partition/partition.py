@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 
 from torch import fx
 
 from monarch.compiler import ops
-from monarch.compiler.config import settings
 from monarch.compiler.context import Context, Pass
 from monarch.compiler.errors import LayoutError
+from monarch.compiler.execution.events import say
 from monarch.compiler.graph import Graph, args_of, provenance
 from monarch.compiler.ops.schema import is_view
 from monarch.compiler.partition.choose import choose
@@ -60,8 +59,8 @@ class PartitionByMesh(Pass):
         choice = choose(options, extra=report)
         if report:
             decide(options, choice)
-        if not choice.exact and "passes" in settings.log:
-            print(f"monarch: {self.name}: too many alternatives for an exact choice: near the best", file=sys.stderr)
+        if not choice.exact:
+            say("passes", f"{self.name}: too many alternatives for an exact choice: near the best")
         return rewrite(options, choice)
 
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from monarch.compiler.execution.events import Failure, tell
 from monarch.compiler.kernels.cpp.build import build_kernels
 from monarch.compiler.plan import MeshSpec, MonarchError, Plan
 from monarch.runtime.controller.replies import Replies
@@ -53,7 +54,7 @@ class Connection(ABC):
 
     def __init__(self, mesh: MeshSpec, lost: Callable[[], None]) -> None:
         self.mesh = mesh
-        self.state = ControllerState(mesh)
+        self.state = ControllerState(mesh, lambda error: tell(Failure(mesh, error)))
         self.replies = Replies(self.state)
         self.lock = threading.RLock()
         self.closing = False

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import pickle
 import struct
-import sys
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -21,8 +20,8 @@ from typing import Any
 import torch
 
 from monarch.compiler.config import settings
-from monarch.compiler.execution.executor import Bind, Executor, Handle
-from monarch.compiler.execution.watching import ended, started
+from monarch.compiler.execution.events import Log, Span, ended, heard, say, started, subscribe, tell
+from monarch.compiler.execution.executor import Bind, Executor, Handle, Undo
 from monarch.compiler.plan import LayoutError, MeshSpec, MonarchError, Plan, TensorType, Trace, check_backend
 from monarch.runtime.controller.connection import ActorProcesses, Connection, LocalConnection
 from monarch.runtime.controller.placing import Blocks, pieces
@@ -65,6 +64,7 @@ class MeshExecutor:
         self._records: dict[str, PlanRecord] = {}
         self._unloaded: deque[tuple[str, int]] = deque()
         self._recorder: Recorder | None = None
+        self._unsubscribe: Undo = lambda: None
         self._numbers = count()
         self._plan_numbers = count()
         self._lent = 0  # so many commands are done once all is lent that actors were sent
@@ -113,10 +113,9 @@ class MeshExecutor:
             else:
                 parts = [row[piece] for row in rows]
                 self._connection.command(step, partial(blocks.head, id, piece=piece), parts)
-        if self._log:
+        if self._log or heard(Log):
             self._say(f"put {id} {type}")
-        if self._recorder is not None:
-            self._recorder.did("put", str(type), start, step.sequence)
+        self._did("put", type, start, step.sequence)
         return made
 
     def shards(self, handle: Handle, workers: Sequence[int] | None = None) -> list[torch.Tensor]:
@@ -139,7 +138,7 @@ class MeshExecutor:
                     memory.require(size, f"fetching {remote.type} from {len(ranks)} workers", memory.available_bytes)
                 self._flush_freed()
                 self._ask(step, wire.numbers(wire.FETCH, remote.id, *ranks))
-                if self._log:
+                if self._log or heard(Log):
                     self._say(f"fetch {remote.id} from {ranks}")
             self._connection.gather(step, set(ranks))
             with self._lock:
@@ -150,8 +149,8 @@ class MeshExecutor:
         finally:
             with self._lock:
                 self._forget(step)
-                if self._recorder is not None and step.sequence >= 0:
-                    self._recorder.did("fetch", str(remote.type), start, step.sequence)
+                if step.sequence >= 0:
+                    self._did("fetch", remote.type, start, step.sequence)
 
     def _copied(self, handle: Handle, start: int) -> torch.Tensor | None:
         """A small result, where the worker 0 has copied it to with the step that made it, and it still stands there."""
@@ -164,8 +163,7 @@ class MeshExecutor:
             found = results.read(remote.place, remote.type)
             if found is None or not lasts(remote.place, self._state.next_block):
                 return None
-            if self._recorder is not None:
-                self._recorder.did("fetch", str(remote.type), start, remote.step.sequence)
+            self._did("fetch", remote.type, start, remote.step.sequence)
             return found
 
     def held_values(self) -> list[int]:
@@ -213,8 +211,7 @@ class MeshExecutor:
         step = remote.step
         self._until(step.sequence + 1)
         with self._lock:
-            if self._recorder is not None:
-                self._recorder.did("wait", step.name, start, step.sequence)
+            self._did("wait", step.name, start, step.sequence)
             self._state.check(step)
 
     def recover(self, handle: Handle) -> Remote:
@@ -241,7 +238,7 @@ class MeshExecutor:
     ) -> list[Handle]:
         with self._lock:
             self._connection.enter()
-            start = clock() if self._recorder is not None else 0
+            start = clock()
             known = self._plans.get(id(plan))
             record = known[1] if known is not None and known[0]() is plan else self._load(plan)
             if len(arguments) != len(record.dtypes):
@@ -288,11 +285,11 @@ class MeshExecutor:
             if freed:
                 del self._freeing[:freed]
             self._connection.publish()
-            if self._log:
+            if self._log or heard(Log):
                 self._say(f"run {record.name} ({', '.join(map(str, values))}) -> {base} ...")
             if self._recorder is not None:
                 self._recorder.ran(record.number, plan)
-                self._recorder.did("run", record.name, start, step.sequence)
+            self._did("run", record.name, start, step.sequence)
             # What a step replaces in Python is kept on the workers until the step is known to have worked.
             if step.undo is not None or step.sequence - self._refreshed >= _REFRESH_EVERY:
                 self._refreshed = step.sequence
@@ -334,10 +331,9 @@ class MeshExecutor:
             record = PlanRecord(next(self._plan_numbers), plan, self._types)
             self._connection.command(Step("load"), wire.numbers(wire.LOAD, record.number), plan=blob)
             self._records[key] = record
-            if self._log:
+            if self._log or heard(Log):
                 self._say(f"load {record.name} as {record.number}: {len(blob)} bytes")
-            if self._recorder is not None:
-                self._recorder.did("load", record.name, start, record.number)
+            self._did("load", record.name, start, record.number)
         # When the last object that stands for the plan is gone, the workers need not keep it either.
         identity = id(plan)
         record.users += 1
@@ -410,7 +406,9 @@ class MeshExecutor:
             self._connection.gather(step, set(range(self._mesh.workers)))
             with self._lock:
                 self._state.check(step)
-                self._recorder = Recorder(self._mesh)
+                self._recorder = recorder = Recorder(self._mesh, weakref.ref(self))
+                self._unsubscribe = subscribe(recorder.hear, Span)
+                weakref.finalize(self, self._unsubscribe)
                 self._recorder.buffers = self._replies.of(step.sequence)
             self._recorder.offsets = self._connection.clock_offsets()
         except BaseException:
@@ -426,6 +424,7 @@ class MeshExecutor:
             if self._recorder is None:
                 raise MonarchError(f"the mesh {self._mesh} is not being traced", hint="call trace_start() first.")
             recorder, self._recorder = self._recorder, None
+            self._unsubscribe()
         # A mesh that is closed, or has lost a worker, does nothing any more: what was measured is there all the same.
         with suppress(MonarchError):
             step = self._command_trace(0)
@@ -484,7 +483,11 @@ class MeshExecutor:
         return handle
 
     def _say(self, text: str) -> None:
-        print(f"monarch: {self._mesh} {self._state.next_command - 1}: {text}", file=sys.stderr)
+        say("commands", f"{self._mesh} {self._state.next_command - 1}: {text}")
+
+    def _did(self, kind: str, label: object, start: int, number: int) -> None:
+        if heard(Span):
+            tell(Span(self, kind, str(label), start, clock(), number))
 
     # -- the end ---------------------------------------------------------------------------------------------------
 

@@ -7,9 +7,14 @@ differ; their buffers come at the end.
 
 from __future__ import annotations
 
+import weakref
+from typing import Any
+
 import torch
 
-from monarch.compiler.plan import Command, Handled, MeshSpec, Plan, Span, Step, Trace, TracedPlan
+from monarch.compiler.execution.events import Span
+from monarch.compiler.plan import Command, Handled, MeshSpec, Plan, Step, Trace, TracedPlan
+from monarch.compiler.plan import Span as Instruction
 from monarch.runtime.shared import wire
 from monarch.runtime.shared.measured import STEPS, clock, records
 
@@ -27,16 +32,19 @@ _KINDS = {
 class Recorder:
     """The controller's side: what it did, the plans that ran, and the workers' buffers by rank."""
 
-    def __init__(self, mesh: MeshSpec) -> None:
+    def __init__(self, mesh: MeshSpec, executor: weakref.ref[Any]) -> None:
         self.mesh = mesh
+        self._executor = executor
         self.start = clock()
         self.buffers: dict[int, torch.Tensor] = {}
         self.offsets: dict[int, int] = {}  # nanoseconds that the controller's clock is ahead of a worker's, by rank
         self._plans: dict[int, Plan] = {}
         self._commands: list[Command] = []
 
-    def did(self, kind: str, label: str, start: int, number: int) -> None:
-        self._commands.append(Command(kind, label, start - self.start, clock() - self.start, number))
+    def hear(self, span: Span) -> None:
+        if span.executor is self._executor():
+            start, end = span.start - self.start, span.end - self.start
+            self._commands.append(Command(span.kind, span.label, start, end, span.number))
 
     def ran(self, number: int, plan: Plan) -> None:
         """A run of the plan that the workers know by this number is recorded by them."""
@@ -71,8 +79,8 @@ class Recorder:
             dropped,
         )
 
-    def _spans(self, words: list[int], origin: int) -> tuple[Span, ...]:
+    def _spans(self, words: list[int], origin: int) -> tuple[Instruction, ...]:
         return tuple(
-            Span(instruction, start - origin, end - origin, held, waited)
+            Instruction(instruction, start - origin, end - origin, held, waited)
             for instruction, start, end, held, waited in zip(*[iter(words)] * 5, strict=True)
         )

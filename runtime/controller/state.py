@@ -121,8 +121,10 @@ class PlanRecord:
 
 
 class ControllerState:
-    def __init__(self, mesh: MeshSpec) -> None:
+    def __init__(self, mesh: MeshSpec, failed: Callable[[DeviceMeshError], object] = lambda error: None) -> None:
+        """`failed` is told of each step that fails, and of the mesh's being lost."""
         self.mesh = mesh
+        self._tell = failed
         self.last = Step("start")
         """The newest step: it is given to the workers in the moment in which it comes to stand here."""
         self.last.noted = True
@@ -217,6 +219,7 @@ class ControllerState:
                 "for memory: look at the kernel's log. Make a new mesh, and start again from the last checkpoint."
             )
             self.dead = DeviceMeshError(message, hint=hint).knowing(**facts)
+            self._tell(self.dead)
 
     def check(self, step: Step) -> None:
         """Raise what went wrong in a finished step, if anything did."""
@@ -253,6 +256,8 @@ class ControllerState:
     # -- failures --------------------------------------------------------------------------------------------------
 
     def _remember(self, sequence: int, error: DeviceMeshError) -> None:
+        if sequence not in self._failures:
+            self._tell(error)
         self._failures[sequence] = error
         while len(self._failures) > _REMEMBERED:
             self._failures.popitem(last=False)

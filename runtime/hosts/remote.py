@@ -22,7 +22,8 @@ from typing import Any, Protocol
 
 import torch
 
-from monarch.compiler.config import for_spawned, settings
+from monarch.compiler.config import for_spawned
+from monarch.compiler.execution.events import say, wanted
 from monarch.compiler.plan import MeshSpec, MonarchError, Plan
 from monarch.compiler.plan.file import plan_bytes
 from monarch.runtime.control.message import Message
@@ -188,7 +189,7 @@ class RemoteConnection(Connection):
         for part in self._told_by_all("links", deadline):
             for rank, links in part.items():
                 self.links[int(rank)] = links
-        if "commands" in settings.log:
+        if wanted("commands"):
             self._say_links()
 
     def _actor_processes(self, host: int) -> dict[str, Any] | None:
@@ -205,7 +206,7 @@ class RemoteConnection(Connection):
                 pairs.setdefault((rank // self._each, int(host), "; ".join(link["reasons"])), []).append(rank)
         for (here, there, reasons), ranks in pairs.items():
             ends = f"{self._address(here)} to {self._address(there)}"
-            print(f"monarch: {self.mesh}: workers {ranks}, {ends}: {reasons}", file=sys.stderr)
+            say("commands", f"{self.mesh}: workers {ranks}, {ends}: {reasons}")
 
     def _told_by_all(self, kind: str, deadline: float) -> list[Any]:
         told: dict[int, Any] = {}

@@ -21,7 +21,6 @@ Written from torch's documentation. Not yet run on a GPU: in tests a stand-in re
 
 from __future__ import annotations
 
-import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -30,6 +29,7 @@ from typing import Any
 
 import torch
 
+from monarch.compiler.execution.events import say
 from monarch.compiler.plan import Plan
 from monarch.compiler.plan.stretches import Stretch, staying, stretches_of
 from monarch.runtime.worker.frame import Function, Place, Placing
@@ -202,9 +202,7 @@ class Graphs:
     def give_up(self, why: str) -> None:
         self.given_up = True
         self._drop()
-        print(
-            f"monarch: {self._where} runs '{self._plan.name}' without CUDA graphs from here on: {why}", file=sys.stderr
-        )
+        say("graphs", f"{self._where} runs '{self._plan.name}' without CUDA graphs from here on: {why}")
 
 
 _Fed = Sequence[tuple[list[torch.Tensor], list[int]]]

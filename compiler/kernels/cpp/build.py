@@ -16,13 +16,13 @@ import hashlib
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from monarch.compiler.config import settings
+from monarch.compiler.execution.events import say
 from monarch.compiler.kernels.cache import BuildError, forget, is_ours, is_there, is_whole, keep, private_folder
 from monarch.compiler.kernels.cpp.emit import emit, origin
 from monarch.compiler.loops.text import parse_kernel
@@ -148,4 +148,4 @@ def build_kernels(texts: Sequence[str]) -> Path | None:
 
 @functools.cache
 def _say(text: str) -> None:
-    print(f"monarch: {text}", file=sys.stderr)
+    say("kernels", text)

@@ -10,7 +10,6 @@ import hashlib
 import importlib.metadata
 import os
 import struct
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -22,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from monarch.compiler.cost.machine import MACHINES
 from monarch.compiler.errors import PlanError
+from monarch.compiler.execution.events import say
 from monarch.compiler.kernels.cache import BuildError, forget, is_there, private_folder
 from monarch.compiler.kernels.triton.build import compile_launches
 from monarch.compiler.kernels.triton.crosscompile import Compiled
@@ -91,10 +91,9 @@ def triton_version() -> str:
 
 @cache
 def _say_missing() -> None:
-    print(
-        "monarch: triton is not installed, so the plan carries no machine code for its kernels.\n"
-        "  pip install triton==3.6.0",
-        file=sys.stderr,
+    say(
+        "kernels",
+        "triton is not installed, so the plan carries no machine code for its kernels.\n  pip install triton==3.6.0",
     )
 
 

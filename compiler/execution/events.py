@@ -1,0 +1,141 @@
+"""What happens while programs are compiled and run, as typed events: whoever tells does not know who hears.
+
+    Log       a line for people
+    Place     a mesh's workers have started, or run nothing any more
+    Span      the controller has done something for a mesh
+    Failure   a step has failed on the workers, or a mesh is lost
+
+    stop = subscribe(sink, Span, Failure)
+    ...
+    stop()
+
+A sink is called in the thread in which the event happens, and what it raises is raised there. It notes the event, and
+uses no mesh, whose lock the thread may hold; only an executor that has started may it use. Where nobody
+has subscribed, no event is made: who tells asks `heard` first. What workers measure of each instruction is no event: it
+comes as a `Trace`, once it is asked for.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from monarch.compiler.config import settings
+from monarch.compiler.errors import DeviceMeshError
+from monarch.compiler.execution.executor import Executor
+from monarch.compiler.types import MeshSpec
+
+
+@dataclass(frozen=True)
+class Log:
+    """A line for people. `topic` is "passes", "plan" or "commands", which MONARCH_LOG prints, or "kernels" or "graphs",
+    which is always printed. What hosts, actors and transports log goes to Python's loggers below "monarch"."""
+
+    topic: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Place:
+    """The workers of an executor have been started; or they run nothing any more, because it is closed or they are
+    lost."""
+
+    executor: Executor
+    is_running: bool
+
+
+@dataclass(frozen=True)
+class Span:
+    """The controller has given the workers of a mesh a command, or waited for them: "load", "put", "run", "fetch",
+    "wait". `number` is the command's, for a load the plan's. Times are CLOCK_MONOTONIC's, in nanoseconds."""
+
+    executor: Executor
+    kind: str
+    label: str
+    start: int
+    end: int
+    number: int
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A step has failed on the workers of a mesh, or the mesh is lost: told when the controller next looks. `error` is
+    raised where somebody needs what the step was to make."""
+
+    mesh: MeshSpec
+    error: DeviceMeshError
+
+
+Event = Log | Place | Span | Failure
+Sink = Callable[[Any], object]
+
+_sinks: dict[type, tuple[Sink, ...]] = {}
+_running: weakref.WeakSet[Executor] = weakref.WeakSet()
+
+
+def subscribe(sink: Sink, *kinds: type[Event]) -> Callable[[], None]:
+    """Have `sink` called with each event of these kinds from here on. Gives what ends that; to call it again changes
+    nothing."""
+    key = partial(sink)  # an object of its own, for a sink may subscribe twice
+    for kind in kinds:
+        _sinks[kind] = (*_sinks.get(kind, ()), key)
+
+    def stop() -> None:
+        for kind in kinds:
+            _sinks[kind] = tuple(known for known in _sinks[kind] if known is not key)
+
+    return stop
+
+
+def heard(kind: type[Event]) -> bool:
+    """Whether anybody has subscribed to such events."""
+    return bool(_sinks.get(kind))
+
+
+def tell(event: Event) -> None:
+    """Call all sinks that have subscribed to such events."""
+    for sink in _sinks.get(type(event), ()):
+        sink(event)
+
+
+# -- lines for people ------------------------------------------------------------------------------------------------
+
+_ON_REQUEST = frozenset({"passes", "plan", "commands"})
+
+
+def wanted(topic: str) -> bool:
+    """Whether a line on a topic would be printed, or told to anybody."""
+    return topic not in _ON_REQUEST or topic in settings.log or heard(Log)
+
+
+def say(topic: str, text: str) -> None:
+    """Tell a line for people, and print it on standard error, unless its topic is one that MONARCH_LOG has to name."""
+    if topic not in _ON_REQUEST or topic in settings.log:
+        print(f"monarch: {text}", file=sys.stderr)
+    if heard(Log):
+        tell(Log(topic, text))
+
+
+# -- executors -------------------------------------------------------------------------------------------------------
+
+
+def started(executor: Executor) -> None:
+    """An executor says that its workers have been started."""
+    _running.add(executor)
+    tell(Place(executor, True))
+
+
+def ended(executor: Executor) -> None:
+    """An executor says that it is closed, or has lost a worker: it runs nothing any more."""
+    if executor in _running:
+        _running.discard(executor)
+        tell(Place(executor, False))
+
+
+def running() -> list[Executor]:
+    """The executors that have started, and not ended."""
+    return list(_running)
