@@ -31,6 +31,8 @@ _UNKNOWN_NAMES = {
     "datetime": frozenset(("now", "today", "utcnow")),
     "sys": frozenset(("modules", "stdin", "_getframe")),
     "gc": frozenset(("get_objects", "get_referrers")),
+    "torch": frozenset(("load",)),
+    "numpy": frozenset(("load", "loadtxt", "genfromtxt", "fromfile", "memmap")),
     "importlib": frozenset(("import_module", "reload")),
 }
 _ANY_NAME = frozenset(

@@ -115,6 +115,15 @@ def _embedding_bag_without_padding(
     )
 
 
+def _not_nested(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """`nn.TransformerEncoder` takes padding out of its batch, as nested tensors, where the padding stands at the ends:
+    it is told that it does not."""
+    return False
+
+
+enter((aten._nested_tensor_from_mask_left_aligned,), record=_not_nested)
+
+
 # -- recurrent layers --------------------------------------------------------------------------------------------------
 
 Cell = Callable[..., tuple[torch.Tensor, ...]]

@@ -142,6 +142,12 @@ class _Call:
             return value, value
         if isinstance(value, (torch.device, torch.layout, torch.memory_format)):
             return str(value), value
+        if isinstance(value, torch.UntypedStorage):
+            raise ProgramError(
+                "a program cannot take up memory from elsewhere, as torch.load does",
+                hint="load the tensor outside of the program, and close over it or pass it.",
+                source=user_source(),
+            )
         raise ProgramError(f"cannot record an argument of type {type(value).__name__}: {value!r}", source=user_source())
 
 
@@ -365,6 +371,19 @@ def _data_dependent(
     """An op whose result, in Python, depends on values: `equal`, `nonzero`."""
     if not recording.program:
         return _with_data(func, args, kwargs)
+    if func is aten.index.Tensor:
+        indices = _places(recording, args[1])
+        if not any(map(_is_mask, indices)):
+            return record(func, (args[0], indices), kwargs)
+        raise OperatorError(
+            "an index by a mask gives a tensor whose shape depends on values, which a distributed tensor cannot have",
+            hint="y = x[mask] * 2                  # wrong: how many entries it has, only the workers know\n"
+            "y = torch.where(mask, x * 2, 0)  # right: all entries, and 0 where the mask is not set\n"
+            "total = (x * mask).sum()         # right, for x[mask].sum(); the mean is that / mask.sum()\n"
+            "x = torch.where(mask, new, x)    # right, for x[mask] = new[mask]\n"
+            "Outside of programs x[mask] waits for the mask.",
+            source=user_source(),
+        ) from error
     whole = [_known(recording, arg) for arg in args]
     if not any(True for _ in _distributed(whole)):
         with outside_programs():
@@ -381,6 +400,22 @@ def _data_dependent(
     raise branch_error(user_source()) from error
 
 
+def _places(recording: Recording, indices: Any) -> list[Any]:
+    """Indices, with the places that it sets for each mask that is known while the program is traced."""
+    found: list[Any] = []
+    for index in indices:
+        if _is_mask(index) and not isinstance(known := _known(recording, index), DistributedTensor):
+            with outside_programs():
+                found += known.nonzero(as_tuple=True)
+        else:
+            found.append(index)
+    return found
+
+
+def _is_mask(index: Any) -> bool:
+    return isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8)
+
+
 def _with_data(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Outside of programs such an op runs here, on what the workers hold."""
     mesh = find_mesh(args, kwargs)
@@ -388,7 +423,7 @@ def _with_data(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if func is aten.index.Tensor:  # only the masks are fetched
         indices: list[Any] = []
         for index in args[1]:
-            if isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8):
+            if _is_mask(index):
                 indices += _fetched(index).nonzero(as_tuple=True)
             else:
                 indices.append(index)
@@ -453,6 +488,12 @@ def read_truth(tensor: DistributedTensor) -> bool:
         if outcome is not None:
             return outcome
     return bool(read_item(tensor))
+
+
+def read_known(tensor: DistributedTensor) -> torch.Tensor | None:
+    """A tensor's value where it is known while the program is traced."""
+    recording = current_program()
+    return None if recording is None else known_value(recording, tensor)
 
 
 def _known(recording: Recording, value: Any) -> Any:

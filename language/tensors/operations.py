@@ -13,7 +13,18 @@ from typing import Any
 class Operations:
     """The functions by which a mesh or a tensor has its work done."""
 
-    __slots__ = ("adopt", "clone", "constrain", "dispatch", "flush", "is_tracing", "program", "read_item", "read_truth")
+    __slots__ = (
+        "adopt",
+        "clone",
+        "constrain",
+        "dispatch",
+        "flush",
+        "is_tracing",
+        "program",
+        "read_item",
+        "read_known",
+        "read_truth",
+    )
 
     dispatch: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
     """Records one ATen call: (overload, args, kwargs) -> result."""
@@ -23,6 +34,8 @@ class Operations:
     """Records a change of layout: (tensor, Layout) -> tensor."""
     read_item: Callable[[Any], Any]
     """A tensor's one element as a Python number."""
+    read_known: Callable[[Any], Any]
+    """A tensor's value as a plain tensor, where it is known while a program is traced, or None."""
     read_truth: Callable[[Any], bool]
     """Whether a tensor's one element is not zero."""
     is_tracing: Callable[[], bool]

@@ -201,7 +201,13 @@ class DistributedTensor(torch.Tensor):
     # -- fetching ------------------------------------------------------------------------------------------------
 
     def full_tensor(self) -> torch.Tensor:
-        """The whole tensor as a plain one: waits for its value and fetches it from the workers."""
+        """The whole tensor as a plain one: waits for its value and fetches it from the workers. In a program only of a
+        tensor that depends on no argument, no state and no random number."""
+        if operations.is_tracing():
+            known = operations.read_known(self)
+            if known is None:
+                raise branch_error(user_source())
+            return known
         handle, mesh = self._value()
         type_ = handle.type
         ranks = _holders(type_, mesh)
@@ -305,12 +311,14 @@ class DistributedTensor(torch.Tensor):
         return html
 
     def __str__(self) -> str:
+        if operations.is_tracing():
+            return repr(self.full_tensor())
         if self._ref.cell.mesh.is_abstract:
             return repr(self)
         return f"{self.full_tensor()!r} : {self.tensor_type} on {self.mesh.spec}"
 
     def __format__(self, spec: str) -> str:
-        if not spec:
+        if not spec and (self.ndim or self._ref.cell.mesh.is_abstract):
             return str(self)
         return format(self.item(), spec)
 
@@ -356,6 +364,12 @@ class DistributedTensor(torch.Tensor):
         if message is not None:
             handle, mesh = self._value()
             return message.refer(mesh.executor, handle, bool(getattr(self, "_is_param", False)), self.requires_grad)
+        if operations.is_tracing():
+            raise ProgramError(
+                "a program cannot save a tensor, or pickle it: it has no value while the program is traced",
+                hint="save it between calls: torch.save(x.full_tensor(), path).",
+                source=user_source(),
+            )
         raise MonarchError(
             f"cannot pickle {self!r}: its data lies on the workers",
             hint="fetch it first: x.full_tensor(); "
