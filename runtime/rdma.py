@@ -32,7 +32,15 @@ from monarch.runtime.transport.interface import AccessRefused, Address, LinkLost
 from monarch.runtime.transport.reach import configure
 from monarch.runtime.transport.stream import StreamLink
 
-__all__ = ["RDMAAction", "RDMABuffer", "Transfer", "configure", "endpoint"]
+__all__ = [
+    "RDMAAction",
+    "RDMABuffer",
+    "Transfer",
+    "configure",
+    "endpoint",
+    "get_rdma_backend",
+    "is_ibverbs_available",
+]
 
 _WORD = 8
 _CONNECTING = 10.0
@@ -82,6 +90,18 @@ _process: _Process | None = None
 def endpoint() -> Endpoint:
     """This process's endpoint."""
     return _here().endpoint
+
+
+def is_ibverbs_available() -> bool:
+    """Whether this process can reach others over InfiniBand verbs: it has the library, and a device with an active
+    port. Makes this process's endpoint, so that `configure` has to come first."""
+    return endpoint().transports.get("verbs") == ""
+
+
+def get_rdma_backend() -> Literal["ibverbs", "tcp"]:
+    """What carries buffers between hosts: "ibverbs" where `is_ibverbs_available()`, else "tcp". Processes on one host
+    share memory either way; `RDMABuffer.backend` says what one buffer's bytes take."""
+    return "ibverbs" if is_ibverbs_available() else "tcp"
 
 
 def _here() -> _Process:
@@ -207,6 +227,8 @@ class RDMABuffer:
 
     The memory stays registered, and alive, until `drop()`; a buffer that was never pickled, until it is collected, too.
     Its bytes are used as they are at the moment: nothing orders a transfer with what its owner does meanwhile.
+    A tensor's memory must stay where it is until then: `share_memory_()`, queues of `torch.multiprocessing` and
+    `resize_` move it, and what others write goes to where it was. Call `share_memory_()` before the buffer is made.
     """
 
     __slots__ = ("__weakref__", "_address", "_region", "_registration", "_secret")
@@ -423,6 +445,14 @@ class RDMAAction:
         """As `RDMABuffer.write_from`."""
         self._add(buffer._writing(src, offset).begin, src, written=False)
         return self
+
+    def read_remote(self, dst: Memory, src: RDMABuffer) -> RDMAAction:
+        """`read_into` with PyTorch Monarch's name and order of arguments."""
+        return self.read_into(src, dst)
+
+    def write_remote(self, dst: RDMABuffer, src: Memory) -> RDMAAction:
+        """`write_from` with PyTorch Monarch's name."""
+        return self.write_from(dst, src)
 
     def fetch_add(self, buffer: RDMABuffer, offset: int, value: int) -> RDMAAction:
         """As `RDMABuffer.fetch_add`; the old word is among the results."""

@@ -22,7 +22,7 @@ from monarch.compiler.shown import draw_with
 if TYPE_CHECKING:
     from torch.distributed.tensor import Partial, Replicate, Shard
 
-    from monarch import actor, config, distributed, exceptions, launch, rdma, spmd
+    from monarch import actor, builtins, config, distributed, exceptions, launch, rdma, spmd
     from monarch.compiler.errors import (
         DeviceCheckError,
         DeviceIndexError,
@@ -40,6 +40,13 @@ if TYPE_CHECKING:
     from monarch.compiler.plan import Plan
     from monarch.compiler.rules import sharding_rule
     from monarch.compiler.types import Layout, MeshSpec, TensorType
+    from monarch.config import (
+        clear_runtime_config,
+        configure,
+        configured,
+        get_global_config,
+        get_runtime_config,
+    )
     from monarch.language import (
         DistributedTensor,
         Mesh,
@@ -56,7 +63,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "monarch": ("actor", "config", "distributed", "exceptions", "launch", "rdma", "spmd"),  # modules
+    "monarch": ("actor", "builtins", "config", "distributed", "exceptions", "launch", "rdma", "spmd"),  # modules
     "monarch.compiler.errors": (
         "DeviceCheckError",
         "DeviceIndexError",
@@ -74,6 +81,13 @@ _HOMES = {
     "monarch.compiler.plan": ("Plan",),
     "monarch.compiler.rules": ("sharding_rule",),
     "monarch.compiler.types": ("Layout", "MeshSpec", "TensorType"),
+    "monarch.config": (
+        "clear_runtime_config",
+        "configure",
+        "configured",
+        "get_global_config",
+        "get_runtime_config",
+    ),
     "monarch.language": (
         "DistributedTensor",
         "Mesh",
@@ -116,10 +130,16 @@ __all__ = [
     "Shard",
     "TensorType",
     "actor",
+    "builtins",
+    "clear_runtime_config",
     "config",
+    "configure",
+    "configured",
     "distribute",
     "distributed",
     "exceptions",
+    "get_global_config",
+    "get_runtime_config",
     "hosts",
     "launch",
     "layout",

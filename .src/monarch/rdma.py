@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
-from monarch.runtime.rdma import RDMAAction, RDMABuffer, Transfer, configure
+from monarch.runtime.rdma import (
+    RDMAAction,
+    RDMABuffer,
+    Transfer,
+    configure,
+    get_rdma_backend,
+    is_ibverbs_available,
+)
 
-__all__ = ["RDMAAction", "RDMABuffer", "Transfer", "configure"]
+__all__ = ["RDMAAction", "RDMABuffer", "Transfer", "configure", "get_rdma_backend", "is_ibverbs_available"]

@@ -19,7 +19,7 @@ import torch
 
 import monarch.runtime.rdma as rdma
 from monarch.compiler.plan import MonarchError
-from monarch.rdma import RDMAAction, RDMABuffer, configure
+from monarch.rdma import RDMAAction, RDMABuffer, configure, get_rdma_backend, is_ibverbs_available
 from monarch.runtime.transport import reach
 from monarch.runtime.transport.interface import AccessRefused, LinkLost
 
@@ -254,6 +254,15 @@ def test_a_batch(owned: Any) -> None:
     RDMAAction().write_from(first.buffer, here[:30]).write_from(first.buffer, here[10:40], offset=2000).submit().get()
 
 
+def test_a_batch_by_pytorch_monarchs_names(owned: Any) -> None:
+    first, second = owned(lambda: torch.arange(1000.0)), owned(lambda: torch.zeros(1000, dtype=torch.int64))
+    here = torch.zeros(1000)
+    batch = RDMAAction().read_remote(here, first.buffer).write_remote(second.buffer, torch.tensor([5]))
+    assert batch.submit(timeout=PATIENCE).get() == [None, None]
+    assert torch.equal(here, torch.arange(1000.0))
+    assert second.ask("memory").tolist() == [5] + [0] * 999
+
+
 def test_a_batch_fails_when_one_of_its_actions_does(owned: Any) -> None:
     first, second = owned(lambda: torch.ones(10)), owned(lambda: torch.ones(10))
     second.ask("drop")
@@ -470,3 +479,9 @@ def test_threads_make_one_link(owned: Any) -> None:
         thread.join()
     assert owner.ask("memory").tolist() == [8]
     assert len(rdma.endpoint().links) == 1
+
+
+def test_the_backend_is_that_of_the_endpoint() -> None:
+    available = rdma.endpoint().transports["verbs"] == ""
+    assert is_ibverbs_available() is available
+    assert get_rdma_backend() == ("ibverbs" if available else "tcp")

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from pathlib import Path
 
 import pytest
+import torch
 
 import monarch
+from monarch import builtins
 from monarch.actor import Actor, ActorError, current_rank, endpoint, this_host
 from monarch.spmd import SPMDActor, setup_torch_elastic_env, setup_torch_elastic_env_async
 from tests.runtime.actors.conftest import WAIT
@@ -45,6 +48,23 @@ def test_a_function_runs_in_every_process() -> None:
         place.broadcast(1)
     with procs.slice(gpus=1).activate():
         assert place.call_one(0).get(WAIT) == ("x", 0, first[1][2])
+
+
+def test_pytorchs_random_numbers_and_a_log_in_every_process(caplog: pytest.LogCaptureFixture) -> None:
+    with this_host().spawn_procs(per_host={"gpus": 2}).activate():
+        builtins.set_manual_seed_remote.call(3, process_idx=2).get(WAIT)
+        states = list(builtins.get_rng_state_remote.call().get(WAIT).values())
+        before = torch.get_rng_state()
+        torch.manual_seed(3 ^ 2)
+        assert all(torch.equal(state, torch.get_rng_state()) for state in states)
+        assert len(set(builtins.seed_remote.call().get(WAIT).values())) == 2
+        torch.set_rng_state(before)
+        builtins.set_rng_state_remote.call(states[0]).get(WAIT)
+        assert torch.equal(builtins.get_rng_state_remote.call().get(WAIT).item(gpus=1), states[0])
+        builtins.set_logging_level_remote.call(logging.ERROR).get(WAIT)
+        builtins.log_remote.call("not %s", "shown").get(WAIT)
+        builtins.log_remote.call("shown %d", 7, level=logging.ERROR).get(WAIT)
+    assert [record.getMessage() for record in caplog.records if record.name == "monarch.builtins"] == ["shown 7"] * 2
 
 
 def test_a_function_needs_processes_and_its_arguments() -> None:
