@@ -81,6 +81,30 @@ class Settings(SettingsBase):
     eager_plans = Setting(
         Count(1, 1 << 20), 256, "How many plans of ops outside of programs are kept; those used last are."
     )
+    stall_warning = Setting(
+        Duration("100ms", "365d"),
+        60.0,
+        "After how long without progress on any of its workers a mesh that has work is reported, with who has not"
+        " arrived, where, and the stacks.",
+    )
+    stopped_worker_timeout = Setting(
+        Duration("100ms", "365d"),
+        300.0,
+        "How long a worker that others wait for may be stopped by a signal, from that report on, before its mesh counts"
+        " as lost. Debuggers stop workers for as long as they like.",
+    )
+    slow_call_warning = Setting(
+        Duration("100ms", "365d"),
+        300.0,
+        "After how long an unanswered call of an actor is reported, once, with the stacks of those that have not"
+        " answered. `monarch.actor.report_slow_calls` sets it for the calls of one process.",
+    )
+    deadlock_check = Setting(
+        Duration("100ms", "365d"),
+        5.0,
+        "After how long an actor that waits for another one's answer is looked at: where those that it waits for wait"
+        " for it themselves, the call fails.",
+    )
     steps_ahead = Setting(
         Count(2, 1 << 16), 256, "How many commands the controller may be ahead of its workers before it waits for them."
     )

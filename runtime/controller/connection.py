@@ -12,7 +12,7 @@ import pickle
 import threading
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,7 @@ from monarch.compiler.kernels.cpp.build import build_kernels
 from monarch.compiler.plan import MeshSpec, MonarchError, Plan
 from monarch.runtime.controller.replies import Replies
 from monarch.runtime.controller.state import ControllerState, Step, fresh
+from monarch.runtime.processes.looking import Seen
 from monarch.runtime.processes.workers import EXIT_SECONDS, Processes, Workers
 from monarch.runtime.shared import signals, wire
 from monarch.runtime.shared.definitions import definitions
@@ -58,6 +59,8 @@ class Connection(ABC):
         self.replies = Replies(self.state)
         self.lock = threading.RLock()
         self.closing = False
+        self.told = False
+        """Whether the mesh's end was raised to somebody."""
         self.lost = lost
         self.staging = Space(STAGING_BYTES, restart=True)
         self.actor_processes: ActorProcesses | None = None
@@ -186,8 +189,31 @@ class Connection(ABC):
             raise MonarchError(f"the mesh {self.mesh} is closed")
         self.news()
         if self.state.dead is not None:
+            self.told = True
             self.lost()
             raise fresh(self.state.dead)
+
+    # -- being watched (see `liveness`) ----------------------------------------------------------------------------
+
+    exact: bool
+
+    @abstractmethod
+    def take_in(self) -> None: ...
+
+    @abstractmethod
+    def finished(self) -> int: ...
+
+    @abstractmethod
+    def asked(self) -> int: ...
+
+    @abstractmethod
+    def marks(self) -> Sequence[int]: ...
+
+    @abstractmethod
+    def seen(self) -> Mapping[int, Seen]: ...
+
+    @abstractmethod
+    def lose(self, rank: int, how: str) -> None: ...
 
     # -- the end ---------------------------------------------------------------------------------------------------
 
@@ -322,6 +348,31 @@ class LocalConnection(Connection):
             self.state.give_up(
                 f"the mesh {self.mesh} has lost its workers: the process that they were forked from has ended"
             )
+
+    exact = True
+
+    def take_in(self) -> None:
+        self.state.died(self.workers.exits())
+        self.news()
+        if self.state.dead is not None:
+            raise fresh(self.state.dead)
+
+    def finished(self) -> int:
+        return self.workers.finished()
+
+    def asked(self) -> int:
+        published = self.workers.signals.words[signals.HEAD] >= self.workers.ring.space.head
+        return self.state.next_command if published else self.workers.finished()
+
+    def marks(self) -> Sequence[int]:
+        return self.workers.marks()
+
+    def seen(self) -> Mapping[int, Seen]:
+        return self.workers.seen()
+
+    def lose(self, rank: int, how: str) -> None:
+        self.state.died([(rank, how, None)])
+        self.workers.mark_dead(rank)
 
     def _close(self) -> None:
         self.workers.stop()

@@ -24,6 +24,7 @@ from monarch.compiler.execution.events import Log, Span, ended, heard, say, star
 from monarch.compiler.execution.executor import Bind, Executor, Handle, Undo
 from monarch.compiler.plan import LayoutError, MeshSpec, MonarchError, Plan, TensorType, Trace, check_backend
 from monarch.runtime.controller.connection import ActorProcesses, Connection, LocalConnection
+from monarch.runtime.controller.liveness import watch
 from monarch.runtime.controller.placing import Blocks, pieces
 from monarch.runtime.controller.recorder import Recorder
 from monarch.runtime.controller.state import PlanRecord, Remote, Step
@@ -69,6 +70,7 @@ class MeshExecutor:
         self._plan_numbers = count()
         self._lent = 0  # so many commands are done once all is lent that actors were sent
         started(self)
+        watch(self._connection)
 
     @property
     def mesh(self) -> MeshSpec:

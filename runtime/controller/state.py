@@ -173,6 +173,13 @@ class ControllerState:
                 hint="use the handle that that step returned for it; a failed step gives its inputs back.",
             )
 
+    def step_of(self, command: int) -> Step | None:
+        """The step under way with this number."""
+        return next((step for step in tuple(self._under_way) if step.sequence == command), None)
+
+    def coordinates_of(self, rank: int) -> str:
+        return self._coordinates[rank]
+
     # -- what happens ----------------------------------------------------------------------------------------------
 
     def report(self, report: Report) -> None:

@@ -15,7 +15,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import count, groupby
 from typing import Any, Protocol
@@ -28,7 +28,8 @@ from monarch.compiler.plan import MeshSpec, MonarchError, Plan
 from monarch.compiler.plan.file import plan_bytes
 from monarch.runtime.control.message import Message
 from monarch.runtime.controller.connection import SLEEP_MILLISECONDS, ActorProcesses, Connection
-from monarch.runtime.controller.state import Step
+from monarch.runtime.controller.state import Step, fresh
+from monarch.runtime.processes.looking import Seen
 from monarch.runtime.shared import wire
 from monarch.runtime.shared.measured import clock
 from monarch.runtime.shared.ring import Space, record_size
@@ -297,7 +298,7 @@ class RemoteConnection(Connection):
             self.replies.take(head["rank"], message.data)
         elif message.kind == "progress":
             self.state.finished(message.progress[0])
-        elif message.kind in ("clock", "measured", "counted"):
+        elif message.kind in ("clock", "measured", "counted", "seen"):
             self._set_aside.append(message)
         elif message.kind == "exited":
             self.state.died([(head["rank"], head["how"], head.get("status"))], self._address(message.host))
@@ -384,6 +385,39 @@ class RemoteConnection(Connection):
 
     def pids(self) -> list[int]:
         return [self._pids[rank] for rank in range(self.mesh.workers)]
+
+    # -- being watched ---------------------------------------------------------------------------------------------
+
+    exact = False  # hosts tell of commands, not of collectives
+
+    def take_in(self) -> None:
+        self.refresh()
+        if self.state.dead is not None:
+            raise fresh(self.state.dead)
+
+    def finished(self) -> int:
+        return self.state.finished_commands
+
+    def asked(self) -> int:
+        return self.state.finished_commands if self._items else self.state.next_command
+
+    def marks(self) -> Sequence[int]:
+        return (self.state.finished_commands,)
+
+    def seen(self) -> Mapping[int, Seen]:
+        found: dict[int, Seen] = {}
+        try:
+            self._tree.send(Message("look", self._number))
+        except MonarchError:  # all hosts are lost, which is told elsewhere
+            return found
+        for message in self._answers("seen", len(self._tree.hosts)):
+            found |= {int(rank): Seen(*seen) for rank, seen in json.loads(bytes(message.data)).items()}
+        return found
+
+    def lose(self, rank: int, how: str) -> None:
+        self.state.died([(rank, how, None)], self._address(rank // self._each))
+        with suppress(MonarchError):
+            self._tree.send(Message("dead", self._number, head={"rank": rank}))
 
     # -- the end ---------------------------------------------------------------------------------------------------
 

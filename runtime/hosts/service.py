@@ -12,6 +12,7 @@ far they are.
            clock     sent: the controller's clock, which comes back with this host's
            measured  what workers have measured is to be sent
            links     how many control messages workers have sent to peers on other hosts is to be told
+           look      what the workers here do is to be told
            stop
            actors    secret, root, number: an agent for the controller's actors; with nothing, its end
     up     workers   for each: its process id, endpoint and memory
@@ -24,6 +25,7 @@ far they are.
            clock     sent, here
            measured  rank; data: the written part of its buffer (see `shared.measured`)
            counted   messages
+           seen      data: for each worker its `processes.looking.Seen`, as JSON
            stopped
            actors    address: where that agent is reached
 
@@ -40,6 +42,7 @@ import mmap
 import pickle
 import threading
 from collections.abc import Callable
+from dataclasses import astuple
 from functools import partial
 from typing import Any, Protocol
 
@@ -193,6 +196,7 @@ class _Part:
             "clock": self._clock,
             "measured": self._measured,
             "links": self._count_links,
+            "look": self._look_at_workers,
         }
 
     # -- down ------------------------------------------------------------------------------------------------------
@@ -281,6 +285,13 @@ class _Part:
 
     def _count_links(self, head: dict[str, Any], data: Any) -> None:
         self._say("counted", messages=self._workers.link_messages())
+
+    def _look_at_workers(self, head: dict[str, Any], data: Any) -> None:
+        def look() -> None:  # may take seconds
+            seen = {rank: astuple(each) for rank, each in self._workers.seen().items()}
+            self._say("seen", json.dumps(seen).encode())
+
+        threading.Thread(target=look, name="monarch look", daemon=True).start()
 
     # -- up --------------------------------------------------------------------------------------------------------
 

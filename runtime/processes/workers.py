@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import select
 import socket
+import time
 import weakref
 from array import array
 from collections import deque
@@ -18,6 +19,7 @@ from typing import Any, Protocol
 
 from monarch.compiler.config import for_spawned
 from monarch.compiler.plan import MeshSpec, MonarchError
+from monarch.runtime.processes.looking import Seen, state_of, where_is
 from monarch.runtime.processes.parent import how_ended, warm_parent
 from monarch.runtime.shared import futex, memory, signals, wire
 from monarch.runtime.shared.ring import RingWriter
@@ -27,6 +29,7 @@ WORKERS_PER_CORE = 64
 EXIT_SECONDS = 2.0
 _WORKER_BYTES = 8 << 20  # what a forked worker has of its own before it computes anything
 _SEND_SECONDS = 0.05
+_SEEN_SECONDS = 5.0
 _ROOM_FOR_A_FILE = (socket.CMSG_SPACE(4),)
 
 Packet = tuple[int, bytes, int]
@@ -184,6 +187,11 @@ class Workers:
         words = self.signals.words
         return sum([words[signals.line_of(rank) + signals.REPORTS] for rank in self.ranks])
 
+    def marks(self) -> list[int]:
+        """How far each worker here is: changes with each collective that it comes to."""
+        words, progress, done = self.signals.words, signals.PROGRESS, signals.DONE
+        return [words[line + at] for line in map(signals.line_of, self.ranks) for at in (progress, done)]
+
     def link_messages(self) -> int:
         """What the workers here have sent to peers on other hosts besides tensors and progress."""
         words = self.signals.words
@@ -236,6 +244,16 @@ class Workers:
                 how = message["how"] if "how" in message else how_ended(message["status"])
                 exits.append((message["rank"], how, message.get("status")))
         return exits
+
+    def seen(self) -> dict[int, Seen]:
+        """What the workers here do, by rank. Takes a second for each that does not say, and some seconds at most."""
+        words, found, deadline = self.signals.words, {}, time.monotonic() + _SEEN_SECONDS
+        for rank, pid in list(self.pids.items()):
+            line, state = signals.line_of(rank), state_of(pid)
+            asked = state in ("R", "S", "D") and time.monotonic() < deadline
+            stacks = where_is(pid) if asked else ""
+            found[rank] = Seen(pid, words[line + signals.DONE], words[line + signals.PROGRESS], state, stacks)
+        return found
 
     @property
     def lost_at_once(self) -> bool:

@@ -45,7 +45,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from types import CodeType, TracebackType
+from types import CodeType, FrameType, TracebackType
 from typing import Any, Protocol
 
 import torch
@@ -53,6 +53,7 @@ import torch
 from monarch.compiler.local_ops import LOCAL_OPS
 from monarch.compiler.plan import DTYPE_NAMES, OPS, Instruction, Plan, PlanError, Region, Slot
 from monarch.compiler.plan.stretches import Stretch
+from monarch.runtime.processes.looking import running
 from monarch.runtime.shared.checking import slots_of
 from monarch.runtime.worker.arena import Arena
 from monarch.runtime.worker.bindings import resolve, resolve_into
@@ -141,6 +142,16 @@ class Frame:
         self._plain: Function = self._function() if graphs is None else self._with(graphs)
         self._measured: Callable[..., tuple[Any, ...]] | None = None
         self.run: Function = self._plain
+        running.add(self)
+
+    def where(self, frame: FrameType) -> str:
+        """See `looking.Running`."""
+        for code, line_of in list(self._lines_of.items()):
+            if code is frame.f_code and (number := line_of.get(frame.f_lineno)) is not None:
+                instruction = self.plan.instructions[number]
+                source = self.plan.sources[instruction.source] if instruction.source >= 0 else None
+                return f"in {instruction.op}{f' ({source.file}:{source.line})' if source else ''}"
+        return ""
 
     def use(self, arena: Arena) -> None:
         """From the next run on, use this arena."""

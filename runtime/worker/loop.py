@@ -20,6 +20,7 @@ from monarch.compiler.config import spawned_with
 from monarch.compiler.plan import MeshSpec
 from monarch.runtime.collectives import Collectives, Network
 from monarch.runtime.collectives.mirror import Mirror
+from monarch.runtime.processes.looking import answer_with, stacks
 from monarch.runtime.processes.roles import Forked
 from monarch.runtime.shared import signals, wire
 from monarch.runtime.shared.measured import clock
@@ -76,6 +77,7 @@ def serve(forked: Forked, connect: Connect | None = None) -> None:
         finally:
             os._exit(status)
 
+    answer_with(stacks)
     threading.Thread(target=run, name=f"worker {rank}", daemon=True).start()
     threading.Event().wait()
 

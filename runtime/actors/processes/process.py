@@ -84,6 +84,7 @@ from monarch.runtime.actors.processes.ports import Answer, One, Ports
 from monarch.runtime.actors.processes.programs import Programs, executor_in
 from monarch.runtime.actors.processes.spreading import Spreads
 from monarch.runtime.future import Future
+from monarch.runtime.processes.looking import answer_with, stacks
 from monarch.runtime.processes.roles import Forked
 from monarch.runtime.transport.reach import configure
 
@@ -514,6 +515,7 @@ def serve(forked: Forked) -> NoReturn:
     root = group.root
     logs.forward(lambda payload: process.router.send(root, (LOG,), payload), group.place(rank), group.levels)
     process.watch_calls(group.slow_calls)
+    answer_with(stacks)
     threading.Thread(target=_bootstrap, args=(process,), name="bootstrap", daemon=True).start()
     process.router.serve()
     os._exit(0)

@@ -1,0 +1,124 @@
+"""What a process is doing, seen from another one of the same user: its state, and where its threads are.
+
+A process that can be asked (`answer_with`) writes what it says into an anonymous file of its own, which whoever asks
+finds among its open files; two signals ask for it:
+
+    ASK     Python answers, in the main thread, which has to run some of it
+    DUMP    faulthandler writes the stacks, whatever the process does: also while C code keeps Python's lock
+
+Both signals would end a process that does not expect them, so they are sent only to those that do.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import fcntl
+import os
+import signal
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from traceback import format_stack, walk_stack
+from types import FrameType
+from typing import Protocol
+
+ASK, DUMP = signal.SIGRTMIN + 5, signal.SIGRTMIN + 6
+_NAME = "monarch-stacks"
+_END = "\n-- that was all --\n"
+_ASK_SECONDS, _DUMP_SECONDS, _LOOK_SECONDS = 1.0, 0.3, 0.01
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A worker: its process, how many commands it has finished and how far it is in the next one (`shared.signals`),
+    the process' state, and what it says of its threads ("" where it cannot)."""
+
+    pid: int
+    done: int
+    progress: int
+    state: str
+    stacks: str
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a signal has stopped it."""
+        return self.state == "T"
+
+    @property
+    def op(self) -> str:
+        """What it is in, such as "in all_reduce (train.py:12)"."""
+        head = next((line for line in self.stacks.splitlines() if line.startswith("thread 'worker")), "")
+        return head.partition("': ")[2]
+
+
+class Running(Protocol):
+    """Something that runs in Python frames of its own, such as a plan."""
+
+    def where(self, frame: FrameType) -> str:
+        """Where in it a frame is, in words; "" if the frame is none of its own."""
+        ...
+
+
+running: weakref.WeakSet[Running] = weakref.WeakSet()
+"""Of this process."""
+
+
+def stacks() -> str:
+    """The stacks of this process, but for the running thread: a line for each thread, such as "thread 'worker 0': in
+    all_reduce (train.py:12)", and below it its frames."""
+    frames, text = sys._current_frames(), []
+    for thread in threading.enumerate():
+        frame = frames.get(thread.ident or 0)
+        if frame is not None and thread is not threading.current_thread():
+            where = next(filter(None, (each.where(at) for at, _ in walk_stack(frame) for each in list(running))), "")
+            text.append(f"thread '{thread.name}'{where and ': ' + where}\n{''.join(format_stack(frame))}")
+    return "".join(text)
+
+
+def answer_with(describe: Callable[[], str]) -> None:
+    """Have this process answer with what `describe` gives. In its main thread."""
+    fd = os.memfd_create(_NAME, os.MFD_CLOEXEC)
+    fcntl.fcntl(fd, fcntl.F_SETFL, os.O_APPEND)  # a file that was emptied is written from its start
+    signal.signal(ASK, lambda *_: os.write(fd, (describe() + _END).encode()) and None)
+    faulthandler.register(DUMP, file=fd, all_threads=True)
+
+
+def state_of(pid: int) -> str:
+    """The state that Linux shows for a process: "R" and "S" run or wait, "T" is stopped by a signal, "t" by a debugger,
+    "Z" has ended; "" where there is none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return ""
+
+
+def where_is(pid: int) -> str:
+    """What a process says of itself, or its stacks; "" where it cannot be asked. Waits about a second at most."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+        caught = int(status.partition("SigCgt:")[2].split()[0], 16)
+        found = next(fd for fd in os.listdir(f"/proc/{pid}/fd") if _NAME in os.readlink(f"/proc/{pid}/fd/{fd}"))
+        file = os.open(f"/proc/{pid}/fd/{found}", os.O_RDWR | os.O_CLOEXEC)
+    except (OSError, StopIteration, IndexError):
+        return ""
+    try:
+        for number, seconds in ((ASK, _ASK_SECONDS), (DUMP, _DUMP_SECONDS)):
+            if not caught >> (number - 1) & 1:
+                continue
+            os.ftruncate(file, 0)
+            os.kill(pid, number)
+            deadline = time.monotonic() + seconds
+            while time.monotonic() < deadline:
+                text = os.pread(file, os.fstat(file).st_size, 0).decode(errors="replace")
+                if text.endswith(_END):
+                    return text.removesuffix(_END)
+                time.sleep(_LOOK_SECONDS)
+        return os.pread(file, os.fstat(file).st_size, 0).decode(errors="replace").strip("\0")
+    except OSError:  # it has ended
+        return ""
+    finally:
+        os.close(file)
