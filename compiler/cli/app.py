@@ -3,28 +3,40 @@
 Exit status: 0 fine; 1 it found something (`check`'s findings, differing plans, a step that failed on a worker); 2 the
 user's input is wrong; 3 a fault of monarchc's own.
 
-`monarchc --help` must be quick: a command imports torch, and what needs it, when it runs.
+`monarchc --help` must be quick: the commands' options are declared here, without torch, and what a command runs is
+loaded when it runs.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from monarch import __version__
 from monarch.compiler.cli import entry
-from monarch.compiler.cli.check import check
-from monarch.compiler.cli.compile import compile_
-from monarch.compiler.cli.diff import diff
-from monarch.compiler.cli.imports import Imports
-from monarch.compiler.cli.inspect import inspect
-from monarch.compiler.cli.opt import opt
-from monarch.compiler.cli.profile import profile
-from monarch.compiler.cli.run import run
-from monarch.compiler.cli.tune import tune
+from monarch.compiler.cli.completion import complete_program
+from monarch.compiler.cli.options import (
+    GROUPS,
+    LANGUAGES,
+    STEPS,
+    Arguments,
+    FirstCall,
+    Format,
+    Imports,
+    Json,
+    MemoryLimit,
+    Mesh,
+    PlanOrProgram,
+    ProgramSpec,
+    Strict,
+    Target,
+    Verbose,
+)
 
 app = typer.Typer(name="monarchc", no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
+command = entry.commands(app)
 
 
 def main() -> None:
@@ -52,11 +64,177 @@ def monarchc(
     """
 
 
-app.command("compile")(compile_)
-app.command()(run)
-app.command()(profile)
-app.command()(inspect)
-app.command()(opt)
-app.command()(diff)
-app.command()(check)
-app.command()(tune)
+@command("monarch.compiler.cli.compile:compile_", "compile")
+def compile_(
+    program: ProgramSpec,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="PLAN", help="Where to write the plan. [PROGRAM.mplan]")
+    ] = None,
+    mesh: Mesh = None,
+    target: Target = None,
+    arg: Arguments = None,
+    first_call: FirstCall = False,
+    memory_limit: MemoryLimit = None,
+    strict: Strict = False,
+    verbose: Verbose = False,
+    as_json: Json = False,
+) -> None:
+    """Compile a program ahead of time: no worker starts, and no GPU is needed."""
+
+
+@command("monarch.compiler.cli.run:run")
+def run(
+    plan: Annotated[Path, typer.Argument(metavar="PLAN", help="A plan's file.", autocompletion=complete_program)],
+    mesh: Mesh = None,
+    inputs: Annotated[
+        Path | None, typer.Option("--inputs", metavar="FILE", help="Inputs and state by name, safetensors.")
+    ] = None,
+    outputs: Annotated[
+        Path | None,
+        typer.Option("--outputs", metavar="FILE", help="Where to write results and new state, safetensors."),
+    ] = None,
+    scalar: Annotated[
+        list[str] | None, typer.Option("--scalar", metavar="NAME=VALUE", help="A number that the plan takes: lr=0.1.")
+    ] = None,
+    fill: Annotated[str | None, typer.Option("--fill", metavar="zeros|random", help="Fill what is not given.")] = None,
+    steps: Annotated[
+        int, typer.Option("--steps", min=1, help="How often to run it: each step takes the last's state.")
+    ] = 1,
+    seed: Annotated[int, typer.Option("--seed", help="Where its random numbers start.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Run a plan on workers of this machine, without the program that it was made of."""
+
+
+@command("monarch.compiler.cli.profile:profile")
+def profile(
+    what: Annotated[
+        str,
+        typer.Argument(
+            metavar="PLAN|FILE.py[:FUNCTION]",
+            help="A plan's file; a script, which runs as __main__; or a function of a file, to call without arguments.",
+            autocompletion=complete_program,
+        ),
+    ],
+    arguments: Annotated[
+        list[str] | None, typer.Argument(metavar="[-- ARG…]", help="The script's own arguments, behind --.")
+    ] = None,
+    out: Annotated[
+        Path, typer.Option("-o", "--output", metavar="FILE", help="Where to write the trace; .gz compresses it.")
+    ] = Path("trace.json"),
+    by: Annotated[str, typer.Option("--by", metavar="|".join(GROUPS), help="What the table of times is by.")] = "value",
+    steps: Annotated[
+        int | None, typer.Option("--steps", min=1, help=f"Of a plan: how often to run it ({STEPS} if not given).")
+    ] = None,
+    inputs: Annotated[
+        Path | None, typer.Option("--inputs", metavar="FILE", help="Of a plan: inputs and state by name, safetensors.")
+    ] = None,
+    scalar: Annotated[
+        list[str] | None, typer.Option("--scalar", metavar="NAME=VALUE", help="Of a plan: a number that it takes.")
+    ] = None,
+    fill: Annotated[
+        str, typer.Option("--fill", metavar="zeros|random", help="Of a plan: fill what is not given.")
+    ] = "random",
+    as_json: Json = False,
+) -> None:
+    """Run a script or a plan, measure every worker, and write a trace that ui.perfetto.dev opens."""
+
+
+@command("monarch.compiler.cli.inspect:inspect")
+def inspect(
+    plan: PlanOrProgram,
+    ops: Annotated[bool, typer.Option("--ops", help="What a worker computes, by op.")] = False,
+    kernels: Annotated[bool, typer.Option("--kernels", help="What runs on a worker, by kernel.")] = False,
+    comms: Annotated[bool, typer.Option("--comms", help="The collectives, by bytes.")] = False,
+    memory: Annotated[bool, typer.Option("--memory", help="What a worker holds, over the schedule.")] = False,
+    source: Annotated[bool, typer.Option("--source", help="Your lines, and what each costs.")] = False,
+    worker: Annotated[
+        str | None, typer.Option("--worker", metavar="DIM=I,…", help="What one worker holds: data=0,model=1.")
+    ] = None,
+    why: Annotated[
+        str | None,
+        typer.Option("--why", metavar="VALUE", help="Why a value lies as it does, or a collective is there."),
+    ] = None,
+    html: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE", help="Write a page to explore the plan in a browser.")
+    ] = None,
+    trace: Annotated[
+        Path | None, typer.Option("--trace", metavar="FILE", help="Show measured times on the page.")
+    ] = None,
+    against: Annotated[
+        Path | None, typer.Option("--against", metavar="PLAN", help="Show another plan beside it on the page.")
+    ] = None,
+    dot: Annotated[bool, typer.Option("--dot", help="The graph in Graphviz's language.")] = False,
+    text: Annotated[bool, typer.Option("--text", help="The graph's text.")] = False,
+    after: Annotated[
+        str | None,
+        typer.Option("--after", metavar="PASS", help="The graph's text after a pass; 'trace' for before all."),
+    ] = None,
+    emit: Annotated[
+        str | None,
+        typer.Option(
+            "--emit",
+            metavar="cpp|triton|ptx",
+            help="The generated kernels' sources, with your lines that they come from.",
+            autocompletion=lambda incomplete: [name for name in LANGUAGES if name.startswith(incomplete)],
+        ),
+    ] = None,
+    kernel: Annotated[
+        str | None, typer.Option("--kernel", metavar="NAME", help="With --emit: only the kernels of this name.")
+    ] = None,
+    mesh: Mesh = None,
+    target: Target = None,
+    arg: Arguments = None,
+    first_call: FirstCall = False,
+    memory_limit: MemoryLimit = None,
+    as_json: Json = False,
+) -> None:
+    """Print what a program became: a plan's file, or a program in a Python file. Runs nothing of it."""
+
+
+@command("monarch.compiler.cli.opt:opt")
+def opt(
+    file: Annotated[
+        Path | None, typer.Argument(metavar="GRAPH", help="A file with a graph's text, or - for standard input.")
+    ] = None,
+    passes: Annotated[str, typer.Option("--passes", metavar="A,B,…", help="The passes to run, in this order.")] = "",
+    list_passes: Annotated[bool, typer.Option("--list", help="List the passes there are.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Run compiler passes on a graph's text, and print the graph that comes out."""
+
+
+@command("monarch.compiler.cli.diff:diff")
+def diff(
+    before: Annotated[Path, typer.Argument(metavar="A", help="A plan's file.", autocompletion=complete_program)],
+    after: Annotated[Path, typer.Argument(metavar="B", help="Another's.", autocompletion=complete_program)],
+    exit_code: Annotated[bool, typer.Option("--exit-code", help="Exit with status 1 where the plans differ.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Print what differs between two plans: layouts, collectives, bytes, memory, kernels, and the lines involved."""
+
+
+@command("monarch.compiler.cli.check:check")
+def check(
+    files: Annotated[
+        list[Path], typer.Argument(metavar="FILE...", help="Python files, and folders of them. They are read, not run.")
+    ],
+    format_: Annotated[Format, typer.Option("--format", help="How to print what is found.")] = Format.TEXT,
+    as_json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with status 1 for warnings too.")] = False,
+) -> None:
+    """Find what tracing a program would refuse, and lines that are slow or do not do what they say.
+
+    Exit status 1 where there is an error (with --strict, also a warning), 2 where a file cannot be read or parsed.
+    """
+
+
+@command("monarch.compiler.cli.tune:tune")
+def tune(
+    plan: Annotated[Path, typer.Argument(metavar="PLAN", help="A plan's file, compiled for the GPU of this machine.")],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="PLAN", help="Where to write the plan. [the same file]")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Measure the variants of a plan's kernels, and have the plan run the fastest. This needs a GPU."""

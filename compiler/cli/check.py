@@ -2,42 +2,21 @@
 
 from __future__ import annotations
 
-import enum
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from monarch.compiler.cli.options import Format
 from monarch.compiler.cli.screen import clean, console, count, plain, print_json
 from monarch.compiler.errors import MonarchError
-
-if TYPE_CHECKING:
-    from monarch.language.check import Finding
+from monarch.language.check import Finding, check_file
 
 
-class Format(enum.StrEnum):
-    TEXT = "text"
-    GITHUB = "github"
-    JSON = "json"
-
-
-def check(
-    files: Annotated[
-        list[Path], typer.Argument(metavar="FILE...", help="Python files, and folders of them. They are read, not run.")
-    ],
-    format_: Annotated[Format, typer.Option("--format", help="How to print what is found.")] = Format.TEXT,
-    as_json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
-    strict: Annotated[bool, typer.Option("--strict", help="Exit with status 1 for warnings too.")] = False,
-) -> None:
-    """Find what tracing a program would refuse, and lines that are slow or do not do what they say.
-
-    Exit status 1 where there is an error (with --strict, also a warning), 2 where a file cannot be read or parsed.
-    """
-    from monarch.language.check import check_file
-
+def check(files: list[Path], format_: Format, as_json: bool, strict: bool) -> None:
+    """Print what is found in the files."""
     paths = [path for given in files for path in _python_files(given)]
     findings: list[Finding] = []
     unreadable: list[MonarchError] = []

@@ -2,57 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Any
 
-import typer
 from rich.console import Console
 
-from monarch.compiler.cli.options import (
-    Arguments,
-    FirstCall,
-    Json,
-    MemoryLimit,
-    Mesh,
-    ProgramSpec,
-    Strict,
-    Target,
-    Verbose,
-    read_mesh,
-    read_pairs,
-)
+from monarch.compiler.cli.load import load_program
 from monarch.compiler.cli.screen import console, count, duration, heading, line, pairs, plain, print_json, size, table
+from monarch.compiler.cli.values import read_mesh, read_pairs
+from monarch.compiler.graph import Graph
+from monarch.compiler.inspect.values import ops_of
+from monarch.compiler.plan import Plan, check_target
+from monarch.compiler.plan.file import save_plan
 from monarch.compiler.sizes import parse_bytes
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from monarch.compiler.graph import Graph
-    from monarch.compiler.plan import Plan
-
-    Progress = Callable[[str, float, Graph], None]
+Progress = Callable[[str, float, Graph], None]
 
 
 def compile_(
-    program: ProgramSpec,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="PLAN", help="Where to write the plan. [PROGRAM.mplan]")
-    ] = None,
-    mesh: Mesh = None,
-    target: Target = None,
-    arg: Arguments = None,
-    first_call: FirstCall = False,
-    memory_limit: MemoryLimit = None,
-    strict: Strict = False,
-    verbose: Verbose = False,
-    as_json: Json = False,
+    program: str,
+    output: Path | None,
+    mesh: str | None,
+    target: str | None,
+    arg: list[str] | None,
+    first_call: bool,
+    memory_limit: str | None,
+    strict: bool,
+    verbose: bool,
+    as_json: bool,
 ) -> None:
-    """Compile a program ahead of time: no worker starts, and no GPU is needed."""
+    """Write the plan of a program, and print a summary of it."""
     plan = compiled(program, mesh, target, arg, first_call, memory_limit, strict, verbose)
-    from monarch.compiler.plan.file import save_plan
-
     path = output or Path(f"{plan.name}.mplan")
     save_plan(plan, path)
     if as_json:
@@ -75,10 +57,6 @@ def compiled(
     sizes, given = read_mesh(mesh), read_pairs(arg, "--arg")
     limit = None if memory_limit is None else parse_bytes(memory_limit, "--memory-limit")
     with passes_shown(verbose) as (say, progress):
-        say("loading torch")
-        from monarch.compiler.cli.load import load_program
-        from monarch.compiler.plan import check_target
-
         if target is not None:
             check_target(target)
         say(f"tracing {program}")
@@ -108,8 +86,6 @@ def passes_shown(verbose: bool) -> Iterator[tuple[Callable[[str], None], Progres
 
 def summary(plan: Plan, path: Path) -> dict[str, Any]:
     """Bytes, seconds, and numbers of ops and collectives, as a JSON value."""
-    from monarch.compiler.inspect.values import ops_of
-
     return {
         "name": plan.name,
         "hash": plan.hash,

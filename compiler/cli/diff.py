@@ -4,34 +4,22 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.text import Text
 
-from monarch.compiler.cli.completion import complete_program
-from monarch.compiler.cli.options import Json
+from monarch.compiler.cli.load import read_plan
 from monarch.compiler.cli.screen import amount, console, count, duration, heading, line, plain, print_json, size, table
-
-if TYPE_CHECKING:
-    from monarch.compiler.inspect.differences import Differences
-    from monarch.compiler.plan import Plan
+from monarch.compiler.inspect.differences import UNITS, Differences, differences
+from monarch.compiler.plan import Plan
 
 _SHOWN = 30
 _AS = {"bytes": size, "flops": amount, "seconds": duration, "": lambda value: f"{value:,.0f}"}
 
 
-def diff(
-    before: Annotated[Path, typer.Argument(metavar="A", help="A plan's file.", autocompletion=complete_program)],
-    after: Annotated[Path, typer.Argument(metavar="B", help="Another's.", autocompletion=complete_program)],
-    exit_code: Annotated[bool, typer.Option("--exit-code", help="Exit with status 1 where the plans differ.")] = False,
-    as_json: Json = False,
-) -> None:
-    """Print what differs between two plans: layouts, collectives, bytes, memory, kernels, and the lines involved."""
-    from monarch.compiler.cli.load import read_plan
-    from monarch.compiler.inspect.differences import differences
-
+def diff(before: Path, after: Path, exit_code: bool, as_json: bool) -> None:
+    """Print what differs between two plans."""
     a, b = read_plan(before), read_plan(after)
     found = differences(a, b)
     if as_json:
@@ -122,8 +110,6 @@ def _op(op: str, over: str) -> str:
 
 
 def _both(name: str, was: float, now: float) -> tuple[str, str]:
-    from monarch.compiler.inspect.differences import UNITS
-
     show = _AS[UNITS.get(name, "")]
     return show(was), show(now)
 

@@ -8,35 +8,28 @@ import textwrap
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Any
 
 import typer
 from rich.console import Console
 from rich.text import Text
 
 from monarch.compiler.cli.screen import clean, console, heading, plain, print_json
-
-if TYPE_CHECKING:
-    from monarch.runtime.hosts.doctor.facts import Facts, Toolchain
-    from monarch.runtime.hosts.doctor.findings import Section
+from monarch.compiler.config import settings
+from monarch.compiler.kernels.cache import BuildError, private_folder
+from monarch.compiler.kernels.cpp.build import build, find_compiler
+from monarch.runtime.hosts.doctor.certificates import look_at
+from monarch.runtime.hosts.doctor.facts import Facts, Toolchain
+from monarch.runtime.hosts.doctor.findings import Section, State, sections, worst
+from monarch.runtime.hosts.doctor.machine import look, version
+from monarch.runtime.hosts.doctor.transports import measure_copy, measure_transports
 
 SMALL_KERNEL = '#include <cmath>\n#include <cstdint>\nextern "C" int64_t one() { return 1; }\n'
 MARKS = {"good": ("✓", "green"), "absent": ("–", "dim"), "lacking": ("!", "yellow"), "broken": ("✗", "bold red")}
 
 
-def doctor(
-    as_json: Annotated[bool, typer.Option("--json", help="Print the facts and the findings as JSON.")] = False,
-    tls: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="The certificates with which this host would listen; without it MONARCH_TLS."),
-    ] = None,
-) -> None:
-    """See what this machine offers, from limits and devices to the bandwidth of its transports, and what it lacks.
-
-    Takes a few seconds. Exit status 1 where something is missing that Monarch needs.
-    """
-    from monarch.runtime.hosts.doctor.findings import State, sections, worst
-
+def doctor(as_json: bool, tls: Path | None) -> None:
+    """Look at this machine, and print what is found."""
     facts = examine(tls)
     found = sections(facts)
     if as_json:
@@ -49,12 +42,6 @@ def doctor(
 
 def examine(tls: Path | None = None) -> Facts:
     """All facts. Call it before this process has threads or uses a GPU: measuring transports forks."""
-    from monarch.compiler.config import settings
-    from monarch.runtime.hosts.doctor.certificates import look_at
-    from monarch.runtime.hosts.doctor.facts import Facts
-    from monarch.runtime.hosts.doctor.machine import look
-    from monarch.runtime.hosts.doctor.transports import measure_copy, measure_transports
-
     named = settings.tls if tls is None else tls
     transports = measure_transports()
     return Facts(
@@ -69,11 +56,6 @@ def examine(tls: Path | None = None) -> Facts:
 
 def toolchain() -> Toolchain:
     """What builds kernels here, tried on a small one, and the folder in which they are kept."""
-    from monarch.compiler.kernels.cache import BuildError, private_folder
-    from monarch.compiler.kernels.cpp.build import build, find_compiler
-    from monarch.runtime.hosts.doctor.facts import Toolchain
-    from monarch.runtime.hosts.doctor.machine import version
-
     name = compiler_error = cache = cache_error = ""
     built: list[int] = []
     if (compiler := find_compiler()) is not None:

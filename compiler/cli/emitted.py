@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
+from monarch.compiler.cli.options import LANGUAGES
+from monarch.compiler.cli.screen import count, duration
 from monarch.compiler.errors import MonarchError
-
-if TYPE_CHECKING:
-    from monarch.compiler.kernels.triton.source import Launch
-    from monarch.compiler.kernels.triton.variants import Tiles
-    from monarch.compiler.loops.ir import Kernel
-    from monarch.compiler.plan import Plan
-    from monarch.compiler.plan.binaries import KernelBinary, TemplateCall
-
-LANGUAGES = ("cpp", "triton", "ptx")
+from monarch.compiler.kernels.cpp.emit import emit as emit_cpp
+from monarch.compiler.kernels.templates import templates
+from monarch.compiler.kernels.triton.build import compile_launches
+from monarch.compiler.kernels.triton.calls import arguments
+from monarch.compiler.kernels.triton.emit import emit, variants_of
+from monarch.compiler.kernels.triton.source import Launch
+from monarch.compiler.kernels.triton.variants import Tiles
+from monarch.compiler.loops.ir import Kernel, Op, Reduce
+from monarch.compiler.plan import Plan
+from monarch.compiler.plan.binaries import KernelBinary, TemplateCall, kernels_of
 
 
 def text(plan: Plan, language: str, name: str | None) -> str:
@@ -27,16 +29,12 @@ def text(plan: Plan, language: str, name: str | None) -> str:
         raise MonarchError(f"--emit {language!r}: it is one of {', '.join(LANGUAGES)}")
     kernels = _chosen(plan, name)
     if language == "cpp":
-        from monarch.compiler.kernels.cpp.emit import emit as emit_cpp
-
         return (
             "\n".join(f"// {_heading(kernel)}" for kernel in kernels.values())
             + "\n\n"
             + emit_cpp(list(kernels.values()), lines=True)
         )
     if language == "triton":
-        from monarch.compiler.kernels.triton.emit import emit
-
         parts = []
         for key, kernel in kernels.items():
             if name is None and any(nest.sums for nest in kernel.nests):
@@ -52,8 +50,6 @@ def text(plan: Plan, language: str, name: str | None) -> str:
 
 
 def _chosen(plan: Plan, name: str | None) -> Mapping[str, Kernel]:
-    from monarch.compiler.plan.binaries import kernels_of
-
     kernels = kernels_of(plan)
     templates = {call.name for _, call in _templates(plan, None)}
     if not kernels and not templates:
@@ -74,9 +70,6 @@ def _chosen(plan: Plan, name: str | None) -> Mapping[str, Kernel]:
 
 def _heading(kernel: Kernel) -> str:
     """What a kernel is, and the user's lines that it comes from."""
-    from monarch.compiler.cli.screen import count
-    from monarch.compiler.loops.ir import Op, Reduce
-
     ops = sum(isinstance(each, Op | Reduce) for nest in kernel.nests for each in nest.body)
     lines = dict.fromkeys(line for nest in kernel.nests for line in nest.lines if line)
     return f"kernel {kernel.name}: {count(ops, 'operation')}, from {', '.join(lines) or 'no line that is known'}"
@@ -84,8 +77,6 @@ def _heading(kernel: Kernel) -> str:
 
 def _tiles(plan: Plan, key: str, kernel: Kernel) -> Tiles | None:
     """The tiles of the variant of a kernel that the plan runs, or would."""
-    from monarch.compiler.kernels.triton.emit import variants_of
-
     if plan.target == "cpu":
         return None
     chosen = next((each.variant for each in plan.binaries if each.kernel == key), "")
@@ -95,8 +86,6 @@ def _tiles(plan: Plan, key: str, kernel: Kernel) -> Tiles | None:
 
 def _variants(plan: Plan, key: str) -> str:
     """A comment on each variant of a kernel of which there are several, the one that runs first."""
-    from monarch.compiler.cli.screen import duration
-
     found = [each for each in plan.binaries if each.kernel == key and each.variant]
     told = [
         f"# variant {each.variant}"
@@ -120,8 +109,6 @@ def _templates(plan: Plan, name: str | None) -> list[tuple[KernelBinary, Templat
 
 def _told(plan: Plan, call: TemplateCall) -> list[str]:
     """What a template runs, from which of the user's lines, and why."""
-    from monarch.compiler.cli.screen import count
-
     first = plan.instructions[call.instructions[0]]
     where = (plan.instructions[at].source for at in call.instructions)
     sources = [plan.sources[at] for at in where if at >= 0]
@@ -136,9 +123,6 @@ def _told(plan: Plan, call: TemplateCall) -> list[str]:
 def _template(plan: Plan, binary: KernelBinary, call: TemplateCall) -> str:
     """The text of a template's kernels, as the plan launches them."""
     import torch
-
-    from monarch.compiler.kernels.templates import templates
-    from monarch.compiler.kernels.triton.calls import arguments
 
     instruction = plan.instructions[call.instructions[0]]
     tensors = [torch.empty_strided(b.shape, b.strides, dtype=b.dtype, device="meta") for b in call.inputs]
@@ -171,9 +155,6 @@ def _assembly(plan: Plan, kernels: Mapping[str, Kernel], name: str | None) -> st
         if key in there:
             texts = [launch.assembly for launch in there[key].launches]
         else:
-            from monarch.compiler.kernels.triton.build import compile_launches
-            from monarch.compiler.kernels.triton.emit import emit
-
             texts = [compiled.assembly for compiled in compile_launches(kernel, emit(kernel), plan.target)]
         parts.append(f"// {_heading(kernel)}\n" + "\n".join(texts).expandtabs(4))
     for binary, call in _templates(plan, name):

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import sys
 import traceback
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
 
 import typer
 
-from monarch.compiler.cli.screen import clean
+from monarch.compiler.cli.screen import clean, console
 from monarch.compiler.errors import DeviceMeshError, MonarchError
+from monarch.compiler.loading import load
+
+Declaration = Callable[..., None]
 
 FOUND, WRONG_INPUT, OWN_FAULT = 1, 2, 3
 
@@ -18,6 +25,27 @@ def collect_rarely() -> None:
     """Look for garbage after 50,000 new objects rather than 700. What is imported stays, and to look through all of
     torch in the midst of that takes a tenth of a second."""
     gc.set_threshold(50_000, 20, 20)
+
+
+def commands(app: typer.Typer) -> Callable[..., Callable[[Declaration], Declaration]]:
+    """The decorator of an app's commands. A command is declared by a function without a body, whose parameters are its
+    options; "module:function", which is loaded when the command runs, is called with their values by name."""
+
+    def command(function: str, name: str | None = None) -> Callable[[Declaration], Declaration]:
+        def declared(declaration: Declaration) -> Declaration:
+            @functools.wraps(declaration)
+            def call(**options: Any) -> None:
+                out = console(stderr=True)
+                with out.status("loading …") if out.is_terminal else nullcontext():
+                    run = load(function)
+                run(**options)
+
+            app.command(name)(call)
+            return declaration
+
+        return declared
+
+    return command
 
 
 def run(app: typer.Typer, name: str) -> None:

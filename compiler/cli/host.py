@@ -6,50 +6,31 @@ import logging
 import signal
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from monarch.compiler.errors import MonarchError
-
-if TYPE_CHECKING:
-    from monarch.runtime.control.message import Reply
-    from monarch.runtime.control.records import HostInfo
-    from monarch.runtime.control.security import Security
+from monarch.runtime.actors.processes.agent import AgentOfHost
+from monarch.runtime.control.agent import serve
+from monarch.runtime.control.host_info import cores
+from monarch.runtime.control.message import Reply
+from monarch.runtime.control.records import HostInfo
+from monarch.runtime.control.security import Security, split_address
+from monarch.runtime.hosts.service import HostService
+from monarch.runtime.processes.parent import warm_parent
 
 _WILDCARDS = ("0.0.0.0", "::")
 
 
 def host(
-    listen: Annotated[
-        str, typer.Option(metavar="ADDRESS", help="Where to listen: 10.0.0.1:4242. Port 0 takes one that is free.")
-    ],
-    tls: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="This host's certificates, as `monarch ca` makes them.")
-    ] = None,
-    token_file: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Or the token that controllers have to know; for loopback.")
-    ] = None,
-    trusted_network: Annotated[
-        bool, typer.Option("--trusted-network", help="Take the token on other addresses too: nobody else can listen.")
-    ] = False,
-    data_bind: Annotated[
-        str | None,
-        typer.Option(metavar="ADDR", help="Where workers listen for those of other hosts. [the address of --listen]"),
-    ] = None,
-    advertise: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME", help="By which name or address those reach them. With TLS the certificate has it."
-        ),
-    ] = None,
+    listen: str,
+    tls: Path | None,
+    token_file: Path | None,
+    trusted_network: bool,
+    data_bind: str | None,
+    advertise: str | None,
 ) -> None:
-    """Make this machine a host: it runs workers for the controllers that attach it, until it is ended.
-
-    What is refused, and who attaches, is printed to standard error.
-    """
-    from monarch.runtime.control.security import Security, split_address
-
+    """Serve until the process is ended."""
     if (tls is None) == (token_file is None):
         raise MonarchError(
             "a host listens with --tls or with --token-file, " + ("not both" if tls else "and neither was given"),
@@ -77,12 +58,6 @@ def host(
 
 def _serve(listen: str, security: Security, bind: str, advertise: str | None, tls: Path | None) -> None:
     # What workers are forked from has to be there before gRPC starts its threads.
-    from monarch.runtime.actors.processes.agent import AgentOfHost
-    from monarch.runtime.control.agent import serve
-    from monarch.runtime.control.host_info import cores
-    from monarch.runtime.hosts.service import HostService
-    from monarch.runtime.processes.parent import warm_parent
-
     warm_parent()
     logging.basicConfig(format="monarch host: %(asctime)s %(levelname)s: %(message)s", level=logging.INFO)
     folder = None if tls is None else str(tls.resolve())

@@ -5,17 +5,13 @@ from __future__ import annotations
 import importlib.util
 import sys
 from pathlib import Path
-from typing import Annotated
 
-import typer
+from monarch.compiler.cli.load import import_file, users_errors
+from monarch.compiler.errors import MonarchError
 
 
-def _import(names: list[str] | None) -> None:
-    if not names:
-        return
-    from monarch.compiler.cli.load import import_file, users_errors
-    from monarch.compiler.errors import MonarchError
-
+def import_all(names: list[str]) -> None:
+    """Import modules, by their names or files. Raises MonarchError where there is none, or it fails."""
     sys.path.insert(0, "")  # the working folder, as `python -m` has it
     for name in names:
         if name.endswith(".py"):
@@ -27,15 +23,3 @@ def _import(names: list[str] | None) -> None:
             if importlib.util.find_spec(name) is None:
                 raise MonarchError(f"there is no module {name}")
             importlib.import_module(name)
-
-
-Imports = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--import",
-        metavar="MODULE",
-        callback=_import,
-        is_eager=True,
-        help="Import a module, by its name or file, such as one that registers ops of your own. Can be repeated.",
-    ),
-]

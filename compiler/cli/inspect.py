@@ -5,75 +5,64 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
-from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Any
 
-import typer
+from rich.console import Console
 
-from monarch.compiler.cli.emitted import LANGUAGES
+from monarch.compiler import pipeline
+from monarch.compiler.cli.compile import compiled
 from monarch.compiler.cli.emitted import text as emitted_text
-from monarch.compiler.cli.options import Arguments, FirstCall, Json, MemoryLimit, Mesh, PlanOrProgram, Target
+from monarch.compiler.cli.load import is_program
 from monarch.compiler.cli.screen import clean, console, print_json, size
+from monarch.compiler.cli.sections import comms, kernels, memory, ops, overview, source
+from monarch.compiler.cli.sections import why as of_value
+from monarch.compiler.cli.sections import worker as of_worker
+from monarch.compiler.cli.sections.dot import text as dot_text
 from monarch.compiler.errors import MonarchError
+from monarch.compiler.inspect.page import page
+from monarch.compiler.inspect.trace import load_trace
+from monarch.compiler.plan import Plan
+from monarch.compiler.plan.file import load_plan
+from monarch.compiler.report import traced_graph
 
-if TYPE_CHECKING:
-    from rich.console import Console
+Show = Callable[[Console], None]
 
-    from monarch.compiler.plan import Plan
-
-    Show = Callable[[Console], None]
+SECTIONS = {
+    "overview": overview,
+    "ops": ops,
+    "kernels": kernels,
+    "comms": comms,
+    "memory": memory,
+    "source": source,
+}
 
 
 def inspect(
-    plan: PlanOrProgram,
-    ops: Annotated[bool, typer.Option("--ops", help="What a worker computes, by op.")] = False,
-    kernels: Annotated[bool, typer.Option("--kernels", help="What runs on a worker, by kernel.")] = False,
-    comms: Annotated[bool, typer.Option("--comms", help="The collectives, by bytes.")] = False,
-    memory: Annotated[bool, typer.Option("--memory", help="What a worker holds, over the schedule.")] = False,
-    source: Annotated[bool, typer.Option("--source", help="Your lines, and what each costs.")] = False,
-    worker: Annotated[
-        str | None, typer.Option("--worker", metavar="DIM=I,…", help="What one worker holds: data=0,model=1.")
-    ] = None,
-    why: Annotated[
-        str | None,
-        typer.Option("--why", metavar="VALUE", help="Why a value lies as it does, or a collective is there."),
-    ] = None,
-    html: Annotated[
-        Path | None, typer.Option("--html", metavar="FILE", help="Write a page to explore the plan in a browser.")
-    ] = None,
-    trace: Annotated[
-        Path | None, typer.Option("--trace", metavar="FILE", help="Show measured times on the page.")
-    ] = None,
-    against: Annotated[
-        Path | None, typer.Option("--against", metavar="PLAN", help="Show another plan beside it on the page.")
-    ] = None,
-    dot: Annotated[bool, typer.Option("--dot", help="The graph in Graphviz's language.")] = False,
-    text: Annotated[bool, typer.Option("--text", help="The graph's text.")] = False,
-    after: Annotated[
-        str | None,
-        typer.Option("--after", metavar="PASS", help="The graph's text after a pass; 'trace' for before all."),
-    ] = None,
-    emit: Annotated[
-        str | None,
-        typer.Option(
-            "--emit",
-            metavar="cpp|triton|ptx",
-            help="The generated kernels' sources, with your lines that they come from.",
-            autocompletion=lambda incomplete: [name for name in LANGUAGES if name.startswith(incomplete)],
-        ),
-    ] = None,
-    kernel: Annotated[
-        str | None, typer.Option("--kernel", metavar="NAME", help="With --emit: only the kernels of this name.")
-    ] = None,
-    mesh: Mesh = None,
-    target: Target = None,
-    arg: Arguments = None,
-    first_call: FirstCall = False,
-    memory_limit: MemoryLimit = None,
-    as_json: Json = False,
+    plan: str,
+    ops: bool,
+    kernels: bool,
+    comms: bool,
+    memory: bool,
+    source: bool,
+    worker: str | None,
+    why: str | None,
+    html: Path | None,
+    trace: Path | None,
+    against: Path | None,
+    dot: bool,
+    text: bool,
+    after: str | None,
+    emit: str | None,
+    kernel: str | None,
+    mesh: str | None,
+    target: str | None,
+    arg: list[str] | None,
+    first_call: bool,
+    memory_limit: str | None,
+    as_json: bool,
 ) -> None:
-    """Print what a program became: a plan's file, or a program in a Python file. Runs nothing of it."""
+    """Print the sections, texts and pages that are asked for; an overview where nothing is."""
     if html is None and (trace is not None or against is not None):
         raise MonarchError("--trace and --against are for the page", hint="say where to write it: --html page.html.")
     if emit is None and kernel is not None:
@@ -106,19 +95,13 @@ def inspect(
 def _read(
     plan: str, mesh: str | None, target: str | None, arg: list[str] | None, first_call: bool, memory_limit: str | None
 ) -> Plan:
-    from monarch.compiler.cli.load import is_program
-
     if is_program(plan):
-        from monarch.compiler.cli.compile import compiled
-
         return compiled(plan, mesh, target, arg, first_call, memory_limit)
     if mesh is not None or arg or first_call or memory_limit is not None or target is not None:
         raise MonarchError(
             f"--mesh, --target, --arg, --first-call and --memory-limit are for programs, and {plan} is a plan",
             hint="a plan is compiled already; name the program instead: train.py:train_step.",
         )
-    from monarch.compiler.plan.file import load_plan
-
     return load_plan(plan)
 
 
@@ -127,32 +110,24 @@ def _sections(
 ) -> Iterator[tuple[str, tuple[Callable[[], Any], Show]]]:
     """The sections asked for: what each is as a JSON value, and what prints it."""
     for name in names:
-        section = import_module(f"monarch.compiler.cli.sections.{name}")
+        section = SECTIONS[name]
         yield name, (partial(section.data, plan), partial(section.show, plan=plan))
     if worker is not None:
-        from monarch.compiler.cli.sections import worker as of_worker
-
         at = of_worker.read_worker(worker, plan.mesh)
         yield "worker", (lambda: of_worker.data(plan, at), lambda out: of_worker.show(out, plan, at))
     if why is not None:
-        section = import_module("monarch.compiler.cli.sections.why")
-        yield "why", (partial(section.data, plan, why), partial(section.show, plan=plan, name=why))
+        yield "why", (partial(of_value.data, plan, why), partial(of_value.show, plan=plan, name=why))
 
 
 def _texts(plan: Plan, dot: bool, text: bool, after: str | None) -> Iterator[tuple[str, str]]:
     if text or after is not None:
         yield "text", plan.graph if after is None else graph_after(plan, after)
     if dot:
-        from monarch.compiler.cli.sections.dot import text as dot_text
-
         yield "dot", dot_text(plan)
 
 
 def graph_after(plan: Plan, name: str) -> str:
     """The graph's text after the pass `name`, from the traced graph that the plan holds; "trace" for that itself."""
-    from monarch.compiler import pipeline
-    from monarch.compiler.report import traced_graph
-
     traced = traced_graph(plan)
     if name == "trace":
         return plan.traced
@@ -160,10 +135,6 @@ def graph_after(plan: Plan, name: str) -> str:
 
 
 def _write_page(plan: Plan, path: Path, trace: Path | None, against: Path | None) -> None:
-    from monarch.compiler.inspect.page import page
-    from monarch.compiler.inspect.trace import load_trace
-    from monarch.compiler.plan.file import load_plan
-
     content = page(
         plan,
         trace=load_trace(trace) if trace is not None else None,

@@ -4,29 +4,17 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from monarch.compiler.cli.options import Json
 from monarch.compiler.cli.screen import clean, console, print_json, table
 from monarch.compiler.errors import GraphError, MonarchError
+from monarch.compiler.graph import Graph
+from monarch.compiler.pipeline import PASSES, run_passes
+from monarch.compiler.text import parse_graph
+from monarch.compiler.types import MeshSpec
 
-if TYPE_CHECKING:
-    from monarch.compiler.graph import Graph
 
-
-def opt(
-    file: Annotated[
-        Path | None, typer.Argument(metavar="GRAPH", help="A file with a graph's text, or - for standard input.")
-    ] = None,
-    passes: Annotated[str, typer.Option("--passes", metavar="A,B,…", help="The passes to run, in this order.")] = "",
-    list_passes: Annotated[bool, typer.Option("--list", help="List the passes there are.")] = False,
-    as_json: Json = False,
-) -> None:
-    """Run compiler passes on a graph's text, and print the graph that comes out."""
-    from monarch.compiler.pipeline import run_passes
-
+def opt(file: Path | None, passes: str, list_passes: bool, as_json: bool) -> None:
+    """Print the graph that some passes make of one in text."""
     if list_passes:
         _list(as_json)
         return
@@ -41,8 +29,6 @@ def opt(
 
 
 def _read(file: Path) -> Graph:
-    from monarch.compiler.text import parse_graph
-
     name = "<stdin>" if str(file) == "-" else str(file)
     try:
         data = sys.stdin.buffer.read() if name == "<stdin>" else file.read_bytes()
@@ -55,10 +41,6 @@ def _read(file: Path) -> Graph:
 
 
 def _list(as_json: bool) -> None:
-    from monarch.compiler.graph import Graph
-    from monarch.compiler.pipeline import PASSES
-    from monarch.compiler.types import MeshSpec
-
     graph = Graph("", MeshSpec.of(x=2))
     made = {name: PASSES[name](graph)[0] for name in PASSES}
     known = {name: (step.__doc__ or "").strip().partition("\n")[0] for name, step in made.items()}

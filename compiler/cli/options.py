@@ -2,30 +2,38 @@
 
 from __future__ import annotations
 
-import re
-from typing import TYPE_CHECKING, Annotated
+import enum
+from typing import Annotated
 
 import typer
 
-from monarch.compiler.errors import MonarchError
+from monarch.compiler.cli.completion import complete_program
+from monarch.compiler.loading import load
 
-if TYPE_CHECKING:
-    from monarch.compiler.types import MeshSpec
-
-MAX_WORKERS = 2**20
+LANGUAGES = ("cpp", "triton", "ptx")
+GROUPS = ("value", "op", "module", "line")
+"""What the table of measured times can be by."""
+STEPS = 10
+"""How often a plan is run to measure it."""
 TARGETS = ("cpu", "cuda:80", "cuda:90", "cuda:100", "gfx942")
 """What a shell completes after --target, without loading torch."""
 
 
-def _programs(incomplete: str) -> list[str]:
-    """Complete `train.py:` with the programs of the file, which is read and not run; a file's name is the shell's."""
-    from monarch.compiler.cli.completion import complete_program
-
-    return complete_program(incomplete)
-
-
 def _targets(incomplete: str) -> list[str]:
     return [target for target in TARGETS if target.startswith(incomplete)]
+
+
+def _import(names: list[str] | None) -> None:
+    if names:
+        load("monarch.compiler.cli.imports:import_all")(names)
+
+
+class Format(enum.StrEnum):
+    """How `check` prints what it finds."""
+
+    TEXT = "text"
+    GITHUB = "github"
+    JSON = "json"
 
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")]
@@ -65,48 +73,24 @@ FirstCall = Annotated[
 ProgramSpec = Annotated[
     str,
     typer.Argument(
-        metavar="FILE.py:PROGRAM", help="A program in a Python file: train.py:train_step.", autocompletion=_programs
+        metavar="FILE.py:PROGRAM",
+        help="A program in a Python file: train.py:train_step.",
+        autocompletion=complete_program,
     ),
 ]
 PlanOrProgram = Annotated[
     str,
     typer.Argument(
-        metavar="PLAN|FILE.py:PROGRAM", help="A plan's file, or a program to compile.", autocompletion=_programs
+        metavar="PLAN|FILE.py:PROGRAM", help="A plan's file, or a program to compile.", autocompletion=complete_program
     ),
 ]
-
-
-def read_mesh(text: str | None) -> MeshSpec | None:
-    """`data=8,model=4` as a mesh. Raises MonarchError with a caret under what does not fit."""
-    if text is None:
-        return None
-    from monarch.compiler.types import MeshSpec
-
-    dims: list[tuple[str, int]] = []
-    at = 0
-    for part in text.split(","):
-        match = re.fullmatch(r"\s*([A-Za-z_]\w*)\s*=\s*([0-9]{1,18})\s*", part, re.ASCII)
-        if match is None:
-            raise MonarchError(
-                f"--mesh: {part.strip()!r} is not DIM=SIZE",
-                hint=f"{text}\n{' ' * at}{'^' * max(1, len(part))}\nwrite the mesh as data=8,model=4.",
-            )
-        dims.append((match[1], int(match[2])))
-        at += len(part) + 1
-    mesh = MeshSpec(tuple(dims))
-    if mesh.workers > MAX_WORKERS:
-        raise MonarchError(f"--mesh: {mesh} has {mesh.workers:,} workers", hint=f"at most {MAX_WORKERS:,}.")
-    return mesh
-
-
-def read_pairs(texts: list[str] | None, option: str) -> dict[str, str]:
-    """`--arg x=…` and `--scalar lr=…` as a dict. Raises MonarchError for what has no `=`, or stands twice."""
-    found: dict[str, str] = {}
-    for text in texts or ():
-        name, equals, value = text.partition("=")
-        if not equals or not name.strip() or not value.strip():
-            raise MonarchError(f"{option} {text!r} is not NAME=VALUE")
-        if name.strip() in found:
-            raise MonarchError(f"{option} {name.strip()} stands twice")
-        found[name.strip()] = value.strip()
-    return found
+Imports = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--import",
+        metavar="MODULE",
+        callback=_import,
+        is_eager=True,
+        help="Import a module, by its name or file, such as one that registers ops of your own. Can be repeated.",
+    ),
+]

@@ -10,61 +10,50 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Any
 
 import typer
 
-from monarch.compiler.cli.completion import complete_program
-from monarch.compiler.cli.options import Json
+from monarch.compiler.cli import feed
+from monarch.compiler.cli.load import import_file, is_program, users_errors
+from monarch.compiler.cli.options import GROUPS, STEPS
+from monarch.compiler.cli.run import check_machine, numbers, run_steps
 from monarch.compiler.cli.screen import console, count, duration, heading, line, plain, print_json, size, table
 from monarch.compiler.errors import MonarchError, ProgramError
+from monarch.compiler.execution.factories import executor_for
+from monarch.compiler.inspect.labels import Label, labels
+from monarch.compiler.inspect.profile import Profile
+from monarch.compiler.inspect.timeline import (
+    Measured,
+    Stretch,
+    coordinates,
+    critical_path,
+    length,
+    measured,
+    runs,
+    shares,
+    steps_of,
+)
+from monarch.compiler.plan import Plan
+from monarch.compiler.plan.file import load_plan
+from monarch.compiler.plan.trace import Step, Trace
 
-if TYPE_CHECKING:
-    from monarch.compiler.inspect.labels import Label
-    from monarch.compiler.inspect.profile import Profile
-    from monarch.compiler.inspect.timeline import Measured, Stretch
-    from monarch.compiler.plan import Plan
-    from monarch.compiler.plan.trace import Step, Trace
-
-GROUPS = ("value", "op", "module", "line")
 _ROWS = 15
 _WIDE = 48
-_STEPS = 10
 
 
 def profile(
-    what: Annotated[
-        str,
-        typer.Argument(
-            metavar="PLAN|FILE.py[:FUNCTION]",
-            help="A plan's file; a script, which runs as __main__; or a function of a file, to call without arguments.",
-            autocompletion=complete_program,
-        ),
-    ],
-    arguments: Annotated[
-        list[str] | None, typer.Argument(metavar="[-- ARG…]", help="The script's own arguments, behind --.")
-    ] = None,
-    out: Annotated[
-        Path, typer.Option("-o", "--output", metavar="FILE", help="Where to write the trace; .gz compresses it.")
-    ] = Path("trace.json"),
-    by: Annotated[str, typer.Option("--by", metavar="|".join(GROUPS), help="What the table of times is by.")] = "value",
-    steps: Annotated[
-        int | None, typer.Option("--steps", min=1, help=f"Of a plan: how often to run it ({_STEPS} if not given).")
-    ] = None,
-    inputs: Annotated[
-        Path | None, typer.Option("--inputs", metavar="FILE", help="Of a plan: inputs and state by name, safetensors.")
-    ] = None,
-    scalar: Annotated[
-        list[str] | None, typer.Option("--scalar", metavar="NAME=VALUE", help="Of a plan: a number that it takes.")
-    ] = None,
-    fill: Annotated[
-        str, typer.Option("--fill", metavar="zeros|random", help="Of a plan: fill what is not given.")
-    ] = "random",
-    as_json: Json = False,
+    what: str,
+    arguments: list[str] | None,
+    out: Path,
+    by: str,
+    steps: int | None,
+    inputs: Path | None,
+    scalar: list[str] | None,
+    fill: str,
+    as_json: bool,
 ) -> None:
-    """Run a script or a plan, measure every worker, and write a trace that ui.perfetto.dev opens."""
-    from monarch.compiler.inspect.profile import Profile
-
+    """Run a script or a plan, and print and write what was measured."""
     if by not in GROUPS:
         raise MonarchError(f"--by {by!r}: the table can be by {', '.join(GROUPS)}")
     measured = Profile(out)
@@ -78,7 +67,7 @@ def profile(
         else:
             if arguments:
                 raise MonarchError(f"arguments are for scripts, and {what} is a plan", hint="see --inputs, --scalar.")
-            _run_plan(measured, Path(what), steps or _STEPS, inputs, scalar, fill)
+            _run_plan(measured, Path(what), steps or STEPS, inputs, scalar, fill)
     finally:
         # Also when the script failed: what ran until then has been measured.
         if as_json and measured.traces:
@@ -97,15 +86,11 @@ def profile(
 
 
 def _is_script(what: str) -> bool:
-    from monarch.compiler.cli.load import is_program
-
     return is_program(what)
 
 
 def _run_script(what: str, arguments: Sequence[str]) -> int:
     """Run it as `python FILE.py ARG…` would; gives the status that it exits with."""
-    from monarch.compiler.cli.load import import_file, users_errors
-
     name, colon, function = what.rpartition(":") if not what.endswith(".py") else (what, "", "")
     file = Path(name)
     if not file.is_file():
@@ -141,11 +126,6 @@ def _as_main(file: Path, arguments: Sequence[str]) -> Iterator[None]:
 def _run_plan(
     measured: Profile, path: Path, steps: int, inputs: Path | None, scalar: list[str] | None, fill: str
 ) -> None:
-    from monarch.compiler.cli import feed
-    from monarch.compiler.cli.run import check_machine, numbers, run_steps
-    from monarch.compiler.execution.factories import executor_for
-    from monarch.compiler.plan.file import load_plan
-
     plan = load_plan(path)
     check_machine(plan, None)
     fed = feed.feed(plan, feed.read_tensors(inputs), numbers(scalar), fill)
@@ -215,23 +195,16 @@ def _longest(path: Sequence[Stretch]) -> dict[int, int]:
 
 def _middle(runs: Sequence[tuple[Step, ...]]) -> tuple[Step, ...]:
     """The run of median length."""
-    from monarch.compiler.inspect.timeline import length
-
     return sorted(runs, key=length)[len(runs) // 2]
 
 
 def _measured_plans(trace: Trace) -> list[tuple[Plan, tuple[Step, ...]]]:
     """The plans with their steps, that which took the most time first."""
-    from monarch.compiler.inspect.timeline import steps_of
-
     found = [(traced.plan, steps_of(trace, traced.plan)) for traced in trace.plans if traced.plan is not None]
     return sorted(found, key=lambda each: -sum(step.end - step.start for step in each[1]))
 
 
 def _summary(trace: Trace, path: Path) -> dict[str, Any]:
-    from monarch.compiler.inspect.labels import labels
-    from monarch.compiler.inspect.timeline import critical_path, length, measured, runs, shares
-
     plans = []
     for plan, steps in _measured_plans(trace):
         names, whole = labels(plan), runs(steps)
@@ -278,8 +251,6 @@ def _summary(trace: Trace, path: Path) -> dict[str, Any]:
 
 
 def _show(trace: Trace, path: Path, by: str, plan_file: str | None) -> None:
-    from monarch.compiler.inspect.timeline import coordinates, shares
-
     out = console()
     numbers = {step.number for step in trace.steps}
     line(out, plain(f"measured {count(len(numbers), 'step')}", "bold"), f"on {trace.mesh}")
@@ -307,8 +278,6 @@ def _show(trace: Trace, path: Path, by: str, plan_file: str | None) -> None:
 
 
 def _show_plans(out: Any, plans: Sequence[tuple[Plan, tuple[Step, ...]]]) -> None:
-    from monarch.compiler.inspect.timeline import length, runs
-
     rows = []
     for plan, steps in plans:
         whole = runs(steps)
@@ -329,9 +298,6 @@ def _show_plans(out: Any, plans: Sequence[tuple[Plan, tuple[Step, ...]]]) -> Non
 
 
 def _show_plan(out: Any, plan: Plan, steps: Sequence[Step], by: str) -> None:
-    from monarch.compiler.inspect.labels import labels
-    from monarch.compiler.inspect.timeline import critical_path, length, measured, runs
-
     names, found, whole = labels(plan), measured(steps), runs(steps)
     rows = _rows(names, found, by)
     together = sum(row.took for row in rows) or 1.0

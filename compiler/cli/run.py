@@ -5,50 +5,39 @@ from __future__ import annotations
 import statistics
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
+import torch
 import typer
 
+from monarch.compiler.blocks import whole_of
+from monarch.compiler.cli import feed
 from monarch.compiler.cli.completion import complete_program
-from monarch.compiler.cli.options import Json, Mesh, read_mesh, read_pairs
+from monarch.compiler.cli.feed import Feed, arguments
+from monarch.compiler.cli.load import read_plan
 from monarch.compiler.cli.screen import console, count, duration, heading, line, plain, print_json, size, table
+from monarch.compiler.cli.values import read_mesh, read_pairs
 from monarch.compiler.errors import MonarchError
-
-if TYPE_CHECKING:
-    import torch
-
-    from monarch.compiler.cli.feed import Feed
-    from monarch.compiler.execution.executor import Executor, Handle
-    from monarch.compiler.plan import Plan
+from monarch.compiler.execution.executor import Executor, Handle
+from monarch.compiler.execution.factories import executor_for
+from monarch.compiler.plan import Plan
+from monarch.compiler.types import TensorType
 
 PlanFile = Annotated[Path, typer.Argument(metavar="PLAN", help="A plan's file.", autocompletion=complete_program)]
 
 
 def run(
-    plan: PlanFile,
-    mesh: Mesh = None,
-    inputs: Annotated[
-        Path | None, typer.Option("--inputs", metavar="FILE", help="Inputs and state by name, safetensors.")
-    ] = None,
-    outputs: Annotated[
-        Path | None,
-        typer.Option("--outputs", metavar="FILE", help="Where to write results and new state, safetensors."),
-    ] = None,
-    scalar: Annotated[
-        list[str] | None, typer.Option("--scalar", metavar="NAME=VALUE", help="A number that the plan takes: lr=0.1.")
-    ] = None,
-    fill: Annotated[str | None, typer.Option("--fill", metavar="zeros|random", help="Fill what is not given.")] = None,
-    steps: Annotated[
-        int, typer.Option("--steps", min=1, help="How often to run it: each step takes the last's state.")
-    ] = 1,
-    seed: Annotated[int, typer.Option("--seed", help="Where its random numbers start.")] = 0,
-    as_json: Json = False,
+    plan: Path,
+    mesh: str | None,
+    inputs: Path | None,
+    outputs: Path | None,
+    scalar: list[str] | None,
+    fill: str | None,
+    steps: int,
+    seed: int,
+    as_json: bool,
 ) -> None:
-    """Run a plan on workers of this machine, without the program that it was made of."""
-    from monarch.compiler.cli import feed
-    from monarch.compiler.cli.load import read_plan
-    from monarch.compiler.execution.factories import executor_for
-
+    """Run the plan, and print or write what it gives."""
     loaded = read_plan(plan, report=False)
     check_machine(loaded, mesh)
     if outputs is not None:
@@ -105,8 +94,6 @@ def numbers(texts: list[str] | None) -> dict[str, float]:
 
 def run_steps(executor: Executor, plan: Plan, fed: Feed, steps: int) -> tuple[dict[str, Handle], list[float]]:
     """Run the plan, each step on the state that the one before left: what the last made, and their seconds."""
-    from monarch.compiler.cli.feed import arguments
-
     state: dict[str, Handle] = {}
     made: dict[str, Handle] = {}
     seconds = []
@@ -132,8 +119,6 @@ def run_steps(executor: Executor, plan: Plan, fed: Feed, steps: int) -> tuple[di
 
 
 def _whole(executor: Executor, handle: Handle) -> torch.Tensor:
-    from monarch.compiler.blocks import whole_of
-
     if handle.type.layout.is_replicated:
         return executor.shards(handle, [0])[0]
     return whole_of(executor.shards(handle), handle.type, executor.mesh)
@@ -152,8 +137,6 @@ def _summary(plan: Plan, fed: Feed, returned: dict[str, torch.Tensor], seconds: 
 
 
 def _type(tensor: torch.Tensor) -> str:
-    from monarch.compiler.types import TensorType
-
     return str(TensorType(tensor.dtype, tuple(tensor.shape)))
 
 

@@ -3,31 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from monarch.compiler.cli.options import Json
 from monarch.compiler.cli.screen import console, count, duration, line, print_json, table
 from monarch.compiler.errors import MonarchError
+from monarch.compiler.plan.binaries import KernelBinary, kernels_of
+from monarch.compiler.plan.file import load_plan, save_plan
+from monarch.runtime.worker.device.tune import gpu_for, on_gpu, tuned
+from monarch.stdlib.kernels.tuning import fastest
 
-if TYPE_CHECKING:
-    from monarch.compiler.plan.binaries import KernelBinary
 
-
-def tune(
-    plan: Annotated[Path, typer.Argument(metavar="PLAN", help="A plan's file, compiled for the GPU of this machine.")],
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="PLAN", help="Where to write the plan. [the same file]")
-    ] = None,
-    as_json: Json = False,
-) -> None:
-    """Measure the variants of a plan's kernels, and have the plan run the fastest. This needs a GPU."""
-    from monarch.compiler.plan.binaries import kernels_of
-    from monarch.compiler.plan.file import load_plan, save_plan
-    from monarch.runtime.worker.device.tune import gpu_for, on_gpu, tuned
-    from monarch.stdlib.kernels.tuning import fastest
-
+def tune(plan: Path, output: Path | None, as_json: bool) -> None:
+    """Measure the variants of a plan, and write the plan with the fastest."""
     loaded = load_plan(plan)
     if loaded.target == "cpu":
         raise MonarchError(

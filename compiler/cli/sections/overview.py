@@ -13,6 +13,7 @@ from monarch.compiler.inspect.labels import input_names
 from monarch.compiler.inspect.values import computed, further_results, kind_of, local_bytes
 from monarch.compiler.plan import Plan, TensorType
 from monarch.compiler.plan.report import PHASES
+from monarch.compiler.text import parse_type
 
 _SHOWN = 12
 
@@ -135,8 +136,6 @@ def _interface(out: Console, found: dict[str, Any]) -> None:
 def _summed(out: Console, states: list[dict[str, Any]]) -> None:
     """Many states: by kind and layout."""
     groups: dict[tuple[str, str], list[int]] = {}
-    from monarch.compiler.text import parse_type
-
     for entry in states:
         layout = parse_type(entry["type"]).layout
         shards = ", ".join(layout.mesh_dims)
@@ -150,8 +149,6 @@ def _summed(out: Console, states: list[dict[str, Any]]) -> None:
 
 
 def _row(entry: dict[str, Any]) -> tuple[object, ...]:
-    from monarch.compiler.text import parse_type
-
     local = entry["local"]
     whole = list(parse_type(entry["type"]).shape)
     return (

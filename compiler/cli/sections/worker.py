@@ -13,6 +13,7 @@ from monarch.compiler.inspect.labels import input_names
 from monarch.compiler.inspect.values import local_bytes
 from monarch.compiler.local_ops import nested_index
 from monarch.compiler.plan import MeshSpec, Plan, TensorType
+from monarch.compiler.text import parse_type
 
 
 def read_worker(text: str, mesh: MeshSpec) -> dict[str, int]:
@@ -106,6 +107,4 @@ def _part(row: dict[str, Any]) -> str:
 
 
 def _sizes(text: str) -> tuple[int, ...]:
-    from monarch.compiler.text import parse_type
-
     return parse_type(text).shape

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from safetensors.torch import save
 
 from monarch.compiler.cli.load import _PATH
-from monarch.compiler.cli.options import read_mesh
 from monarch.compiler.cli.screen import clean
+from monarch.compiler.cli.values import read_mesh
 from monarch.compiler.errors import MonarchError
 from monarch.compiler.plan.container import VERSION, unseal
 from monarch.compiler.plan.file import MEMBERS, PROGRAM, load_plan, plan_bytes
