@@ -9,12 +9,12 @@ import torch
 from torch import fx
 
 from monarch.compiler import ops
-from monarch.compiler.cost.machine import collective_seconds, op_seconds
+from monarch.compiler.cost.flops import matrix_flops
+from monarch.compiler.cost.machine import MACHINES
 from monarch.compiler.graph import Graph, args_of
 from monarch.compiler.loops.contraction import contraction
 from monarch.compiler.loops.text import parse_kernel
 from monarch.compiler.ops.schema import is_view
-from monarch.compiler.partition.cost import matrix_flops
 from monarch.compiler.rules import tensor_operands
 from monarch.compiler.text import op_name
 from monarch.compiler.types import TensorType
@@ -59,20 +59,21 @@ def local_bytes(graph: Graph, type_: object) -> int:
 def node_work(graph: Graph, node: fx.Node, target: str, takes: int) -> tuple[float, int, float, int]:
     """What one worker does for a call that takes `takes` bytes of memory: operations, bytes of local memory read and
     written, estimated seconds on `target`, and bytes sent."""
+    machine = MACHINES[target]
     types = node.meta["type"] if isinstance(node.meta["type"], tuple) else (node.meta["type"],)
     if ops.is_collective(node.target):
         sent = bytes_sent(graph, node)
         workers = math.prod(graph.mesh.sizes[name] for name in args_of(node)[1])
         moved = sum(local_bytes(graph, each.meta["type"]) for each in args_of(node)[0])
         moved += sum(local_bytes(graph, each) for each in types)
-        return 0.0, moved, collective_seconds(target, ops.name_of(node.target), sent, workers), sent
+        return 0.0, moved, machine.collective_seconds(ops.name_of(node.target), sent, workers), sent
     if node.target is ops.wait:
         return 0.0, 0, 0.0, 0  # the collective has all of it
     packet = getattr(node.target, "overloadpacket", node.target)
     made = [each for each in types if each is not None]
     dtype = made[0].dtype if made else torch.float32
     if op_name(node.target) == "getitem" or (is_view(node.target) and not takes):
-        return 0.0, 0, 0.0 if op_name(node.target) == "getitem" else op_seconds(target, dtype, 0.0, 0), 0
+        return 0.0, 0, 0.0 if op_name(node.target) == "getitem" else machine.op_seconds(dtype, 0.0, 0), 0
     operands = [each.meta["type"] for each in tensor_operands(node)]
     read = [graph.local_shape(each) for each in operands]
     results = [() if each is None else graph.local_shape(each) for each in types]
@@ -83,4 +84,4 @@ def node_work(graph: Graph, node: fx.Node, target: str, takes: int) -> tuple[flo
     if not flops and not is_view(node.target) and dtype.is_floating_point:
         flops = float(max([math.prod(shape) for shape in (*read, *results)], default=0))  # one an element
     moved = sum(local_bytes(graph, each) for each in (*operands, *made))
-    return flops, moved, op_seconds(target, dtype, flops, moved), 0
+    return flops, moved, machine.op_seconds(dtype, flops, moved), 0

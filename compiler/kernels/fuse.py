@@ -21,6 +21,7 @@ from torch import fx
 
 from monarch.compiler import ops
 from monarch.compiler.context import Context, Pass
+from monarch.compiler.cost.machine import MACHINES
 from monarch.compiler.graph import Graph, args_of, provenance
 from monarch.compiler.kernels.lower import Group, LoweringContext, Space, Unfusable, lower_group, space_of
 from monarch.compiler.kernels.lower.values import is_transparent, key_of, lowering_of
@@ -32,8 +33,9 @@ from monarch.compiler.loops.ir import Buffer, Kernel, Load, Nest, Statement, Sto
 from monarch.compiler.loops.text import print_kernel
 from monarch.compiler.types import VARYING, Layout, TensorType
 
-OVERHEAD = 32 * 1024
-"""What starting an op costs, as the bytes that could be moved in that time: some 3 us at 10 GB/s."""
+_CPU = MACHINES["cpu"]
+OVERHEAD = round(_CPU.start * _CPU.memory)
+"""What starting an op costs, as the bytes that could be moved in that time. Groups are a CPU's for every target."""
 
 WORTHWHILE = 4 * 1024 * 1024
 """A program's ops are made kernels if at least so many bytes fewer move in a step, which takes about 0.4 ms: a kernel

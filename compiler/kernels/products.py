@@ -19,7 +19,7 @@ from torch import fx
 
 from monarch.compiler import ops
 from monarch.compiler.context import Context, Pass
-from monarch.compiler.cost.machine import op_seconds
+from monarch.compiler.cost.machine import MACHINES
 from monarch.compiler.graph import Graph, args_of, provenance
 from monarch.compiler.kernels.fuse import Made, alone, rewritten
 from monarch.compiler.kernels.lower import LoweringContext
@@ -260,7 +260,7 @@ class _Products:
         return library_seconds(work, self.target)
 
     def pointwise(self, kernel: Kernel) -> float:
-        return op_seconds(self.target, torch.float32, 0.0, sum(traffic(kernel)))
+        return MACHINES[self.target].op_seconds(torch.float32, 0.0, sum(traffic(kernel)))
 
 
 def _itself(node: fx.Node, tensors: Mapping[fx.Node, Buffer]) -> Made:

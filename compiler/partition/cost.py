@@ -1,8 +1,8 @@
-"""What an alternative costs. The unit is one byte sent by one worker.
+"""What an alternative costs, on the machine `BALANCED`: the unit is the time in which a worker sends one byte.
 
-Only ratios matter, and they are chosen so that what the user's layouts say is followed first: compute that is done
-once on every worker although it could be divided is dear, state (parameters) that is gathered is cheap, for it can
-be fetched ahead, while a sharded activation stays where it is.
+Only ratios matter. They and the weights below are chosen so that what the user's layouts say is followed first: compute
+that is done once on every worker although it could be divided costs much, state (parameters) that is gathered costs
+little, for it can be fetched ahead, while a sharded activation stays where it is.
 """
 
 from __future__ import annotations
@@ -13,17 +13,11 @@ from collections.abc import Sequence
 import torch
 from torch import fx
 
+from monarch.compiler.cost.flops import matrix_flops
+from monarch.compiler.cost.machine import BALANCED
 from monarch.compiler.ops.schema import is_view
 from monarch.compiler.types import VARYING, Placement, is_partial
 
-FLOPS_PER_BYTE = 4.0
-"""A CPU worker does some 10 to 50 floating-point operations in the time that a byte takes to another worker, a GPU
-hundreds; 4 also keeps tensor parallelism in the narrowest models from being traded for gathered weights."""
-
-MEMORY_PER_BYTE = 0.1
-"""Reading or writing a byte of local memory against sending one."""
-
-PER_COLLECTIVE = 64.0
 STATE_GATHER = 0.01
 """Parameters are gathered ahead of their use, while nothing waits for them."""
 GATHER = 8.0
@@ -32,8 +26,6 @@ reduced, not recomputed from gathered activations, also where that would move a 
 SLICE_PER_BYTE = 1e-3
 
 FORBIDDEN = math.inf
-
-aten = torch.ops.aten
 
 
 def reshard_cost(source: Placement, target: Placement, nbytes: float, k: int) -> float:
@@ -49,16 +41,16 @@ def reshard_cost(source: Placement, target: Placement, nbytes: float, k: int) ->
         return SLICE_PER_BYTE * nbytes if target in ("sum",) or isinstance(target, int) else FORBIDDEN
     if is_partial(source):
         if target is None:
-            return 2 * moved + PER_COLLECTIVE
+            return 2 * moved + BALANCED.link.latency
         if isinstance(target, int):
-            return moved + PER_COLLECTIVE
+            return moved + BALANCED.link.latency
         return FORBIDDEN
     if target is None:
-        return GATHER * moved + PER_COLLECTIVE
+        return GATHER * moved + BALANCED.link.latency
     if isinstance(target, int):
-        return moved / k + PER_COLLECTIVE
+        return moved / k + BALANCED.link.latency
     # Sharded to partial: gathered, then kept on the first worker only.
-    return GATHER * moved + PER_COLLECTIVE + SLICE_PER_BYTE * nbytes if target == "sum" else FORBIDDEN
+    return GATHER * moved + BALANCED.link.latency + SLICE_PER_BYTE * nbytes if target == "sum" else FORBIDDEN
 
 
 def compute_cost(node: fx.Node, operands: Sequence[tuple[int, ...]], results: Sequence[tuple[int, ...]]) -> float:
@@ -68,22 +60,4 @@ def compute_cost(node: fx.Node, operands: Sequence[tuple[int, ...]], results: Se
         return 0.0
     flops = matrix_flops(packet, operands, results)
     touched = 4.0 * (sum(map(math.prod, operands)) + sum(map(math.prod, results)))
-    return flops / FLOPS_PER_BYTE + touched * MEMORY_PER_BYTE
-
-
-def matrix_flops(packet: object, operands: Sequence[tuple[int, ...]], results: Sequence[tuple[int, ...]]) -> float:
-    """Floating-point operations of matrix products, convolutions and attention, a multiplication and an addition being
-    two; 0 for every other op."""
-    if packet in (aten.mm, aten.bmm):
-        return 2.0 * math.prod(results[0]) * operands[0][-1]
-    if packet in (aten.addmm, aten.baddbmm):
-        return 2.0 * math.prod(results[0]) * operands[1][-1]
-    if packet is aten.convolution:
-        return 2.0 * math.prod(results[0]) * math.prod(operands[1][1:])
-    if packet is aten.convolution_backward:
-        return 4.0 * math.prod(operands[0]) * math.prod(operands[2][1:])
-    name = str(packet)
-    if "scaled_dot_product" in name:
-        query = next(shape for shape in operands if len(shape) == 4)
-        return (10.0 if "backward" in name else 4.0) * math.prod(query) * query[-2]
-    return 0.0
+    return flops / BALANCED.rate(torch.float32) + touched / BALANCED.memory

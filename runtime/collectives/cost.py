@@ -7,19 +7,11 @@ program runs: all workers have to choose alike. (The results would be the same w
 
 from __future__ import annotations
 
+from monarch.compiler.cost.machine import NETWORK
 from monarch.runtime.collectives.meeting import Group
 
 # On one host, above this, more than two workers share the additions instead of each doing all of them.
 _NEAR_DIRECT_BYTES = 32 << 10
-
-# Of the tcp transport, rounded up from what `python -m benchmarks transports` prints on a quiet machine (a signal there
-# and back in 54 µs, 2.0 GB/s over loopback): workers compute meanwhile, and networks are slower. Ratios matter alone.
-MESSAGE = 40e-6
-"""Seconds of a worker for each message that it sends."""
-LATENCY = 120e-6
-"""Seconds from a message's sending until a sleeping peer goes on."""
-BANDWIDTH = 1.2e9
-"""Bytes a second that leave a host."""
 
 
 def direct_is_faster(group: Group, size: int, area: int) -> bool:
@@ -43,7 +35,7 @@ def chain_scatters_faster(group: Group, size: int) -> bool:
     if len(group.by_host) < 2:
         return False
     far = group.size - _each(group)
-    flat = LATENCY + far * MESSAGE + _each(group) * size * far / group.size / BANDWIDTH
+    flat = NETWORK.latency + far * NETWORK.message + _each(group) * size * far / group.size / NETWORK.bandwidth
     return _chain(group, size) < flat
 
 
@@ -54,14 +46,14 @@ def _each(group: Group) -> int:
 
 def _direct(group: Group, size: int) -> float:
     others = len(group.hosts)
-    return LATENCY + others * MESSAGE + _each(group) * others * size / BANDWIDTH
+    return NETWORK.latency + others * NETWORK.message + _each(group) * others * size / NETWORK.bandwidth
 
 
 def _shared(group: Group, size: int) -> float:
     """Two rounds: a share of the input to each worker, and a share of the result to each host."""
     others, far = len(group.hosts), group.size - _each(group)
     sent = _each(group) * size * far / group.size + others * size / (others + 1)
-    return 2 * (LATENCY + others * MESSAGE) + far * MESSAGE + sent / BANDWIDTH
+    return 2 * (NETWORK.latency + others * NETWORK.message) + far * NETWORK.message + sent / NETWORK.bandwidth
 
 
 def _chain(group: Group, size: int) -> float:
@@ -69,4 +61,8 @@ def _chain(group: Group, size: int) -> float:
     if len(group.by_host) < 2:
         return float("inf")
     hosts = len(group.by_host)
-    return hosts * (LATENCY + MESSAGE) + hosts * MESSAGE + max(1, hosts - 1) * size / BANDWIDTH
+    return (
+        hosts * (NETWORK.latency + NETWORK.message)
+        + hosts * NETWORK.message
+        + max(1, hosts - 1) * size / NETWORK.bandwidth
+    )

@@ -148,7 +148,7 @@ def _buffers(node: fx.Node, tensors: Mapping[fx.Node, Buffer]) -> tuple[tuple[An
 def _seconds(work: CallCost, dtype: torch.dtype, target: str) -> tuple[float, float]:
     """What the template is estimated to take, and the op in parts."""
     machine = MACHINES[target]
-    rate = machine.flops.get(dtype, machine.flops[torch.float32])
+    rate = machine.rate(dtype)
     ours = work.launches * machine.start + max(work.flops / (rate * work.reached), work.moved / machine.memory)
     parts = work.parts * machine.start + max(work.parts_flops / rate, work.parts_moved / machine.memory)
     return ours, parts

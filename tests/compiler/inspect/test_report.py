@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import monarch
-from monarch.compiler.cost.machine import MACHINES, collective_seconds, op_seconds
+from monarch.compiler.cost.machine import MACHINES
 from monarch.compiler.cost.work import graph_costs
 from monarch.compiler.graph import Graph
 from monarch.compiler.pipeline import compile_graph
@@ -224,16 +224,18 @@ def test_operations_and_bytes_of_one_worker() -> None:
     assert matmul.flops == 2 * 2 * 64 * 128
     assert matmul.moved == 4 * (2 * 64 + 64 * 128 + 2 * 128)
     assert matmul.allocates == 4 * 2 * 128
-    assert matmul.seconds == op_seconds("cpu", torch.float32, matmul.flops, matmul.moved)
+    assert matmul.seconds == MACHINES["cpu"].op_seconds(torch.float32, matmul.flops, matmul.moved)
     reduce = next(value for value in values.values() if value.op == "all_reduce")
-    assert reduce.sent == 4 * 2 * 64 and reduce.seconds == collective_seconds("cpu", "all_reduce", reduce.sent, 2)
+    assert reduce.sent == 4 * 2 * 64
+    assert reduce.seconds == MACHINES["cpu"].collective_seconds("all_reduce", reduce.sent, 2)
 
 
 def test_estimates_know_every_target() -> None:
     assert set(MACHINES) == set(TARGETS)
-    for target in TARGETS:
-        assert op_seconds(target, torch.float32, 1e12, 0) > op_seconds(target, torch.float32, 1e9, 0)
-        assert collective_seconds(target, "all_reduce", 2**20, 4) > collective_seconds(target, "all_gather", 2**20, 4)
+    for machine in MACHINES.values():
+        assert machine.op_seconds(torch.float32, 1e12, 0) > machine.op_seconds(torch.float32, 1e9, 0)
+        many, few = (machine.collective_seconds(op, 2**20, 4) for op in ("all_reduce", "all_gather"))
+        assert many > few
 
 
 def test_a_program_over_a_mesh_dim_of_one_worker() -> None:
