@@ -1,1 +1,1 @@
-"""How plans come to be run: the Protocol that the runtime implements, who starts workers, and who watches steps."""
+"""How plans come to be run: the Protocol that the runtime implements, who starts workers, and who hears what happens."""
