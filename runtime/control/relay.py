@@ -33,6 +33,7 @@ from monarch.runtime.control.records import (
     Start,
     ranges,
 )
+from monarch.runtime.shared.tree import split
 
 PARENT, SERVICE = -1, -2
 
@@ -328,13 +329,6 @@ class Relay:
         self._failures.append((own, reason))
         self._told = True
         return self._answer()
-
-
-def split(count: int, most: int) -> list[tuple[int, int]]:
-    """`count` numbers as at most `most` ranges of sizes that differ by at most one."""
-    parts = min(count, most)
-    bounds = [part * count // parts for part in range(parts + 1)] if parts else []
-    return list(zip(bounds, bounds[1:], strict=False))
 
 
 def _overlap(targets: Ranges, start: int, stop: int) -> bool:

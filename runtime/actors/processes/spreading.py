@@ -38,6 +38,7 @@ from monarch.runtime.actors.messages.protocol import (
     Head,
 )
 from monarch.runtime.actors.processes.ports import Answer, Decode, One
+from monarch.runtime.shared.tree import split
 
 if TYPE_CHECKING:
     from monarch.runtime.actors.processes.process import Process
@@ -107,7 +108,7 @@ def branches(shares: Sequence[Share], fan_out: int) -> list[list[Share]]:
     """So many equal parts, or more, so that none is for more processes than a message can be for."""
     most = _most(agent for agent, _ in shares)
     parts: list[list[Share]] = []
-    for begin, end in _parts(len(shares), fan_out):
+    for begin, end in split(len(shares), fan_out):
         part: list[Share] = []
         for share in shares[begin:end]:
             if part and sum(len(receivers) for _, receivers in part) + len(share[1]) > most:
@@ -121,12 +122,7 @@ def branches(shares: Sequence[Share], fan_out: int) -> list[list[Share]]:
 def tree(shares: Sequence[Share], fan_out: int) -> Branch:
     """The first has the others below it, in at most so many branches, and so on."""
     (agent, receivers), rest = shares[0], shares[1:]
-    return agent, receivers, tuple(tree(rest[begin:end], fan_out) for begin, end in _parts(len(rest), fan_out))
-
-
-def _parts(size: int, most: int) -> list[tuple[int, int]]:
-    parts = min(size, most)
-    return [(at * size // parts, (at + 1) * size // parts) for at in range(parts)]
+    return agent, receivers, tuple(tree(rest[begin:end], fan_out) for begin, end in split(len(rest), fan_out))
 
 
 @dataclass(frozen=True)

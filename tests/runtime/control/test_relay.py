@@ -19,7 +19,8 @@ from monarch.runtime.control.records import (
     Start,
     ranges,
 )
-from monarch.runtime.control.relay import PARENT, Call, Down, Drop, Gone, Ready, Relay, Send, Up, split
+from monarch.runtime.control.relay import PARENT, Call, Down, Drop, Gone, Ready, Relay, Send, Up
+from monarch.runtime.shared.tree import split
 from tests.runtime.control.simulated import CONTROLLER, Simulation, info
 
 TREES = st.tuples(st.integers(1, 40), st.integers(1, 9))
