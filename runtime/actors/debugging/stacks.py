@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import io
+import math
 import sys
 import threading
 import traceback
 from collections.abc import Iterable
+from itertools import count
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
+from monarch.compiler.config import settings
 from monarch.compiler.plan import MonarchError
 from monarch.runtime.actors.messages.message import EMPTY
 from monarch.runtime.actors.messages.protocol import STACKS
@@ -20,6 +23,7 @@ from monarch.runtime.actors.processes.ports import One, Pending
 if TYPE_CHECKING:
     from monarch.runtime.actors.processes.process import Process
 
+_LOOK_SECONDS = 30.0
 ANSWER_SECONDS = 5.0
 """How long a process may take to say where it is. It cannot while code keeps Python's lock."""
 
@@ -78,25 +82,40 @@ def ask(process: Process, address: str) -> One[str]:
 class SlowCalls:
     """Prints where the processes are that have not answered a call, once for each call that takes too long."""
 
-    def __init__(self, process: Process, seconds: float) -> None:
-        self.seconds = seconds
+    def __init__(self, process: Process) -> None:
+        self.seconds: float | None = None
+        """What `report_slow_calls` was given; without it the setting `slow_call_warning` holds."""
         self._process = process
         self._reported: set[int] = set()
-        self._ended = threading.Event()
-        threading.Thread(target=self._watch, name="monarch slow calls", daemon=True).start()
+        self._rounds = count()
+        self._round = 0
 
-    def end(self) -> None:
-        self._ended.set()
+    def report_after(self, seconds: float | None) -> None:
+        self.seconds = seconds
+        self._process.router.soon(self.watch)
 
-    def _watch(self) -> None:
-        while not self._ended.wait(self.seconds / 4):
-            calls = self._process.ports.calls()
-            self._reported &= calls.keys()
-            for number, call in calls.items():
-                if call.since <= monotonic() - self.seconds and number not in self._reported:
-                    self._reported.add(number)
-                    sys.stderr.write(self._report(call))
-                    sys.stderr.flush()
+    def watch(self) -> None:
+        """Look now, and again and again. In the I/O thread."""
+        self._round = next(self._rounds)
+        self._look(self._round)
+
+    def _look(self, number: int) -> None:
+        if number != self._round:  # the time has been changed since
+            return
+        seconds = settings.slow_call_warning if self.seconds is None else self.seconds
+        calls = self._process.ports.calls()
+        self._reported &= calls.keys()
+        slow = [at for at, call in calls.items() if call.since <= monotonic() - seconds and at not in self._reported]
+        if slow:
+            self._reported.update(slow)
+            report = [calls[at] for at in slow]
+            threading.Thread(target=self._print, args=(report,), name="monarch slow calls", daemon=True).start()
+        self._process.router.later(min(seconds / 4, _LOOK_SECONDS), lambda: self._look(number))
+
+    def _print(self, calls: list[Pending]) -> None:
+        for call in calls:
+            sys.stderr.write(self._report(call))
+            sys.stderr.flush()
 
     def _report(self, call: Pending) -> str:
         places = call.pending()
@@ -115,11 +134,12 @@ class SlowCalls:
 
 
 def report_slow_calls(seconds: float | None) -> None:
-    """Print, to standard error, the stacks of every process that has not answered a call within so many seconds.
+    """Print, to standard error, the stacks of every process that has not answered a call within so many seconds: other
+    than the setting `slow_call_warning` says.
 
     Holds for the calls of this process, and of those that it spawns from now on. None: no more. It costs nothing but a
     look at the open calls now and then. Raises ValueError for a number that is not above 0.
     """
     if seconds is not None and not seconds > 0:
         raise ValueError(f"a bound is a number of seconds above 0, or None, not {seconds!r}")
-    current.process().watch_calls(seconds)
+    current.process().report_calls_after(math.inf if seconds is None else seconds)

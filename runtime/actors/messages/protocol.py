@@ -74,6 +74,8 @@ LOG = 26
 """() and the fields of a log record, to the root"""
 UNFIT = 27
 """(group, rank, reply) and the pickled ActorError that the bootstrap of a process raised, to the agent of its host"""
+PROBE = 28
+"""(port, reply, path): whether who is to give this answer waits for one itself; see `processes.circles`"""
 
 
 def passed_on(head: Head) -> bool:

@@ -40,7 +40,7 @@ class Group:
     owner: Owner
     bootstrap: bytes | None
     slow_calls: float | None
-    """After how many seconds an unanswered call is reported."""
+    """After how many seconds an unanswered call is reported, where that is not what the settings say."""
     path: tuple[str, ...]
     folder: str
     environ: tuple[tuple[str, str], ...]

@@ -436,7 +436,6 @@ class Root(Process):
             self.supervision(EndProcess(reason))
             self._empty.wait(settings.process_exit_timeout)
             self.programs.end()
-            self.watch_calls(None)
             self.host.kill()
             self.other_hosts.close()
             self.host.print()
@@ -465,6 +464,7 @@ def start_root() -> Process:
     warm_parent()
     root = Root()
     root.router.start()
+    root.watch()
     if _at_exit_in != os.getpid():
         _at_exit_in = os.getpid()
         atexit.register(_at_exit)

@@ -31,7 +31,8 @@ from monarch.runtime.actors.debugging.stacks import stack_of
 from monarch.runtime.actors.endpoint import ActorInterface
 from monarch.runtime.actors.errors import ActorError, MeshFailure, SupervisionError
 from monarch.runtime.actors.messages.message import Payload
-from monarch.runtime.actors.messages.protocol import Head, Owner, ReplyTo
+from monarch.runtime.actors.messages.protocol import CALL, Head, Owner, ReplyTo
+from monarch.runtime.actors.processes.circles import awaited_by, awaited_in, frame_of
 from monarch.runtime.actors.processes.current import Context, running
 from monarch.runtime.actors.processes.exits import end_thread
 from monarch.runtime.actors.processes.mailbox import Mailbox, Stop
@@ -40,6 +41,7 @@ from monarch.runtime.actors.processes.ownership import Cleaned, Ends, Supervised
 if TYPE_CHECKING:
     from monarch.runtime.actors.meshes import ActorMesh, ProcMesh
     from monarch.runtime.actors.processes.process import Process
+    from monarch.runtime.future import Future
 
 Call = tuple[str, Head, Payload]
 """Who sent it, and what."""
@@ -116,6 +118,8 @@ class LocalActor:
         """Whose call the actor died of: they hear after its owner."""
         self._alert: Callable[[], object] = lambda: None
         """Called when a failure comes, also while a message is handled."""
+        self._main: asyncio.Task[None] | None = None
+        """Its task, of an actor with an event loop."""
         self._calling = False
         """Whether an endpoint that is not concurrent runs, of an actor with an event loop."""
         self._unhandled: _End | None = None
@@ -166,6 +170,25 @@ class LocalActor:
             self._watch(-1)
         if ended and reply is not None:
             self._process.reply(reply, True, None)
+
+    # -- whom it waits for (see `circles`) -----------------------------------------------------------------------------
+
+    def waits_for(self) -> Future[Any] | None:
+        """What it waits for, without a timeout, before it handles another message."""
+        if self.loop is None:
+            return awaited_in(frame_of(self._thread))
+        return awaited_by(self._main.get_coro()) if self._calling and self._main is not None else None
+
+    def has(self, reply: ReplyTo) -> bool:
+        """Whether a call to be answered there has come, and is not answered before it handles another message."""
+        with self._lock:
+            calls = list(self._mailbox.messages())
+        calls += [
+            call
+            for call in list(self._under_way.values())
+            if not call[1][4] and not (self.loop is not None and self._is_concurrent(call[1]))
+        ]
+        return any(head[0] == CALL and head[2] is not None and head[2][:3] == reply for _, head, _ in calls)
 
     # -- one that does not stop ----------------------------------------------------------------------------------------
 
@@ -387,7 +410,7 @@ class LocalActor:
 
     async def _run_async(self) -> None:
         loop = self.loop = asyncio.get_running_loop()
-        main = asyncio.current_task()
+        main = self._main = asyncio.current_task()
         assert main is not None
         awake = asyncio.Event()
         tasks: dict[asyncio.Task[None], Call] = {}

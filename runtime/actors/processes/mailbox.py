@@ -65,6 +65,10 @@ class Mailbox(Generic[M]):
         """The next failure, while a message is being handled."""
         return self._failures.popleft() if self._failures and not self._closed else None
 
+    def messages(self) -> tuple[M, ...]:
+        """Those that are there."""
+        return tuple(self._messages)
+
     def close(self) -> list[M]:
         """The actor has ended: the messages that it never took, which are to be answered with an error."""
         self._closed = True

@@ -58,6 +58,7 @@ from monarch.runtime.actors.messages.protocol import (
 )
 from monarch.runtime.actors.messages.router import Router
 from monarch.runtime.actors.processes import current, logs
+from monarch.runtime.actors.processes.circles import Circles
 from monarch.runtime.actors.processes.current import Context, running
 from monarch.runtime.actors.processes.exits import forget_what_is_the_parents, run_exit_handlers
 from monarch.runtime.actors.processes.group import Death, Group
@@ -146,7 +147,8 @@ class Process:
         self._supervision = Supervision(None if group.owner[0] == self.address else group.owner[0])
         self._events: deque[Event] = deque()
         self._deciding = threading.RLock()
-        self._slow_calls: SlowCalls | None = None
+        self._slow_calls = SlowCalls(self)
+        self._circles = Circles(self)
         self._unexplained: deque[tuple[float, str, str]] = deque()
         agent = group.host_of(rank)
         relay = agent if agent != self.address else group.root
@@ -372,15 +374,19 @@ class Process:
 
         threading.Thread(target=answer, name="monarch stacks", daemon=True).start()
 
+    def watch(self) -> None:
+        """Look now and then at what waits for long: see `SlowCalls` and `Circles`."""
+        self.router.soon(self._slow_calls.watch)
+        self.router.soon(self._circles.watch)
+
     @property
     def slow_calls(self) -> float | None:
-        return None if self._slow_calls is None else self._slow_calls.seconds
+        """After how many seconds calls are reported, where that is not what the settings say; infinite: never."""
+        return self._slow_calls.seconds
 
-    def watch_calls(self, seconds: float | None) -> None:
-        """Report calls that take longer, or none."""
-        if self._slow_calls is not None:
-            self._slow_calls.end()
-        self._slow_calls = None if seconds is None else SlowCalls(self, seconds)
+    def report_calls_after(self, seconds: float | None) -> None:
+        """See `slow_calls`."""
+        self._slow_calls.report_after(seconds)
 
     # -- supervision: what `ownership` decides, carried out ------------------------------------------------------------
 
@@ -514,7 +520,8 @@ def serve(forked: Forked) -> NoReturn:
     forget_what_is_the_parents()
     root = group.root
     logs.forward(lambda payload: process.router.send(root, (LOG,), payload), group.place(rank), group.levels)
-    process.watch_calls(group.slow_calls)
+    process.report_calls_after(group.slow_calls)
+    process.watch()
     answer_with(stacks)
     threading.Thread(target=_bootstrap, args=(process,), name="bootstrap", daemon=True).start()
     process.router.serve()
