@@ -25,7 +25,7 @@ def compile_graph(
     """The plan of a traced graph; `report` fills what the inspector shows of it."""
     if _compile is not None:
         return _compile(graph)
-    # Whoever hears of executors traces them, and a trace is read with the report of what it measured.
+    # Subscribers to executors trace them, and a trace is read with the report of the plan that it measured.
     plan: Plan = load("monarch.compiler.pipeline:compile_graph")(graph, options, report=report or heard(Place))
     return plan
 

@@ -30,12 +30,14 @@ _sources: dict[tuple[str, CodeType, int], Source] = {}
 _outermost: set[str] = set()
 
 
-def _belongs_to_user(code: CodeType) -> bool:
-    return _is_users_file(code.co_filename)
+def belongs_to_user(code: CodeType) -> bool:
+    """Whether the user, or a library that the user installed, wrote this code."""
+    return is_users_file(code.co_filename)
 
 
 @functools.cache
-def _is_users_file(file: str) -> bool:
+def is_users_file(file: str) -> bool:
+    """Whether a file, by a code object's name for it, is the user's or an installed library's."""
     if file in _outermost:
         return True  # so that the walk up the stack ends there, and costs no more than without it
     if file.startswith("<frozen"):
@@ -55,13 +57,13 @@ def outermost(file: str) -> None:
     """Say that nothing above a frame of this file (a module's `__file__`) is the user's: what runs users' files for
     them, such as the command line, is called by code that looks like a user's."""
     _outermost.add(file)
-    _is_users_file.cache_clear()
+    is_users_file.cache_clear()
 
 
 def user_frame() -> FrameType | None:
     """The innermost frame that is the user's, or None."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and not _belongs_to_user(frame.f_code):
+    while frame is not None and not belongs_to_user(frame.f_code):
         frame = frame.f_back
     return None if frame is not None and frame.f_code.co_filename in _outermost else frame
 

@@ -33,7 +33,7 @@ from monarch.compiler.plan import CompileOptions, MeshSpec, Plan
 from monarch.compiler.plan.file import load_plan
 from monarch.language.programs.environment import find_environment
 from monarch.language.programs.program import Program
-from monarch.language.source import _belongs_to_user, outermost
+from monarch.language.source import belongs_to_user, outermost
 from monarch.language.tensors.mesh import Mesh
 from monarch.language.tensors.tensor import DistributedTensor
 
@@ -202,7 +202,7 @@ def _users_line(error: BaseException) -> Source | None:
         code: CodeType = frame.f_code
         if code.co_filename == __file__:
             return None
-        if _belongs_to_user(code):
+        if belongs_to_user(code):
             return Source(code.co_filename, line)
     return None
 

@@ -44,7 +44,7 @@ class _Compiled:
 _plans: OrderedDict[Any, _Compiled] = OrderedDict()
 
 _FAILED = (RuntimeError, IndexError)
-"""What the workers raise, and an executor that runs a plan at once."""
+"""The errors that workers raise, and those of an executor that runs a plan at once."""
 
 
 def flush(mesh: Mesh) -> None:

@@ -31,7 +31,7 @@ _MODULE = frozenset(
     "_state_dict_pre_hooks _load_state_dict_pre_hooks _load_state_dict_post_hooks _non_persistent_buffers_set "
     "_parameters _buffers _modules training".split()
 )
-"""What each `nn.Module` has: nobody takes it away, and hooks are only asked whether there are any."""
+"""The attributes of every `nn.Module`. Programs do not delete them; of hooks only their presence is checked."""
 
 
 def compile_check(nodes: list[Node], used: set[Spot]) -> Callable[[list[Any]], dict[Spot, Any] | None]:

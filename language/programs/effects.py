@@ -27,14 +27,14 @@ from monarch.language.tensors.tensor import Cell, DistributedTensor, Ref
 
 @dataclass
 class Call:
-    """What one call puts into Python is made of."""
+    """The values of one call from which it makes what it puts into Python."""
 
     mesh: Mesh
     arguments: list[Any]
     live: Live
     scalars: Mapping[str, float]
     handles: Mapping[int, Handle]
-    """What the plan made, by the number of the tensor that the trace left behind."""
+    """The handles that the plan made, by the number of the tensor that the trace left behind."""
     made: dict[Any, Any] = field(default_factory=dict)
 
     def ref(self, number: int) -> Any:
@@ -106,8 +106,8 @@ def _in_order(kind: type[Held], before: list[Any], after: list[Any]) -> bool:
 
 
 def undoing(changes: list[Change]) -> Undo | None:
-    """What undoes one step's changes. A gradient that was given up for the step cannot come back: the failed one stays,
-    and says why it has no value."""
+    """A function that takes one step's changes back. A gradient that a call dropped before the step cannot come back:
+    the failed one stays, and says why it has no value."""
     kept = [
         change
         for change in changes
@@ -151,7 +151,7 @@ class Effects:
         self.cells: dict[int, Cell] = {}
         """The cells, made by the trace, of the tensors that it leaves in Python."""
         self.cannot: tuple[str, str] | None = None
-        """What cannot be repeated: why, and the name it is left under."""
+        """Why a later call cannot repeat the changes, and the name under which the trace left the culprit."""
         self._guards = guards
         self._recording = recording
         self._symbols = {id(symbol): number for number, symbol in enumerate(symbols) if _is_symbol(symbol)}
@@ -388,7 +388,7 @@ class Effects:
     # -- at a call -----------------------------------------------------------------------------------------------
 
     def repeat(self, guards: Guards, call: Call) -> list[Change]:
-        """What the trace put into Python, to be put there with what this call has made. Changes nothing yet."""
+        """The trace's changes in Python, with the values that this call has made. Changes nothing yet."""
         changes = []
         for step in self.steps:
             holder = guards.nodes[step.node].holder(call.live, call.arguments)

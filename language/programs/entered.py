@@ -18,13 +18,13 @@ from typing import Any
 
 from monarch.compiler.errors import Source
 from monarch.language.programs.snapshot import Snapshot
-from monarch.language.source import _belongs_to_user, _is_users_file
+from monarch.language.source import belongs_to_user, is_users_file
 
 _UNKNOWN_MODULES = frozenset(
     "time random secrets uuid socket subprocess select asyncio queue multiprocessing shutil tempfile glob "
     "urllib http ssl numpy.random fcntl mmap resource psutil".split()
 )
-"""What functions of these modules answer does not follow from what Python holds."""
+"""The results of functions of these modules do not follow from the state of Python's objects."""
 _UNKNOWN_BUILTINS = {name: getattr(builtins, name) for name in ("open", "input", "globals", "eval", "exec")}
 _UNKNOWN_NAMES = {
     "os": frozenset("listdir stat scandir urandom getpid getppid getcwd exists isfile isdir".split()),
@@ -69,9 +69,9 @@ def _look(code: CodeType, names: dict[str, Any]) -> _Code:
     known = _codes.get(id(code))
     if known is not None:
         return known[1]
-    users = _belongs_to_user(code) and str(names.get("__name__")).partition(".")[0] not in _LIBRARIES
+    users = belongs_to_user(code) and str(names.get("__name__")).partition(".")[0] not in _LIBRARIES
     if users and code.co_filename.startswith("<") and "__file__" in names:
-        users = _is_users_file(names["__file__"])  # made from text by the module whose globals it has
+        users = is_users_file(names["__file__"])  # made from text by the module whose globals it has
     texts = tuple(constant for constant in code.co_consts if type(constant) is str) + tuple(
         text for constant in code.co_consts if type(constant) is tuple for text in constant if type(text) is str
     )
@@ -170,7 +170,7 @@ class Entered:
         self._unknown(code, known, frame.f_globals)
 
     def _say(self, what: str, frame: FrameType | None) -> None:
-        while frame is not None and not _belongs_to_user(frame.f_code):
+        while frame is not None and not belongs_to_user(frame.f_code):
             frame = frame.f_back
         if self.unknown is None and frame is not None:
             self.unknown = what, Source(frame.f_code.co_filename, frame.f_lineno)

@@ -16,7 +16,7 @@ from torch import nn
 
 from monarch.compiler.states import StateKey
 from monarch.language.recorder.optimizer_state import parameters
-from monarch.language.source import _belongs_to_user
+from monarch.language.source import belongs_to_user
 from monarch.language.tensors.mesh import Mesh
 from monarch.language.tensors.tensor import Cell, DistributedTensor
 
@@ -86,7 +86,7 @@ class _Scan:
         if not isinstance(function, FunctionType) or id(function) in self.seen:
             return
         self.seen.add(id(function))
-        if not _belongs_to_user(function.__code__):
+        if not belongs_to_user(function.__code__):
             return
         for variable, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
             try:

@@ -113,7 +113,7 @@ class Guards:
         self._build(roots)
         shared = {cell for cell, spots in self._places.items() if len(spots) > 1}
         if any(position in self.nodes[number].special for cell in shared for number, position in self._places[cell]):
-            self._shared = shared  # what is at one such place must be at the others: expect the same tensors
+            self._shared = shared  # all such places must hold one tensor: expect the same tensors
             self._build(roots)
         self._check_codes()
 
@@ -264,7 +264,7 @@ class Guards:
             self._used.add(spot)
 
     def check(self, arguments: list[Any]) -> Live | None:
-        """What is at the places in use, where all is as expected."""
+        """The values at the places in use; None where one guard does not hold."""
         if self.dead:
             return None
         if self._fast is not None:

@@ -13,7 +13,7 @@ Path = tuple[Any, ...]
 Spot = tuple[int, int]
 """A place in a `Guards`: number of its node, and position among the node's values."""
 Live = dict[Spot, Any]
-"""What is at places now."""
+"""The values at places now."""
 
 
 class Key:
@@ -67,7 +67,7 @@ class Node:
         return self.root() if self.is_weak else self.root
 
     def read_now(self, holder: Any) -> list[Any] | None:
-        """What is at its places now; None where its shape is another."""
+        """The values at its places now; None where the object has another shape."""
         if type(holder) is not self.type:
             return None
         kind = self.kind

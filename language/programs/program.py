@@ -8,7 +8,7 @@ import inspect
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, ParamSpec, TypeVar, overload
 
 import torch
 from torch.utils import _pytree as pytree
@@ -67,6 +67,13 @@ _OFTEN = 8
 """After so many traces in which the same place has changed, the program says so."""
 _SIGNATURES, _PLANS, _VARIANTS = 256, 64, 8
 """How many signatures a program remembers, and of each how many plans and traces: those that were used last."""
+
+
+class Remembered(NamedTuple):
+    """How much of one signature a program remembers: `traces` that later calls may fit, and the `plans` they share."""
+
+    traces: int
+    plans: int
 
 
 class _Entry:
@@ -193,6 +200,11 @@ class Program(Generic[P, R]):
                 TracedAgainWarning,
                 stacklevel=4,
             )
+
+    @property
+    def remembered(self) -> list[Remembered]:
+        """What the program remembers of each signature, the one called last at the end."""
+        return [Remembered(len(entry.variants), len(entry.compiled)) for entry in self._entries.values()]
 
     # -- looking -------------------------------------------------------------------------------------------------
 
@@ -414,7 +426,7 @@ def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
 
 
 def _written(parameter: inspect.Parameter) -> str:
-    """What else than a tensor type a parameter's annotation and default say."""
+    """A parameter's annotation, where it is no tensor type, and default, as written."""
     annotation = parameter.annotation
     text = "" if annotation is parameter.empty else inspect.formatannotation(annotation).strip("'")
     return text if parameter.default is parameter.empty else f"{text} = {parameter.default!r}".strip()

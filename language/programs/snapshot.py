@@ -20,7 +20,7 @@ from typing import Any, ClassVar, cast
 
 import torch
 
-from monarch.language.source import _is_users_file
+from monarch.language.source import is_users_file
 from monarch.language.tensors.tensor import DistributedTensor
 
 MOST_ENTRIES = 10_000
@@ -88,7 +88,7 @@ class Held:
                 cls.put(holder, key, value)
 
     def changed(self) -> Contents | None:
-        """What it holds now, where that is not what it held."""
+        """The contents now; None where they are those noted."""
         now = self.read(self.holder)
         return None if same_entries(self.before, now) else now
 
@@ -266,7 +266,7 @@ class Function(Held):
 
 
 class Parts(Held):
-    """What a method, partial, weak reference, property or program is made of: it never changes."""
+    """The parts of a method, partial, weak reference, property or program, which never change."""
 
     by_identity = False
     names: ClassVar[dict[type, tuple[str, ...]]] = {
@@ -546,7 +546,7 @@ def same_plain(first: Any, second: Any) -> bool:
 
 
 class Snapshot:
-    """What was held by all that a trace has met so far."""
+    """The contents of all objects that a trace has met so far, as they were then."""
 
     def __init__(self) -> None:
         self.held: dict[int, Held] = {}
@@ -605,7 +605,7 @@ class Snapshot:
             held.restore()
 
     def changes(self) -> list[tuple[Held, Contents]]:
-        """What holds something else now, with that."""
+        """The objects whose contents have changed, with their contents now."""
         found = []
         for held in self.held.values():
             now = held.changed()
@@ -616,4 +616,4 @@ class Snapshot:
 
 def _is_users_module(module: ModuleType) -> bool:
     file = getattr(module, "__file__", None)
-    return file is not None and _is_users_file(file)
+    return file is not None and is_users_file(file)

@@ -294,7 +294,7 @@ class Variant:
         return given_up
 
     def _lost(self, type_: TensorType) -> DistributedTensor:
-        """What stands for a gradient that was given up for a step that could not start."""
+        """A tensor without a value, for a gradient that the call dropped before a step that could not start."""
         cell = Cell(self.trace.mesh, type_)
         cell.failure = Failure(
             MonarchError(

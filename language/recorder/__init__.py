@@ -1,1 +1,1 @@
-"""What turns PyTorch's calls into a tape: each ATen call on a distributed tensor, with the user's source line."""
+"""The recorder turns PyTorch's calls on distributed tensors into a tape, with the user's source lines."""

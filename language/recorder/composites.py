@@ -76,7 +76,7 @@ def _embedding_bag(
     include_last_offset: bool,
     padding_idx: int | None,
 ) -> tuple[torch.Tensor, ...]:
-    """Of the results only the first, the bags, is a value: the others are for a backward that is not used."""
+    """Only the first result, the bags, is a value: the others serve a backward pass that never runs."""
     if include_last_offset:
         offsets = offsets[:-1]
     count, width = offsets.shape[0], weight.shape[1]
@@ -117,7 +117,7 @@ def _embedding_bag_without_padding(
 
 def _not_nested(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """`nn.TransformerEncoder` takes padding out of its batch, as nested tensors, where the padding stands at the ends:
-    it is told that it does not."""
+    this answers that it does not."""
     return False
 
 

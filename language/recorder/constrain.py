@@ -1,4 +1,4 @@
-"""`layout(x, ...)`: where a program says how a value shall lie on the mesh."""
+"""`layout(x, ...)`: a program fixes the layout of a value."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from monarch.language.tensors.tensor import DistributedTensor
 
 
 class _Constrain(torch.autograd.Function):
-    """The identity, with a layout; the gradient is laid out the same."""
+    """The identity, with a layout that the gradient gets too."""
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, layout: Layout) -> torch.Tensor:
@@ -41,7 +41,7 @@ def constrain(tensor: DistributedTensor, layout: Layout) -> DistributedTensor:
 
 
 def layout(x: torch.Tensor, layout: LayoutLike) -> DistributedTensor:
-    """The same value, laid out so: `h = monarch.layout(h, "[@data, -, @model]")`.
+    """The same value in this layout: `h = monarch.layout(h, "[@data, -, @model]")`.
 
     Inside a program this binds the partitioner at this point; outside one it moves the tensor. The gradient of `x` is
     laid out the same. `layout` is text, one entry for each tensor dim (`["data", None]`), DTensor placements, or a

@@ -202,7 +202,7 @@ _SMALL = 2**20
 
 
 def _torchs_words(func: Any, args: list[Any], kwargs: dict[str, Any], error: Exception) -> str:
-    """What PyTorch says of a call that the fake run refused: its kernels and its fake kernels word some errors
+    """PyTorch's own error for a call that the fake run refused: kernels and fake kernels word some errors
     differently."""
 
     def real(value: Any) -> Any:
@@ -545,7 +545,7 @@ def _copy_out(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _conjugate(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Of a number too, which autograd meets as the factor of a complex tensor."""
+    """The conjugate of a tensor, or of a number: autograd meets one as the factor of a complex tensor."""
     if isinstance(args[0], torch.Tensor):
         return record(func, args, kwargs)
     with outside_programs():

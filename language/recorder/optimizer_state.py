@@ -1,4 +1,4 @@
-"""What an optimizer has: its state, and its hyperparameters."""
+"""An optimizer's state and hyperparameters."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ import torch
 from monarch.language.recorder.recording import current
 
 _ARITHMETIC = ("torch.optim.radam", "torch.optim.asgd")
-"""Of PyTorch's modules those whose `capturable` path, which branches on nothing, is asked of tensors on a GPU only."""
+"""The modules of PyTorch that take their `capturable` path, which branches on no value, for tensors on a GPU only."""
 
 
 def _asks(function: Callable[[], bool]) -> Callable[[], bool]:

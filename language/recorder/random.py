@@ -33,7 +33,7 @@ aten = torch.ops.aten
 
 
 _FIRST_STREAM, _FIRST_SEEDED = 0x6D6F6E6172 << 24, 0x63680000 << 24
-"""What PyTorch's generator is seeded with while a program is traced: the first plus the number of the next stream, or,
+"""The seeds of PyTorch's generator while a program is traced: the first plus the number of the next stream, or,
 once the program has seeded it, the second plus an entry of `_Streams.seeded`."""
 
 
@@ -275,7 +275,7 @@ def _binomial(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _gamma(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Of scale 1, and never 0, of which PyTorch's gradients take the logarithm."""
+    """Gamma numbers of scale 1, and never 0: PyTorch's gradients take their logarithm."""
     return _sample("gamma", args[0]).clamp(min=torch.finfo(args[0].dtype).tiny)
 
 

@@ -51,7 +51,7 @@ class Recording:
         self._lifted: dict[tuple[str, float], str] = {}
         self.input_cells: set[int] = set()
         self.steps: list[tuple[int, OptimizerSnapshot]] = []
-        """What optimizers had before each step of theirs, and how many ops had been recorded then."""
+        """The state of optimizers before each of their steps, and the number of ops recorded until then."""
 
     def release(self) -> None:
         """Let go of cells and plain tensors: tensors keep the recording where they were last used."""

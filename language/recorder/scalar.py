@@ -21,8 +21,8 @@ Ask = Callable[[], Any]
 
 
 class ScalarNode:
-    """What stands behind a Scalar: its expression, its value now (None where only the workers know it), and who is told
-    of guards. Torch asks it the questions of a SymNode."""
+    """The node of a Scalar: its expression, its value now (None where only the workers know it), and the function that
+    takes its guards. Torch calls the methods of a SymNode on it."""
 
     __slots__ = ("ask", "expr", "guard", "hint")
 

@@ -23,7 +23,7 @@ import torch
 from monarch.compiler import ops
 from monarch.compiler.ops.record import enter
 from monarch.language.recorder.recording import recording_for
-from monarch.language.source import _belongs_to_user
+from monarch.language.source import belongs_to_user
 from monarch.language.tensors.tensor import DistributedTensor
 
 aten = torch.ops.aten
@@ -42,8 +42,8 @@ def check(tensor: torch.Tensor, valid: torch.Tensor, message: str) -> Distribute
 
 
 def deferred(tensor: DistributedTensor) -> bool | None:
-    """What a program that asks for a tensor's truth is told, where only one answer lets it go on: the workers check
-    that it is the right one. None where both do."""
+    """The truth of a tensor that a program asks for, where the program goes on with only one answer: the workers check
+    that it is the right one. None where it goes on with both."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and _is_ours(frame):
         frame = frame.f_back
@@ -114,7 +114,7 @@ def _caught(frame: FrameType, offset: int, kind: type[BaseException] | None) -> 
     """Whether the user's code may catch what is raised there."""
     at: FrameType | None = frame
     while at is not None and not (at.f_code.co_name == "trace" and _is_ours(at)):
-        if _belongs_to_user(at.f_code) and _catches(at, offset, kind):
+        if belongs_to_user(at.f_code) and _catches(at, offset, kind):
             return True
         at = at.f_back
         offset = at.f_lasti if at is not None else 0
@@ -142,7 +142,7 @@ def _catches(frame: FrameType, offset: int, kind: type[BaseException] | None) ->
 
 
 def _words(frame: FrameType) -> str:
-    """What a failed check says."""
+    """The message of a failed check."""
     known = frame.f_locals
     owner = type(known.get("self")).__name__
     if frame.f_code.co_filename.endswith(_DISTRIBUTIONS):

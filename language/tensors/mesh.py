@@ -35,7 +35,7 @@ def open_meshes() -> list[Mesh]:
     found = [mesh for mesh in list(_meshes.values()) if not mesh.is_closed]
     if len(found) > 1:
         del found
-        gc.collect()  # a mesh that nobody holds may only wait for the garbage collector
+        gc.collect()  # a mesh without references may only wait for the garbage collector
         found = [mesh for mesh in list(_meshes.values()) if not mesh.is_closed]
     return [mesh for mesh in found if not mesh.is_abstract] or found
 
@@ -263,7 +263,7 @@ class Mesh(MeshAlgebra):
 
     @property
     def executor(self) -> Executor:
-        """What runs plans on this mesh's workers; they start now if they have not yet."""
+        """The executor that runs plans on this mesh's workers, which start now if they have not yet."""
         if len(self) != self._workers.spec.workers:
             raise MonarchError(
                 f"cannot run on {self!r}: it is part of a mesh whose workers run as one",
@@ -277,7 +277,7 @@ class Mesh(MeshAlgebra):
         return self._workers.start()
 
     def fetch(self, ask: Callable[[Executor], T]) -> T:
-        """What the executor answers. Where a step failed, state goes back to that of the last finished step first."""
+        """The executor's answer. Where a step failed, state goes back to that of the last finished step first."""
         try:
             return ask(self.executor)
         except DeviceMeshError:
@@ -293,7 +293,7 @@ class Mesh(MeshAlgebra):
                 try:
                     cell.handle = self.executor.recover(cell.handle)
                 except DeviceMeshError:
-                    continue  # the failed step was to make it first, or the mesh is lost: who reads it is told so
+                    continue  # the failed step was to make it first, or the mesh is lost: reading it raises
 
     def settle(self) -> None:
         """Have all cells hold their newest handles, though a call was interrupted or a handler runs in one."""

@@ -1,4 +1,4 @@
-"""What meshes and tensors leave to the rooms above theirs: recording ops, running what was recorded, programs.
+"""The operations that meshes and tensors leave to the rooms above theirs: recording, running, programs.
 
 A tensor's `+` is the recorder's work, and the recorder makes tensors. So that imports go one way, meshes and tensors
 call the functions of `operations`, which `monarch.language` fills in when it is imported.

@@ -28,7 +28,7 @@ class Recorded(Protocol):
 
 
 class Failure:
-    """What went wrong in an op whose result was needed, and whether anybody has seen it raised."""
+    """The error of an op whose result was needed, and whether some call has raised it."""
 
     __slots__ = ("error", "raised")
 
@@ -125,7 +125,7 @@ _CPU = torch.device("cpu")
 
 
 class DistributedTensor(torch.Tensor):
-    """A tensor that lies on a mesh of workers. Looks local: shape and dtype are those of the whole.
+    """A tensor whose blocks the workers of a mesh hold. Its shape and dtype are those of the whole tensor.
 
     Ops on it are recorded and run on the workers: at once as part of a `@monarch.program`, or, outside one, when a
     value is needed (`full_tensor()`, `item()`, `print`).
@@ -181,7 +181,7 @@ class DistributedTensor(torch.Tensor):
 
     @property
     def sharding(self) -> Layout:
-        """How it lies on the mesh. (`layout` is torch's: strided.)"""
+        """The tensor's layout on the mesh. (`layout` is torch's: strided.)"""
         return self.tensor_type.layout
 
     def _settled(self) -> Ref:
@@ -220,7 +220,7 @@ class DistributedTensor(torch.Tensor):
         return whole_of(blocks, type_, mesh.spec)
 
     def to_local(self, **coordinates: int) -> torch.Tensor:
-        """What one worker holds, by its coordinates: `x.to_local(data=0, model=1)`. Dims that are left out are 0.
+        """The block of one worker, by its coordinates: `x.to_local(data=0, model=1)`. Dims that are left out are 0.
 
         At the end of a dim that the mesh does not divide it is smaller than on the workers before, or empty.
         """
@@ -240,7 +240,7 @@ class DistributedTensor(torch.Tensor):
         return cell.handle, cell.mesh
 
     def redistribute(self, layout: LayoutLike) -> DistributedTensor:
-        """The same tensor laid out anew; its gradient is laid out so too."""
+        """The same tensor in another layout, which its gradient gets too."""
         type_ = TensorType(self.dtype, tuple(self.shape))
         laid_out: DistributedTensor = operations.constrain(self, as_layout(layout, type_, self.mesh.spec, "the tensor"))
         return laid_out

@@ -229,7 +229,7 @@ def test_tensors_programs_and_inspections_need_no_workers(no_workers: None) -> N
     assert text.endswith("on mesh<data=2, model=2>")
     assert "f32[4@data, 4] on" in words(model.weight._repr_html_())  # type: ignore[operator]
     inspection = step.inspect(torch.ones(4, 4))
-    assert not step._entries
+    assert not step.remembered
     (page,) = re.findall(r'srcdoc="([^"]*)"', inspection._repr_html_())
     assert unescape(page) == inspection.html()
 

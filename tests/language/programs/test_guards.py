@@ -49,8 +49,8 @@ def traces(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def plans(step: Program[Any, Any]) -> int:
-    (entry,) = step._entries.values()
-    return len(entry.compiled)
+    (signature,) = step.remembered
+    return signature.plans
 
 
 def numbers(value: Any) -> Any:

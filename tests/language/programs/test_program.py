@@ -33,7 +33,7 @@ from tests.language.models import assert_same_parameters, make_step, mlp, square
 
 
 def traces(step: Program[Any, Any]) -> int:
-    return sum(len(entry.variants) for entry in step._entries.values())
+    return sum(each.traces for each in step.remembered)
 
 
 def test_arguments_and_results_are_pytrees(mesh: Mesh) -> None:
@@ -47,7 +47,7 @@ def test_arguments_and_results_are_pytrees(mesh: Mesh) -> None:
         assert result["sum"].tolist() == [1.0 + factor] * 2
         assert result["rest"][0].tolist() == [5.0, 5.0]
         assert result["rest"][1:] == [None, "text", factor]
-    assert len(step._entries) == 2  # another int is another signature
+    assert len(step.remembered) == 2  # another int is another signature
 
 
 def test_float_arguments_are_inputs(mesh: Mesh) -> None:
@@ -190,8 +190,7 @@ def test_an_optimizer_of_the_users(mesh: Mesh) -> None:
         for optimizer in (ours, theirs):
             optimizer.param_groups[0]["lr"] *= 0.5
     assert_same_parameters(model, plain)
-    (entry,) = step._entries.values()
-    assert len(entry.compiled) == 1  # traced without gradients and with them: the same graph
+    assert [each.plans for each in step.remembered] == [1]  # traced without gradients and with them: the same graph
 
 
 def test_updates_written_by_hand(mesh: Mesh) -> None:
@@ -287,7 +286,7 @@ def test_traced_and_compiled_forms(mesh: Mesh) -> None:
     assert str(traced) == str(traced.graph)
     assert [node.meta["kind"] for node in traced.graph.placeholders] == ["input"]
     assert isinstance(step.compile(x), Plan) and isinstance(traced.compile(), Plan)
-    assert not step._entries
+    assert not step.remembered
 
 
 def test_equal_programs_are_compiled_once_for_a_signature(mesh: Mesh) -> None:
