@@ -25,6 +25,8 @@ class DependsOnData(Exception):
 
 def make_fake(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """A contiguous tensor without data."""
+    if not torch._C._len_torch_dispatch_stack():  # then a signal's handler may run here, and finds tensors as ever
+        return torch.empty(shape, dtype=dtype, device=_META)
     # Modes, such as the one that makes factory functions distributed, shall not see this call.
     with torch._C._DisableTorchDispatch():
         return torch.empty(shape, dtype=dtype, device=_META)
