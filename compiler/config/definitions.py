@@ -140,6 +140,13 @@ class Settings(SettingsBase):
         60.0,
         "How long the program's main thread, which a failure that nobody dealt with interrupts, may take to end.",
     )
+    host_timeout = Setting(
+        Duration("200ms", "1h"),
+        30.0,
+        "How long a host, or a host's controller, may be silent before it counts as lost, where `monarch.hosts` is not"
+        " given a `timeout`. Who comes back before (a link that was down, Ctrl-Z, a held GIL) goes on as if nothing"
+        " had been.",
+    )
     host_spawn_ready_timeout = Setting(
         Duration("1s", "1d"),
         60.0,

@@ -25,7 +25,7 @@ def hosts(
     trusted_network: bool = False,
     transports: Sequence[str] | None = None,
     fan_out: int = 8,
-    timeout: float = 10.0,
+    timeout: float | None = None,
 ) -> HostMesh:
     """Attach hosts on which `monarch host` runs.
 
@@ -40,7 +40,8 @@ def hosts(
     `transports`       which to try between workers of two hosts, in order; by default all that there are, with TLS
                        only those that encrypt (verbs does not)
     `fan_out`          how many hosts each host (and this process) speaks to directly; the others are reached over them
-    `timeout`          seconds after which a host that does not answer counts as lost
+    `timeout`          seconds after which a host that does not answer counts as lost; the setting `host_timeout`
+                       without it
 
     Raises MonarchError where a host cannot be attached, with the reason for each.
     """

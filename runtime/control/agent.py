@@ -65,6 +65,10 @@ def serve(
     return agent
 
 
+class _GivenUp(Exception):
+    """A controller has not kept its part, such as to say something now and then."""
+
+
 class Agent:
     """A host that serves. `address` is where it listens, with the real port."""
 
@@ -145,6 +149,10 @@ class Agent:
             self._sessions.add(session)
             reason = await session.run()
             log.info("%s: detached: %s", peer, reason or "it has closed")
+            if reason and not session.stream.closed:
+                raise _GivenUp(reason)
+        except _GivenUp as error:  # for a controller that was silent, and goes on: it would not know why
+            await call.abort(grpc.StatusCode.ABORTED, f"the host has given this controller up: {error}")
         except VersionsDiffer as error:
             log.warning("%s: refused: %s", peer, error)
             await call.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))

@@ -25,12 +25,13 @@ def attach(
     trusted_network: bool,
     transports: Sequence[str] | None,
     fan_out: int,
-    timeout: float,
+    timeout: float | None,
 ) -> AttachedHosts:
     """See `monarch.hosts`."""
     for name in transports or ():
         if name not in TRANSPORTS:
             raise MonarchError(f"no transport is called {name!r}", hint=f"there are {', '.join(TRANSPORTS)}.")
+    timeout = settings.host_timeout if timeout is None else timeout
     security = security_from(tls, token, trusted_network)
     tree = HostTree(parse_hosts(addresses), security, fan_out, timeout)
     connect = partial(RemoteConnection, tree, tuple(transports or default_transports(security)), timeout)

@@ -94,7 +94,9 @@ def connect_peers(window: Window, up: socket.socket, across: dict[str, Any], end
             window.mark_dead(rank)
 
     reached = {"bind": across["bind"], "advertise": across["advertise"]}
-    endpoint = Endpoint(secret, **reached, transports=across["transports"], tls=tls, lost=lost)
+    endpoint = Endpoint(
+        secret, **reached, transports=across["transports"], tls=tls, lost=lost, patience=across["timeout"]
+    )
     end.callback(endpoint.close)
     region = endpoint.register(window.memory, file=window.file).region
     up.send(pack({"pid": os.getpid(), "address": endpoint.address.to_json(), "region": region.to_json()}))

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ import torch
 
 import monarch
 from monarch import HostMesh
+from monarch.actor import Actor, endpoint
 from monarch.compiler.plan import DeviceMeshError, MeshSpec, MonarchError
 from monarch.compiler.plan.options import CompileOptions
 from monarch.distributed import Mesh
@@ -78,7 +80,7 @@ def sums(mesh: MeshSpec, dims: list[str] | None = None) -> Building:
     return build
 
 
-def attached(made: Cluster, timeout: float = 6.0) -> HostMesh:
+def attached(made: Cluster, timeout: float | None = 6.0) -> HostMesh:
     return monarch.hosts(
         made.addresses,
         tls=made.tls,
@@ -118,6 +120,30 @@ def test_a_cut_cable_ends_every_wait(fragile: Cluster) -> None:
     with attached(fragile) as hosts:
         text = fails(hosts, lambda _: fragile.network.cut(fragile.hosts[1]))
     assert "the mesh mesh<w=4> has lost" in text and fragile.hosts[1].address in text
+
+
+class Waits(Actor):
+    @endpoint
+    def wait(self, seconds: float) -> None:
+        threading.Event().wait(seconds)
+
+
+def test_a_link_that_was_down_for_a_while_ends_nothing(fragile: Cluster) -> None:
+    """For 8 s, with a step, a control message and a call under way."""
+    with attached(fragile, timeout=None) as hosts, monarch.Mesh(w=4, hosts=hosts) as mesh:
+        x = monarch.distribute(torch.arange(8.0), mesh, ["w"])
+        waits = hosts.slice(hosts=1).spawn_procs().spawn("waits", Waits)
+        assert x.sum().item() == 28
+        waits.wait.call_one(0).get(30)
+        fragile.network.cut(fragile.hosts[1])
+        total, call = x.sum(), waits.wait.call_one(0)
+        mesh.flush()
+        with pytest.raises(TimeoutError):
+            call.get(timeout=8)
+        fragile.network.mend(fragile.hosts[1])
+        assert total.item() == 28
+        call.get(60)
+        assert (x * 2).sum().item() == 56
 
 
 def test_a_worker_that_is_killed_is_named(two: Cluster) -> None:

@@ -90,7 +90,7 @@ def launch(
     trusted_network: bool = False,
     transports: Sequence[str] | None = None,
     fan_out: int = 8,
-    timeout: float = 10.0,
+    timeout: float | None = None,
 ) -> LaunchedHosts:
     """Start agents and attach them. Options as those of `monarch.hosts`; with `trusted_network` a token takes the place
     of certificates, and nothing is encrypted."""
