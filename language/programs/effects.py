@@ -99,7 +99,7 @@ class Change:
 
 def _in_order(kind: type[Held], before: list[Any], after: list[Any]) -> bool:
     """Whether new contents of these keys are put as a whole, so that their order is that of the trace."""
-    if issubclass(kind, (kinds.Sequence, kinds.Members)):
+    if issubclass(kind, (kinds.Sequence, kinds.Members, kinds.Own)):
         return True
     stay = len(before) <= len(after) and all(a is b for a, b in zip(before, after, strict=False))
     return issubclass(kind, kinds.Mapping) and not stay
@@ -304,10 +304,11 @@ class Effects:
         the history that autograd has of them."""
         keys, values = now
         before = dict(zip(*held.before, strict=True))
-        if isinstance(held, (kinds.Sequence, kinds.Members)):
+        if isinstance(held, (kinds.Sequence, kinds.Members, kinds.Own)):
             settled = [self._settled(value) for value in values]
             if any(a is not b for a, b in zip(settled, values, strict=True)):
-                held.holder.clear()
+                if not isinstance(held.holder, tuple):
+                    held.holder.clear()
                 held.fill(held.holder, keys, settled)
             return
         for key, value in zip(keys, values, strict=True):
@@ -348,7 +349,7 @@ class Effects:
             if all(a is b for a, b in zip(entries, value, strict=True)):
                 return value
             return type(value)(*entries) if hasattr(value, "_fields") else type(value)(entries)
-        if kind in (kinds.Mapping, kinds.Sequence, kinds.Members, kinds.Attributes, kinds.Slots):
+        if kind in (kinds.Mapping, kinds.Sequence, kinds.Members, kinds.Own, kinds.Attributes, kinds.Slots):
             empty = kind.__new__(kind)
             empty.holder, empty.before = value, ([], [])
             self.settle(empty, kind.read(value))

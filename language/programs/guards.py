@@ -21,6 +21,7 @@ from monarch.language.programs.checks import compile_check
 from monarch.language.programs.entered import Entered
 from monarch.language.programs.nodes import Key, Live, Node, Path, Spot
 from monarch.language.programs.snapshot import (
+    HAS_CLASS,
     OPAQUE,
     PLAIN,
     Attributes,
@@ -166,11 +167,11 @@ class Guards:
             if type(key) not in PLAIN:
                 self._watch(node, key)
             self._expect(node, (number, position), held, key, value, queue)
-        if isinstance(held, (Attributes, Slots)):
-            for base in type(held.holder).__mro__:
-                inner = self._snapshot.held.get(id(base))
-                if inner is not None:
-                    queue.append((inner, (base.__qualname__,), None, weakref.ref(base)))
+        kind = held.holder if isinstance(held, Class) else type(held.holder) if isinstance(held, HAS_CLASS) else object
+        for base in kind.__mro__:
+            inner = self._snapshot.held.get(id(base))
+            if inner is not None:
+                queue.append((inner, (base.__qualname__,), None, weakref.ref(base)))
 
     def _read(self, held: Held) -> Contents:
         """The keys of an object that the program may have read, and their values."""

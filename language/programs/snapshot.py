@@ -238,6 +238,46 @@ class Members(Held):
         holder.update(values)
 
 
+class Attribute:
+    """The key of an attribute, beside those of a container's entries. Equal names are one object."""
+
+    __slots__ = ("name",)
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+_attribute = functools.cache(Attribute)
+
+
+class Own(Held):
+    """A container of a class of the user's: its entries, and its attributes."""
+
+    by_identity = False
+
+    @classmethod
+    def read(cls, holder: Any) -> Contents:
+        keys, values = _container_kind(holder).read(holder)
+        return [*keys, *map(_attribute, holder.__dict__)], [*values, *holder.__dict__.values()]
+
+    @classmethod
+    def put(cls, holder: Any, key: Any, value: Any) -> None:
+        if isinstance(key, Attribute):
+            Attributes.put(holder, key.name, value)
+        else:
+            _container_kind(holder).put(holder, key, value)
+
+    @classmethod
+    def fill(cls, holder: Any, keys: list[Any], values: list[Any]) -> None:
+        count = next((at for at, key in enumerate(keys) if isinstance(key, Attribute)), len(keys))
+        _container_kind(holder).fill(holder, keys[:count], values[:count])
+        Attributes.fill(holder, [key.name for key in keys[count:]], values[count:])
+
+
+def _container_kind(value: Any) -> type[Held]:
+    return next(held for container, held in _CONTAINERS if isinstance(value, container))
+
+
 class Function(Held):
     """A function: its code, defaults and the variables that it closes over."""
 
@@ -469,7 +509,9 @@ def kind_of(value: Any) -> type[Held] | str | None:
         return Tensor
     for container, held in _CONTAINERS:
         if isinstance(value, container):
-            return held if len(cast("Any", value)) <= MOST_ENTRIES else OPAQUE
+            if len(cast("Any", value)) > MOST_ENTRIES:
+                return OPAQUE
+            return Own if hasattr(value, "__dict__") and _is_users_class(kind) else held
     if kind is FunctionType:
         return Function
     if isinstance(value, _MADE_OF_PARTS) or hasattr(kind, "__wrapped_program__"):
@@ -531,6 +573,10 @@ def _is_users_class(kind: Any) -> bool:
     )
 
 
+HAS_CLASS = (Attributes, Slots, Own, Mapping, Sequence, Members)
+"""Objects of the user's classes, whose methods the program may call."""
+
+
 def same_plain(first: Any, second: Any) -> bool:
     """Whether two plain values are the same to a program: 1 is not True, nan is nan, and -0.0 is not 0.0."""
     if type(first) is not type(second) or type(first) not in PLAIN:
@@ -569,9 +615,9 @@ class Snapshot:
                 return
             held = self.held[id(value)] = kind(value)
             stack.extend(held.before[1])
-            if kind is Mapping:
+            if kind is Mapping or kind is Own:
                 stack.extend(key for key in held.before[0] if type(key) is not str)
-            elif kind is Attributes or kind is Slots:
+            if kind in HAS_CLASS:
                 stack.extend(base for base in type(value).__mro__ if _is_users_class(base))
             elif kind is Class:
                 stack.extend(base for base in value.__mro__ if _is_users_class(base))

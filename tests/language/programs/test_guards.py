@@ -542,3 +542,53 @@ def test_an_interrupt_where_recording_ends_leaves_nothing_recording(
         patched.setattr(module, "tracing", interrupted)
         double(x)
     assert double(x).sum().item() == 8
+
+
+class Registry(dict[str, float]):
+    """A dict with an attribute, and a method that asks its base."""
+
+    scale: float
+
+    def get(self, key: str) -> float:  # type: ignore[override]
+        return (super().get(key) or 0.0) * self.scale
+
+
+class Recent(list[Any]):
+    last: Any
+
+
+class Pair(tuple[float, float]):
+    bias: float
+
+    def total(self) -> float:
+        return self[0] + self.bias
+
+
+@pytest.mark.filterwarnings("error::monarch.language.errors.TracedAgainWarning")
+def test_containers_of_one_s_own_class_have_attributes_and_methods(mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
+    found, recent, pair = Registry(a=2.0), Recent([1.0]), Pair((1.0, 2.0))
+    found.scale, recent.last, pair.bias = 1.0, None, 3.0
+
+    def step(x: Any) -> Any:
+        recent.last = x * 2
+        recent[0] = x
+        return x * found.get("a") + pair.total()
+
+    traced = program(step, mesh=mesh)
+
+    def check(calls: int) -> None:
+        for call in range(calls):
+            x = torch.full((2,), 1.0 + call)
+            assert traced(distribute(x, mesh)).tolist() == step(x).tolist()
+            traced(distribute(x, mesh))
+            assert recent.last.tolist() == (x * 2).tolist() and recent[0].tolist() == x.tolist()
+
+    check(3)
+    found.scale = 5.0
+    check(3)
+    pair.bias = 9.0
+    check(2)
+    found["a"] = 1.5
+    check(2)
+    monkeypatch.setattr(Registry, "get", lambda self, key: 100.0)
+    check(2)
