@@ -55,7 +55,7 @@ def train(model: Any, step_of: Callable[[Any], Any], masked: bool) -> list[float
 
 @pytest.mark.parametrize(("sharded", "masked"), [(False, True), (True, False)])
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.filterwarnings("ignore::monarch.language.errors.TracedAgainWarning")
+@pytest.mark.filterwarnings("error::monarch.language.errors.TracedAgainWarning")
 def test_a_model_trains_as_it_is(family: str, sharded: bool, masked: bool, mesh: Mesh) -> None:
     torch.manual_seed(0)
     plain = FAMILIES[family]()
