@@ -18,6 +18,7 @@ from torch import fx
 from monarch.compiler import ops
 from monarch.compiler.context import Context, Pass
 from monarch.compiler.graph import Graph, args_of, provenance, tensor_type
+from monarch.compiler.ops.record import find
 from monarch.compiler.ops.schema import is_view
 from monarch.compiler.passes.decompose import composites, inline
 from monarch.compiler.rules import LocalCall, Rule, Strategy, localize, replace_operands, rule_for, tensor_operands
@@ -209,6 +210,8 @@ class _Pad:
             dims = needs.rule.operands[at]
             for dim, size in enumerate(needs.rule.resized(dims, tensor_type(operand).unpadded.shape, sizes)):
                 operand = self.resized(operand, dim, size, node)
+            if operand.target is aten.slice.Tensor and operand not in operands and not _takes_strides(node.target):
+                operand = self.contiguous(operand, node)
             for dim, names in enumerate(dims):
                 factor = needs.rule.leader(names)
                 if factor in sizes and (fill := needs.fills[factor][at]) is not None:
@@ -356,6 +359,16 @@ class _Pad:
                 pads = [0] * (2 * (type_.ndim - dim) - 1) + [size - logical]
                 made = self.add(before, aten.constant_pad_nd.default, value, pads, 0, type=new, like=value)
                 self.zero.add((made, dim))
+            self.known[key] = made
+        return self.known[key]
+
+    def contiguous(self, value: fx.Node, before: fx.Node) -> fx.Node:
+        """A copy of a value whose padding was cut off, for ops that do not take every tensor's strides."""
+        key = ("contiguous", value)
+        if key not in self.known:
+            row_major = {"memory_format": torch.contiguous_format}
+            made = self.add(before, aten.clone.default, value, type=tensor_type(value), like=value)
+            made.kwargs = row_major
             self.known[key] = made
         return self.known[key]
 
@@ -529,6 +542,15 @@ def _copy_of(graph: Graph, node: fx.Node) -> fx.Node:
         copy = graph.fx.node_copy(node)
     copy.meta.pop("undefined", None)
     return copy
+
+
+def _takes_strides(target: Any) -> bool:
+    """Whether an op is known to compute the same on a part of a larger tensor as on a copy of it."""
+    packet = getattr(target, "overloadpacket", None)
+    if packet in (aten.as_strided, aten._reshape_alias) or str(packet).endswith("_backward"):
+        return False
+    pointwise = torch.Tag.pointwise in getattr(target, "tags", ())
+    return pointwise or is_view(target) or find(target, "padding") is not None
 
 
 def _unpadded(node: fx.Node) -> Any:

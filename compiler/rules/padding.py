@@ -119,7 +119,7 @@ def _fills(call: Call, rule: Rule, factor: str, name: str) -> tuple[Fill, ...] |
         target = call.position("target")
         return tuple(call["ignore_index"] if at == target else None for at in range(count))
     if is_reduced(rule, factor):
-        fill = _reduced(call, name) if factor in rule.reductions and of_torch else None
+        fill = _reduced(call, rule, factor, name) if factor in rule.reductions and of_torch else None
         return None if fill is None else (fill,) * count
     if not of_torch or name == "binary_cross_entropy" or name == "binary_cross_entropy_backward":
         return (0.0,) * count
@@ -133,13 +133,14 @@ def _fills(call: Call, rule: Rule, factor: str, name: str) -> tuple[Fill, ...] |
     return tuple(0.0 if integer else None for integer in integers)  # a valid index
 
 
-def _reduced(call: Call, name: str) -> Fill:
-    """What adds nothing to this call's reduction; None where that is not known."""
+def _reduced(call: Call, rule: Rule, factor: str, name: str) -> Fill:
+    """What adds nothing to this call's reduction of a factor; None where that is not known."""
     if name in ("norm", "linalg_vector_norm"):
         order: Any = call.get("ord", call.get("p", 2))
         return {0: 0.0, 1: 0.0, math.inf: 0.0, -math.inf: _HIGHEST}.get(2 if order is None else order)
-    if name in ("index_put", "_unsafe_index_put"):
-        return 0.0 if call.get("accumulate") else None
+    if name in ("index_put", "_unsafe_index_put"):  # a value for several places is added at those in the padding too
+        each_its_own = any(factor in dim for dim in rule.operands[-1])
+        return 0.0 if call.get("accumulate") and each_its_own else None
     if name in ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "native_batch_norm_backward"):
         return 0.0
     found: Fill = find(call.target, "padding")
