@@ -6,6 +6,8 @@
 A sample is traced once; its graph is partitioned for each layout of its operands, and run by the reference executor.
 The results, and the gradients of what is differentiable, have to be those of plain PyTorch:
 
+Padding that the compiler takes to hold anything is poisoned.
+
 right     they are
 whole     they are, and some op ran whole, for want of a rule, though its operands were sharded
 refused   the program is refused, with a reason
@@ -38,7 +40,8 @@ from monarch.language import Mesh, program
 if TYPE_CHECKING:
     from torch.testing._internal.opinfo.core import OpInfo, SampleInput
 
-MESHES = (Mesh.abstract(a=2), Mesh.abstract(a=2, b=2))
+MESHES = (Mesh.abstract(a=2), Mesh.abstract(a=2, b=2), Mesh.abstract(a=3))
+"""Over 3 workers dims are sharded also where they do not divide."""
 PATTERNS = ("replicated", "first", "last", "mixed")
 DTYPES = (torch.float64, torch.float32, torch.complex128, torch.int64, torch.bool)
 ARBITRARY = frozenset("empty empty_like empty_permuted empty_strided new_empty new_empty_strided".split())
@@ -143,7 +146,7 @@ def _compare(
             node.meta["type"] = node.meta["type"].with_layout(layouts[node.meta["label"]])
     try:
         partitioned = partition_graph(placed)
-        made = run_reference(partitioned, _inputs(graph, operands))[0]
+        made = run_reference(partitioned, _inputs(graph, operands), poison=True)[0]
     except GraphError as error:
         return WRONG, _first_line(error)
     except MonarchError as error:
@@ -204,7 +207,7 @@ def _inputs(graph: Graph, operands: Sequence[torch.Tensor]) -> dict[str | int, A
 
 def _layout(pattern: str, number: int, value: torch.Tensor, mesh: Mesh) -> Layout:
     """How operand `number` lies: on its first dim, its last, or (mixed) each operand elsewhere; over two mesh dims on
-    both. A dim that does not divide stays whole."""
+    both. Over 2 workers a dim that does not divide stays whole."""
     layout = Layout.replicated(value.ndim)
     if pattern == "replicated" or not value.ndim:
         return layout
@@ -212,8 +215,9 @@ def _layout(pattern: str, number: int, value: torch.Tensor, mesh: Mesh) -> Layou
     place = {"first": [first, last], "last": [last, first], "mixed": [first, last] if number % 2 else [last, None]}
     left = list(value.shape)
     for name, dim in zip(mesh.spec.names, place[pattern], strict=False):
-        if dim is not None and left[dim] > 1 and left[dim] % 2 == 0:
-            left[dim] //= 2
+        size = mesh.spec.sizes[name]
+        if dim is not None and left[dim] > 1 and (size != 2 or left[dim] % size == 0):
+            left[dim] = -(-left[dim] // size)
             layout = layout.place(name, dim)
     return layout
 

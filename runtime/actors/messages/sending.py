@@ -40,6 +40,11 @@ class Sending:
                 hint="an actor gets the shard of the worker in its process: slice the actors, or fetch the tensor "
                 "first:\nx.full_tensor().",
             )
+        if handle.type.padded(executor.mesh).padding:
+            raise MonarchError(
+                f"{handle.type} on {executor.mesh} has padding, which an actor would get with its shard",
+                hint="lay it out so that the mesh divides it, x.redistribute(...), or fetch it first: x.full_tensor().",
+            )
         token, remotes = self.tensors.setdefault(executor, (executor.number(), []))
         remotes.append(executor.owned(handle, "the tensor that is sent"))
         return take, (executor.actor_processes.name, token, len(remotes) - 1, parameter, requires_grad)

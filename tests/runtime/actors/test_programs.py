@@ -260,6 +260,8 @@ def test_where_no_worker_of_its_mesh_is_it_cannot_go(procs: ProcMesh, service: S
     x = monarch.distribute(torch.arange(4.0), mesh, "[@data]")
     with pytest.raises(MonarchError, match="2 of them are in processes that mesh<data=2> does not run on"):
         other.get.call(x)
+    with pytest.raises(MonarchError, match=r"f32\[3@data\] on mesh<data=2> has padding"):
+        service.get.call(monarch.distribute(torch.arange(3.0), mesh, "[@data]"))
     with Mesh(data=2) as bare:
         y = monarch.distribute(torch.arange(4.0), bare, "[@data]")
         with pytest.raises(MonarchError, match=r"not in the processes of actors\n.*Mesh\(procs=procs\)"):
