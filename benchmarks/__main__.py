@@ -22,7 +22,9 @@ from rich.table import Table
 
 from benchmarks.measure import HEAD, Row, cells, duration, table
 
-COMPARED = "train_step kernels memory tracing all_reduce across transports dispatch start warm_start actors".split()
+COMPARED = (
+    "train_step uneven kernels memory tracing all_reduce across transports dispatch start warm_start actors".split()
+)
 COMPILER = "compile_time"
 PAGE = "page"
 RELAY = "relay"
