@@ -29,8 +29,8 @@ Run = Callable[[int], float]
 
 @contextmanager
 def training(layout: str, head: str, rows: int, words: int, padded_rows: int) -> Iterator[Run]:
-    """Training steps of `rows` rows of 257 words, with a vocabulary of `words` and `padded_rows` more rows whose targets
-    are ignored; `layout` is the batch's, `head` that of the words."""
+    """Steps that train on `rows` rows of 257 words, with a vocabulary of `words` and `padded_rows` more rows whose
+    targets are ignored; `layout` is the batch's, `head` that of the words."""
     with Mesh(data=WORKERS) as mesh:
         torch.manual_seed(0)
         model = GPT(vocabulary=words, sequence=SEQUENCE, layers=2)
