@@ -366,9 +366,8 @@ class _Pad:
         """A copy of a value whose padding was cut off, for ops that do not take every tensor's strides."""
         key = ("contiguous", value)
         if key not in self.known:
-            row_major = {"memory_format": torch.contiguous_format}
             made = self.add(before, aten.clone.default, value, type=tensor_type(value), like=value)
-            made.kwargs = row_major
+            made.kwargs = dict(memory_format=torch.contiguous_format)
             self.known[key] = made
         return self.known[key]
 
