@@ -367,7 +367,7 @@ class _Pad:
         key = ("contiguous", value)
         if key not in self.known:
             made = self.add(before, aten.clone.default, value, type=tensor_type(value), like=value)
-            made.kwargs = dict(memory_format=torch.contiguous_format)
+            made.kwargs = {"memory_format": torch.contiguous_format}
             self.known[key] = made
         return self.known[key]
 
