@@ -63,6 +63,9 @@ class MeshSpec:
     def __post_init__(self) -> None:
         check_dims([name for name, _ in self.dims], [size for _, size in self.dims])
 
+    def __getstate__(self) -> dict[str, object]:
+        return {"dims": self.dims}  # not what is cached: equal meshes have equal pickles, by which plans are known
+
     @staticmethod
     def of(**sizes: int) -> MeshSpec:
         """The mesh of these dims, outermost first: MeshSpec.of(data=2, model=4)."""

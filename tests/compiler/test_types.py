@@ -241,3 +241,10 @@ def test_a_layout_over_some_mesh_dims_is_whole_over_the_others() -> None:
     assert layout.only(["b", "d"]) == Layout((("b",), ()), partial=(("d", "sum"),))
     assert layout.only([]).is_replicated
     assert layout.only(layout.mesh_dims) == layout
+
+
+def test_equal_meshes_have_equal_pickles_whatever_was_asked_of_them() -> None:
+    used = MeshSpec.of(data=2, model=3)
+    assert used.sizes["model"] == 3
+    assert pickle.dumps(used) == pickle.dumps(MeshSpec.of(data=2, model=3))
+    assert pickle.loads(pickle.dumps(used)) == used
