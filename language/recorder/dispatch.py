@@ -16,25 +16,22 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from monarch.compiler.errors import MonarchError, ProgramError
-from monarch.compiler.ops.record import enter, of_packet
+from monarch.compiler.ops.record import of_packet
 from monarch.compiler.ops.schema import memory_of, pure_form
 from monarch.compiler.passes.numbers import number_arguments, takes_whole_numbers
-from monarch.compiler.tape import Expr, Number, Op, Value, View
+from monarch.compiler.tape import Number, Op, Value, View
 from monarch.language.errors import OperatorError, branch_error
 from monarch.language.recorder.known import known_value
 from monarch.language.recorder.recording import (
     Recording,
     current,
-    current_program,
     mesh_error,
     outside_programs,
     recording_for,
     source_now,
     turns,
 )
-from monarch.language.recorder.scalar import Scalar
-from monarch.language.recorder.validation import deferred
-from monarch.language.source import calls_from, user_source
+from monarch.language.source import user_source
 from monarch.language.tensors.mesh import Mesh
 from monarch.language.tensors.shapes import DependsOnData, run_fake
 from monarch.language.tensors.tensor import DistributedTensor, Ref
@@ -448,54 +445,6 @@ def _distributed(entries: Any) -> Iterator[DistributedTensor]:
     return (tensor for tensor in _tensors(entries) if isinstance(tensor, DistributedTensor))
 
 
-def read_item(tensor: DistributedTensor) -> Any:
-    """A tensor's one value as a Python number. Torch's optimizers get a number of the step (a Scalar) instead, so that
-    their arithmetic is recorded; in a program everybody else gets an error."""
-    if tensor.numel() != 1:
-        raise OperatorError(
-            f"a Tensor with {tensor.numel()} elements cannot be converted to Scalar",
-            hint=f"it is {tensor._ref.type}: reduce it first, or fetch it with full_tensor().",
-            source=user_source(),
-        )
-    recording = current_program()
-    if calls_from(_OPTIMIZERS) and tensor.dtype.is_floating_point:
-        recording = recording_for(tensor.mesh)
-        copy = record(aten._to_copy.default, (tensor.detach().reshape(()),), {"dtype": torch.float64})
-        if copy._ref.cell is tensor._ref.cell:  # already f64: keep its value as it is now
-            copy = clone(copy)
-        ask = None if recording.program else lambda: copy.full_tensor().item()
-        return Scalar(Expr("item", (recording.value_of(copy._ref),)), None, recording.guard, ask)
-    if recording is not None:
-        known = known_value(recording, tensor)
-        if known is not None:
-            return known.item()
-        raise branch_error(user_source())
-    return tensor.full_tensor().item()
-
-
-def read_truth(tensor: DistributedTensor) -> bool:
-    """Whether a tensor's one value is not zero. In a program only where it is known, or where the other answer only
-    raises."""
-    if tensor.numel() != 1:
-        raise OperatorError(
-            f"Boolean value of Tensor with {'more than one value' if tensor.numel() else 'no values'} is ambiguous",
-            hint=f"it is {tensor._ref.type}: ask for .any() or .all() of it.",
-            source=user_source(),
-        )
-    recording = current_program()
-    if recording is not None and known_value(recording, tensor) is None:
-        outcome = deferred(tensor)
-        if outcome is not None:
-            return outcome
-    return bool(read_item(tensor))
-
-
-def read_known(tensor: DistributedTensor) -> torch.Tensor | None:
-    """A tensor's value where it is known while the program is traced."""
-    recording = current_program()
-    return None if recording is None else known_value(recording, tensor)
-
-
 def _known(recording: Recording, value: Any) -> Any:
     """An argument with what is known of it while the program is traced."""
     if isinstance(value, DistributedTensor):
@@ -504,69 +453,6 @@ def _known(recording: Recording, value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_known(recording, entry) for entry in value]
     return value
-
-
-def _as_strided(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A view of a tensor's memory: of that of the tensor behind all its views, which has to be row-major."""
-    offset = args[3] if len(args) > 3 else kwargs.get("storage_offset")
-    ref = args[0]._ref
-    offset = ref.fake.storage_offset() if offset is None else offset
-    while ref.parent is not None:
-        ref = ref.parent
-    if not ref.fake.is_contiguous():
-        raise OperatorError(
-            f"{func.overloadpacket} of a tensor with strides {ref.fake.stride()}, which workers may hold otherwise",
-            hint="make it contiguous first: x.contiguous().",
-            source=user_source(),
-        )
-    return record(func, (DistributedTensor(ref.fake, ref), args[1], args[2], offset), {})
-
-
-def _strided_scatter(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    made = args[0].clone(memory_format=torch.contiguous_format)
-    made.as_strided(*args[2:], **kwargs).copy_(args[1])
-    return made
-
-
-def _sparse(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    raise OperatorError(
-        f"{func.overloadpacket} gives a sparse tensor, which a distributed tensor cannot be",
-        hint="fetch the tensor first, outside of programs: x.full_tensor().",
-        source=user_source(),
-    )
-
-
-def _copy_out(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """`plain.copy_(x)` outside a program fetches x."""
-    target, source = args[0], args[1]
-    if current_program() is None and not isinstance(target, DistributedTensor):
-        return target.copy_(source.full_tensor())
-    return record(func, args, kwargs)
-
-
-def _conjugate(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The conjugate of a tensor, or of a number: autograd meets one as the factor of a complex tensor."""
-    if isinstance(args[0], torch.Tensor):
-        return record(func, args, kwargs)
-    with outside_programs():
-        return torch.tensor(complex(args[0]).conjugate(), dtype=torch.complex128)
-
-
-enter((aten._conj,), record=_conjugate)
-enter((aten.copy_,), record=_copy_out)
-enter((aten.as_strided,), record=_as_strided)
-enter((aten.as_strided_scatter,), record=_strided_scatter)
-enter((f"aten._to_sparse{kind}" for kind in ("", "_csr", "_csc", "_bsr", "_bsc")), record=_sparse)
-
-_OPTIMIZERS = "/torch/optim/"
-
-
-def _local_scalar(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    number = read_item(args[0])
-    return number
-
-
-enter((aten._local_scalar_dense,), record=_local_scalar)
 
 
 # -- factory functions -----------------------------------------------------------------------------------------------

@@ -1,0 +1,70 @@
+"""ATen calls that are recorded in another form: strided and conjugated views, copies to plain tensors; and sparse ones,
+which are refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from monarch.compiler.ops.record import enter
+from monarch.language.errors import OperatorError
+from monarch.language.recorder.dispatch import record
+from monarch.language.recorder.recording import current_program, outside_programs
+from monarch.language.source import user_source
+from monarch.language.tensors.tensor import DistributedTensor
+
+aten = torch.ops.aten
+
+
+def _as_strided(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A view of a tensor's memory: of that of the tensor behind all its views, which has to be row-major."""
+    offset = args[3] if len(args) > 3 else kwargs.get("storage_offset")
+    ref = args[0]._ref
+    offset = ref.fake.storage_offset() if offset is None else offset
+    while ref.parent is not None:
+        ref = ref.parent
+    if not ref.fake.is_contiguous():
+        raise OperatorError(
+            f"{func.overloadpacket} of a tensor with strides {ref.fake.stride()}, which workers may hold otherwise",
+            hint="make it contiguous first: x.contiguous().",
+            source=user_source(),
+        )
+    return record(func, (DistributedTensor(ref.fake, ref), args[1], args[2], offset), {})
+
+
+def _strided_scatter(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    made = args[0].clone(memory_format=torch.contiguous_format)
+    made.as_strided(*args[2:], **kwargs).copy_(args[1])
+    return made
+
+
+def _sparse(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    raise OperatorError(
+        f"{func.overloadpacket} gives a sparse tensor, which a distributed tensor cannot be",
+        hint="fetch the tensor first, outside of programs: x.full_tensor().",
+        source=user_source(),
+    )
+
+
+def _copy_out(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`plain.copy_(x)` outside a program fetches x."""
+    target, source = args[0], args[1]
+    if current_program() is None and not isinstance(target, DistributedTensor):
+        return target.copy_(source.full_tensor())
+    return record(func, args, kwargs)
+
+
+def _conjugate(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The conjugate of a tensor, or of a number: autograd meets one as the factor of a complex tensor."""
+    if isinstance(args[0], torch.Tensor):
+        return record(func, args, kwargs)
+    with outside_programs():
+        return torch.tensor(complex(args[0]).conjugate(), dtype=torch.complex128)
+
+
+enter((aten._conj,), record=_conjugate)
+enter((aten.copy_,), record=_copy_out)
+enter((aten.as_strided,), record=_as_strided)
+enter((aten.as_strided_scatter,), record=_strided_scatter)
+enter((f"aten._to_sparse{kind}" for kind in ("", "_csr", "_csc", "_bsr", "_bsc")), record=_sparse)
