@@ -12,6 +12,8 @@ Names are loaded when they are first used, and workers start when a mesh first n
 
 from __future__ import annotations
 
+import atexit
+import sys
 from typing import TYPE_CHECKING, Any
 
 from monarch.compiler.execution.factories import set_executor_factory
@@ -186,3 +188,13 @@ def _draw(value: Any) -> str:
 set_executor_factory(_start_local)
 set_templates(_templates)
 draw_with(_draw)
+
+
+def _at_exit() -> None:
+    """Registered here, so that it runs after the handlers that a program registers, which can use meshes and actors."""
+    for name in ("monarch.runtime.actors.processes.host", "monarch.runtime.processes.parent"):
+        if (module := sys.modules.get(name)) is not None:
+            module.at_exit()
+
+
+atexit.register(_at_exit)

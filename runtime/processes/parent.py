@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import json
 import os
 import select
@@ -283,7 +282,6 @@ def warm_parent() -> WarmParent:
         if _owner != os.getpid():  # the first here, or a fork of a process that had one: that one's is not ours
             _owner = os.getpid()
             _all.clear()
-            atexit.register(_end)
         if _all and _all[-1].runs and _all[-1].ops == registered_ops():
             return _all[-1]
         for old in [old for old in _all if old.idle]:
@@ -299,8 +297,9 @@ def warm_parent() -> WarmParent:
         return _all[-1]
 
 
-def _end() -> None:
-    """At exit. A forked child of this process has inherited the handler, and leaves the processes alone."""
+def at_exit() -> None:
+    """End the processes: `import monarch` registers it, so that handlers of the program, which run before, can use
+    their meshes. A forked child of this process has inherited the handler, and leaves the processes alone."""
     if os.getpid() == _owner:
         for warm in _all:
             warm.close()
@@ -316,4 +315,4 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-__all__ = ["WarmParent", "can_fork", "how_ended", "registered_ops", "warm_parent"]
+__all__ = ["WarmParent", "at_exit", "can_fork", "how_ended", "registered_ops", "warm_parent"]

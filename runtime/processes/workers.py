@@ -135,6 +135,7 @@ class Workers:
         self._inboxes: dict[int, deque[Any]] = {rank: deque() for rank in self.ranks}
         self._owner = os.getpid()
         self._stop = weakref.finalize(self, _stop, processes, number, list(ends.values()), self._owner)
+        self._stop.atexit = False  # handlers of the program may use the mesh until its processes are ended
         _all.add(self)
 
     # -- down ------------------------------------------------------------------------------------------------------

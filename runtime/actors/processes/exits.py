@@ -14,6 +14,8 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, NoReturn
 
+from monarch.runtime.processes.parent import at_exit
+
 
 def forget_what_is_the_parents() -> None:
     """In a process that was just forked: what is to be done when the program ends, and what finalizers of its objects
@@ -22,6 +24,7 @@ def forget_what_is_the_parents() -> None:
     finalize: Any = weakref.finalize
     finalize._registry.clear()
     finalize._registered_with_atexit = False
+    atexit.register(at_exit)
     atexit.register(logging.shutdown)
     if (util := sys.modules.get("multiprocessing.util")) is not None:
         util._finalizer_registry.clear()

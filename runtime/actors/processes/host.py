@@ -8,7 +8,6 @@ messages at once.
 
 from __future__ import annotations
 
-import atexit
 import os
 import pickle
 import signal
@@ -455,25 +454,20 @@ fault_hook: Callable[[MeshFailure], object] = _exit_hook
 """What is called, in a thread of its own, with a failure that nobody dealt with. SystemExit, or any other exception,
 ends the program; if it returns, that was all."""
 
-_at_exit_in = 0
-
 
 def start_root() -> Process:
     """Make this process the root. What it spawns is stopped at exit, before the warm parent goes."""
-    global _at_exit_in
     warm_parent()
     root = Root()
     root.router.start()
     root.watch()
-    if _at_exit_in != os.getpid():
-        _at_exit_in = os.getpid()
-        atexit.register(_at_exit)
     return root
 
 
-def _at_exit() -> None:
+def at_exit() -> None:
+    """Stop all that the program has spawned: `import monarch` registers it."""
     root = current.started()
-    if isinstance(root, Root) and _at_exit_in == os.getpid():
+    if isinstance(root, Root):
         root.shutdown("the program ended")
 
 

@@ -85,6 +85,18 @@ FORMS = {
         print(fine and works(Mesh(data=2)), pid, flush=True)
         mesh.close()
     """,
+    "a thread that steps": """
+        import threading
+        mesh = Mesh(data=2)
+        fine = works(mesh)
+        begun = threading.Event()
+        def steps():
+            while works(mesh):
+                begun.set()
+        threading.Thread(target=steps, daemon=True).start()
+        begun.wait()
+        print(fine, child(), flush=True)
+    """,
     "actors": """
         from monarch.actor import this_host
         procs = this_host().spawn_procs({"data": 2})
@@ -152,3 +164,23 @@ def test_a_stopped_warm_parent_goes_on_where_it_is_waited_for() -> None:
     """)
     out, _ = process.communicate(timeout=BOUND)
     assert out == "True True\n" and process.returncode == 0
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("what", ["mesh", "actors"])
+def test_exit_handlers_of_the_program_can_use_its_meshes(what: str, when: str) -> None:
+    """Wherever they are registered: before the first mesh, or after it."""
+    start = {
+        "mesh": "mesh = Mesh(data=2)\nuse = lambda: works(mesh)",
+        "actors": """
+from monarch.actor import this_host
+procs = this_host().spawn_procs({"data": 2})
+mesh = Mesh(procs=procs)
+use = lambda: works(mesh) and len(procs.stacks().get(30).values()) == 2
+""",
+    }[what]
+    register = "import atexit\natexit.register(lambda: print('at exit', use(), flush=True))\n"
+    first = "print(use(), flush=True)\n"
+    process = started(register + start + "\n" + first if when == "before" else start + "\n" + first + register)
+    out, _ = process.communicate(timeout=BOUND)
+    assert out == "True\nat exit True\n" and process.returncode == 0
