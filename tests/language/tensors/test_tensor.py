@@ -198,12 +198,13 @@ def test_a_module_on_a_mesh(mesh: Mesh) -> None:
             super().__init__()
             self.embed, self.head = nn.Embedding(10, 4), nn.Linear(4, 10)
             self.head.weight = self.embed.weight
-            self.norm = nn.BatchNorm1d(3)
+            self.norm, self.scale = nn.BatchNorm1d(3), nn.Parameter(torch.ones(1))
 
     model = module_to_mesh(Tied(), mesh)
     assert str(model.embed.weight.tensor_type) == "f32[10@data, 4]"
     assert model.head.weight is model.embed.weight
-    assert str(model.norm.weight.tensor_type) == "f32[3]"
+    assert str(model.norm.weight.tensor_type) == "f32[3@data]"
+    assert str(model.scale.tensor_type) == "f32[1]"  # smaller than the mesh dim
     assert str(model.norm.running_mean.tensor_type) == "f32[3]"
     assert isinstance(model.head.bias, nn.Parameter)
 
