@@ -76,8 +76,8 @@ def compiler_tables() -> list[tuple[str, tuple[str, ...], list[tuple[str, ...]]]
         ),
         (
             "The controller's time for one training step, until the call returns",
-            ("layers", "workers", "time"),
-            [(str(found.layers), str(found.workers), duration(found.step)) for found in steps],
+            ("layers", "workers", "time", "of it the guards' check, at least"),
+            [(str(found.layers), str(found.workers), *map(duration, (found.step, found.check))) for found in steps],
         ),
     ]
 

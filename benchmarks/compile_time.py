@@ -39,11 +39,13 @@ class CompileTime:
 
 @dataclass(frozen=True)
 class StepTime:
-    """Seconds of the controller's for one step (median): from calling the program until the call returns."""
+    """Seconds of the controller's for one step: from calling the program until the call returns (the median), and the
+    least that it took to check what the program reads of Python."""
 
     layers: int
     workers: int
     step: float
+    check: float
 
 
 def training_step(mesh: Mesh, layers: int, width: int) -> tuple[Any, Callable[[], tuple[torch.Tensor, torch.Tensor]]]:
@@ -99,7 +101,13 @@ def step_time(layers: int, steps: int = 30) -> StepTime:
             loss = train_step(tokens, targets)
             seconds.append(time.perf_counter() - start)
             loss.item()
-        return StepTime(layers, mesh.size(), statistics.median(seconds[steps // 3 :]))
+        variant = next(iter(train_step._entries.values())).variants[0]
+        checks = []
+        for _ in range(200):
+            start = time.perf_counter()
+            variant.holds([tokens, targets])
+            checks.append(time.perf_counter() - start)
+        return StepTime(layers, mesh.size(), statistics.median(seconds[steps // 3 :]), min(checks))
 
 
 def measure() -> tuple[list[CompileTime], list[StepTime]]:

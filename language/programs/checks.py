@@ -4,6 +4,7 @@ costs the controller's time."""
 from __future__ import annotations
 
 import collections
+import operator
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -47,6 +48,9 @@ class _Writer:
         self.lines: list[str] = []
         self.names: dict[str, Any] = {"DT": DistributedTensor, "MISSING": MISSING, "look": Node.read_now}
         self.names["mismatch"] = Node.mismatch
+        self.names["REQUIRES"] = operator.attrgetter("requires_grad")
+        self.required: dict[bool, list[str]] = {False: [], True: []}
+        """Variables that hold tensors that require no gradient, and that require one: asked in one call for all."""
         self.same: list[tuple[str, int]] = []
         """Variables that hold the object with this id."""
         self.children = {node.parent: number for number, node in enumerate(nodes) if node.parent is not None}
@@ -60,6 +64,9 @@ class _Writer:
         for number, node in enumerate(self.nodes):
             if number not in self.empty:
                 self.node(number, node)
+        for required, some in ((False, "any"), (True, "not all")):
+            if self.required[required]:
+                self.lines.append(f"if {some}(map(REQUIRES, ({', '.join(self.required[required])},))): return None")
         variables = ", ".join(name for name, _ in self.same)
         spots = sorted(self.used)
         values = ", ".join(f"v{node}_{position}" for node, position in spots)
@@ -127,27 +134,35 @@ class _Writer:
         for key in node.others:
             if key not in _MODULE:
                 self.lines.append(f"d[{key!r}]")
+        empty: list[str] = []
         for position, key in enumerate(node.keys):
             child = self.children.get((number, position))
             if key in _MODULE and child is not None and (number, position) not in self.used:
                 inner = self.nodes[child]
                 if inner.kind in (Mapping, Members) and inner.length == 0:
                     self.empty.add(child)
-                    self.lines.append(f"if d[{key!r}]: return None")
+                    empty.append(f"d[{key!r}]")
                     continue
             self.expect(number, position, f"d[{key!r}]")
+        if empty:
+            self.lines.append(f"if {' or '.join(empty)}: return None")
 
     def by_name(self, number: int, node: Node, h: str) -> None:
         entries = h if node.kind is Names and not issubclass(node.type, ModuleType) else f"{h}.__dict__"
         self.lines.append(f"d = {entries}")
+        if node.kind is Class:
+            self.lines.append(f"if not {self.constant(f'a{number}', node.absent)}.isdisjoint(d): return None")
+            if node.length >= 0:
+                self.lines.append(f"if len(d) != {node.length}: return None")
         for position, key in enumerate(node.keys):
             self.expect(number, position, f"d.get({key!r}, MISSING)")
 
     def of_function(self, number: int, node: Node, h: str) -> None:
+        own = [key for key in node.keys if key.startswith(".")]
+        self.lines.append(f"if len({h}.__dict__) != {len(own)}: return None")
         for position, key in enumerate(node.keys):
-            variable = position - 3
-            expression = f"{h}.{key}" if variable < 0 else f"{h}.__closure__[{variable}].cell_contents"
-            self.expect(number, position, expression)
+            expression = f"{h}.{key}" if position < 3 else f"{h}.__closure__[{position - 3}].cell_contents"
+            self.expect(number, position, f"{h}.__dict__[{key[1:]!r}]" if key in own else expression)
 
     def mapping(self, number: int, node: Node, h: str) -> None:
         if node.type not in _DICTS or node.length > _LONGEST:
@@ -193,7 +208,10 @@ class _Writer:
             return
         for position, key in enumerate(node.keys):
             if position == 0:
-                self.expect(number, position, f"{h}.requires_grad")
+                if (number, 0) in self.used or 0 not in node.plain:
+                    self.expect(number, position, f"{h}.requires_grad")
+                else:
+                    self.required[bool(node.plain[0])].append(h)
             elif len(node.keys) > 3 or node.plain.get(0) or position not in node.plain:
                 # A tensor that needs no gradient, and that Python knows nothing else of, is asked for none.
                 own = f"{h}.__dict__[{key!r}]" if position > 2 else f"{h}.{key}"

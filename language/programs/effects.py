@@ -21,7 +21,6 @@ from monarch.language.programs.snapshot import MISSING, PLAIN, Contents, Held, k
 from monarch.language.recorder.recording import Recording
 from monarch.language.source import user_source
 from monarch.language.tensors.mesh import Mesh
-from monarch.language.tensors.shapes import make_fake
 from monarch.language.tensors.tensor import Cell, DistributedTensor, Ref
 
 
@@ -37,12 +36,11 @@ class Call:
     """The handles that the plan made, by the number of the tensor that the trace left behind."""
     made: dict[Any, Any] = field(default_factory=dict)
 
-    def ref(self, number: int) -> Any:
-        """The storage of a tensor that this call has made."""
+    def ref(self, number: int, fake: torch.Tensor) -> Any:
+        """The storage of a tensor that this call has made, which looks like `fake`."""
         found = self.made.get(number)
         if found is None:
             handle = self.handles[number]
-            fake = make_fake(handle.type.shape, handle.type.dtype)
             found = self.made[number] = Ref(Cell(self.mesh, handle.type, handle), fake)
         return found
 
@@ -294,8 +292,8 @@ class Effects:
         if cell.recording is not self._recording:
             raise CannotRepeat("keeps a tensor from elsewhere")
         self.cells[id(cell)] = cell
-        ident = id(cell)
-        return lambda call: call.ref(ident)
+        ident, fake = id(cell), ref.fake
+        return lambda call: call.ref(ident, fake)
 
     # -- what the traced call itself leaves ----------------------------------------------------------------------
 

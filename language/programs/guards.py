@@ -21,6 +21,7 @@ from monarch.language.programs.checks import compile_check
 from monarch.language.programs.entered import Entered
 from monarch.language.programs.nodes import Key, Live, Node, Path, Spot
 from monarch.language.programs.snapshot import (
+    CLASS_MACHINERY,
     HAS_CLASS,
     OPAQUE,
     PLAIN,
@@ -160,6 +161,10 @@ class Guards:
         if isinstance(held, (Attributes, Slots)) and not self.entered.computes:
             node.absent = frozenset(self.entered.attributes.difference(held.before[0]))
             node.others = [key for key in held.before[0] if key not in self.entered.attributes]
+        if isinstance(held, Class):
+            node.absent = frozenset(self.entered.attributes.difference(held.before[0], CLASS_MACHINERY))
+            hidden = len(CLASS_MACHINERY.intersection(vars(held.holder)))
+            node.length = len(held.before[0]) + hidden if self.entered.computes else -1
         if isinstance(held, Function):
             self._codes.add(id(held.holder.__code__))
         for position, (key, value) in enumerate(zip(keys, values, strict=True)):

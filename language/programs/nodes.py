@@ -43,7 +43,7 @@ class Node:
     """Where it is no entry of another node: the object, a weak reference to it, or the number of an argument."""
     keys: list[Any]
     length: int
-    """How many keys it has, read or not."""
+    """How many keys it has, read or not; -1 for a class of which `absent` says enough."""
     absent: frozenset[str] = frozenset()
     """Names that the program may have asked for, and that it has not."""
     others: list[str] = field(default_factory=list)
@@ -80,6 +80,8 @@ class Node:
             return Names.look(holder, self.keys)
         if kind is Class:
             entries = vars(holder)
+            if not self.absent.isdisjoint(entries) or self.length not in (-1, len(entries)):
+                return None
             return [entries.get(key, MISSING) for key in self.keys]
         keys, values = kind.read(holder)
         if kind is Tensor and "_ref" in keys:

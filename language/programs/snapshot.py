@@ -279,7 +279,7 @@ def _container_kind(value: Any) -> type[Held]:
 
 
 class Function(Held):
-    """A function: its code, defaults and the variables that it closes over."""
+    """A function: its code, defaults, the variables that it closes over, and its attributes (with a dot before)."""
 
     @classmethod
     def read(cls, holder: Any) -> Contents:
@@ -291,11 +291,16 @@ class Function(Held):
                 values.append(cell.cell_contents)
             except ValueError:
                 values.append(MISSING)
+        for name, value in holder.__dict__.items():
+            keys.append(f".{name}")
+            values.append(value)
         return keys, values
 
     @classmethod
     def put(cls, holder: Any, key: Any, value: Any) -> None:
-        if key in holder.__code__.co_freevars:
+        if key.startswith("."):
+            Attributes.put(holder, key[1:], value)
+        elif key in holder.__code__.co_freevars:
             cell = holder.__closure__[holder.__code__.co_freevars.index(key)]
             if value is MISSING:
                 del cell.cell_contents
@@ -348,7 +353,7 @@ class Class(Held):
 
     @classmethod
     def read(cls, holder: Any) -> Contents:
-        entries = {key: value for key, value in vars(holder).items() if key not in _CLASS_MACHINERY}
+        entries = {key: value for key, value in vars(holder).items() if key not in CLASS_MACHINERY}
         return list(entries), list(entries.values())
 
     @classmethod
@@ -359,7 +364,7 @@ class Class(Held):
             type.__setattr__(holder, key, value)
 
 
-_CLASS_MACHINERY = frozenset(
+CLASS_MACHINERY = frozenset(
     "__doc__ __module__ __dict__ __weakref__ __qualname__ __annotations__ __abstractmethods__ _abc_impl __slots__ "
     "__firstlineno__ __static_attributes__ __parameters__ __orig_bases__ __dataclass_fields__ __match_args__".split()
 )

@@ -592,3 +592,37 @@ def test_containers_of_one_s_own_class_have_attributes_and_methods(mesh: Mesh, m
     check(2)
     monkeypatch.setattr(Registry, "get", lambda self, key: 100.0)
     check(2)
+
+
+class Late:
+    """A class that is given an attribute later."""
+
+
+def scaled(x: Any) -> Any:
+    return x * getattr(Late, "scale", 1.0) * scaled.by + getattr(scaled, "more", 0.0)  # type: ignore[attr-defined]
+
+
+def test_attributes_that_a_class_or_a_function_has_not_yet_are_noticed(
+    mesh: Mesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scaled, "by", 2.0, raising=False)
+
+    def step(x: Any) -> Any:
+        y = scaled(x)
+        Late.scale = 3.0  # type: ignore[attr-defined]
+        scaled.calls = getattr(scaled, "calls", 0) + 1  # type: ignore[attr-defined]
+        return y
+
+    traced, x = program(step, mesh=mesh), distribute(torch.ones(1), mesh)
+    try:
+        assert [traced(x).item() for _ in range(3)] == [2.0, 6.0, 6.0]
+        scaled.by = 3.0  # type: ignore[attr-defined]
+        assert [traced(x).item() for _ in range(2)] == [9.0, 9.0]
+        scaled.more = 1.0  # type: ignore[attr-defined]
+        assert [traced(x).item() for _ in range(2)] == [10.0, 10.0]
+        Late.scale = 5.0  # type: ignore[attr-defined]
+        del scaled.more  # type: ignore[attr-defined]
+        assert [traced(x).item() for _ in range(2)] == [15.0, 9.0]
+        assert scaled.calls == 9  # type: ignore[attr-defined]
+    finally:
+        del Late.scale, scaled.calls  # type: ignore[attr-defined]

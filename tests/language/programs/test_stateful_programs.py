@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import linecache
 import warnings
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -17,9 +18,20 @@ from torch import nn
 from monarch.compiler.execution.factories import executors_by
 from monarch.language import Mesh, distribute, module_to_mesh, program
 from monarch.language.compile import compiling_with
-from tests.language.dense import DenseExecutor, compile_dense
+from tests.language.dense import DenseExecutor, plan_of
 
 PRELUDE = """
+import collections, functools
+
+class Registry(dict):
+    def get(self, key):
+        return super().get(key) * self.scale
+
+class Record:
+    __slots__ = ("value", "parts")
+    def __init__(self, value):
+        self.value, self.parts = value, []
+
 class Other:
     def __init__(self, scale):
         self.scale = scale
@@ -42,10 +54,14 @@ def build():
 
 s = S()
 s.a, s.b, s.c, s.k, s.f, s.flag, s.t, s.d, s.o = make(1.0), make(2.0), None, 1, 0.5, True, [], {}, Other(0.5)
-s.fail = False
+s.fail, s.q, s.e, s.n = False, collections.deque([make(0.5)], 2), {1}, None
+registry, record = Registry(a=2.0), Record(1.0)
+registry.scale = 1.0
+half = functools.partial(lambda y, by: y * by, by=0.5)
 G = 1
 GT = make(0.0)
 net, opt = build()
+net2, opt2 = build()
 
 def outer():
     n = make(0.0)
@@ -53,7 +69,7 @@ def outer():
     def inner(y):
         return y * 0.5 + s.f
     def step(x):
-        global G, GT
+        global G, GT, registry, half
         nonlocal n
         y = x * 1.0
 %s
@@ -116,6 +132,38 @@ net.train(not net.training)
 y = y * 2 if net.training else y
 s.t.insert(0, s.b)
 s.t.clear()
+s.q.append(x)
+y = y + sum(s.q)
+s.e = s.e | {s.k % 3}
+y = y * len(s.e)
+s.n = None if s.n is not None else x * 2
+y = y + (s.n if s.n is not None else 1)
+y = y * registry.get('a')
+registry.scale = registry.scale * 0.5
+registry['b'] = y.detach()
+registry = type(registry)(registry, a=3.0); registry.scale = 2.0
+record.value = record.value * 0.5
+y = y * record.value
+record.parts.append(x)
+y = y + sum(record.parts[-2:])
+y = half(y)
+half = functools.partial(getattr(half, 'func', half), by=s.f)
+for each in (net, net2): y = y + each(x).detach()
+opt2.zero_grad(); (net(x) * net2(x)).sum().backward(); opt2.step()
+torch.nn.utils.clip_grad_norm_(net.parameters(), 0.1)
+opt.param_groups[0]['lr'] *= 0.5
+y = y + opt.param_groups[0]['lr']
+for value in list(s.d.values()): y = y + value
+s.t += [x, y.detach()]
+s.t[:] = s.t[:1]
+y = y + getattr(s, 'missing', 1)
+s.a, s.t = (s.t[0] if s.t else s.a), [s.a]
+y = y + (lambda: s.f)()
+with torch.no_grad(): net2.weight.mul_(0.5)
+net2.weight.grad = None
+S.late = s.f
+y = y + getattr(S, 'late', 0.0)
+y = y + x.requires_grad
 """.strip().splitlines()
 
 OUTSIDE = """
@@ -153,7 +201,27 @@ opt.param_groups[0]['momentum'] = 0.25
 net.bias.requires_grad_(False)
 keep = s.a
 s.fail = True
+s.fail = 1
+s.fail = 2
+s.fail = 3
 s.x = 1
+s.__dict__.pop('x', None)
+s.missing = 3
+registry.scale = 4.0
+registry['a'] = 0.5
+record = Record(2.0)
+record.parts = [make(1.0)]
+net, net2 = net2, net
+net2, opt2 = build()
+net2 = net
+net.load_state_dict({k: v * 0.5 for k, v in net.state_dict().items()})
+s.q.clear()
+s.q = type(s.q)(s.q, 3)
+s.e.add(7)
+s.d.clear()
+S.twice = property(lambda self: 7)
+half = lambda y: y
+half.by = 3
 """.strip().splitlines()
 
 
@@ -179,6 +247,10 @@ def seen(value: Any, depth: int = 0) -> Any:
         return {key: seen(entry, depth + 1) for key, entry in value.items()}
     if isinstance(value, (list, tuple)):
         return [seen(entry, depth + 1) for entry in value]
+    if isinstance(value, (set, deque)):
+        return [type(value).__name__, [seen(entry, depth + 1) for entry in value]]
+    if type(value).__name__ == "Record":
+        return seen([value.value, value.parts], depth + 1)
     if type(value).__name__ in ("S", "Other"):
         return seen({key: entry for key, entry in vars(value).items() if key != "apply"}, depth + 1)
     if isinstance(value, float):
@@ -187,12 +259,15 @@ def seen(value: Any, depth: int = 0) -> Any:
 
 
 def state(names: dict[str, Any]) -> Any:
-    keys = ("s", "G", "GT", "net", "opt", "keep")
-    return [[seen(names[key]) for key in keys if key in names], names["S"].count, seen(names["look"]())]
+    keys = ("s", "G", "GT", "net", "opt", "net2", "opt2", "keep", "record")
+    registry = names["registry"]
+    found = [seen(names[key]) for key in keys if key in names]
+    return [found, seen([names["S"].count, names["look"](), dict(registry), vars(registry)])]
 
 
 def compare(inside: list[str], outside: list[list[str]], mesh: Mesh) -> None:
-    source = PRELUDE % "\n".join(f"        {line}" for line in inside)
+    lines = [f"        {line}\n        if s.fail is {number}: raise KeyError" for number, line in enumerate(inside, 1)]
+    source = PRELUDE % "\n".join(lines)
 
     def plain(value: float) -> torch.Tensor:
         return torch.full((3,), value)
@@ -210,7 +285,7 @@ def compare(inside: list[str], outside: list[list[str]], mesh: Mesh) -> None:
     for number, lines in enumerate(outside):
         for line in lines:
             for names in (theirs, ours):
-                torch.manual_seed(number)
+                torch.default_generator.manual_seed(number)
                 exec(line, names)
         where = f"call {number} of\n" + "\n".join(inside) + f"\nwith {outside}"
         if theirs["s"].fail:
@@ -227,15 +302,16 @@ BODIES = st.lists(st.sampled_from(INSIDE), min_size=1, max_size=6)
 CHANGES = st.lists(st.lists(st.sampled_from(OUTSIDE), max_size=2), min_size=3, max_size=7)
 
 
-@settings(max_examples=150)
+@settings(max_examples=400)
 @given(BODIES, CHANGES)
 @example(["s.a = s.a * 0.5 + x", "s.b.mul_(0.5)"], [[], [], ["s.b = s.a"], [], []])
+@example(["y = y + getattr(S, 'late', 0.0)", "S.late = s.f"], [[], [], []])
 @example(["s.t.append(y.detach())", "y = y + s.t[-1] if s.t else y"], [[], [], ["s.t = []"], [], ["s.fail = True"], []])
 def test_a_program_is_the_same_code_without_it(inside: list[str], outside: list[list[str]]) -> None:
     with (
         warnings.catch_warnings(),
         executors_by(DenseExecutor),
-        compiling_with(compile_dense),
+        compiling_with(plan_of),
         Mesh(data=2, model=2) as mesh,
     ):
         warnings.simplefilter("ignore")
