@@ -16,6 +16,13 @@ from monarch.language import Mesh
 from monarch.language.errors import OperatorError
 from tests.language.partitioned import partitioned_mesh
 
+
+@pytest.fixture(autouse=True)
+def validation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """TorchDynamo, once it has run in a process, leaves the arguments of distributions unchecked from then on."""
+    monkeypatch.setattr(D.Distribution, "_validate_args", True)
+
+
 # Each takes two positive tensors [4, 3].
 CASES: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
     "normal": lambda a, b: D.Normal(a, b),
