@@ -363,17 +363,17 @@ class ProcMesh(_Owned):
             unfit = [death.unfit for death in map(dead.get, members) if death is not None and death.unfit is not None]
             return pickle.loads(unfit[0]) if unfit else None
 
-        return _done(self._ask_each(READY), True, why)
+        return _done(self._ask_each(READY, f"{self._name}.initialized"), True, why)
 
     def stacks(self) -> Future[ValueMesh[str]]:
         """What the processes are doing now: the stacks of their threads and tasks, as text."""
         return self._ask_each(STACKS)
 
-    def _ask_each(self, kind: int) -> Future[ValueMesh[Any]]:
-        """Ask the processes themselves."""
+    def _ask_each(self, kind: int, what: str = "") -> Future[ValueMesh[Any]]:
+        """Ask the processes themselves; `what`, where that is reported if it takes long."""
         process = current.process()
         members = self._members()
-        waiting: All[Any] = All(self._shape, members)
+        waiting: All[Any] = All(self._shape, members, what)
         port = process.ports.open(waiting)
         for place, address in enumerate(members):
             if not process.router.send(address, (kind, (process.address, port, place)), EMPTY):

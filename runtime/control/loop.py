@@ -29,9 +29,9 @@ def control_loop() -> asyncio.AbstractEventLoop:
         return _loop
 
 
-def run(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run it in the loop's thread, and wait for what it gives."""
-    return asyncio.run_coroutine_threadsafe(coroutine, control_loop()).result()
+def run(coroutine: Coroutine[Any, Any, T], seconds: float | None = None) -> T:
+    """Run it in the loop's thread, and wait for what it gives, so long at most: TimeoutError then."""
+    return asyncio.run_coroutine_threadsafe(coroutine, control_loop()).result(seconds)
 
 
 def soon(function: Callable[..., object], *arguments: Any) -> None:

@@ -170,7 +170,10 @@ class HostTree:
         if closed:
             return
         self._outgoing.end()
-        run(self._hub.close(self.timeout))
+        try:
+            run(self._hub.close(self.timeout), 2 * self.timeout)  # also where its loop is stuck
+        except TimeoutError:
+            log.warning("the hosts have not been let go of within %g s", 2 * self.timeout)
         self._inbox.put(None)
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import queue
 import sys
+import threading
 from types import SimpleNamespace
 
 import pytest
 
-from monarch.actor import Actor, Channel, Port, endpoint, report_slow_calls, this_host
+import monarch.config
+from monarch.actor import Actor, Channel, Port, endpoint, report_slow_calls, shutdown_context, this_host
 from tests.runtime.actors.conftest import WAIT
 
 
@@ -72,3 +74,19 @@ def test_calls_that_take_too_long_are_reported_once(monkeypatch: pytest.MonkeyPa
     assert said.count("monarch: sleeper.fall_asleep has not been answered after") == 1
     with pytest.raises(ValueError, match="above 0"):
         report_slow_calls(0)
+
+
+def test_what_is_stuck_is_reported_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    def bootstrap() -> None:
+        threading.Event().wait()
+
+    shutdown_context().get(WAIT)  # how often is looked depends on the setting when that begins
+    reports: queue.SimpleQueue[str] = queue.SimpleQueue()
+    with monarch.config.configured(slow_call_warning="100ms"):
+        procs = this_host().spawn_procs(bootstrap=bootstrap, name="boot")
+        monkeypatch.setattr(sys, "stderr", SimpleNamespace(write=reports.put, flush=lambda: None))
+        ready, said = procs.initialized, ""
+        while "in bootstrap" not in said:
+            said += reports.get(timeout=WAIT)
+    assert "monarch: boot.initialized has not been answered after" in said and not ready.done()
+    procs.stop().get(WAIT)
