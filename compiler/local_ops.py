@@ -65,6 +65,22 @@ def _check_range(index: torch.Tensor, size: int) -> None:
         raise IndexError(f"index out of range: {wrong}, and there are {size} rows")
 
 
+def fill_padding(
+    position: Where,
+    sizes: Where,
+    tensor: torch.Tensor,
+    dim: int,
+    size: int,
+    fill: float,
+    mesh_dims: Sequence[str],
+) -> torch.Tensor:
+    length = tensor.shape[dim]
+    own = min(max(size - nested_index(mesh_dims, position, sizes) * length, 0), length)
+    copy = tensor.clone()
+    copy.narrow(dim, own, length - own).fill_(fill)
+    return copy
+
+
 def in_range(position: Where, sizes: Where, indices: torch.Tensor, rows: int, ignored: int | None) -> torch.Tensor:
     _check_range(indices if ignored is None else indices.masked_fill(indices == ignored, 0), rows)
     return indices
@@ -261,6 +277,7 @@ LOCAL_OPS: dict[str, Callable[..., Any]] = {
     "shard": shard,
     "first_only": first_only,
     "axis_index": axis_index,
+    "fill_padding": fill_padding,
     "in_range": in_range,
     "embedding_shard": embedding_shard,
     "embedding_backward_shard": embedding_backward_shard,

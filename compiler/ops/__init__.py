@@ -91,6 +91,10 @@ in_range = _op("in_range", "(indices, rows, ignored)")
 """The indices as they are; an error where one is neither in 0 <= i < `rows` nor `ignored` (an int or None). It stands
 in front of lookups in a dim with padding, whose own check would let an index into the padding pass."""
 
+fill_padding = _op("fill_padding", "(tensor, dim, size, fill, mesh_dims)")
+"""A copy of the tensor in which `fill` stands behind the first `size` elements of `dim`, of which the worker has a
+block along the nested `mesh_dims`."""
+
 mean_shard = _op("mean_shard", "(tensor, dims, keepdim, count, dtype)")
 """What a worker's block adds to a mean over `dims`, sharded along one of them: the sum over `dims` divided by
 `count`, the number of elements of the global mean (a partial sum). `dtype` is `aten.mean`'s."""

@@ -47,6 +47,9 @@ _MADE = {
 """Ops that make a dim from a number among their arguments, and so make a larger one as well."""
 
 
+_REDUCTIONS = {getattr(aten, name) for name in "sum mean amax amin max min any all prod".split()}
+
+
 def is_uneven(graph: Graph) -> bool:
     """Whether a layout of the user's shards a dim into blocks that do not divide it."""
     if any(tensor_type(node).padded(graph.mesh).padding for node in graph.placeholders):
@@ -436,9 +439,12 @@ class _Pad:
         type_ = tensor_type(value)
         key = ("filled", value, dim, fill)
         if key not in self.known:
-            mask = self.mask(type_.unpadded.shape[dim], type_.shape[dim], type_.ndim - dim - 1)
-            number = _number(fill, type_.dtype)
-            made = self.add(before, aten.masked_fill.Scalar, value, mask, number, type=type_, like=value)
+            size, number = type_.unpadded.shape[dim], _number(fill, type_.dtype)
+            if _is_fusible(before):  # in its kernel the mask costs nothing
+                mask = self.mask(size, type_.shape[dim], type_.ndim - dim - 1)
+                made = self.add(before, aten.masked_fill.Scalar, value, mask, number, type=type_, like=value)
+            else:
+                made = self.add(before, ops.fill_padding, value, dim, size, number, [], type=type_, like=value)
             if fill == 0:
                 self.zero.add((made, dim))
             else:
@@ -541,6 +547,14 @@ def _copy_of(graph: Graph, node: fx.Node) -> fx.Node:
         copy = graph.fx.node_copy(node)
     copy.meta.pop("undefined", None)
     return copy
+
+
+def _is_fusible(node: fx.Node) -> bool:
+    """Whether what reads a value becomes part of a generated kernel. What the program gives was mostly made by one."""
+    if node.op == "output" or node.target in composites():
+        return True
+    packet = getattr(node.target, "overloadpacket", None)
+    return packet in _REDUCTIONS or torch.Tag.pointwise in getattr(node.target, "tags", ())
 
 
 def _takes_strides(target: Any) -> bool:

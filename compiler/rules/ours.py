@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from monarch.compiler.rules.call import Call, dim_of
 from monarch.compiler.rules.line import Line, factor_names, line
+from monarch.compiler.rules.localize import LocalCall, Localized, localizer
 from monarch.compiler.rules.register import sharding_rule
 from monarch.compiler.rules.views import tensor_text
 
@@ -68,6 +69,18 @@ def _unchanged(call: Call) -> Line:
 
 
 sharding_rule("in_range", "... -> ...")
+
+
+@sharding_rule("fill_padding")
+def _fill_padding(call: Call) -> Line:
+    return line("... -> ...", linear=[{0}] if call["fill"] == 0 else [])
+
+
+@localizer("fill_padding")
+def _local_fill_padding(call: LocalCall) -> Localized:
+    if call.strategy.operands[0] != call["dim"]:
+        return call.unchanged()
+    return call.replace(mesh_dims=[*call["mesh_dims"], call.mesh_dim])
 
 
 @sharding_rule("shard")

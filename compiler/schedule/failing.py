@@ -15,6 +15,7 @@ _SAFE = {
     ops.shard,
     ops.first_only,
     ops.axis_index,
+    ops.fill_padding,
     ops.mean_shard,
     ops.arange_shard,
     ops.random,

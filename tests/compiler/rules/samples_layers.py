@@ -247,6 +247,9 @@ def factory_samples() -> list[Sample]:
 def our_samples() -> list[Sample]:
     """Ops of ours as they stand where an earlier mesh dim of size 1 has been done."""
     return [
+        call(ops.fill_padding, real(4, 6), 0, 3, 0.0, []),
+        call(ops.fill_padding, real(4, 6), 1, 4, 1.0, []),
+        call(ops.in_range, below(7, 4, 6), 7, None),
         call(ops.mean_shard, real(4, 6), [1], False, 6, None),
         call(ops.mean_shard, real(4, 6), [0, 1], True, 24, torch.float32),
     ]
