@@ -103,6 +103,7 @@ class DeviceMeshError(MonarchError, RuntimeError):
     `exit_status`, `signal`  of a worker that has ended: what it exited with (negative: of a signal), and "SIGKILL"
     `step`, `program`        the number of the step that failed among the mesh's commands, and the program's name
     `op`                     the op that failed: "aten.index_select.default"
+    `mesh_lost`              the mesh takes no steps any more, until `monarch.heal_mesh` has replaced the worker
 
     Also a RuntimeError, as what PyTorch raises for a failing op.
     """
@@ -115,6 +116,7 @@ class DeviceMeshError(MonarchError, RuntimeError):
     step: int | None = None
     program: str = ""
     op: str = ""
+    mesh_lost: bool = False
 
     def knowing(self, **facts: Any) -> Self:
         """This error, with what is known of the failure, by attribute."""
@@ -128,6 +130,13 @@ class DeviceMeshError(MonarchError, RuntimeError):
 
     def __reduce__(self) -> tuple[object, ...]:
         return (*super().__reduce__(), self.facts)
+
+
+class LostError(MonarchError):
+    """Values were on workers that have ended, and no other worker holds the same blocks: which, and of what layout.
+
+    No DeviceMeshError: the steps that made them are done, and are not to be called again.
+    """
 
 
 class DeviceIndexError(DeviceMeshError, IndexError):

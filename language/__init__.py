@@ -14,7 +14,7 @@ from monarch.language.recorder.dispatch import clone, dispatch
 from monarch.language.recorder.random import manual_seed
 from monarch.language.recorder.reading import read_item, read_known, read_truth
 from monarch.language.recorder.recording import is_tracing
-from monarch.language.tensors.mesh import Mesh
+from monarch.language.tensors.mesh import Mesh, heal_mesh
 from monarch.language.tensors.operations import operations
 from monarch.language.tensors.tensor import DistributedTensor
 
@@ -25,6 +25,7 @@ __all__ = [
     "Program",
     "Traced",
     "distribute",
+    "heal_mesh",
     "layout",
     "manual_seed",
     "module_to_mesh",

@@ -61,6 +61,9 @@ class TypesOnly:
     def undo(self) -> None:
         """No step fails."""
 
+    def heal(self, states: Sequence[tuple[str, Handle]]) -> None:
+        """No worker can die."""
+
     def trace_start(self) -> None:
         raise _needs_workers("steps are to be measured")
 

@@ -52,7 +52,10 @@ class Handle(Protocol):
 
 Undo = Callable[[], None]
 """Undoes something. To call it again changes nothing."""
-Bind = Callable[[list[Handle]], Undo | None]
+TakeBack = Callable[[bool], None]
+"""Undoes what a failed step has done to Python; of one that was dropped, which is to be called again (True), also what
+PyTorch would not undo: random numbers are drawn again. To call it again changes nothing."""
+Bind = Callable[[list[Handle]], TakeBack | None]
 """See `Executor.run`."""
 
 
@@ -104,6 +107,14 @@ class Executor(Protocol):
     def undo(self) -> None:
         """Undo what failed steps' `bind` did to Python, the newest first. Waits for all steps; raises DeviceMeshError
         where the mesh is lost."""
+        ...
+
+    def heal(self, states: Sequence[tuple[str, Handle]]) -> None:
+        """Where the mesh has lost workers, start others in their places, and have all be as if every step had been
+        called but the first that was said to have failed, and those behind it: their handles raise DeviceMeshError.
+        Waits for that. `states` are values without which the mesh is of no use, with their names.
+
+        Raises LostError where one of these is lost, and MonarchError where the workers cannot be started."""
         ...
 
     def trace_start(self) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 from torch import fx
 
 from monarch.compiler import ops
+from monarch.compiler.cost.machine import BALANCED
 from monarch.compiler.graph import args_of
 from monarch.compiler.partition.cost import FORBIDDEN, GATHER, STATE_GATHER, compute_cost, reshard_cost
 from monarch.compiler.partition.margins import margins
@@ -24,6 +25,9 @@ PENDING_STATE = 1.0
 PENDING_RESULT = 4.0
 """A byte of a result left as a pending sum: the controller fetches every worker's summand. It pays for a loss, not
 more."""
+PENDING_RESULT_OF_STEP = 2.0 * BALANCED.link.latency
+"""Such a result of a step that replaces state, besides. With the summand of a worker that ends it would be lost, and
+the step cannot be run again for it. The sum travels with gradients, and one worker is asked for it."""
 
 
 @dataclass
@@ -53,10 +57,8 @@ def choose(options: Options, *, extra: bool = False) -> Choice:
         alternatives[node] = _alternatives(options, node)
         own = _own_costs(options, node, alternatives[node])
         if node in returned:
-            own = [
-                c + PENDING_RESULT * options.nbytes(node) * is_partial(a.after)
-                for c, a in zip(own, alternatives[node], strict=True)
-            ]
+            pending = PENDING_RESULT * options.nbytes(node) + (PENDING_RESULT_OF_STEP if graph.updates else 0.0)
+            own = [c + pending * is_partial(a.after) for c, a in zip(own, alternatives[node], strict=True)]
         for label in updated.get(node, ()):
             own = _with_update(options, states.get(label), node, alternatives[node], own)
         variables[node] = network.variable(own)

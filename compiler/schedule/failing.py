@@ -61,9 +61,10 @@ def _is_integer(value: fx.Node) -> bool:
 
 
 def before_the_commit(calls: Iterable[fx.Node]) -> set[fx.Node]:
-    """The calls that can fail, and those whose results they read: a step makes these before it overwrites any state."""
+    """The calls that can fail, also where another worker ends, and those whose results they read: a step makes these
+    before it overwrites any state."""
     found: set[fx.Node] = set()
-    stack = [call for call in calls if can_fail(call)]
+    stack = [call for call in calls if can_fail(call) or call.target is ops.wait or ops.is_collective(call.target)]
     while stack:
         call = stack.pop()
         if call.op == "call_function" and call not in found:

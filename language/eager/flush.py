@@ -10,15 +10,18 @@ without what PyTorch, which raises at once, would not have come to.
 
 from __future__ import annotations
 
+import weakref
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import torch
+
 from monarch.compiler.config import settings
 from monarch.compiler.errors import DeviceMeshError
-from monarch.compiler.execution.executor import Handle
+from monarch.compiler.execution.executor import Bind, Handle, TakeBack
 from monarch.compiler.ops import check
 from monarch.compiler.passes.functionalize import functionalize
 from monarch.compiler.plan import Plan
@@ -26,6 +29,7 @@ from monarch.compiler.schedule.failing import can_fail
 from monarch.compiler.tape import Tape, Value
 from monarch.language.compile import compile_graph, eager_options
 from monarch.language.eager.failures import drop_gradients, first_failed, without
+from monarch.language.recorder.optimizer_state import OptimizerSnapshot
 from monarch.language.recorder.recording import Recording, turns
 from monarch.language.tensors.mesh import Mesh
 from monarch.language.tensors.tensor import Cell, Failure
@@ -83,6 +87,7 @@ class _Job:
         self.tape = replace(recording.tape, ops=list(recording.tape.ops))
         self.scalars = recording.scalars
         self.steps = recording.steps
+        self.generator = recording.generator
         self.states = list(recording.states.values())
         self.cells: dict[str, Cell] = {}
         self.updates: dict[str, Value] = {}
@@ -102,7 +107,7 @@ class _Job:
         failing = any(can_fail(call) for call in graph.calls)
         return _Compiled(compile_graph(graph, eager_options()), _groups(aliases), failing)
 
-    def run(self, compiled: _Compiled, bind: Callable[[list[Handle]], None] | None) -> list[Handle]:
+    def run(self, compiled: _Compiled, bind: Bind | None) -> list[Handle]:
         arguments: list[Any] = []
         for spec in compiled.plan.inputs:
             label = str(spec.label)
@@ -149,11 +154,19 @@ def _run(mesh: Mesh, recording: Recording, live: list[tuple[Cell, Value]]) -> Ex
         _plans.move_to_end(key)
     mesh.keep(state.cell for state in job.states)
 
-    def bind(handles: list[Handle]) -> None:
-        if mesh.pending is not recording:
-            return
-        job.bind(compiled, handles)
-        _ran(mesh, recording)
+    made = [weakref.ref(job.cells[label]) for label in job.updates if label not in job.before]
+
+    def undo(dropped: bool) -> None:
+        if dropped:
+            _take_back(steps, generator, {id(cell) for ref in made if (cell := ref()) is not None})
+
+    steps, generator = job.steps, job.generator
+
+    def bind(handles: list[Handle]) -> TakeBack | None:
+        if mesh.pending is recording:
+            job.bind(compiled, handles)
+            _ran(mesh, recording)
+        return undo
 
     if mesh.pending is recording and len(recording.tape.ops) == length:
         try:
@@ -171,6 +184,12 @@ def _undo(job: _Job, error: Exception) -> Exception | None:
     for label, cell in job.cells.items():
         cell.handle = job.before.get(label)
         cell.placed = cell.handle is not None
+    if isinstance(error, DeviceMeshError) and error.mesh_lost:  # nothing of it is applied
+        made = [cell for label, cell in job.cells.items() if label not in job.before]
+        for cell in made:
+            cell.failure, cell.recording = Failure(error), None
+        _take_back(job.steps, job.generator, set(map(id, made)))
+        return None
     lost: set[Value] = set()  # inputs that an earlier step was to make
     for entry in job.tape.inputs:
         if (earlier := job.failure_of(str(entry.label))) is not None:
@@ -214,6 +233,18 @@ def _undo(job: _Job, error: Exception) -> Exception | None:
                 missing.add(id(cell))
     drop_gradients(missing)
     return checked
+
+
+def _take_back(
+    steps: Sequence[tuple[int, OptimizerSnapshot]], generator: torch.Tensor | None, made: Collection[int]
+) -> None:
+    """Have Python be as before a tape was recorded that is not applied: optimizers, gradients, by the ids of the cells
+    that the tape made, and PyTorch's generator."""
+    for _, snapshot in reversed(steps):
+        snapshot.restore_state()
+    drop_gradients(made)
+    if generator is not None:
+        torch.set_rng_state(generator)
 
 
 def _probe(job: _Job, failure: Failure, part: Tape, values: list[Value]) -> bool:

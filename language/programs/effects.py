@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from monarch.compiler.errors import ProgramError
-from monarch.compiler.execution.executor import Handle, Undo
+from monarch.compiler.execution.executor import Handle, TakeBack
 from monarch.compiler.tape import Expr, Value, evaluate
 from monarch.language.errors import branch_error
 from monarch.language.programs import snapshot as kinds
@@ -103,7 +103,7 @@ def _in_order(kind: type[Held], before: list[Any], after: list[Any]) -> bool:
     return issubclass(kind, kinds.Mapping) and not stay
 
 
-def undoing(changes: list[Change]) -> Undo | None:
+def undoing(changes: list[Change]) -> TakeBack | None:
     """A function that takes one step's changes back. A gradient that a call dropped before the step cannot come back:
     the failed one stays, and says why it has no value."""
     kept = [
@@ -112,7 +112,7 @@ def undoing(changes: list[Change]) -> Undo | None:
         if not (change.kind is kinds.Tensor and change.before[0] == ["grad"] and change.before[1][0] is None)
     ]
 
-    def undo() -> None:
+    def undo(dropped: bool) -> None:
         for change in reversed(kept):
             change.undo()
 

@@ -13,7 +13,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from monarch.compiler.errors import DeviceMeshError, MonarchError
-from monarch.compiler.execution.executor import Bind, Handle, Undo
+from monarch.compiler.execution.executor import Bind, Handle, TakeBack
 from monarch.compiler.plan import CompileOptions, Plan
 from monarch.compiler.tape import Expr, Value, evaluate
 from monarch.compiler.types import TensorType
@@ -86,6 +86,7 @@ class Compiled:
     ) -> list[Handle]:
         """Give the workers one step; `bind` puts what it makes where it belongs (see `Executor.run`)."""
         arguments: list[Any] = []
+        before: torch.Tensor | None = None  # PyTorch's generator's state, where seeds are drawn from it
         for kind, where in self.fetch:
             if kind == _STATE:
                 arguments.append(cells[where].handle)
@@ -95,8 +96,17 @@ class Compiled:
             elif kind == _SCALAR:
                 arguments.append(scalars[where])
             else:
+                before = torch.get_rng_state() if before is None else before
                 arguments.append(next_seed())
-        return trace.mesh.executor.run(self.plan, arguments, bind)
+        if before is None:
+            return trace.mesh.executor.run(self.plan, arguments, bind)
+        drawn = _Drawn(before, bind)
+        try:
+            return trace.mesh.executor.run(self.plan, arguments, drawn.bind)
+        except DeviceMeshError:
+            if not drawn.given:  # the mesh is lost, and the call is to be made again
+                torch.set_rng_state(before)
+            raise
 
     def settle(self, handles: list[Handle], cells: list[Cell]) -> dict[int, Handle]:
         """Give states their new values; give those of the tensors that are left in Python, by number."""
@@ -127,6 +137,26 @@ class Compiled:
         return results[0] if spec.is_leaf() else pytree.tree_unflatten(results, spec)
 
 
+class _Drawn:
+    """What a step does that draws random numbers, and undoes where it is dropped."""
+
+    def __init__(self, before: torch.Tensor, bind: Bind) -> None:
+        self._before, self._bind = before, bind
+        self.given = False
+
+    def bind(self, handles: list[Handle]) -> TakeBack:
+        self.given = True
+        undo = self._bind(handles)
+
+        def undo_all(dropped: bool) -> None:
+            if undo is not None:
+                undo(dropped)
+            if dropped:
+                torch.set_rng_state(self._before)
+
+        return undo_all
+
+
 def _same_values(first: torch.Tensor, second: torch.Tensor) -> bool:
     return (
         first.dtype == second.dtype
@@ -145,10 +175,11 @@ def first_run(compiled: Compiled, trace: Trace, leaves: list[Any]) -> Any:
     scalars.update({label: source() for label, source in trace.hyperparameters.items()})
     cells = [cell for _, cell in trace.states]
     trace.mesh.keep(cells)
+    trace.mesh.name(trace.states)
 
     bound, undo = False, undoing(trace.changes)
 
-    def bind(handles: list[Handle]) -> Undo | None:
+    def bind(handles: list[Handle]) -> TakeBack | None:
         nonlocal bound
         for number, handle in compiled.settle(handles, cells).items():
             cell = trace.escapes[number][1]()
@@ -258,7 +289,7 @@ class Variant:
         given_up = self._give_up(live, leaves)
         bound: tuple[Call, list[Change]] | None = None
 
-        def bind(handles: list[Handle]) -> Undo | None:
+        def bind(handles: list[Handle]) -> TakeBack | None:
             nonlocal bound
             left = compiled.settle(handles, cells)
             if bound is None:  # or else an interrupted call goes on with the objects that it has made

@@ -102,6 +102,8 @@ def _draw(distribution: str, shape: Any, dtype: torch.dtype, like: DistributedTe
 def _stream(recording: Recording) -> tuple[Any, ...]:
     """The number of a draw's stream, and its seed where that is not the call's."""
     if not recording.program:
+        if recording.generator is None:
+            recording.generator = torch.get_rng_state()
         return 0, recording.lift(next_seed())
     stream, seed = _streams.now.next()
     return (stream,) if seed is None else (stream, seed)

@@ -52,6 +52,8 @@ class Recording:
         self.input_cells: set[int] = set()
         self.steps: list[tuple[int, OptimizerSnapshot]] = []
         """The state of optimizers before each of their steps, and the number of ops recorded until then."""
+        self.generator: torch.Tensor | None = None
+        """The state of PyTorch's generator before the first seed was drawn from it, outside of programs."""
 
     def release(self) -> None:
         """Let go of cells and plain tensors: tensors keep the recording where they were last used."""

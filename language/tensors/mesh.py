@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from types import FunctionType
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 from monarch.compiler.errors import DeviceMeshError, LayoutError, MonarchError
 from monarch.compiler.execution.executor import Executor, Handle, Hosts, Procs, Returned
@@ -60,6 +60,10 @@ class State(Protocol):
 
     handle: Handle | None
 
+    def restored(self) -> None:
+        """The mesh was healed."""
+        ...
+
 
 class _Workers:
     """The workers behind a mesh and every view of it: started when they are first needed."""
@@ -70,6 +74,7 @@ class _Workers:
         self.abstract = False
         self.executor: Executor | None = None
         self.states: weakref.WeakSet[State] = weakref.WeakSet()
+        self.names: weakref.WeakKeyDictionary[State, str] = weakref.WeakKeyDictionary()
         self.closed = False
 
     def start(self) -> Executor:
@@ -304,6 +309,22 @@ class Mesh(MeshAlgebra):
         """Note what steps replace: what `_recover` takes back after a failure."""
         self._workers.states.update(cells)
 
+    def name(self, states: Iterable[tuple[str, State]]) -> None:
+        """Note what programs call their state: for errors."""
+        self._workers.names.update((cell, label) for label, cell in states)
+
+    def heal(self) -> None:
+        """See `heal_mesh`."""
+        workers = self._workers
+        if workers.executor is None or self.is_abstract:
+            return
+        states = [(workers.names.get(cell, "a state"), cell) for cell in list(workers.states)]
+        handles = [(name, cell.handle) for name, cell in states if cell.handle is not None]
+        workers.executor.heal(handles)
+        self.recover()
+        for _, cell in states:
+            cell.restored()
+
     def from_shards(self, shards: Returned, layout: LayoutLike | tuple[LayoutLike, ...]) -> Any:
         """Distributed tensors of what actors in this mesh's processes have returned, which stays where it is:
 
@@ -351,6 +372,33 @@ class Mesh(MeshAlgebra):
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+
+def heal_mesh(mesh: Mesh, policy: Literal["respawn"] = "respawn") -> Mesh:
+    """Go on with a mesh that has lost workers (`DeviceMeshError` with `mesh_lost`):
+
+        for batch in loader:
+            try:
+                loss = train_step(*batch)
+            except monarch.exceptions.DeviceMeshError as error:
+                print(error)
+                mesh = monarch.heal_mesh(mesh)
+                loss = train_step(*batch)
+
+    New processes take the places of those that have ended. What they held comes from workers that hold the same, along
+    mesh dims that replicate it; where it came from is logged (logger `monarch`, INFO). Gives the same mesh: programs,
+    models and optimizers go on with it. Waits until that is done; of a mesh that has lost nobody it changes nothing.
+
+    The step whose call or result raised, and those called after it, are not applied, and their results raise; all
+    before it are. What these leave in Python and the random numbers that they drew are undone.
+
+    Raises LostError, and leaves the mesh as it is, where state was on the lost workers alone; MonarchError where new
+    workers cannot be started: their host is out of reach, or the mesh's workers are in processes of actors.
+    """
+    if policy != "respawn":
+        raise MonarchError(f"no policy {policy!r} to heal a mesh", hint='there is "respawn": new workers, same shape.')
+    mesh.heal()
+    return mesh
 
 
 _MEANT = {"host": "hosts", "proc": "procs", "processes": "procs"}

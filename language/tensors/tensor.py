@@ -84,6 +84,11 @@ class Cell:
         failure.raised = True
         raise copy(failure.error)  # an error that was raised keeps its frames, and the tensors in them, alive
 
+    def restored(self) -> None:
+        """The mesh was healed: a value that there is is that of the last step that is applied."""
+        if self.handle is not None:
+            self.failure = None
+
     def set(self, handle: Handle) -> None:
         self.handle = handle
         self.placed = True

@@ -19,6 +19,7 @@ from monarch.runtime.collectives.mirror import Mirror
 from monarch.runtime.collectives.reduce import reduce_list, reduce_small
 from monarch.runtime.collectives.shares import add, copies, split
 from monarch.runtime.shared.blocks import Flat, Piece, rounds
+from monarch.runtime.shared.signals import Aborted
 from monarch.runtime.shared.window import ALIGN, Window
 
 if TYPE_CHECKING:
@@ -40,6 +41,8 @@ class Collectives(Meetings):
         super().__init__(mesh, rank, window, mirror)
         self._network = network
         self._backends: dict[str, ProcessGroups | Streamed] = {}
+        self.verdict: Callable[[int], bool] = lambda step: False
+        """Waits to be told whether other workers have passed the commit of a step, where a worker died meanwhile."""
 
     def by(self, backend: str) -> Collectives | ProcessGroups | Streamed:
         """What has the collectives of plans that choose `backend`. Raises MonarchError where that cannot be used."""
@@ -74,11 +77,17 @@ class Collectives(Meetings):
             stages = [own, Group(firsts, self.rank, self.mirror) if self.rank in firsts else None, own]
 
         def run() -> None:
-            for group in stages:
-                if group is not None and group.size > 1:
-                    self.meet(group)
-                else:
-                    self._at += 4
+            step = self.step
+            try:
+                for group in stages:
+                    if group is not None and group.size > 1:
+                        self.meet(group)
+                    else:
+                        self._at += 4
+            except Aborted as aborted:
+                # Somebody may have seen that all have come before somebody died, and this worker only that one did.
+                if not aborted.died or not self.verdict(step):
+                    raise
             self.read(())
 
         return run

@@ -116,7 +116,8 @@ class Meetings:
                 self.signals.wait(line + signals.DONE, step + 1, check)
             except _Ended:
                 pass
-        self.signals.store(LINE * (1 + self.rank), (step + 1) << STEP_BITS)
+        if not words[signals.DEAD]:  # or else somebody may still ask whether this worker came to the commit
+            self.signals.store(LINE * (1 + self.rank), (step + 1) << STEP_BITS)
 
     def leave(self, step: int) -> None:
         """End what else peers may wait in for this worker, which has said that it fails the step."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import pickle
 import threading
+import time
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -32,6 +33,7 @@ from monarch.runtime.shared.ring import Full, Space
 from monarch.runtime.shared.window import STAGING_BYTES
 
 SLEEP_MILLISECONDS = 50
+_PATIENCE = 10.0  # seconds in which workers end their session, once one of them has died
 _STAGING_KEEP = 8 << 20
 
 
@@ -63,9 +65,13 @@ class Connection(ABC):
         """Whether the mesh's end was raised to somebody."""
         self.lost = lost
         self.staging = Space(STAGING_BYTES, restart=True)
+        self.healing = False
+        self._settled = False  # what the survivors of a death hold is known
+        self._patience = 0.0  # until when they are waited for
         self.actor_processes: ActorProcesses | None = None
         self.results: Results | None = None
         """Where workers on this host copy small results to."""
+        self._next_answer = -1
         _connections.add(self)
 
     # -- commands --------------------------------------------------------------------------------------------------
@@ -75,6 +81,13 @@ class Connection(ABC):
         held."""
         self.settle()
         self.ready()
+        if self.healing:  # further up in this thread: this is a signal's handler
+            raise MonarchError(f"the mesh {self.mesh} is being healed", hint="use it when heal_mesh has returned.")
+
+    def look(self) -> None:
+        """Find out whether a worker has died. With the lock held."""
+        self._hear()
+        self.news()
 
     def settle(self) -> None:
         """Do what follows from the newest step's being given to the workers, where a call was interrupted in it, or is
@@ -191,6 +204,8 @@ class Connection(ABC):
         if self.state.dead is not None:
             self.told = True
             self.lost()
+            if not self._settled and self.actor_processes is None:
+                self.settle_death(_PATIENCE)
             raise fresh(self.state.dead)
 
     # -- being watched (see `liveness`) ----------------------------------------------------------------------------
@@ -214,6 +229,80 @@ class Connection(ABC):
 
     @abstractmethod
     def lose(self, rank: int, how: str) -> None: ...
+
+    # -- after a death -----------------------------------------------------------------------------------------------
+
+    def settle_death(self, seconds: float) -> bool:
+        """Once the mesh has lost a worker, wait until the others have ended their session: then it is known which steps
+        are done. Whether they have, after so many seconds at most. With the lock held."""
+        self._patience = self._patience or time.monotonic() + seconds
+        state, answered = self.state, set[int]()
+        self._stop_all()
+        for rank in state.expected:
+            self.say(rank, wire.numbers(wire.HOW_FAR))
+        while not self._settled:
+            self._hear()
+            if state.is_quiet:
+                state.settled()
+                self._settled = True
+            elif not state.expected:
+                for rank, (step, committed) in state.verdicts().items():
+                    if rank not in answered:
+                        self.say(rank, wire.numbers(wire.VERDICT, step, committed))
+                        answered.add(rank)
+            if time.monotonic() > self._patience:
+                break
+            if not self._settled:
+                self._sleep([rank for rank in range(self.mesh.workers) if rank not in state.quiet.keys() | state.gone])
+        return self._settled
+
+    def ask_survivors(self, records: Mapping[int, Sequence[int]]) -> dict[int, torch.Tensor]:
+        """What workers answer that have ended their session, by rank: each is asked with its kind of packet, and what
+        stands in it behind the answer's number. Raises DeviceMeshError where one ends meanwhile."""
+        number = self._next_answer = self._next_answer - 1
+        self.replies.expect(number)
+        try:
+            for rank, (kind, *rest) in records.items():
+                self.say(rank, wire.numbers(kind, number, *rest))
+            while pending := [rank for rank in self.replies.pending(number, records) if rank not in self.state.gone]:
+                self._hear()
+                self._sleep(pending)
+            if any(rank in self.state.gone for rank in records):
+                assert self.state.dead is not None
+                raise fresh(self.state.dead)
+            return self.replies.of(number)
+        finally:
+            self.replies.forget(number)
+
+    def renew(self) -> None:
+        """Begin a new session, with the workers that live and new ones for the others. With the lock held.
+        Raises MonarchError where that cannot be."""
+        self._settled, self._patience, self.told = False, 0.0, False
+        self.staging = Space(STAGING_BYTES, restart=True)
+        dead, gone = self.state.dead, dict(self.state.gone)
+        self.state.renewed()
+        try:
+            self._renew(self.state.next_command, sorted(gone))
+        except BaseException:
+            self.state.dead = self.state.dead or dead
+            self.state.gone |= gone
+            raise
+
+    @abstractmethod
+    def say(self, rank: int, packet: bytes) -> None:
+        """Hand a packet to one worker."""
+
+    @abstractmethod
+    def _hear(self) -> None:
+        """Take in what has come, also of deaths. With the lock held."""
+
+    @abstractmethod
+    def _stop_all(self) -> None:
+        """Have all workers end their session."""
+
+    @abstractmethod
+    def _renew(self, first: int, ranks: Sequence[int]) -> None:
+        """Start a session whose first command has this number, with new workers for these places."""
 
     # -- the end ---------------------------------------------------------------------------------------------------
 
@@ -345,8 +434,10 @@ class LocalConnection(Connection):
         if self.state.dead is None and self.workers.signals.words[signals.DEAD]:
             self.state.died(self.workers.exits(EXIT_SECONDS))
         if self.state.dead is None and self.workers.lost_at_once:
+            self._all_gone()
             self.state.give_up(
-                f"the mesh {self.mesh} has lost its workers: the process that they were forked from has ended"
+                f"the mesh {self.mesh} has lost its workers: the process that they were forked from has ended",
+                "All values on the mesh are lost with it: make a new mesh, and start again from the last checkpoint.",
             )
 
     exact = True
@@ -373,6 +464,31 @@ class LocalConnection(Connection):
     def lose(self, rank: int, how: str) -> None:
         self.state.died([(rank, how, None)])
         self.workers.mark_dead(rank)
+
+    def say(self, rank: int, packet: bytes) -> None:
+        self.workers.send(rank, packet)
+
+    def _hear(self) -> None:
+        self.state.died(self.workers.exits())
+        if self.workers.lost_at_once:
+            self._all_gone()
+        self._read(-1)
+
+    def _all_gone(self) -> None:
+        for rank in range(self.mesh.workers):
+            self.state.gone.setdefault(rank, "ended with the process that it was forked from")
+
+    def _stop_all(self) -> None:
+        self.workers.mark_dead(min(self.state.gone, default=0))
+
+    def _renew(self, first: int, ranks: Sequence[int]) -> None:
+        if self.actor_processes is not None:
+            raise MonarchError(
+                f"the mesh {self.mesh} cannot be healed: its workers are in processes of actors",
+                hint="start the processes again, and make a new mesh in them.",
+            )
+        self.workers.renew(first, ranks)
+        self._reports = 0
 
     def _close(self) -> None:
         self.workers.stop()

@@ -6,8 +6,11 @@ the workers are too far behind.
 
 from __future__ import annotations
 
+import logging
+import math
 import pickle
 import struct
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -22,12 +25,23 @@ import torch
 from monarch.compiler.config import settings
 from monarch.compiler.execution.events import Log, Span, ended, heard, say, started, subscribe, tell
 from monarch.compiler.execution.executor import Bind, Executor, Handle, Undo
-from monarch.compiler.plan import LayoutError, MeshSpec, MonarchError, Plan, TensorType, Trace, check_backend
+from monarch.compiler.plan import (
+    DeviceMeshError,
+    LayoutError,
+    LostError,
+    MeshSpec,
+    MonarchError,
+    Plan,
+    TensorType,
+    Trace,
+    check_backend,
+)
 from monarch.runtime.controller.connection import ActorProcesses, Connection, LocalConnection
+from monarch.runtime.controller.healing import Pairs, Placed, copies, find_sources, live_handles, operands
 from monarch.runtime.controller.liveness import watch
-from monarch.runtime.controller.placing import Blocks, pieces
+from monarch.runtime.controller.placing import Blocks, pieces, places_of
 from monarch.runtime.controller.recorder import Recorder
-from monarch.runtime.controller.state import PlanRecord, Remote, Step
+from monarch.runtime.controller.state import Again, PlanRecord, Remote, Step, fresh
 from monarch.runtime.shared import memory, wire
 from monarch.runtime.shared.checking import check
 from monarch.runtime.shared.measured import buffer_words, clock
@@ -37,6 +51,9 @@ from monarch.runtime.shared.window import BLOCK_BYTES, STAGING_BYTES
 _REFRESH_EVERY = 16
 _ASK_ABOVE = 16 << 20
 _FREE_AT_ONCE = 4096
+_HEAL_SECONDS = 60.0
+
+logger = logging.getLogger("monarch")
 
 Argument = Handle | torch.Tensor | float | int
 
@@ -69,6 +86,10 @@ class MeshExecutor:
         self._numbers = count()
         self._plan_numbers = count()
         self._lent = 0  # so many commands are done once all is lent that actors were sent
+        self._placed = Placed(self._state)
+        self._waiting: deque[Step] = deque()
+        """Steps that are to be given again, while the mesh is healed."""
+        self._restoring = False  # a session has begun in which workers have not all that they are to have
         started(self)
         watch(self._connection)
 
@@ -106,15 +127,20 @@ class MeshExecutor:
             memory.require(total, f"{type} on {self._mesh.workers} workers", memory.available_bytes)
         id = self._state.handles(1)
         made = Remote(id, self._types.setdefault(type, type), Step(f"put {type}"), self, self._freed)
+        alone = len(set(blocks.of_worker)) > 1 and min(map(blocks.of_worker.count, set(blocks.of_worker))) == 1
+        steps: list[Step] = []
         for piece in pieces(blocks.size, len(blocks.distinct), STAGING_BYTES // 8):
             made.step = step = Step(f"put {type}")
-            staged = (piece.stop - piece.start) * len(blocks.distinct)
-            if staged <= wire.INLINE_BYTES:
-                data = b"".join(row[piece].tobytes() for row in rows)
-                self._connection.command(step, blocks.head(id, wire.INLINE, piece) + data)
+            data = b"".join([memoryview(row[piece]) for row in rows])  # type: ignore[arg-type]
+            if len(data) <= wire.INLINE_BYTES:
+                step.again = Again(blocks.head(id, wire.INLINE, piece) + data, makes=(id,))
             else:
-                parts = [row[piece] for row in rows]
-                self._connection.command(step, partial(blocks.head, id, piece=piece), parts)
+                step.again = Again(partial(blocks.head, id, piece=piece), data, (id,))
+            step.placed = alone
+            steps.append(step)
+            self._give(step)
+        if alone:
+            self._placed.keep(made, steps, total)
         if self._log or heard(Log):
             self._say(f"put {id} {type}")
         self._did("put", type, start, step.sequence)
@@ -127,41 +153,61 @@ class MeshExecutor:
             return [copied]
         step = Step("fetch")
         try:
-            with self._lock:
-                self._connection.enter()
-                remote = self._own(handle, "the value that is fetched")
-                for rank in ranks:
-                    if not 0 <= rank < self._mesh.workers:
-                        raise MonarchError(
-                            f"no worker {rank}: the mesh {self._mesh} has workers 0 to {self._mesh.workers - 1}"
-                        )
-                size = remote.type.nbytes * len(ranks)
-                if size > _ASK_ABOVE:
-                    memory.require(size, f"fetching {remote.type} from {len(ranks)} workers", memory.available_bytes)
-                self._flush_freed()
-                self._ask(step, wire.numbers(wire.FETCH, remote.id, *ranks))
-                if self._log or heard(Log):
-                    self._say(f"fetch {remote.id} from {ranks}")
-            self._connection.gather(step, set(ranks))
-            with self._lock:
-                self._state.check(remote.step)
-                self._state.check(step)
-                found = self._replies.of(step.sequence)
-                return [found[rank] for rank in ranks]
+            return self._shards(handle, ranks, step)
+        except DeviceMeshError:
+            remote = self._own(handle, "the value that is fetched")
+            self._check_lost(remote.step)
+            return self._from_survivors(remote, ranks)
         finally:
             with self._lock:
                 self._forget(step)
                 if step.sequence >= 0:
-                    self._did("fetch", remote.type, start, step.sequence)
+                    self._did("fetch", handle.type, start, step.sequence)
+
+    def _shards(self, handle: Handle, ranks: Sequence[int], step: Step) -> list[torch.Tensor]:
+        with self._lock:
+            self._connection.enter()
+            remote = self._own(handle, "the value that is fetched")
+            for rank in ranks:
+                if not 0 <= rank < self._mesh.workers:
+                    raise MonarchError(
+                        f"no worker {rank}: the mesh {self._mesh} has workers 0 to {self._mesh.workers - 1}"
+                    )
+            size = remote.type.nbytes * len(ranks)
+            if size > _ASK_ABOVE:
+                memory.require(size, f"fetching {remote.type} from {len(ranks)} workers", memory.available_bytes)
+            self._flush_freed()
+            self._ask(step, wire.numbers(wire.FETCH, remote.id, *ranks))
+            if self._log or heard(Log):
+                self._say(f"fetch {remote.id} from {ranks}")
+        self._connection.gather(step, set(ranks))
+        with self._lock:
+            self._state.check(remote.step)
+            self._state.check(step)
+            found = self._replies.of(step.sequence)
+            return [found[rank] for rank in ranks]
+
+    def _check_lost(self, step: Step) -> None:
+        """In the handler of an error: raise it, unless it was that the mesh has lost a worker, and all others have done
+        the step."""
+        with self._lock:
+            if self._state.dead is None or self._connection.actor_processes is not None:
+                raise
+            if not self._state.is_done(step):  # no variable has the error: it would hold its own frames for ever
+                raise self._state.lost_step(step) from None
 
     def _copied(self, handle: Handle, start: int) -> torch.Tensor | None:
         """A small result, where the worker 0 has copied it to with the step that made it, and it still stands there."""
         remote, results = self._own(handle, "the value that is fetched"), self._connection.results
         if results is None or remote.place < 0 or remote.taken_by is not None:
             return None
-        self._until(remote.step.sequence + 1)
+        try:
+            self._until(remote.step.sequence + 1)
+        except DeviceMeshError:
+            self._check_lost(remote.step)
         with self._lock:
-            self._state.check(remote.step)
+            if remote.step.error is not None or self._state.dead is None:
+                self._state.check(remote.step)
             found = results.read(remote.place, remote.type)
             if found is None or not lasts(remote.place, self._state.next_block):
                 return None
@@ -211,7 +257,11 @@ class MeshExecutor:
         start = clock()
         remote = self._own(handle, "the value that is waited for")
         step = remote.step
-        self._until(step.sequence + 1)
+        try:
+            self._until(step.sequence + 1)
+        except DeviceMeshError:
+            self._check_lost(step)
+            return
         with self._lock:
             self._did("wait", step.name, start, step.sequence)
             self._state.check(step)
@@ -283,7 +333,11 @@ class MeshExecutor:
             ids = tuple(self._next_freed()) if self._freed or self._freeing else ()
             freed = len(ids)
             body = record.struct.pack(wire.RUN, record.number, base, len(made), block, freed, *values)
-            self._connection.command(step, body + struct.pack(f"={freed}q", *ids) if freed else body)
+            if freed:
+                body += struct.pack(f"={freed}q", *ids)
+            step.commits = bool(record.donated)
+            step.again = Again(body, b"", range(base, base + len(made)), plan, record)
+            self._give(step)
             if freed:
                 del self._freeing[:freed]
             self._connection.publish()
@@ -297,8 +351,23 @@ class MeshExecutor:
                 self._refreshed = step.sequence
                 self._connection.refresh()
                 if step.sequence - state.finished_commands > self._ahead:
-                    self._connection.catch_up(step.sequence - self._ahead // 2)
+                    try:
+                        self._connection.catch_up(step.sequence - self._ahead // 2)
+                    except DeviceMeshError:
+                        if state.dead is None or state.is_done(step):
+                            raise
+                        raise state.lost_step(step) from None
             return made
+
+    def _give(self, step: Step) -> None:
+        """Give the workers a command, or give it to them once more, and what it needs before it."""
+        assert step.again is not None
+        known = step.again.known
+        if known is not None and not known.loaded:
+            assert step.again.plan is not None
+            self._send_plan(known, step.again.plan)
+        parts = (step.again.data,) if step.again.data else ()
+        self._connection.command(step, step.again.record, parts)
 
     def _number_for(self, record: PlanRecord, at: int, argument: Any, dtype: torch.dtype) -> float | int:
         if isinstance(argument, torch.Tensor):
@@ -323,18 +392,14 @@ class MeshExecutor:
         if plan.mesh != self._mesh:
             raise MonarchError(f"plan '{plan.name}' is for {plan.mesh}, and this mesh is {self._mesh}")
         check_backend(plan.collectives, plan.target)
-        bare = replace(plan, graph="", traced="", report=None, costs={})
-        key = plan.hash or f"unnamed {hash(pickle.dumps(bare))}"
+        key = plan.hash or f"unnamed {hash(pickle.dumps(_bare(plan)))}"
         record = self._records.get(key)
         if record is None:
             start = clock()
             check(plan)
-            blob = self._connection.packed(bare)
             record = PlanRecord(next(self._plan_numbers), plan, self._types)
-            self._connection.command(Step("load"), wire.numbers(wire.LOAD, record.number), plan=blob)
+            self._send_plan(record, plan)
             self._records[key] = record
-            if self._log or heard(Log):
-                self._say(f"load {record.name} as {record.number}: {len(blob)} bytes")
             self._did("load", record.name, start, record.number)
         # When the last object that stands for the plan is gone, the workers need not keep it either.
         identity = id(plan)
@@ -350,6 +415,178 @@ class MeshExecutor:
 
         self._plans[identity] = (weakref.ref(plan, forget), record)
         return record
+
+    def _send_plan(self, record: PlanRecord, plan: Plan) -> None:
+        blob = self._connection.packed(_bare(plan))
+        self._connection.command(Step("load"), wire.numbers(wire.LOAD, record.number), plan=blob)
+        record.loaded = True
+        if self._log:
+            self._say(f"load {record.name} as {record.number}: {len(blob)} bytes")
+
+    # -- after a death -----------------------------------------------------------------------------------------------
+
+    def _from_survivors(self, remote: Remote, ranks: Sequence[int]) -> list[torch.Tensor]:
+        """What workers hold of a value, from those that live and hold the same. Raises LostError where nobody does."""
+        with self._lock:
+            places, alive = places_of(remote.type, self._mesh), sorted(self._state.quiet)
+            source = {rank: next((at for at in alive if places[at] == places[rank]), -1) for rank in ranks}
+            if -1 in source.values():
+                if remote.step.sequence > self._state.committed:  # no state depends on it
+                    self._state.told = min(remote.step.sequence, self._state.told or remote.step.sequence)
+                    assert self._state.dead is not None
+                    raise fresh(self._state.dead)
+                message, hint = self._lost_text([("the value", remote.type)])
+                raise LostError(message, hint=hint)
+            asked = dict.fromkeys(set(source.values()), (wire.ASK, remote.id))
+            found = self._connection.ask_survivors(asked)
+            return [found[source[rank]] for rank in ranks]
+
+    def heal(self, states: Sequence[tuple[str, Handle]]) -> None:
+        """See `Executor.heal`."""
+        with self._lock:
+            connection, state = self._connection, self._state
+            connection.settle()
+            while not self._is_whole():
+                try:
+                    self._heal(states)
+                except DeviceMeshError:
+                    if state.dead is None:  # it is no other worker that has died
+                        raise
+                finally:
+                    connection.healing = False
+
+    def _is_whole(self) -> bool:
+        """Whether all workers are there, and nothing is left to be given to them again."""
+        connection = self._connection
+        if connection.closing:
+            raise MonarchError(f"the mesh {self._mesh} is closed")
+        connection.look()
+        return self._state.dead is None and not self._restoring
+
+    def _heal(self, states: Sequence[tuple[str, Handle]]) -> None:
+        connection, state, mesh = self._connection, self._state, self._mesh
+        start = time.monotonic()
+        state.give_up(f"healing {mesh} was interrupted")  # where nothing else has happened: a session anew
+        if not connection.settle_death(_HEAL_SECONDS):
+            late = ", ".join(map(str, state.expected))
+            raise MonarchError(
+                f"the mesh {mesh} cannot be healed: its workers {late} do not answer",
+                hint="they compute, or have been stopped: call heal_mesh again, or end them.",
+            )
+        gone = dict(sorted(state.gone.items()))
+        if state.told is not None and state.told <= state.committed:
+            raise LostError(
+                f"the mesh {mesh} cannot be healed: step {state.told} was said to have failed, and was done after all",
+                hint="make a new mesh, and start again from the last checkpoint.",
+            )
+        alive = sorted(state.quiet)
+        answers = connection.ask_survivors(dict.fromkeys(alive, (wire.TABLE,))) if alive else {}
+        tables = {rank: set(answer.tolist()) for rank, answer in answers.items()}
+        self._waiting.extendleft(reversed(state.drop()))
+        values = self._needed()
+        pairs: dict[Pairs, dict[int, TensorType]] = {}
+        lost: dict[int, TensorType] = {}
+        placed, again = self._placed.steps(), []
+        for id, type_ in values.items():
+            found = find_sources(type_, mesh, {rank for rank in alive if id in tables[rank]})
+            if found is None and id in placed:
+                again += placed[id]
+            elif found is None:
+                lost[id] = type_
+            elif found:
+                pairs.setdefault(found, {})[id] = type_
+        self._refuse_lost(lost, states)
+        for record in self._records.values():
+            record.loaded = False
+        connection.healing = self._restoring = True
+        connection.renew()
+        who = [f"worker {state.coordinates_of(rank)} {how}" for rank, how in gone.items()]
+        logger.info("healing %s: %s", mesh, "; ".join(who))
+        stray = list(set().union(*tables.values()) - values.keys()) if tables else []
+        for first in range(0, len(stray), _FREE_AT_ONCE):
+            connection.command(Step("free"), wire.numbers(wire.FREE, *stray[first : first + _FREE_AT_ONCE]))
+        copying = []
+        for sources, each in pairs.items():
+            for source, target in sources:
+                size = sum(math.prod(type_.local_shape(mesh)) * type_.dtype.itemsize for type_ in each.values())
+                logger.info(
+                    "healing %s: %d tensors, %s, from worker %s to %s",
+                    *(mesh, len(each), memory.mebibytes(size)),
+                    *(state.coordinates_of(source), state.coordinates_of(target)),
+                )
+            for record_ in copies(each, mesh, sources):
+                copying.append(Step("copy"))
+                connection.command(copying[-1], record_)
+        for step in again:
+            self._give_again(step)
+        while self._waiting:
+            self._give_again(self._waiting[0])
+            self._waiting.popleft()
+        connection.publish()
+        self._restoring = False
+        connection.catch_up(state.next_command)
+        for step in copying:
+            state.check(step)
+        logger.info("healing %s: done in %.0f ms", mesh, 1000 * (time.monotonic() - start))
+        if self._recorder is None:
+            started(self)
+
+    def _give_again(self, step: Step) -> None:
+        step.noted, step.sequence, step.staged, step.error = False, -1, None, None
+        self._give(step)
+
+    def _needed(self) -> dict[int, TensorType]:
+        """The values that workers are to have before steps are given again, with their types."""
+        waiting = set(self._waiting)
+        makes = {id for step in waiting if step.again is not None for id in step.again.makes}
+        values: dict[int, TensorType] = {}
+        for handle in live_handles(self):
+            if handle.step.error is not None:
+                handle.taken_by = handle.step  # whoever uses it is told
+            elif handle.id not in makes and (handle.taken_by is None or handle.taken_by in waiting):
+                values[handle.id] = handle.type
+        for step in waiting:
+            values.update((id, type_) for id, type_ in operands(step).items() if id not in makes)
+        return values
+
+    def _refuse_lost(self, lost: dict[int, TensorType], states: Sequence[tuple[str, Handle]]) -> None:
+        """Raise LostError where states, or what steps need that are to be given again, are among what is lost; have
+        whoever uses the rest of it be told."""
+        if not lost:
+            return
+        found: list[tuple[str, TensorType]] = []
+        for name, handle in states:
+            with suppress(MonarchError):
+                recovered = self._state.newest(self._own(handle, name))
+                if recovered.id in lost:
+                    found.append((name, recovered.type))
+        needed = {id for step in self._waiting for id in operands(step)}
+        found += [("an argument", lost[id]) for id in needed & lost.keys()]
+        if found:
+            message, hint = self._lost_text(found)
+            raise LostError(message, hint=hint)
+        for handle in live_handles(self):
+            if handle.id in lost:
+                step = Step("lost")
+                step.sequence = 0
+                message, hint = self._lost_text([("the value", handle.type)])
+                step.error = LostError(message, hint=hint)
+                handle.step = handle.taken_by = step
+                logger.warning("healing %s: a value is lost: %s", self._mesh, handle.type)
+
+    def _lost_text(self, lost: Sequence[tuple[str, TensorType]]) -> tuple[str, str]:
+        """Message and hint for values that no worker holds whole any more."""
+        state = self._state
+        who = "; ".join(f"worker {state.coordinates_of(rank)} {how}" for rank, how in sorted(state.gone.items()))
+        listed = [f"  {name}: {type_}" for name, type_ in lost]
+        shown = "\n".join(listed[:16] + [f"and {len(listed) - 16} more"] * (len(listed) > 16))
+        over = {name for _, type_ in lost for name in type_.layout.mesh_dims}
+        return (
+            f"{len(lost)} tensor{'s' * (len(lost) != 1)} of {self._mesh} cannot be restored: {who}",
+            f"no other worker holds the same blocks of\n{shown}\n"
+            f"A mesh dim along which a tensor is replicated keeps it; these are not over {', '.join(sorted(over))}.\n"
+            "Make a new mesh, and start again from the last checkpoint.",
+        )
 
     # -- actors in the workers' processes --------------------------------------------------------------------------
 
@@ -459,7 +696,9 @@ class MeshExecutor:
         while self._freed or self._freeing:
             ids = self._next_freed()
             number = len(ids)
-            self._connection.command(Step("free"), wire.numbers(wire.FREE, *ids))
+            step = Step("free")
+            step.again = Again(wire.numbers(wire.FREE, *ids))
+            self._give(step)
             del ids[:number]
         while self._unloaded:
             key, number = self._unloaded.popleft()
@@ -511,6 +750,11 @@ class MeshExecutor:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _bare(plan: Plan) -> Plan:
+    """What of a plan the workers need."""
+    return replace(plan, graph="", traced="", report=None, costs={})
 
 
 def start_local(mesh: MeshSpec) -> Executor:

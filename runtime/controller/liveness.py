@@ -148,6 +148,7 @@ class Watch:
         if connection.lock.acquire(blocking=False):  # or else who has it takes in what comes, and waits perhaps
             try:
                 connection.take_in()
+                self._died = False  # or it was healed
             except MonarchError as error:
                 self._ended(error)
                 return

@@ -24,16 +24,13 @@ class Blocks:
 
     @staticmethod
     def of(tensor: torch.Tensor, type: TensorType, mesh: MeshSpec) -> Blocks:
-        sharding = {name for names in type.layout.shards for name in names}
         partial = {name for name, _ in type.layout.partial}
         numbers: dict[tuple[int, ...], int] = {}
         distinct: list[torch.Tensor] = []
         of_worker: list[int] = []
-        for rank, position in enumerate(mesh.coordinates()):
-            # Workers at the same place along the sharding dims hold the same block; a partial value has a first place.
-            key = tuple(
-                at if name in sharding else min(at, 1) if name in partial else 0 for name, at in position.items()
-            )
+        for rank, key in enumerate(places_of(type, mesh)):
+            # A partial value that is placed lies in the first place along its mesh dims.
+            key = tuple(min(at, 1) if name in partial else at for name, at in zip(mesh.names, key, strict=True))
             if key not in numbers:
                 numbers[key] = len(distinct)
                 distinct.append(wire.raw(block_of(tensor, type, mesh, rank)))
@@ -46,6 +43,13 @@ class Blocks:
         return wire.PUT_HEAD.pack(
             wire.PUT, handle, code, len(self.shape), self.size, offset, piece.start, piece.stop, len(self.of_worker)
         ) + wire.numbers(*self.shape, *self.of_worker)
+
+
+def places_of(type: TensorType, mesh: MeshSpec) -> list[tuple[int, ...]]:
+    """For each worker, in order, its place along the mesh dims over which a value is not replicated: those at the same
+    place hold the same."""
+    apart = set(type.layout.mesh_dims)
+    return [tuple(at if name in apart else 0 for name, at in point.items()) for point in mesh.coordinates()]
 
 
 def pieces(size: int, copies: int, limit: int) -> Iterator[slice]:

@@ -39,7 +39,11 @@ class Replies:
         has come from another host; the file stays the caller's to close."""
         kind, command = wire.UP_HEAD.unpack_from(packet)
         body = memoryview(packet)[wire.UP_HEAD.size :]
-        if kind == wire.REPORT:
+        if kind == wire.ENDED:
+            self._state.ended(rank, command)
+        elif kind == wire.DOUBT:
+            self._state.doubted(rank, command)
+        elif kind == wire.REPORT:
             self._state.report(Report.decode(bytes(body)))
             if command in self._answers:
                 self._answers[command][rank] = None

@@ -12,13 +12,14 @@ from __future__ import annotations
 import re
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from signal import Signals
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
-from monarch.compiler.execution.executor import Undo
+from monarch.compiler.execution.executor import TakeBack
 from monarch.compiler.plan import (
     DeviceCheckError,
     DeviceIndexError,
@@ -32,6 +33,8 @@ from monarch.compiler.plan import (
 from monarch.runtime.shared import wire
 from monarch.runtime.shared.results import small_results
 from monarch.runtime.shared.wire import Report
+
+E = TypeVar("E", bound=MonarchError)
 
 _REMEMBERED = 1024
 _KINDS: tuple[tuple[type[DeviceMeshError], re.Pattern[str]], ...] = (
@@ -73,8 +76,8 @@ class Step:
     """A command. `sequence` is its number once the workers are given it, and -1 before."""
 
     __slots__ = (
-        *("at", "bind", "donated", "error", "expects", "lost"),
-        *("name", "noted", "previous", "sequence", "staged", "undo"),
+        *("again", "at", "bind", "commits", "donated", "dropped", "error", "expects", "lost"),
+        *("name", "noted", "placed", "previous", "sequence", "staged", "undo"),
     )
 
     # How to find what a state was before the step: the plan, the first output's handle, and the arguments.
@@ -84,15 +87,31 @@ class Step:
         self.sequence = -1
         self.name = name
         self.donated = donated  # kept until it is known that the step worked
-        self.bind: Callable[[], Undo | None] | None = None  # to be done once the workers have it; may be done twice
-        self.undo: Undo | None = None  # what `bind` gave, until it is known that the step worked
+        self.bind: Callable[[], TakeBack | None] | None = None  # to be done once the workers have it; may be done twice
+        self.undo: TakeBack | None = None  # what `bind` gave, until it is known that the step worked
         self.expects = False  # whether the workers answer it
         self.previous: Step.Previous | None = None
-        self.error: DeviceMeshError | None = None
+        self.error: MonarchError | None = None
         self.lost = False  # it failed after its commit
+        self.dropped = False  # when the mesh was healed
         self.at = (0, 0)  # where its record is in the ring, and how long it is
         self.staged: tuple[int, int] | None = None  # likewise, what it has in the staging area
         self.noted = False  # whether all that follows from its being given has been noted
+        self.commits = False  # whether it replaces state
+        self.again: Again | None = None  # how to give it once more, until it is known that the step worked
+        self.placed = False  # `again` is kept for longer: what it places may be on one worker only
+
+
+@dataclass(frozen=True)
+class Again:
+    """A command as it was given: its record, what it had in the staging area, the values that it makes, and the plan
+    that it runs."""
+
+    record: bytes | Callable[[int], bytes]
+    data: bytes = b""
+    makes: Sequence[int] = ()
+    plan: Plan | None = None
+    known: PlanRecord | None = None
 
 
 class PlanRecord:
@@ -102,6 +121,7 @@ class PlanRecord:
         self.number = number
         self.name = plan.name
         self.users = 0
+        self.loaded = True  # the workers have it
         self.inputs = plan.inputs
         self.dtypes: list[torch.dtype | None] = [
             spec.type.dtype if spec.kind in ("scalar", "seed") else None for spec in plan.inputs
@@ -132,6 +152,16 @@ class ControllerState:
         self.next_block = 0  # for steps' small results
         self.finished_commands = 0
         self.dead: DeviceMeshError | None = None
+        self.gone: dict[int, str] = {}
+        """How the workers have ended that have, by rank."""
+        self.quiet: dict[int, int] = {}
+        """After a death, the workers that have ended their session, and how many commands each has finished."""
+        self.doubts: dict[int, int] = {}
+        """After a death, the workers that ask whether others have passed the commit of a step."""
+        self.told: int | None = None
+        """The first step of which somebody was told that a death stopped it: it, and those behind it, are dropped."""
+        self.committed = -1
+        """The last step that is known to have replaced state."""
         self._coordinates = [
             ", ".join(f"{name}={at}" for name, at in point.items()) or "0" for point in mesh.coordinates()
         ]
@@ -139,7 +169,7 @@ class ControllerState:
         self._reports: dict[int, dict[int, Report]] = {}
         self._failed: list[Step] = []
         """Steps that failed and that are still to be undone in Python, in order."""
-        self._failures: OrderedDict[int, DeviceMeshError] = OrderedDict()
+        self._failures: OrderedDict[int, MonarchError] = OrderedDict()
 
     # -- commands --------------------------------------------------------------------------------------------------
 
@@ -168,6 +198,8 @@ class ControllerState:
         """Raise MonarchError for a handle whose value another step has taken."""
         step = handle.taken_by
         if step is not None:
+            if step.error is not None:
+                raise fresh(step.error)
             raise MonarchError(
                 f"{what} was donated to step {step.sequence} ('{step.name}'), which replaces it",
                 hint="use the handle that that step returned for it; a failed step gives its inputs back.",
@@ -195,7 +227,9 @@ class ControllerState:
                 self._fail(step, list(reports[step.sequence].values()))
             elif step.error is None:
                 step.previous = step.undo = None
+                self.committed = step.sequence if step.commits else self.committed
             step.donated = ()
+            step.again = step.again if step.placed else None
             _ = under_way.popleft() if under_way and under_way[0] is step else None
         for sequence in [sequence for sequence in reports if sequence < commands] if reports else ():
             if sequence not in self._failures:
@@ -207,6 +241,8 @@ class ControllerState:
         """Workers on a host have ended, each with its rank, how, and its exit status, where that is known: nothing of
         this mesh can be relied on any more."""
         deaths = list(deaths)
+        for rank, how, _ in deaths:
+            self.gone.setdefault(rank, how)
         if self.dead is None and deaths:
             where = f"on host {host} " if host else ""
             who = "; ".join(f"worker {self._coordinates[rank]} {where}{how}" for rank, how, _ in deaths)
@@ -222,10 +258,10 @@ class ControllerState:
     def give_up(self, message: str, hint: str = "", facts: Mapping[str, Any] = MappingProxyType({})) -> None:
         if self.dead is None:
             hint = hint or (
-                "All values on the mesh are lost with it. A worker that was killed by SIGKILL was most often killed\n"
-                "for memory: look at the kernel's log. Make a new mesh, and start again from the last checkpoint."
+                "monarch.heal_mesh(mesh) goes on from here, with what the other workers hold. A worker that was\n"
+                "killed by SIGKILL was most often killed for memory: look at the kernel's log."
             )
-            self.dead = DeviceMeshError(message, hint=hint).knowing(**facts)
+            self.dead = DeviceMeshError(message, hint=hint).knowing(mesh_lost=True, **facts)
             self._tell(self.dead)
 
     def check(self, step: Step) -> None:
@@ -238,6 +274,12 @@ class ControllerState:
     def recover(self, handle: Remote) -> Remote:
         """For a state that a failed step was to make: the newest value of it that there is. Raises what `check` raises
         where there is none."""
+        handle = self.newest(handle)
+        self.check(handle.step)
+        return handle
+
+    def newest(self, handle: Remote) -> Remote:
+        """`recover`, also where the mesh is lost."""
         while handle.step.error is not None:
             before = None
             if handle.step.previous is not None:
@@ -245,25 +287,113 @@ class ControllerState:
                 at = dict(record.state_pairs).get(handle.id - base)
                 before = None if at is None else arguments[at]
             if not isinstance(before, Remote):
-                self.check(handle.step)
-                raise AssertionError("a step with an error raises it")
+                raise fresh(handle.step.error)
             handle = before
-        self.check(handle.step)
         return handle
 
     def undo(self) -> None:
-        """Undo in Python what failed steps have done to it, the newest first."""
+        """TakeBack in Python what failed steps have done to it, the newest first."""
         while self._failed:
             step = self._failed[-1]
             if step.undo is not None:
-                step.undo()
+                step.undo(step.dropped)
             step.undo = None
             _ = self._failed.pop() if self._failed and self._failed[-1] is step else None
 
+    # -- after a death -----------------------------------------------------------------------------------------------
+
+    def ended(self, rank: int, finished: int) -> None:
+        """A worker has ended its session, and has finished so many commands."""
+        self.doubts.pop(rank, None)
+        self.quiet[rank] = finished
+
+    def doubted(self, rank: int, step: int) -> None:
+        """A worker that waits at a step's commit asks whether others have passed it."""
+        self.doubts[rank] = step
+
+    @property
+    def expected(self) -> list[int]:
+        """The workers that live, and have said neither of both."""
+        known = self.gone.keys() | self.quiet.keys() | self.doubts.keys()
+        return [rank for rank in range(self.mesh.workers) if rank not in known]
+
+    def verdicts(self) -> dict[int, tuple[int, bool]]:
+        """What those that asked are to be told, by rank: the step, and whether it is committed. To be asked for when
+        nobody is expected any more. A step is committed where anybody has passed its commit: then all had come to it,
+        and what is left of it on each cannot fail."""
+        furthest = max([-1, *self.quiet.values(), *self.doubts.values()])
+        return {rank: (step, furthest > step) for rank, step in self.doubts.items()}
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether all workers that live have ended their session."""
+        return len(self.gone.keys() | self.quiet.keys()) == self.mesh.workers
+
+    def settled(self) -> None:
+        """All workers that live have ended their session: what all of them have finished is done, and the first step
+        that they have not is what the death stopped."""
+        self.finished(min(self.quiet.values(), default=self.finished_commands))
+        stopped = next((step for step in self._under_way if step.again is not None and step.again.plan), None)
+        assert self.dead is not None
+        if stopped is not None and "step" not in self.dead.facts:
+            places = [report for report in self._reports.get(stopped.sequence, {}).values() if report.op]
+            where = min(places, key=lambda report: report.rank, default=None)
+            facts = {"step": stopped.sequence, "program": stopped.name, "op": "" if where is None else where.op}
+            source = Source(*where.source) if where is not None and where.source else None
+            waiting = f", where the others waited in {where.op}" if where is not None else ""
+            self.dead = DeviceMeshError(
+                f"{self.dead.message}, in step {stopped.sequence} ('{stopped.name}'){waiting}",
+                hint=self.dead.hint,
+                source=source,
+            ).knowing(**self.dead.facts, **facts)
+
+    def is_done(self, step: Step) -> bool:
+        """Whether all workers that live have done a step, and it has worked."""
+        return step.error is None and step.sequence < self.finished_commands
+
+    def lost_step(self, step: Step) -> MonarchError:
+        """The error of whoever needs a step that a death stopped: from now on it is not to be applied, nor is what is
+        behind it."""
+        assert self.dead is not None
+        if step.error is not None:
+            return fresh(step.error)
+        self.told = step.sequence if self.told is None else min(self.told, step.sequence)
+        error = fresh(self.dead)
+        return error.knowing(step=step.sequence, program=step.name)
+
+    def drop(self) -> list[Step]:
+        """Give up the step of which somebody was told that it failed, and all behind it; forget what else is under way,
+        and give the steps of it that are to be given again, in order."""
+        assert self.dead is not None
+        first = self.next_command if self.told is None else self.told
+        again = []
+        for step in self._under_way:
+            if step.sequence >= first:
+                step.error = DeviceMeshError(
+                    f"step {step.sequence} ('{step.name}') was dropped when the mesh was healed: {self.dead.message}",
+                    hint="the first step that is known to have failed, and those called after it, are not applied:\n"
+                    "call them again. All before it are.",
+                ).knowing(**{**self.dead.facts, "step": step.sequence, "program": step.name, "mesh_lost": False})
+                step.dropped = True
+                self._fail(step, [])
+            elif step.again is not None:
+                again.append(step)
+            step.expects = False
+        self._under_way.clear()
+        self._reports.clear()
+        self.told = None
+        return again
+
+    def renewed(self) -> None:
+        """A new session begins, with all workers."""
+        self.dead = None
+        self.gone, self.quiet, self.doubts = {}, {}, {}
+        self.finished_commands = self.next_command
+
     # -- failures --------------------------------------------------------------------------------------------------
 
-    def _remember(self, sequence: int, error: DeviceMeshError) -> None:
-        if sequence not in self._failures:
+    def _remember(self, sequence: int, error: MonarchError) -> None:
+        if sequence not in self._failures and isinstance(error, DeviceMeshError):
             self._tell(error)
         self._failures[sequence] = error
         while len(self._failures) > _REMEMBERED:
@@ -281,7 +411,7 @@ class ControllerState:
         if step.lost:
             step.previous = None
 
-    def explain(self, reports: Sequence[Report], step: Step | None = None) -> DeviceMeshError:
+    def explain(self, reports: Sequence[Report], step: Step | None = None) -> MonarchError:
         """One error from what the workers say: the first cause, and how far it reaches."""
         cause = min(reports, key=lambda report: (_KIND_RANK[report.kind], report.rank))
         if cause.kind == "dependent" and cause.root in self._failures:
@@ -310,7 +440,10 @@ class ControllerState:
         return kind(message, hint="\n".join(hint), source=source).knowing(**facts, op=cause.op)
 
 
-def fresh(error: DeviceMeshError) -> DeviceMeshError:
+def fresh(error: E) -> E:
     """The same error to be raised once more: one that has been raised keeps the frames that it went through alive, and
     the handles in them."""
-    return type(error)(error.message, hint=error.hint, source=error.source).knowing(**error.facts)
+    made = type(error)(error.message, hint=error.hint, source=error.source)
+    if isinstance(made, DeviceMeshError) and isinstance(error, DeviceMeshError):
+        made.knowing(**error.facts)
+    return made

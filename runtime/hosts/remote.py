@@ -98,6 +98,11 @@ class Inbox:
             with suppress(MonarchError):  # it was the last host
                 self._tree.send(Message("dead", self._number, head={"rank": 0}))
 
+    def renew(self, first: int) -> None:
+        """A new session begins, whose first command has this number."""
+        self._dead = False
+        self._released = first
+
     def _put(self, message: Message) -> None:
         with self._changed:
             self._messages.append(message)
@@ -154,33 +159,38 @@ class RemoteConnection(Connection):
         self._items: list[_Item] = []  # what is to be sent to the hosts
         self._pids: dict[int, int] = {}
         self._set_aside: list[Message] = []  # what somebody waits for in `_answers`
+        self._timeout = timeout
         self._suspect: tuple[float, str] | None = None  # a broken link, whose cause may still be told
         self.links: list[dict[str, Any]] = [{} for _ in range(mesh.workers)]
         """By worker and host: the transport that joins the worker to its counterpart there, and why."""
         tree.subscribe(self._number, inbox.receive, inbox.host_lost)
         self._stop = weakref.finalize(self, _stop, tree, self._number, inbox, hosts, os.getpid())
         try:
-            self._start(transports, timeout)
+            self._start(transports)
         except BaseException:
             self._stop()
             raise
 
     # -- starting --------------------------------------------------------------------------------------------------
 
-    def _start(self, transports: Sequence[str], timeout: float) -> None:
+    def _start(self, transports: Sequence[str]) -> None:
         hosts = len(self._tree.hosts)
         head = {
             "dims": [list(dim) for dim in self.mesh.dims],
             "hosts": hosts,
             "secret": secrets.token_hex(32),
             "transports": list(transports),
-            "timeout": timeout,
+            "timeout": self._timeout,
             "settings": for_spawned(),
         }
         for host in range(hosts):
             here = {"host": host, "actor_processes": self._actor_processes(host)}
             self._tree.send(Message("start", self._number, head={**head, **here}), hosts=[host])
-        deadline = time.monotonic() + timeout
+        self._join()
+
+    def _join(self) -> None:
+        """Have the workers on different hosts find each other."""
+        deadline = time.monotonic() + self._timeout
         everyone: dict[int, Any] = {}
         for part in self._told_by_all("workers", deadline):
             everyone |= {int(rank): what for rank, what in part.items()}
@@ -304,6 +314,8 @@ class RemoteConnection(Connection):
             self.state.died([(head["rank"], head["how"], head.get("status"))], self._address(message.host))
         elif message.kind == "host lost":
             first = message.host * self._each
+            for rank in range(first, first + self._each):
+                self.state.gone.setdefault(rank, f"was on host {self._address(message.host)}, which is lost")
             self.state.give_up(
                 f"the mesh {self.mesh} has lost host {self._address(message.host)}, with workers {first} to "
                 f"{first + self._each - 1}: {head['why']}",
@@ -420,6 +432,30 @@ class RemoteConnection(Connection):
             self._tree.send(Message("dead", self._number, head={"rank": rank}))
 
     # -- the end ---------------------------------------------------------------------------------------------------
+
+    # -- after a death -----------------------------------------------------------------------------------------------
+
+    def say(self, rank: int, packet: bytes) -> None:
+        self._tree.send(Message("say", self._number, head={"rank": rank}, data=packet), hosts=[rank // self._each])
+
+    def _hear(self) -> None:
+        self.refresh()
+
+    def _stop_all(self) -> None:
+        self._tree.send(Message("dead", self._number, head={"rank": min(self.state.gone, default=0)}))
+
+    def _renew(self, first: int, ranks: Sequence[int]) -> None:
+        if lost := sorted(self._inbox.lost):
+            raise MonarchError(
+                f"the mesh {self.mesh} cannot be healed: host {self._address(lost[0])} is out of reach",
+                hint="attach the hosts again, make a new mesh, and start again from the last checkpoint.",
+            )
+        self._items.clear()
+        self._ring = Space(RING_BYTES, restart=False)
+        self._suspect = None
+        self._inbox.renew(first)
+        self._tree.send(Message("renew", self._number, head={"first": first, "ranks": list(ranks)}))
+        self._join()
 
     def _close(self) -> None:
         self._stop()

@@ -9,6 +9,9 @@ far they are.
            commands  first; data: records, each behind its length (8 bytes)
            release   step: all workers of all hosts have finished or given up so many commands
            dead      rank: a worker elsewhere has ended
+           say       rank; data: a packet for that worker
+           renew     first, ranks: a session without those that have ended begins, with new workers for these places;
+                     then `workers`, `peers` and `links` as at the start
            clock     sent: the controller's clock, which comes back with this host's
            measured  what workers have measured is to be sent
            links     how many control messages workers have sent to peers on other hosts is to be told
@@ -193,6 +196,8 @@ class _Part:
             "commands": self._commands,
             "release": self._release,
             "dead": self._dead,
+            "say": self._say_to,
+            "renew": self._renew,
             "clock": self._clock,
             "measured": self._measured,
             "links": self._count_links,
@@ -275,6 +280,16 @@ class _Part:
 
     def _dead(self, head: dict[str, Any], data: Any) -> None:
         self._workers.mark_dead(int(head["rank"]))
+
+    def _say_to(self, head: dict[str, Any], data: Any) -> None:
+        self._workers.send(int(head["rank"]), bytes(data))
+
+    def _renew(self, head: dict[str, Any], data: Any) -> None:
+        self._joined, self._links, self._next = {}, {}, int(head["first"])
+        try:
+            self._workers.renew(self._next, [int(rank) for rank in head["ranks"]])
+        except MonarchError as error:
+            self._say("refused", message=error.message, hint=error.hint)
 
     def _clock(self, head: dict[str, Any], data: Any) -> None:
         self._say("clock", sent=head["sent"], here=clock())

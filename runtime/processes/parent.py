@@ -74,12 +74,16 @@ class WarmParent:
         threads: int,
         across: dict[str, Any] | None,
         settings: dict[str, Any],
+        first: int = 0,
+        number: int | None = None,
     ) -> int:
-        """Fork workers for `ranks` of a mesh; gives the mesh's number. Each worker gets one of `sockets`."""
+        """Fork workers for `ranks` of a mesh, whose first command has the number `first`; gives the mesh's number. Each
+        worker gets one of `sockets`. With `number` they join the workers that the mesh has; `memory` is not used
+        then."""
         name = WORKER if across is None else WORKER_ACROSS_HOSTS
-        given = {"dims": mesh.dims, "threads": threads, "across": across, "settings": settings}
+        given = {"dims": mesh.dims, "threads": threads, "across": across, "settings": settings, "first": first}
         files = [(end.fileno(),) for end in sockets]
-        return self.fork(name, ranks, memory, files, deque(), given, mesh.workers)
+        return self.fork(name, ranks, memory, files, deque(), given, mesh.workers, number)
 
     def fork(
         self,
@@ -90,15 +94,18 @@ class WarmParent:
         inbox: Inbox,
         given: dict[str, Any],
         workers: int = 0,
+        number: int | None = None,
     ) -> int:
-        """Fork processes for the role `name`, these ranks of a mesh; gives its number, of which `inbox` hears.
+        """Fork processes for the role `name`, these ranks of a mesh; gives its number, of which `inbox` hears. With the
+        `number` of a mesh that is there, they join its processes, and its inbox hears of them.
 
         All of them get the file `shared`, which is the memory of a mesh of `workers` where that is not 0, and what is
         `given` as JSON; each gets as many `files` of its own."""
         with self.lock:
-            number = self._next
-            self._next += 1
-            self._inboxes[number] = inbox
+            if number is None:
+                number = self._next
+                self._next += 1
+                self._inboxes[number] = inbox
             batch = (FILES_A_PACKET - 1) // len(files[0])
             request = {"do": "fork", "mesh": number, "role": name, "workers": workers, "given": given}
             for first in range(0, len(ranks), batch):

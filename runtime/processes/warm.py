@@ -141,6 +141,10 @@ class Warm:
         shared = files[0] if mesh.window is None else mesh.window.file
         each = (len(files) - 1) // len(left)
         parent = os.getpid()
+        for old in [pid for pid, rank in mesh.rank_of.items() if rank in left]:  # given up, as one that is stopped
+            os.kill(old, signal.SIGKILL)
+            os.waitpid(old, 0)
+            del mesh.rank_of[old]
         for at in range(1, len(files), each):
             rank, own = left[0], files[at : at + each]
             pid = plain_fork()

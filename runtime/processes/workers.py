@@ -53,8 +53,11 @@ class Processes(Protocol):
         threads: int,
         across: dict[str, Any] | None,
         settings: dict[str, Any],
+        first: int = 0,
+        number: int | None = None,
     ) -> int:
-        """Start workers; gives a number for them. Raises OSError where a limit is reached."""
+        """Start workers whose first command has the number `first`; gives a number for them: `number`, of workers that
+        are there, which these join. Raises OSError where a limit is reached."""
         ...
 
     def messages(self, mesh: int, seconds: float = 0.0) -> list[dict[str, Any]]:
@@ -91,21 +94,44 @@ class Workers:
         self.ranks = range(mesh.workers) if ranks is None else ranks
         geometry = Geometry.of(mesh.workers)
         _check_size(mesh, len(self.ranks), geometry)
-        processes = processes or warm_parent()
+        self._processes = processes = processes or warm_parent()
+        self._given = (
+            max(1, signals.cores() // len(self.ranks)),
+            across,
+            for_spawned() if settings is None else settings,
+        )
         fd = Window.create(geometry)
+        try:
+            self.window = Window(geometry, fd)
+            number, ends = self._fork(self.ranks, fd)
+        finally:
+            os.close(fd)
+        self.pids: dict[int, int] = {}
+        """Of those that are known to have started, by rank."""
+        self.ends = ends
+        self.signals = self.window.signals()
+        self.signals.spins = 0
+        self.ring = RingWriter(self.window.bytes[geometry.ring : geometry.ring + RING_BYTES], self.signals)
+        self._number = number
+        self._inboxes: dict[int, deque[Any]] = {rank: deque() for rank in self.ranks}
+        self._owner = os.getpid()
+        self._stop = weakref.finalize(self, _stop, processes, number, ends, self._owner)
+        self._stop.atexit = False  # handlers of the program may use the mesh until its processes are ended
+        _all.add(self)
+
+    def _fork(
+        self, ranks: Sequence[int], memory: int, first: int = 0, number: int | None = None
+    ) -> tuple[int, dict[int, socket.socket]]:
+        """Start workers for these ranks; gives their number, and the sockets to them."""
         ends: dict[int, socket.socket] = {}
         theirs: list[socket.socket] = []
         try:
-            for rank in self.ranks:
+            for rank in ranks:
                 mine, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
                 mine.setblocking(False)
                 ends[rank] = mine
                 theirs.append(other)
-            self.window = Window(geometry, fd)
-            threads = max(1, signals.cores() // len(self.ranks))
-            number = processes.start(
-                mesh, self.ranks, fd, theirs, threads, across, for_spawned() if settings is None else settings
-            )
+            return self._processes.start(self.mesh, ranks, memory, theirs, *self._given, first, number), ends
         except (OSError, MonarchError) as error:
             for end in ends.values():
                 end.close()
@@ -119,24 +145,37 @@ class Workers:
                     "A limit is reached: on open files (ulimit -n), of which each worker takes one, or processes\n"
                     "(ulimit -u)."
                 )
-            raise MonarchError(f"cannot start {len(self.ranks)} workers: {what}", hint=hint) from error
+            raise MonarchError(f"cannot start {len(ranks)} workers: {what}", hint=hint) from error
         finally:
-            os.close(fd)
             for end in theirs:
                 end.close()
-        self.pids: dict[int, int] = {}
-        """Of those that are known to have started, by rank."""
-        self.ends = ends
-        self.signals = self.window.signals()
-        self.signals.spins = 0
+
+    def renew(self, first: int, ranks: Sequence[int]) -> None:
+        """Begin a session of the workers that have ended theirs, with new ones for `ranks`. Its first command has this
+        number. The memory is the same: nobody writes there now."""
+        words, geometry = self.window.words, self.window.geometry
+        words[:] = memoryview(bytes(words.nbytes)).cast("q")
+        words[signals.RELEASED] = first
+        for rank in range(self.mesh.workers):
+            line = signals.line_of(rank)
+            words[line + signals.PROGRESS] = first << signals.STEP_BITS
+            words[line + signals.DONE] = words[line + signals.OVER] = first
         self.ring = RingWriter(self.window.bytes[geometry.ring : geometry.ring + RING_BYTES], self.signals)
-        self._processes = processes
-        self._number = number
-        self._inboxes: dict[int, deque[Any]] = {rank: deque() for rank in self.ranks}
-        self._owner = os.getpid()
-        self._stop = weakref.finalize(self, _stop, processes, number, list(ends.values()), self._owner)
-        self._stop.atexit = False  # handlers of the program may use the mesh until its processes are ended
-        _all.add(self)
+        here = [rank for rank in ranks if rank in self.ranks]
+        if here:
+            null = os.open(os.devnull, os.O_RDONLY)  # who forks them has the memory
+            try:
+                _, ends = self._fork(here, null, first, self._number)
+            finally:
+                os.close(null)
+            for rank in ends:
+                self.ends[rank].close()
+                self.pids.pop(rank, None)
+                self._inboxes[rank].clear()
+            self.ends.update(ends)
+        for rank in self.ranks:
+            if rank not in ranks:
+                self.send(rank, wire.numbers(wire.SESSION, first))
 
     # -- down ------------------------------------------------------------------------------------------------------
 
@@ -279,13 +318,13 @@ class Workers:
             self.window.give_back(geometry.ring, geometry.total - geometry.ring)
 
 
-def _stop(processes: Processes, number: int, ends: list[socket.socket], owner: int) -> None:
+def _stop(processes: Processes, number: int, ends: dict[int, socket.socket], owner: int) -> None:
     if os.getpid() == owner:
         processes.stop(number)
-        for end in ends:  # of which forked children of this process may hold copies
+        for end in ends.values():  # of which forked children of this process may hold copies
             with suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
-    for end in ends:
+    for end in ends.values():
         end.close()
 
 

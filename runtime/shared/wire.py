@@ -16,9 +16,21 @@ Down, from the controller to all workers at once (a record of the ring each; num
             `measured`); 0 to measure no longer
     LEND    a number, how many handles, the handles, for each worker how many messages in its process refer to them
     ADOPT   a number, first handle, how many: what an actor of the worker's process has made becomes values
+    COPY    how many pairs, pairs of a rank and the rank that is to get its blocks; then for each tensor its handle,
+            dtype, dims, the block's shape
 
 Up, over a worker's own socket, a packet each: a kind, the command's number, and JSON or a tensor's bytes. Down the same
 way come files, and before the first command what a worker with peers on other hosts is told (STARTUP, JSON).
+
+Once a worker of the mesh has died, the others end their session (see `worker.loop`), and go on by packets:
+
+    up    DOUBT    a step: this worker has come to its commit, and cannot see whether the others passed it
+          ENDED    how many commands it has finished: it waits for the next session, and answers meanwhile
+    down  VERDICT  the step, 1 where others have passed its commit
+          ASK      a number for the answer, a handle: its value is to be sent
+          TABLE    a number for the answer: the handles that have values are to be sent, as a tensor
+          SESSION  the number of the next session's first command
+          HOW_FAR  ENDED is to be said once more
 """
 
 from __future__ import annotations
@@ -33,7 +45,8 @@ import torch
 
 from monarch.compiler.plan import DTYPES
 
-RUN, PUT, LOAD, UNLOAD, FREE, FETCH, COUNT, TRACE, LEND, ADOPT = range(1, 11)
+RUN, PUT, LOAD, UNLOAD, FREE, FETCH, COUNT, TRACE, LEND, ADOPT, COPY = range(1, 12)
+VERDICT, ASK, TABLE, SESSION, HOW_FAR = range(12, 17)
 
 INLINE = -1
 INLINE_BYTES = 64 << 10
@@ -65,7 +78,7 @@ def unpack_numbers(body: bytes | bytearray) -> tuple[int, ...]:
 
 # -- up --------------------------------------------------------------------------------------------------------------
 
-REPORT, VALUE, VALUE_FILE, COUNTED, BUFFER_FILE, STARTUP = range(1, 7)
+REPORT, VALUE, VALUE_FILE, COUNTED, BUFFER_FILE, STARTUP, DOUBT, ENDED = range(1, 9)
 UP_HEAD = struct.Struct("=2q")
 PACKET_BYTES = 128 << 10
 TEXT_LIMIT = 12_000

@@ -34,8 +34,8 @@ from monarch.runtime.worker.tracing import Tracer
 
 
 class Connect(Protocol):
-    """Joins a worker to its counterparts on other hosts, over links that end with `end`; `over` says whether the mesh
-    has ended meanwhile. Raises ControllerGone."""
+    """Joins a worker to its counterparts on other hosts, over links that end with `end`; `check` raises where the
+    session has ended meanwhile."""
 
     def __call__(
         self,
@@ -44,7 +44,7 @@ class Connect(Protocol):
         window: Window,
         up: socket.socket,
         across: dict[str, Any],
-        over: Callable[[], bool],
+        check: Callable[[], None],
         end: ExitStack,
     ) -> Mirror: ...
 
@@ -64,12 +64,21 @@ def serve(forked: Forked, connect: Connect | None = None) -> None:
     gc.freeze()  # what the parent made is never garbage, and looking at it would copy its pages
     parent = os.getppid()
 
+    def check() -> None:
+        if os.getppid() != parent:
+            raise ControllerGone
+        if window.words[signals.DEAD]:
+            raise SessionOver
+
     def run() -> None:
         status = 1
         try:
             torch.set_num_threads(forked.given["threads"])
-            across = forked.given["across"]
-            _loop(spec, rank, window, up, across, connect, lambda: os.getppid() != parent, ExitStack())
+            worker = _Worker(spec, rank, window, up, forked.given["across"], connect, check)
+            first = forked.given["first"]
+            while True:
+                worker.session(first)
+                first = worker.between()
         except ControllerGone:
             status = 0
         except BaseException:
@@ -100,40 +109,98 @@ def serve_beside(
     poll = select.poll()
     poll.register(up, 0)  # is told only of a closed end
 
-    def over() -> bool:
-        return bool(window.words[signals.DEAD]) or bool(poll.poll(0))
+    def check() -> None:
+        if window.words[signals.DEAD] or poll.poll(0):
+            raise ControllerGone
 
-    with closing(up), ExitStack() as end, suppress(ControllerGone):
-        _loop(mesh, rank, window, up, across, connect, over, end, actors)
+    with closing(up), suppress(ControllerGone):
+        _Worker(mesh, rank, window, up, across, connect, check, actors).session(0)
 
 
 class ControllerGone(Exception):
     """The mesh has ended: the worker has nobody to work for."""
 
 
-def _loop(
-    mesh: MeshSpec,
-    rank: int,
-    window: Window,
-    up: socket.socket,
-    across: dict[str, Any] | None,
-    connect: Connect | None,
-    over: Callable[[], bool],
-    end: ExitStack,
-    actors: Actors | None = None,
-) -> None:
-    geometry = window.geometry
-    mirror, network = None, None
-    if across is not None:
-        assert connect is not None  # the roles of workers on several hosts are in `peers`
-        mirror = connect(mesh, rank, window, up, across, over, end)
-        network = Network(across["bind"], across["advertise"], across["tls"] is not None)
-    collectives = Collectives(mesh, rank, window, mirror, network)
-    marks = collectives.signals
-    ring = RingReader(window.bytes[geometry.ring : geometry.ring + RING_BYTES], marks)
-    staging = window.view(geometry.staging, (STAGING_BYTES,), torch.uint8)
+class SessionOver(Exception):
+    """A worker of the mesh has died: the others keep their values, and wait for a session without it."""
 
-    def tracer(words: int) -> Tracer | None:
+
+class _Worker:
+    """A worker and its sessions. `check` raises what ends one."""
+
+    def __init__(
+        self,
+        mesh: MeshSpec,
+        rank: int,
+        window: Window,
+        up: socket.socket,
+        across: dict[str, Any] | None,
+        connect: Connect | None,
+        check: Callable[[], None],
+        actors: Actors | None = None,
+    ) -> None:
+        self._mesh, self._rank, self._window, self._up = mesh, rank, window, up
+        self._across, self._connect, self._check = across, connect, check
+        geometry = window.geometry
+        staging = window.view(geometry.staging, (STAGING_BYTES,), torch.uint8)
+        self._collectives = Collectives(mesh, rank, window)
+        self._state = WorkerState(
+            mesh,
+            rank,
+            self._collectives,
+            lambda offset, size: staging[offset : offset + size],
+            self._tracer,
+            lambda number: _receive_file(up, number),
+            actors,
+            Results(window) if rank == 0 and across is None else None,
+        )
+        self._finished = 0  # commands
+
+    def session(self, first: int) -> None:
+        """Carry out commands, of which the first has this number, until a worker of the mesh dies."""
+        rank, window = self._rank, self._window
+        with torch.inference_mode(), ExitStack() as end, suppress(SessionOver):
+            self._finished = first
+            mirror, network = None, None
+            if self._across is not None:
+                assert self._connect is not None  # the roles of workers on several hosts are in `peers`
+                mirror = self._connect(self._mesh, rank, window, self._up, self._across, self._check, end)
+                across = self._across
+                network = Network(across["bind"], across["advertise"], across["tls"] is not None)
+            self._collectives = collectives = Collectives(self._mesh, rank, window, mirror, network)
+            collectives.verdict = self._verdict
+            end.callback(collectives.close)
+            self._state.renew(collectives)
+            self._work(collectives, mirror)
+
+    def _work(self, collectives: Collectives, mirror: Mirror | None) -> None:
+        window, up, rank, state = self._window, self._up, self._rank, self._state
+        words, line, marks, step, reports = window.words, signals.line_of(rank), collectives.signals, self._finished, 0
+        geometry, check = window.geometry, self._check
+        ring = RingReader(window.bytes[geometry.ring : geometry.ring + RING_BYTES], marks)
+
+        def idle(seen: int) -> None:
+            check()
+
+        while True:
+            body = ring.read(idle)
+            if words[signals.DEAD]:
+                check()
+            for message in state.handle(step, body):
+                if isinstance(_send(up, rank, message), Report):
+                    reports += 1
+                    words[line + signals.REPORTS] = reports
+                    if wire.KIND.unpack_from(body)[0] in _MEETING:
+                        collectives.fail(step)
+                        if words[signals.DEAD]:  # the command is not finished
+                            check()
+            self._finished = step = step + 1
+            if mirror is not None:
+                words[line + signals.LINK_MESSAGES] = mirror.messages
+            marks.store(line + signals.DONE, step)
+
+    def _tracer(self, words: int) -> Tracer | None:
+        collectives = self._collectives
         if not words:
             collectives.time_no_waits()
             return None
@@ -145,37 +212,55 @@ def _loop(
             raise
         return Tracer(memoryview(memory).cast("q"), clock, collectives.time_waits(clock), fd)
 
-    state = WorkerState(
-        mesh,
-        rank,
-        collectives,
-        lambda offset, size: staging[offset : offset + size],
-        tracer,
-        lambda number: _receive_file(up, number),
-        actors,
-        Results(window) if rank == 0 and across is None else None,
-    )
-    line = signals.line_of(rank)
-    reports = 0
+    # -- when another worker has died --------------------------------------------------------------------------------
 
-    def idle(seen: int) -> None:
-        if over():
-            raise ControllerGone
-
-    step = 0
-    with torch.inference_mode(), closing(collectives):
+    def _verdict(self, step: int) -> bool:
+        """Whether others have passed the commit of a step at which this worker waited when another died."""
+        if self._state.beside_actors:  # there is no next session
+            return False
+        self._tell(wire.DOUBT, step)
         while True:
-            body = ring.read(idle)
-            for message in state.handle(step, body):
-                if isinstance(_send(up, rank, message), Report):
-                    reports += 1
-                    window.words[line + signals.REPORTS] = reports
-                    if wire.KIND.unpack_from(body)[0] == wire.RUN:
-                        collectives.fail(step)
-            step += 1
-            if mirror is not None:
-                window.words[line + signals.LINK_MESSAGES] = mirror.messages
-            marks.store(line + signals.DONE, step)
+            kind, *rest = self._told()
+            if kind == wire.VERDICT and rest[0] == step:
+                return bool(rest[1])
+
+    def between(self) -> int:
+        """Wait for the next session, and answer meanwhile for the values that are here. Gives the number of the
+        session's first command. Raises ControllerGone."""
+        self._tell(wire.ENDED, self._finished)
+        while True:
+            kind, *rest = self._told()
+            if kind == wire.SESSION:
+                return rest[0]
+            messages: list[Message] = []
+            if kind == wire.HOW_FAR:
+                self._tell(wire.ENDED, self._finished)
+            elif kind == wire.ASK:
+                number, handle = rest
+                messages = self._state.handle(number, bytearray(wire.numbers(wire.FETCH, handle, self._rank)))
+            elif kind == wire.TABLE:
+                messages = [self._state.table(rest[0])]
+            for message in messages:
+                _send(self._up, self._rank, message)
+
+    def _tell(self, kind: int, number: int) -> None:
+        try:
+            self._up.send(wire.UP_HEAD.pack(kind, number))
+        except ConnectionError:
+            raise ControllerGone from None
+
+    def _told(self) -> tuple[int, ...]:
+        """The next packet. Plans that were handed over and not loaded are let go."""
+        packet, files, _, _ = socket.recv_fds(self._up, wire.PACKET_BYTES, 1)
+        for file in files:
+            os.close(file)
+        if not packet:
+            raise ControllerGone
+        return wire.unpack_numbers(packet) if len(packet) % 8 == 0 else (0,)  # or else it is of the last start
+
+
+_MEETING = (wire.RUN, wire.COPY)
+"""Commands in which workers wait for each other."""
 
 
 def _send(up: socket.socket, rank: int, message: Message) -> Message:

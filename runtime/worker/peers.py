@@ -1,17 +1,18 @@
-"""How a worker finds its counterparts on other hosts, once, before its first command.
+"""How a worker finds its counterparts on other hosts, before the first command of a session.
 
     worker → host    {"pid": ..., "address": ..., "region": ...}    its endpoint, and its mapping of the mesh's memory
     host → worker    {"peers": {"1": {"rank": 4, "address": ..., "region": ...}}}        by the number of the host
     worker → host    {"links": {"1": {"transport": "tcp", "reasons": [...]}}}, or {"failed": "why", "hint": "..."}
     worker → host    {"lost": 4, "why": "..."}                      later, when a link has broken
 
-Packets are JSON, on the worker's own socket (`wire.STARTUP`). Nothing of this happens again while the mesh lives.
+Packets are JSON, on the worker's own socket (`wire.STARTUP`). Nothing of this happens again in the session.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import select
 import socket
 import time
 from collections.abc import Callable
@@ -55,19 +56,22 @@ def _connect(
     window: Window,
     up: socket.socket,
     across: dict[str, Any],
-    over: Callable[[], bool],
+    check: Callable[[], None],
     end: ExitStack,
 ) -> Mirror:
     try:
-        return Mirror(mesh, rank, window, connect_peers(window, up, across, end))
+        return Mirror(mesh, rank, window, connect_peers(window, up, across, check, end))
     except NotConnected:
-        while not over():  # it is ended, with the others
+        while True:  # the mesh is ended, or its session
+            check()
             time.sleep(_OVER_SECONDS)
-        raise loop.ControllerGone from None
 
 
-def connect_peers(window: Window, up: socket.socket, across: dict[str, Any], end: ExitStack) -> dict[int, Peer]:
-    """This worker's counterparts by host, from whom `end` parts. `across` is what the host says to all its workers:
+def connect_peers(
+    window: Window, up: socket.socket, across: dict[str, Any], check: Callable[[], None], end: ExitStack
+) -> dict[int, Peer]:
+    """This worker's counterparts by host, from whom `end` parts; `check` raises where the session has ended meanwhile.
+    `across` is what the host says to all its workers:
 
     `secret`      32 bytes, hex: of this mesh, known to its workers only
     `transports`  which to try, in order
@@ -79,7 +83,7 @@ def connect_peers(window: Window, up: socket.socket, across: dict[str, Any], end
     """
     if across["hosts"] == 1:
         up.send(pack({"pid": os.getpid(), "address": None, "region": None}))
-        up.recv(wire.PACKET_BYTES)
+        _told(up, check)
         up.send(pack({"links": {}}))
         return {}
     secret = bytes.fromhex(across["secret"])
@@ -98,9 +102,10 @@ def connect_peers(window: Window, up: socket.socket, across: dict[str, Any], end
         secret, **reached, transports=across["transports"], tls=tls, lost=lost, patience=across["timeout"]
     )
     end.callback(endpoint.close)
+    end.callback(ranks.clear)  # first: the others part from this worker too
     region = endpoint.register(window.memory, file=window.file).region
     up.send(pack({"pid": os.getpid(), "address": endpoint.address.to_json(), "region": region.to_json()}))
-    told = unpack(up.recv(wire.PACKET_BYTES))
+    told = unpack(_told(up, check))
     peers: dict[int, Peer] = {}
     for host, peer in told["peers"].items():
         address = Address.from_json(peer["address"])
@@ -117,6 +122,18 @@ def connect_peers(window: Window, up: socket.socket, across: dict[str, Any], end
     }
     up.send(pack({"links": links}))
     return peers
+
+
+def _told(up: socket.socket, check: Callable[[], None]) -> bytes:
+    """What the host says of the start; anything else is about a session that is over."""
+    poll = select.poll()
+    poll.register(up, select.POLLIN)
+    while True:
+        while not poll.poll(_OVER_SECONDS * 1000):
+            check()
+        packet = up.recv(wire.PACKET_BYTES)
+        if not packet or wire.KIND.unpack_from(packet)[0] == wire.STARTUP:
+            return packet
 
 
 def pack(what: dict[str, Any]) -> bytes:

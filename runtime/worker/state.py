@@ -7,6 +7,7 @@ import pickle
 import struct
 import traceback
 import weakref
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -39,6 +40,10 @@ _OPERANDS = 16
 
 class Steps(Protocol):
     """What of `collectives.Collectives` the state machine needs."""
+
+    def permute(
+        self, mesh_dims: Sequence[str], pairs: Sequence[Sequence[int]]
+    ) -> Callable[..., list[torch.Tensor]]: ...
 
     def begin(self, step: int) -> None: ...
 
@@ -171,12 +176,32 @@ class WorkerState:
             wire.TRACE: self._trace,
             wire.LEND: self._lend,
             wire.ADOPT: self._adopt,
+            wire.COPY: self._copy,
         }
         self._untraced = self._handlers
 
     def handle(self, step: int, body: bytearray) -> list[Message]:
         (kind,) = wire.KIND.unpack_from(body)
         return self._handlers[kind](step, body)
+
+    @property
+    def beside_actors(self) -> bool:
+        """Whether this worker is in a process of actors."""
+        return self._actors is not None
+
+    def renew(self, collectives: Steps) -> None:
+        """Begin a new session: with the values that there are, and without plans, which have the last one's
+        collectives."""
+        self._collectives = self._moves = collectives
+        self.plans.clear()
+        self._arena.fit(0)
+        self._handlers, self._tracer = self._untraced, None
+        self.values = {handle: value for handle, value in self.values.items() if isinstance(value, torch.Tensor)}
+
+    def table(self, number: int) -> Value:
+        """The handles that have a value here, as the answer `number`."""
+        held = [handle for handle, value in self.values.items() if isinstance(value, torch.Tensor)]
+        return Value(number, torch.tensor(held, dtype=torch.int64))
 
     # -- measuring -------------------------------------------------------------------------------------------------
 
@@ -257,6 +282,7 @@ class WorkerState:
         except Aborted as aborted:
             plan.failed = True
             report = Report("aborted", self.rank, step, error=str(aborted), committed=self._committed)
+            self._place(report, plan, aborted)
             return [self._miss(step, base, outputs, report)]
         except Exception as error:  # whatever an op raises is the step's failure, and is told with all that is known
             plan.failed = True
@@ -277,7 +303,6 @@ class WorkerState:
         return report
 
     def _explain(self, step: int, plan: LoadedPlan, error: Exception) -> Report:
-        place = plan.frame.place(error.__traceback__)
         report = Report(
             "failed",
             self.rank,
@@ -286,13 +311,18 @@ class WorkerState:
             traceback="".join(traceback.format_exception(error)),
             committed=self._committed,
         )
+        self._place(report, plan, error)
+        return report
+
+    def _place(self, report: Report, plan: LoadedPlan, error: Exception) -> None:
+        """Note from which op of the plan an error comes, and from which line of the user's."""
+        place = plan.frame.place(error.__traceback__)
         if place is not None:
             report.op = plan.instructions[place.number].op  # as the plan has it, also where a GPU runs a kernel for it
             report.operands = tuple(place.operands[:_OPERANDS])
             if 0 <= place.instruction.source < len(plan.sources):
                 source = plan.sources[place.instruction.source]
                 report.source = (source.file, source.line, source.column, source.end_column)
-        return report
 
     def _commit(self) -> Callable[[], None]:
         meet, check = self._collectives.commit(), self._check
@@ -418,6 +448,43 @@ class WorkerState:
             return [Report("failed", self.rank, step, f"placing {what} ({size} bytes): {_describe(error)}")]
         return []
 
+    def _copy(self, step: int, body: bytearray) -> list[Message]:
+        """Give values to workers that have none of them. Each is checked by a checksum that its source sends along, and
+        lies there as it does here: PyTorch's sums depend on the strides of their operands."""
+        numbers = iter(wire.unpack_numbers(body)[1:])
+        pairs = [(next(numbers), next(numbers)) for _ in range(next(numbers))]
+        gives = any(source == self.rank for source, _ in pairs)
+        gets = any(target == self.rank for _, target in pairs)
+        handles: list[int] = []
+        blocks: list[torch.Tensor] = []
+        self._collectives.begin(step)
+        try:
+            for handle in numbers:
+                code, ndim = next(numbers), next(numbers)
+                shape = [next(numbers) for _ in range(ndim)]
+                block = torch.empty(shape, dtype=wire.DTYPE_LIST[code])
+                if gives:
+                    held = self.values.get(handle)
+                    if not isinstance(held, torch.Tensor) or (held.shape, held.dtype) != (block.shape, block.dtype):
+                        raise RuntimeError(f"value {handle} is not here as it was to be copied")
+                    block = held.cpu()
+                handles.append(handle)
+                blocks.append(block)
+            notes = torch.tensor([note for block in blocks for note in (checksum(block), *_strides(block))])
+            *copies, told = self._collectives.permute(list(self._position), pairs)([*blocks, notes])
+            if gets:
+                notes_of = iter(told.tolist())
+                for handle, copied in zip(handles, copies, strict=True):
+                    if next(notes_of) != checksum(copied):
+                        raise RuntimeError(f"value {handle} did not arrive as it was sent")
+                    strides = [next(notes_of) for _ in copied.shape]
+                    self.values[handle] = torch.empty_strided(copied.shape, strides, dtype=copied.dtype).copy_(copied)
+        except Aborted as aborted:
+            return [Report("aborted", self.rank, step, error=str(aborted))]
+        except RuntimeError as error:
+            return [Report("failed", self.rank, step, _describe(error), "".join(traceback.format_exception(error)))]
+        return []
+
     def _free(self, step: int, body: bytearray) -> list[Message]:
         self._drop(wire.unpack_numbers(body)[1:])
         return []
@@ -496,6 +563,16 @@ def _by_way_of_host(
 ) -> list[torch.Tensor]:
     """A collective of tensors on a GPU, through the host's memory."""
     return [made.to(device) for made in collective([tensor.cpu() for tensor in tensors])]
+
+
+def checksum(tensor: torch.Tensor) -> int:
+    """Of the bytes of a tensor's elements, in order."""
+    return zlib.crc32(memoryview(wire.raw(tensor).numpy()))  # type: ignore[arg-type]
+
+
+def _strides(tensor: torch.Tensor) -> tuple[int, ...]:
+    """Those of a tensor without gaps that lies as this one does."""
+    return torch.empty_like(tensor).stride()
 
 
 def _describe(error: BaseException) -> str:

@@ -73,10 +73,11 @@ PARAMETERS = sum(p.numel() for p in GPT(VOCAB, WIDTH, layers=LAYERS).parameters(
 
 def test_data_parallel_reduces_the_gradients_once() -> None:
     moved = collectives(gpt_step(MeshSpec.of(data=2), replicated))
-    # One bucket of gradients; and the number of targets that count, which cross_entropy's ignore_index makes data.
+    # One bucket of gradients and the loss; and the number of targets that count, which cross_entropy's ignore_index
+    # makes data.
     assert moved["data"].keys() == {"all_reduce"}
     assert moved["data"]["all_reduce"]["count"] == 2
-    assert moved["data"]["all_reduce"]["bytes"] == 4 * PARAMETERS + 4
+    assert moved["data"]["all_reduce"]["bytes"] == 4 * PARAMETERS + 8
 
 
 def test_tensor_parallel_reduces_twice_a_block_each_way() -> None:
@@ -94,7 +95,7 @@ def test_fully_sharded_gathers_each_layer_twice_and_scatters_its_gradients_once(
     assert moved["reduce_scatter"]["bytes"] == 4 * PARAMETERS
     # The embedding's table is not needed again in the backward pass.
     assert moved["all_gather"]["count"] == 2 * groups - 1
-    assert moved["all_reduce"] == {"count": 1, "tensors": 1, "bytes": 4}
+    assert moved["all_reduce"] == {"count": 1, "tensors": 2, "bytes": 8}
     assert moved.keys() == {"reduce_scatter", "all_gather", "all_reduce"}
 
 

@@ -50,6 +50,12 @@ def test_compiled_training_lowers_the_loss(tmp_path: Path) -> None:
     assert last < first - 1
 
 
+def test_heal(tmp_path: Path) -> None:
+    lines = run("heal.py", "16", cwd=tmp_path).splitlines()
+    assert [line.partition(":")[0] for line in lines if line.startswith("step")] == ["step 5", "step 15"]
+    assert lines[0] == lines[-2] and lines[-1] == "the same bits: True"
+
+
 def test_print_graphs(tmp_path: Path) -> None:
     output = run("print_graphs.py", "step.mplan", cwd=tmp_path)
     before, after = output.split("graph @train_step on mesh<data=2, model=2>")[1:]

@@ -105,6 +105,9 @@ class DenseExecutor:
     def recover(self, handle: DenseHandle) -> DenseHandle:
         return handle
 
+    def heal(self, states: Any) -> None:
+        pass
+
     def undo(self) -> None:
         pass
 

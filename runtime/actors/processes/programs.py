@@ -228,6 +228,8 @@ class WorkersInProcesses:
         threads: int,
         across: dict[str, Any] | None,
         settings: dict[str, Any],  # the processes have their spawner's
+        first: int = 0,
+        number: int | None = None,  # no worker joins others: such a mesh is not healed
     ) -> int:
         process = self._process
         self._window = Window(Geometry.of(mesh.workers), memory)

@@ -1,0 +1,118 @@
+"""After a worker's death: which values are to go from which workers to which, and what the controller itself can place
+again. No I/O."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
+
+from monarch.compiler.plan import MeshSpec, TensorType
+from monarch.runtime.controller.placing import places_of
+from monarch.runtime.controller.state import ControllerState, Remote, Step
+from monarch.runtime.shared import wire
+
+KEPT_BYTES = 64 << 20
+"""So much of what the controller placed is kept for as long as its handles live."""
+
+_COPY_BYTES, _COPY_VALUES = 16 << 20, 256
+"""The most that one command copies: workers that neither give nor get hold as much for a moment."""
+
+Pairs = tuple[tuple[int, int], ...]
+"""Workers that have values, each with one that is to get them."""
+
+
+@dataclass
+class _Kept:
+    handle: weakref.ref[Remote]
+    id: int
+    size: int
+    steps: list[Step]
+    until: int | None = None
+    """The last step that may use it, once nobody else can."""
+
+
+class Placed:
+    """What was placed by the controller, and of which some worker has the only copy: kept until no step can need it;
+    at most `KEPT_BYTES` of it for longer than the steps that are under way."""
+
+    def __init__(self, state: ControllerState) -> None:
+        self._state = state
+        self._kept: list[_Kept] = []
+        self._look_at = 64
+
+    def keep(self, handle: Remote, steps: list[Step], size: int) -> None:
+        """Keep the steps that place a value of so many bytes."""
+        self._kept.append(_Kept(weakref.ref(handle), handle.id, size, steps))
+        if len(self._kept) >= self._look_at:
+            self.forget()
+            self._look_at = 64 + 2 * len(self._kept)
+
+    def forget(self) -> None:
+        """Let go of what no step needs any more."""
+        state, room, kept = self._state, KEPT_BYTES, []
+        for each in reversed(self._kept):
+            handle = each.handle()
+            if handle is not None and handle.taken_by is None:
+                each.until = None
+                done = each.steps[-1].sequence < state.finished_commands
+                room -= each.size
+                drop = done and room < 0
+            else:
+                each.until = state.last.sequence if each.until is None else each.until
+                drop = each.until < state.finished_commands
+            if not drop:
+                kept.append(each)
+        kept.reverse()
+        self._kept = kept
+
+    def steps(self) -> dict[int, list[Step]]:
+        """How to place again what is kept, by handle."""
+        return {each.id: each.steps for each in self._kept}
+
+
+def live_handles(owner: object) -> list[Remote]:
+    """All handles of an executor's that anything in this process refers to."""
+    if gc.get_freeze_count():
+        gc.unfreeze()  # what is frozen is not among the objects
+    return [each for each in gc.get_objects() if type(each) is Remote and each.owner is owner]
+
+
+def find_sources(type: TensorType, mesh: MeshSpec, holders: Set[int]) -> Pairs | None:
+    """Who is to give a value to each worker that lacks it, where only `holders` have it: one that holds the same block.
+    None where some worker's block is with nobody."""
+    places = places_of(type, mesh)
+    first: dict[tuple[int, ...], int] = {}
+    for rank in sorted(holders):
+        first.setdefault(places[rank], rank)
+    lacking = [rank for rank in range(mesh.workers) if rank not in holders]
+    if any(places[rank] not in first for rank in lacking):
+        return None
+    return tuple((first[places[rank]], rank) for rank in lacking)
+
+
+def copies(values: Mapping[int, TensorType], mesh: MeshSpec, pairs: Pairs) -> Iterator[bytes]:
+    """The commands by which the workers copy values."""
+    head = [len(pairs), *(rank for pair in pairs for rank in pair)]
+    numbers: list[int] = []
+    count = size = 0
+    for handle, type in values.items():
+        shape = type.local_shape(mesh)
+        numbers += [handle, wire.DTYPE_CODES[type.dtype], len(shape), *shape]
+        count, size = count + 1, size + type.nbytes
+        if count >= _COPY_VALUES or size >= _COPY_BYTES:
+            yield wire.numbers(wire.COPY, *head, *numbers)
+            numbers, count, size = [], 0, 0
+    if numbers:
+        yield wire.numbers(wire.COPY, *head, *numbers)
+
+
+def operands(step: Step) -> dict[int, TensorType]:
+    """The values that a step reads which is to be given again."""
+    if step.again is None or step.again.known is None:
+        return {}
+    known = step.again.known
+    assert isinstance(step.again.record, bytes)
+    arguments: Sequence[int] = known.struct.unpack_from(step.again.record)[6:]
+    return {arguments[at]: known.input_types[at] for at, dtype in enumerate(known.dtypes) if dtype is None}

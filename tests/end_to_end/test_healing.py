@@ -1,0 +1,142 @@
+"""Training while workers are killed ends with the bits of training in peace."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import monarch
+from monarch.distributed import Mesh
+from monarch.exceptions import DeviceMeshError, LostError
+
+CALLS = 24
+BATCHES = [(torch.randn(8, 8), torch.randint(4, (8,))) for _ in range(CALLS // 2)]
+
+
+class Training:
+    """A model with random numbers, an optimizer with state, two programs, and what they leave in Python."""
+
+    def __init__(self, mesh: Mesh, layouts: dict[str, Any] | None) -> None:
+        torch.manual_seed(0)
+        self.mesh = mesh
+        self.model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 4))
+        monarch.module_to_mesh(self.model, mesh, layouts)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2)
+        self.average = monarch.distribute(torch.zeros(()), mesh, "[]")
+
+        @monarch.program(mesh=mesh)
+        def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            self.optimizer.zero_grad()
+            loss = F.cross_entropy(self.model(x), y)
+            loss.backward()
+            self.optimizer.step()
+            return loss
+
+        @monarch.program(mesh=mesh)
+        def follow(loss: torch.Tensor) -> torch.Tensor:
+            self.average = self.average * 0.9 + loss.detach() * 0.1
+            return self.average
+
+        self.programs: tuple[Any, Any] = step, follow
+
+    def call(self, number: int, results: list[Any]) -> Any:
+        """The call of this number: of the two programs in turns."""
+        step, follow = self.programs
+        return follow(results[number - 1]) if number % 2 else step(*BATCHES[number // 2])
+
+    def eager(self, number: int, results: list[Any]) -> Any:
+        self.optimizer.zero_grad()
+        x, y = BATCHES[number // 2]
+        x, y = monarch.distribute(x, self.mesh, "[@data, -]"), monarch.distribute(y, self.mesh, "[@data]")
+        loss = F.cross_entropy(self.model(x), y)
+        loss.backward()
+        self.optimizer.step()
+        return loss.detach()
+
+    def left(self) -> list[torch.Tensor]:
+        moments = [each for entries in self.optimizer.state.values() for each in entries.values()]
+        values: list[Any] = [*self.model.state_dict().values(), *moments, self.average]
+        return [value.full_tensor() if hasattr(value, "full_tensor") else value for value in values]
+
+
+def train(
+    dims: dict[str, int], layouts: dict[str, Any], seed: int | None = None, late: int = 0, eager: bool = False
+) -> tuple[list[float], list[torch.Tensor], int]:
+    """What was read, what is left, and how often the mesh was healed. Values are read so many calls late."""
+    chance, heals = random.Random(seed), 0
+    timers: list[threading.Timer] = []
+    kills = set() if seed is None else set(chance.sample(range(1, CALLS), 4))
+    with Mesh(**dims) as mesh:
+        training = Training(mesh, layouts)
+        call: Callable[[int, list[Any]], Any] = training.eager if eager else training.call
+        torch.manual_seed(7)
+        results: list[Any] = []
+        read: list[float] = []
+        while len(read) < CALLS:
+            try:
+                if len(results) in kills:
+                    kills.remove(len(results))
+                    victim = chance.choice(mesh.executor.worker_pids())  # type: ignore[attr-defined]
+                    timers.append(threading.Timer(chance.choice([0, 1, 2, 4]) / 1000, _kill, (victim,)))
+                    timers[-1].start()
+                if len(results) < CALLS:
+                    results.append(call(len(results), results))
+                while len(read) < len(results) and (len(results) - len(read) > late or len(results) == CALLS):
+                    read.append(results[len(read)].item())
+            except DeviceMeshError:
+                assert monarch.heal_mesh(mesh) is mesh
+                heals += 1
+                good = len(read)
+                with suppress(DeviceMeshError):  # the first that is not applied
+                    while good < len(results):
+                        results[good].wait()
+                        good += 1
+                del results[good:]
+        for timer in timers:
+            timer.join()
+        return read, training.left(), heals
+
+
+def _kill(pid: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+WAYS: dict[str, tuple[dict[str, int], dict[str, Any], int, bool]] = {
+    "data": ({"data": 4}, {"*": None}, 0, False),
+    "data, read late": ({"data": 4}, {"*": None}, 6, False),
+    "data and model": ({"data": 2, "model": 2}, {"*.weight": "[@model, -]"}, 5, False),
+    "eager": ({"data": 2}, {"*": None}, 0, True),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_training_ends_with_the_same_bits(way: str) -> None:
+    dims, layouts, late, eager = WAYS[way]
+    read, left, heals = train(dims, layouts, late=late, eager=eager)
+    assert heals == 0
+    again, kept, heals = train(dims, layouts, list(WAYS).index(way), late, eager)
+    assert heals and again == read and all(map(torch.equal, left, kept))
+
+
+def test_what_is_fully_sharded_is_refused_with_its_names() -> None:
+    with Mesh(data=2) as mesh:
+        training = Training(mesh, {"*.weight": "[@data, -]"})
+        training.call(0, []).item()
+        os.kill(mesh.executor.worker_pids()[1], signal.SIGKILL)  # type: ignore[attr-defined]
+        with pytest.raises(DeviceMeshError):
+            while True:
+                training.call(0, [])
+        with pytest.raises(LostError) as info:
+            monarch.heal_mesh(mesh)
+        assert "0.weight: f32[16@data, 8]" in info.value.hint and "adamw.exp_avg[0.weight]" in info.value.hint
