@@ -40,7 +40,8 @@ def reduce_list(at: Meetings, group: Group, op: Any, tensors: Tensors) -> Tensor
     if direct_is_faster(group, size, at.area):
         total = reduce_small(at, group, op, torch.cat(source.rows))
         pieces = total.split([row.numel() for row in source.rows])
-        return [piece.view(tensor.shape) for piece, tensor in zip(pieces, tensors, strict=True)]
+        # Each a buffer of its own: one that lives on would keep all of them.
+        return [piece.clone().view(tensor.shape) for piece, tensor in zip(pieces, tensors, strict=True)]
     outs = [torch.empty(tensor.shape, dtype=tensor.dtype) for tensor in tensors]
     target = Flat(outs)
     if group.size == 2:
