@@ -1,0 +1,215 @@
+"""What an executor does after a worker's death: what was done is read from those that live, and the mesh is healed."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+
+import torch
+
+from monarch.compiler.execution.executor import Handle
+from monarch.compiler.plan import DeviceMeshError, LostError, MeshSpec, MonarchError, TensorType
+from monarch.runtime.controller.connection import Connection
+from monarch.runtime.controller.healing import Pairs, Placed, copies, find_sources, live_handles, operands
+from monarch.runtime.controller.placing import places_of
+from monarch.runtime.controller.state import ControllerState, PlanRecord, Remote, Step, fresh
+from monarch.runtime.shared import memory, wire
+
+_FREE_AT_ONCE = 4096
+_HEAL_SECONDS = 60.0
+
+logger = logging.getLogger("monarch")
+
+
+class Restoring(ABC):
+    """The part of `executor.MeshExecutor` that concerns deaths."""
+
+    _connection: Connection
+    _state: ControllerState
+    _mesh: MeshSpec
+    _lock: threading.RLock
+    _records: dict[str, PlanRecord]
+
+    def _begin(self) -> None:
+        self._placed = Placed(self._state)
+        self._waiting: deque[Step] = deque()
+        """Steps that are to be given again, while the mesh is healed."""
+        self._restoring = False  # a session has begun in which workers have not all that they are to have
+
+    @abstractmethod
+    def _give(self, step: Step) -> None:
+        """Give the workers a command, or give it to them once more, and what it needs before it."""
+
+    @abstractmethod
+    def _own(self, handle: Handle, what: str) -> Remote:
+        """The handle, which is of this mesh. Raises MonarchError."""
+
+    def _from_survivors(self, remote: Remote, ranks: Sequence[int]) -> list[torch.Tensor]:
+        """What workers hold of a value, from those that live and hold the same. Raises LostError where nobody does."""
+        with self._lock:
+            places, alive = places_of(remote.type, self._mesh), sorted(self._state.quiet)
+            source = {rank: next((at for at in alive if places[at] == places[rank]), -1) for rank in ranks}
+            if -1 in source.values():
+                if remote.step.sequence > self._state.committed:  # no state depends on it
+                    self._state.told = min(remote.step.sequence, self._state.told or remote.step.sequence)
+                    assert self._state.dead is not None
+                    raise fresh(self._state.dead)
+                message, hint = self._lost_text([("the value", remote.type)])
+                raise LostError(message, hint=hint)
+            asked = dict.fromkeys(set(source.values()), (wire.ASK, remote.id))
+            found = self._connection.ask_survivors(asked)
+            return [found[source[rank]] for rank in ranks]
+
+    def restore(self, states: Sequence[tuple[str, Handle]]) -> bool:
+        """`Executor.heal`; whether there was anything to be done."""
+        with self._lock:
+            connection, state = self._connection, self._state
+            connection.settle()
+            if self._is_whole():
+                return False
+            while not self._is_whole():
+                try:
+                    self._heal(states)
+                except DeviceMeshError:
+                    if state.dead is None:  # it is no other worker that has died
+                        raise
+                finally:
+                    connection.healing = False
+            return True
+
+    def _is_whole(self) -> bool:
+        """Whether all workers are there, and nothing is left to be given to them again."""
+        connection = self._connection
+        if connection.closing:
+            raise MonarchError(f"the mesh {self._mesh} is closed")
+        connection.look()
+        return self._state.dead is None and not self._restoring
+
+    def _heal(self, states: Sequence[tuple[str, Handle]]) -> None:
+        connection, state, mesh = self._connection, self._state, self._mesh
+        start = time.monotonic()
+        state.give_up(f"healing {mesh} was interrupted")  # where nothing else has happened: a session anew
+        if not connection.settle_death(_HEAL_SECONDS):
+            late = ", ".join(map(str, state.expected))
+            raise MonarchError(
+                f"the mesh {mesh} cannot be healed: its workers {late} do not answer",
+                hint="they compute, or have been stopped: call heal_mesh again, or end them.",
+            )
+        gone = dict(sorted(state.gone.items()))
+        if state.told is not None and state.told <= state.committed:
+            raise LostError(
+                f"the mesh {mesh} cannot be healed: step {state.told} was said to have failed, and was done after all",
+                hint="make a new mesh, and start again from the last checkpoint.",
+            )
+        alive = sorted(state.quiet)
+        answers = connection.ask_survivors(dict.fromkeys(alive, (wire.TABLE,))) if alive else {}
+        tables = {rank: set(answer.tolist()) for rank, answer in answers.items()}
+        self._waiting.extendleft(reversed(state.drop()))
+        values = self._needed()
+        pairs: dict[Pairs, dict[int, TensorType]] = {}
+        lost: dict[int, TensorType] = {}
+        placed, again = self._placed.steps(), []
+        for id, type_ in values.items():
+            found = find_sources(type_, mesh, {rank for rank in alive if id in tables[rank]})
+            if found is None and id in placed:
+                again += placed[id]
+            elif found is None:
+                lost[id] = type_
+            elif found:
+                pairs.setdefault(found, {})[id] = type_
+        self._refuse_lost(lost, states)
+        for record in self._records.values():
+            record.loaded = False
+        connection.healing = self._restoring = True
+        connection.renew()
+        who = [f"worker {state.coordinates_of(rank)} {how}" for rank, how in gone.items()]
+        logger.info("healing %s: %s", mesh, "; ".join(who))
+        stray = list(set().union(*tables.values()) - values.keys()) if tables else []
+        for first in range(0, len(stray), _FREE_AT_ONCE):
+            connection.command(Step("free"), wire.numbers(wire.FREE, *stray[first : first + _FREE_AT_ONCE]))
+        copying = []
+        for sources, each in pairs.items():
+            for source, target in sources:
+                size = sum(math.prod(type_.local_shape(mesh)) * type_.dtype.itemsize for type_ in each.values())
+                logger.info(
+                    "healing %s: %d tensors, %s, from worker %s to %s",
+                    *(mesh, len(each), memory.mebibytes(size)),
+                    *(state.coordinates_of(source), state.coordinates_of(target)),
+                )
+            for record_ in copies(each, mesh, sources):
+                copying.append(Step("copy"))
+                connection.command(copying[-1], record_)
+        for step in again:
+            self._give_again(step)
+        while self._waiting:
+            self._give_again(self._waiting[0])
+            self._waiting.popleft()
+        connection.publish()
+        self._restoring = False
+        connection.catch_up(state.next_command)
+        for step in copying:
+            state.check(step)
+        logger.info("healing %s: done in %.0f ms", mesh, 1000 * (time.monotonic() - start))
+
+    def _give_again(self, step: Step) -> None:
+        step.noted, step.sequence, step.staged, step.error = False, -1, None, None
+        self._give(step)
+
+    def _needed(self) -> dict[int, TensorType]:
+        """The values that workers are to have before steps are given again, with their types."""
+        waiting = set(self._waiting)
+        makes = {id for step in waiting if step.again is not None for id in step.again.makes}
+        values: dict[int, TensorType] = {}
+        for handle in live_handles(self):
+            if handle.step.error is not None:
+                handle.taken_by = handle.step  # whoever uses it is told
+            elif handle.id not in makes and (handle.taken_by is None or handle.taken_by in waiting):
+                values[handle.id] = handle.type
+        for step in waiting:
+            values.update((id, type_) for id, type_ in operands(step).items() if id not in makes)
+        return values
+
+    def _refuse_lost(self, lost: dict[int, TensorType], states: Sequence[tuple[str, Handle]]) -> None:
+        """Raise LostError where states, or what steps need that are to be given again, are among what is lost; have
+        whoever uses the rest of it be told."""
+        if not lost:
+            return
+        found: list[tuple[str, TensorType]] = []
+        for name, handle in states:
+            with suppress(MonarchError):
+                recovered = self._state.newest(self._own(handle, name))
+                if recovered.id in lost:
+                    found.append((name, recovered.type))
+        needed = {id for step in self._waiting for id in operands(step)}
+        found += [("an argument", lost[id]) for id in needed & lost.keys()]
+        if found:
+            message, hint = self._lost_text(found)
+            raise LostError(message, hint=hint)
+        for handle in live_handles(self):
+            if handle.id in lost:
+                step = Step("lost")
+                step.sequence = 0
+                message, hint = self._lost_text([("the value", handle.type)])
+                step.error = LostError(message, hint=hint)
+                handle.step = handle.taken_by = step
+                logger.warning("healing %s: a value is lost: %s", self._mesh, handle.type)
+
+    def _lost_text(self, lost: Sequence[tuple[str, TensorType]]) -> tuple[str, str]:
+        """Message and hint for values that no worker holds whole any more."""
+        state = self._state
+        who = "; ".join(f"worker {state.coordinates_of(rank)} {how}" for rank, how in sorted(state.gone.items()))
+        listed = [f"  {name}: {type_}" for name, type_ in lost]
+        shown = "\n".join(listed[:16] + [f"and {len(listed) - 16} more"] * (len(listed) > 16))
+        over = {name for _, type_ in lost for name in type_.layout.mesh_dims}
+        return (
+            f"{len(lost)} tensor{'s' * (len(lost) != 1)} of {self._mesh} cannot be restored: {who}",
+            f"no other worker holds the same blocks of\n{shown}\n"
+            f"A mesh dim along which a tensor is replicated keeps it; these are not over {', '.join(sorted(over))}.\n"
+            "Make a new mesh, and start again from the last checkpoint.",
+        )
