@@ -4,6 +4,7 @@ costs the controller's time."""
 from __future__ import annotations
 
 import collections
+import functools
 import operator
 from collections.abc import Callable
 from types import ModuleType
@@ -199,6 +200,9 @@ class _Writer:
             self.expect(number, position, name)
 
     def parts(self, number: int, node: Node, h: str) -> None:
+        if issubclass(node.type, functools._lru_cache_wrapper):
+            self.otherwise(number, node, h)
+            return
         for position, key in enumerate(node.keys):
             self.expect(number, position, f"{h}()" if key == "()" else f"{h}.{key}")
 

@@ -11,6 +11,7 @@ import collections
 import contextvars
 import dataclasses
 import functools
+import gc
 import inspect
 import types
 import weakref
@@ -328,11 +329,26 @@ class Parts(Held):
     def read(cls, holder: Any) -> Contents:
         if isinstance(holder, weakref.ref):
             return ["()"], [holder()]
+        if isinstance(holder, functools._lru_cache_wrapper):
+            held = [holder.__wrapped__, *_remembered(holder)]
+            return list(range(len(held))), held
         names = next((names for kind, names in cls.names.items() if isinstance(holder, kind)), ("__wrapped__",))
         return list(names), [getattr(holder, name) for name in names]
 
     def changed(self) -> Contents | None:
         return None
+
+
+def _remembered(cached: Any) -> list[Any]:
+    """The arguments and results that an `lru_cache` remembers, which only the garbage collector is shown."""
+    found: list[Any] = []
+    for value in gc.get_referents(cached):
+        if type(value) is dict and value is not cached.__dict__:
+            entries = [each for each in value.values() if type(each).__name__ != "_lru_list_elem"]
+            found += [len(value), *entries]
+        elif not isinstance(value, type):
+            found.append(value)
+    return found
 
 
 class Variable(Held):

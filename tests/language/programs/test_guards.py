@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import copy
+import functools
 import gc
 import os
 import sys
@@ -626,3 +627,20 @@ def test_attributes_that_a_class_or_a_function_has_not_yet_are_noticed(
         assert scaled.calls == 9  # type: ignore[attr-defined]
     finally:
         del Late.scale, scaled.calls  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("size", [None, 128])
+@pytest.mark.parametrize("calls", [1, 2, 5])
+def test_a_cache_that_is_cleared_is_asked_again(calls: int, size: int | None, mesh: Mesh) -> None:
+    settings = {"base": 2.0}
+
+    @functools.lru_cache(size)
+    def scale(by: int) -> float:
+        return by * settings["base"]
+
+    traced, x = program(lambda x: x * scale(3), mesh=mesh), distribute(torch.ones(1), mesh)
+    assert [traced(x).item() for _ in range(calls)] == [6.0] * calls
+    settings["base"] = 5.0
+    assert [traced(x).item() for _ in range(calls)] == [6.0] * calls  # as remembered
+    scale.cache_clear()
+    assert [traced(x).item() for _ in range(calls)] == [15.0] * calls
