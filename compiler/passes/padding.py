@@ -99,6 +99,7 @@ class _Pad:
         self.weights: set[fx.Node] = set()
         self.needs: dict[fx.Node, Needs] = {}
         self.known: dict[tuple[object, ...], fx.Node] = {}
+        self.larger: dict[fx.Node, fx.Node] = {}  # what was made in place of a value, with padding
 
     def run(self) -> None:
         output = self.graph.fx.output_node()
@@ -127,6 +128,8 @@ class _Pad:
         for label, node in self.graph.updates.items():
             for dim, size in enumerate(states[label].shape if label in states else ()):
                 node = self.resized(node, dim, size, output)
+            if label not in states:
+                node = self.larger.get(node, node)  # else both would be computed
             updates[label] = self.zeroed(node, output)
         self.graph.set_output([node and self.zeroed(node, output) for node in self.graph.returns], updates)
 
@@ -429,7 +432,7 @@ class _Pad:
         self.over[made], self.parts[made] = self.over[value], self.parts[value]
         if value in self.weights:
             self.weights.add(made)
-        self.known[key] = made
+        self.known[key] = self.larger[value] = made
         return made
 
     def filled(self, value: fx.Node, dim: int, fill: float, before: fx.Node) -> fx.Node:
