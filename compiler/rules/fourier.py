@@ -17,4 +17,3 @@ def _transform(call: Call) -> Line:
 
 
 sharding_rule("aten.view_as_real", "... -> ... _", linear=LINEAR)
-sharding_rule("aten.view_as_complex", "... _ -> ...", linear=LINEAR)

@@ -53,6 +53,24 @@ def linalg_samples() -> list[Sample]:
     ]
 
 
+def fourier_samples() -> list[Sample]:
+    """Fourier transforms, complex numbers and their parts; gradients of draws."""
+    x, z = real(4, 6, 8), torch.complex(real(4, 6, 8), real(4, 6, 8).flip(0))
+    share = real(4, 6).abs() % 0.8 + 0.1
+    return [
+        call(aten._fft_r2c.default, x, [2], 0, True),
+        call(aten._fft_r2c.default, x, [1, 2], 1, False),
+        call(aten._fft_c2c.default, z, [0, 2], 2, True),
+        call(aten._fft_c2r.default, z, [1], 2, 10),
+        call(aten.view_as_real.default, z),
+        call(aten.conj_physical.default, z),
+        call(aten.complex.default, x, x.flip(0)),
+        call(aten.polar.default, x, x.flip(0)),
+        call(aten._standard_gamma_grad.default, share + 1, share),
+        call(aten._dirichlet_grad.default, share, share + 1, share + 3),
+    ]
+
+
 def sampler_samples() -> list[Sample]:
     x, grid = real(4, 2, 3, 3), unit(4, 5, 3, 2)
     volume, places = real(4, 2, 3, 3, 3), unit(4, 2, 2, 2, 3)

@@ -17,7 +17,7 @@ from tests.compiler.rules.samples_layers import (
     norm_samples,
     our_samples,
 )
-from tests.compiler.rules.samples_linalg import linalg_samples, sampler_samples
+from tests.compiler.rules.samples_linalg import fourier_samples, linalg_samples, sampler_samples
 from tests.compiler.rules.samples_pointwise import pointwise_samples
 from tests.compiler.rules.values import real
 
@@ -37,6 +37,7 @@ SAMPLES: list[Sample] = [
     *our_samples(),
     *linalg_samples(),
     *sampler_samples(),
+    *fourier_samples(),
 ]
 
 ELSEWHERE = {
@@ -52,8 +53,10 @@ ELSEWHERE = {
     "refused: they draw random numbers (test_errors.py)": """
         aten.bernoulli aten.dropout aten.exponential aten.multinomial aten.normal aten.normal_functional aten.poisson
         aten.rand aten.rand_like aten.randint aten.randint_like aten.randn aten.randn_like aten.random aten.randperm
-        aten.rrelu_with_noise aten.rrelu_with_noise_functional aten.uniform
+        aten.rrelu_with_noise aten.rrelu_with_noise_functional aten.uniform aten.binomial aten._sample_dirichlet
+        aten._standard_gamma
     """,
+    "tests of draws on any mesh, and of checks (test_distributions.py)": "check sample",
 }
 
 
