@@ -10,7 +10,7 @@ from monarch.language.placing.distribute import distribute, module_to_mesh
 from monarch.language.placing.shards import from_shards
 from monarch.language.programs.program import Program, Traced, program
 from monarch.language.recorder.constrain import constrain, layout
-from monarch.language.recorder.dispatch import clone, dispatch
+from monarch.language.recorder.dispatch import clone, dispatch, zeros
 from monarch.language.recorder.random import manual_seed
 from monarch.language.recorder.reading import read_item, read_known, read_truth
 from monarch.language.recorder.recording import is_tracing
@@ -34,6 +34,7 @@ __all__ = [
 
 operations.dispatch = dispatch
 operations.clone = clone
+operations.zeros = zeros
 operations.constrain = constrain
 operations.read_item = read_item
 operations.read_known = read_known

@@ -15,7 +15,7 @@ from monarch.compiler.errors import LayoutError, ProgramError
 from monarch.compiler.types import Layout, TensorType
 from monarch.language.layouts import LayoutLike, as_layout
 from monarch.language.recorder.constrain import constrain
-from monarch.language.recorder.dispatch import record
+from monarch.language.recorder.dispatch import zeros
 from monarch.language.recorder.recording import current_program, outside_programs
 from monarch.language.source import user_source
 from monarch.language.tensors.mesh import Mesh
@@ -113,8 +113,7 @@ def place(tensor: torch.Tensor, mesh: Mesh, type: TensorType) -> DistributedTens
 def _zeros(mesh: Mesh, type: TensorType) -> Cell:
     """A cell of zeros that the workers have made."""
     with outside_programs(), torch.no_grad():
-        zeros = record(torch.ops.aten.zeros.default, (list(type.shape),), {"dtype": type.dtype}, mesh)
-        laid_out = constrain(zeros, type.layout)
+        laid_out = constrain(zeros(mesh, type.shape, type.dtype), type.layout)
         mesh.flush()
     cell: Cell = laid_out._ref.cell
     return cell

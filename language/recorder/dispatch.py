@@ -73,6 +73,12 @@ def _dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return record(func, args, kwargs)
 
 
+def zeros(mesh: Mesh, shape: tuple[int, ...], dtype: torch.dtype) -> DistributedTensor:
+    """Record a replicated tensor of zeros."""
+    made: DistributedTensor = record(aten.zeros.default, (list(shape),), {"dtype": dtype}, mesh)
+    return made
+
+
 def clone(tensor: DistributedTensor) -> DistributedTensor:
     """Record a copy of a tensor, with a cell of its own."""
     copy: DistributedTensor = record(aten.clone.default, (tensor,), {})

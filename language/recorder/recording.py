@@ -20,6 +20,7 @@ from monarch.language.recorder.optimizer_state import OptimizerSnapshot
 from monarch.language.recorder.scalar import Scalar
 from monarch.language.source import user_source
 from monarch.language.tensors.mesh import Mesh
+from monarch.language.tensors.operations import operations
 from monarch.language.tensors.plain import put_plain
 from monarch.language.tensors.shapes import make_fake, to_fake
 from monarch.language.tensors.tensor import Cell, DistributedTensor, Ref
@@ -118,11 +119,14 @@ class Recording:
         return DistributedTensor(fake, Ref(cell, fake, recording=self, value=value))
 
     def constant(self, tensor: torch.Tensor) -> DistributedTensor:
-        """A plain tensor that meets distributed ones: replicated."""
+        """A plain tensor that meets distributed ones: replicated. A meta tensor, which has no data, is made of zeros by
+        the workers."""
         known = self.constants.get(id(tensor))
         if known is not None and known[1] == tensor._version:
             return known[2]
-        if not self.program:
+        if tensor.is_meta:
+            made = operations.zeros(self.mesh, tuple(tensor.shape), tensor.dtype)
+        elif not self.program:
             made = put_plain(tensor, self.mesh)
         else:
             fake = to_fake(tensor)

@@ -24,6 +24,7 @@ class Operations:
         "read_item",
         "read_known",
         "read_truth",
+        "zeros",
     )
 
     dispatch: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
@@ -38,6 +39,8 @@ class Operations:
     """A tensor's value as a plain tensor, where it is known while a program is traced, or None."""
     read_truth: Callable[[Any], bool]
     """Whether a tensor's one element is not zero."""
+    zeros: Callable[..., Any]
+    """Records a tensor of zeros: (mesh, shape, dtype) -> tensor."""
     is_tracing: Callable[[], bool]
     """Whether this thread traces a program."""
     flush: Callable[[Any], None]

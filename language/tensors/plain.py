@@ -43,8 +43,7 @@ def put_plain(tensor: torch.Tensor, mesh: Mesh) -> DistributedTensor:
     found = known.get(id(tensor))
     if found is not None and found[0]() is tensor and found[1] == tensor._version:
         return found[2]
-    data = torch.zeros_like(tensor, device="cpu") if tensor.is_meta else tensor.detach()
-    made = put(data, mesh, TensorType(tensor.dtype, tuple(tensor.shape)))
+    made = put(tensor.detach(), mesh, TensorType(tensor.dtype, tuple(tensor.shape)))
     key, version = id(tensor), tensor._version
     known[key] = (weakref.ref(tensor, lambda _: known.pop(key, None)), version, made)
     return made

@@ -31,6 +31,7 @@ from torch._C._distributed_c10d import (
     ReduceScatterOptions,
 )
 
+from monarch.compiler.plan import MonarchError
 from monarch.runtime.collectives.communicator import Communicator, Watch
 from monarch.runtime.collectives.listening import LOOPBACK, Network
 from monarch.runtime.collectives.meeting import Tensors
@@ -306,6 +307,11 @@ def _alike(tensors: Sequence[torch.Tensor]) -> Iterable[list[int]]:
 
 
 def _operation(tensor: torch.Tensor, reduction: str) -> Any:
+    if tensor.is_complex() and reduction != "sum":
+        raise MonarchError(
+            f"process groups cannot make the {reduction} of {tensor.dtype}",
+            hint='Compile the program without collectives="nccl".',
+        )
     return (_OF_BOOLS if tensor.dtype == torch.bool else _OPS)[reduction]
 
 

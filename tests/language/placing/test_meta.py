@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from monarch.compiler.errors import ProgramError
-from monarch.language import Mesh, module_to_mesh
+from monarch.language import Mesh, distribute, module_to_mesh, program
 
 
 def test_a_module_on_the_meta_device_gets_its_values_on_the_workers(mesh: Mesh) -> None:
@@ -29,3 +29,17 @@ def test_a_meta_tensor_that_nothing_gives_a_value_is_refused(mesh: Mesh) -> None
 
     with pytest.raises(ProgramError, match="Scaled has tensors on the meta device"):
         module_to_mesh(nn.Sequential(Scaled()), mesh)
+
+
+@pytest.mark.parametrize("door", ["eager", "program"])
+def test_a_meta_tensor_that_meets_distributed_ones_is_made_on_the_workers(
+    mesh: Mesh, monkeypatch: pytest.MonkeyPatch, door: str
+) -> None:
+    x = distribute(torch.ones(4), mesh, "[-]")
+    assert x.sum().item() == 4
+    monkeypatch.setattr("monarch.language.tensors.plain.put", lambda *_: pytest.fail("the controller made its data"))
+
+    def add(x: torch.Tensor) -> torch.Tensor:
+        return (x + torch.empty(4, device="meta")).sum()
+
+    assert (program(add) if door == "program" else add)(x).item() == 4
