@@ -86,6 +86,12 @@ CASES: dict[str, tuple[ops.MonarchOp, Sequence[EachWorker], Any]] = {
     "in_range": (ops.in_range, [both(below(12, 4, 2))], lambda index: (index, 12, None)),
     "mean_shard": (ops.mean_shard, [each(4, 6)], lambda x: (x, [0, 1], True, 48, None)),
     "arange_shard": (ops.arange_shard, [], lambda: (3, 2, 12, torch.int64, ["m"])),
+    "check": (ops.check, [each(4, 6), both(torch.ones(4, 6, dtype=torch.bool))], lambda x, valid: (x, valid, "no")),
+    "sample": (
+        ops.sample,
+        [both(real(4, 6).abs() + 0.5)],
+        lambda rate: ("poisson", [rate], 7, 3, [4, 12], [[], ["m"]]),
+    ),
     "random": (ops.random, [], lambda: ("normal", [4, 6], torch.float64, 7, 3, [4, 12], [[], ["m"]])),
 }
 
@@ -195,5 +201,5 @@ def test_a_gather_sharded_over_both_dims_is_caught() -> None:
 def test_every_local_op_is_covered() -> None:
     # There are kernels only once all is partitioned; `out_of_place` runs another op, whose rule it has; draws and
     # checks are tested on several meshes (test_distributions.py).
-    elsewhere = {"kernel", "out_of_place", "sample", "check"}
+    elsewhere = {"kernel", "out_of_place"}
     assert set(LOCAL_OPS) - {str(op) for op, _, _ in CASES.values()} == elsewhere

@@ -20,7 +20,6 @@ import torch.nn.functional as F
 from torch import nn
 
 import monarch
-from monarch.compiler.blocks import REDUCE
 from monarch.compiler.pipeline import compile_graph
 from monarch.compiler.plan import DTYPE_NAMES, DTYPES, DeviceMeshError, MeshSpec, MonarchError, PlanError
 from monarch.compiler.plan.options import CompileOptions
@@ -37,7 +36,7 @@ from tests.runtime.building import Building, each, op_on_each, whole
 from tests.runtime.collectives import test_process_groups
 from tests.runtime.collectives.loopback import executor_on
 from tests.runtime.collectives.nccl import GlooForNccl, over_nccl, standing_in
-from tests.runtime.collectives.test_collectives import blocks, expected, groups_of, values
+from tests.runtime.collectives.test_collectives import REDUCTIONS, blocks, expected, groups_of, values
 from tests.runtime.controller import test_failures
 from tests.runtime.controller.test_failures import COLLECTIVES, MESH, healthy
 
@@ -82,14 +81,6 @@ def test_all_collectives_over_all_groups(executor: MeshExecutor) -> None:
         run_and_compare(executor, "permute", tensors, dims, ring[:-1])
         run_and_compare(executor, "reduce_scatter", divisible, dims, [0, 0], "sum")
         run_and_compare(executor, "all_to_all", divisible, dims, [1, 1], [0, 0])
-
-
-REDUCTIONS = {
-    f"{reduction}-{name}": (dtype, reduction)
-    for reduction in REDUCE
-    for name, dtype in DTYPES.items()
-    if not dtype.is_complex or reduction in ("sum", "prod")  # complex numbers have no order
-}
 
 
 @pytest.mark.parametrize(("dtype", "reduction"), REDUCTIONS.values(), ids=REDUCTIONS)
