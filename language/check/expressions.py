@@ -29,16 +29,16 @@ from monarch.language.check.kinds import (
 class Expressions(Follower):
     """Goes through expressions; `assign` and `call` are the statements' part."""
 
-    def truth(self, node: ast.expr, frame: Frame) -> None:
-        """An expression whose truth decides what runs."""
+    def truth(self, node: ast.expr, frame: Frame, only_raises: bool = False) -> None:
+        """An expression whose truth decides what runs, or only whether an error is raised: that the workers check."""
         if isinstance(node, ast.BoolOp):
             for part in node.values:
-                self.truth(part, frame)
+                self.truth(part, frame, only_raises)
             return
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
-            self.truth(node.operand, frame)
+            self.truth(node.operand, frame, only_raises)
             return
-        if self.expression(node, frame).kind is Kind.TENSOR:
+        if self.expression(node, frame).kind is Kind.TENSOR and not only_raises:
             self.branch(node, frame)
 
     def branch(self, node: ast.expr, frame: Frame) -> None:

@@ -22,6 +22,8 @@ class Frame:
     inside: bool = True
     program: str = ""
     no_grad: bool = False
+    catches: bool = False
+    """Whether a `try` of the function catches what is raised here."""
     returns: list[Value] = field(default_factory=list)
 
     def frame_of(self, scope: Scope) -> Frame | None:

@@ -241,6 +241,13 @@ class Interpreter(Expressions):
         self.body(node.orelse, frame)
 
     def _if(self, node: ast.If, frame: Frame) -> None:
+        if not frame.catches and (_only_raises(node.body) or _only_raises(node.orelse)):
+            # Traced is the other branch alone, where a tensor's value decides.
+            self.truth(node.test, frame, only_raises=True)
+            holds = not _only_raises(node.body)
+            self._narrow(node.test, frame, holds)
+            self.body(node.body if holds else node.orelse, frame)
+            return
         self.truth(node.test, frame)
         before = dict(frame.env)
         self._narrow(node.test, frame, True)
@@ -282,9 +289,7 @@ class Interpreter(Expressions):
             frame.env[name] = join(frame.env[name], value) if name in frame.env else value
 
     def _assert(self, node: ast.Assert, frame: Frame) -> None:
-        self.truth(node.test, frame)
-        if node.msg is not None:
-            self.expression(node.msg, frame)
+        self.truth(node.test, frame, only_raises=not frame.catches)
 
     def _with(self, node: ast.With, frame: Frame) -> None:
         before = frame.no_grad
@@ -304,8 +309,10 @@ class Interpreter(Expressions):
     _asyncwith = _with
 
     def _try(self, node: ast.Try, frame: Frame) -> None:
-        before = dict(frame.env)
+        before, catches = dict(frame.env), frame.catches
+        frame.catches = catches or bool(node.handlers)
         self.body(node.body, frame)
+        frame.catches = catches
         self._merge(frame, before)
         for handler in node.handlers:
             if handler.name:
@@ -370,3 +377,18 @@ class Interpreter(Expressions):
                 frame.env[target.value.id] = replace(holder, items=None, each=join(entry_of(holder), value))
         elif isinstance(target, ast.Attribute):
             self.expression(target.value, frame)
+
+
+def _only_raises(body: list[ast.stmt]) -> bool:
+    """Whether statements do nothing that lasts, and then raise."""
+    lasting = (ast.Return, ast.Yield, ast.YieldFrom, ast.Await, ast.Global, ast.Nonlocal, ast.Delete)
+    return (
+        bool(body)
+        and isinstance(body[-1], ast.Raise)
+        and not any(
+            isinstance(part, lasting)
+            or (isinstance(part, ast.Attribute | ast.Subscript) and isinstance(part.ctx, ast.Store))
+            for statement in body
+            for part in ast.walk(statement)
+        )
+    )

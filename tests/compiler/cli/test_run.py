@@ -54,7 +54,7 @@ def test_what_is_missing_is_listed_or_filled(mlp: dict[str, torch.Tensor], monar
     [
         (torch.zeros(8, 32), "'x' is f32[8, 32], and the plan takes f32[8, 64]"),
         (torch.zeros(8, 64, dtype=torch.float16), "'x' is f16[8, 64]"),
-        (torch.zeros(8, 64, dtype=torch.complex64), "'x' is torch.complex64[8, 64]"),
+        (torch.zeros(8, 64, dtype=torch.complex64), "'x' is c64[8, 64]"),
     ],
 )
 def test_another_type_is_an_error(tensor: torch.Tensor, said: str, mlp: dict[str, torch.Tensor], monarchc: Run) -> None:

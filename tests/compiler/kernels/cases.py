@@ -16,6 +16,7 @@ import torch
 from monarch.compiler.loops.interpret import interpret
 from monarch.compiler.loops.ir import (
     BOOL,
+    DTYPES,
     FLOATS,
     INTS,
     POINTWISE,
@@ -647,7 +648,7 @@ def cases() -> tuple[Case, ...]:
     for name, signature in POINTWISE.items():
         if name != "cast":
             found += [_pointwise(name, dtype) for dtype in signature.dtypes]
-    found += [_cast(source, target) for source in DTYPE_NAMES for target in DTYPE_NAMES]
+    found += [_cast(source, target) for source in DTYPES for target in DTYPES]
     for name, dtypes in REDUCTIONS.items():
         for dtype in dtypes:
             found += [_reduction(name, dtype, (5,), (33,), inner) for inner in (True, False)]

@@ -11,7 +11,7 @@ import torch
 
 from monarch.compiler.kernels.triton import schedule
 from monarch.compiler.kernels.triton.emit import emit
-from monarch.compiler.loops.ir import BOOL, FLOATS, POINTWISE, REDUCTIONS, Kernel
+from monarch.compiler.loops.ir import BOOL, DTYPES, FLOATS, POINTWISE, REDUCTIONS, Kernel
 from monarch.compiler.loops.text import parse_kernel
 from monarch.compiler.types import DTYPE_NAMES
 from tests.compiler.kernels.cases import softmax_text
@@ -171,9 +171,9 @@ def test_each_pointwise_op_of_each_dtype(name: str) -> None:
         check(kernel, operands)
 
 
-@pytest.mark.parametrize("of", DTYPE_NAMES, ids=DTYPE_NAMES.get)
+@pytest.mark.parametrize("of", DTYPES, ids=DTYPE_NAMES.get)
 def test_each_cast(of: torch.dtype) -> None:
-    for to in DTYPE_NAMES:
+    for to in DTYPES:
         kernel = pointwise("cast", [of], to)
         (operand,) = data(kernel)
         if of.is_floating_point:

@@ -14,6 +14,7 @@ from monarch.compiler.loops.check import check_kernel
 from monarch.compiler.loops.ir import (
     ARITHMETIC,
     BOOL,
+    DTYPES,
     POINTWISE,
     REDUCTIONS,
     Buffer,
@@ -87,7 +88,7 @@ def every_op(dtype: torch.dtype) -> Kernel:
         args = (2, 0, 1) if name == "where" else tuple(range(op.operands)) if op.operands < 3 else (0, 1, 0)
         of = BOOL if op.gives_bool else dtype
         add(Op(name, args, of), of)
-    for other in DTYPE_NAMES:
+    for other in DTYPES:
         add(Op("cast", (0,), other), other)
         add(Op("cast", (len(body) - 1,), dtype), dtype)
     outputs = tuple(Buffer.contiguous(of, (size,)) for _, of in made)
