@@ -56,7 +56,8 @@ def indent(line: str) -> int:
 
 
 @pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=pytest.mark.full if kind in ("tensor", "made up") else ()) for kind in PLANS]
+    "kind",
+    [pytest.param(kind, marks=pytest.mark.full if kind in ("tensor", "nested", "made up") else ()) for kind in PLANS],
 )
 def test_the_page_gives_the_reasons_that_the_terminal_gives(open_page: Open, tmp_path: Path, kind: str) -> None:
     plan = PLANS[kind]()
