@@ -26,6 +26,10 @@ OPTIONS = (
 )
 
 
+_AT_ONCE = "it closed the connection at once"
+_PAUSES = (0.1, 0.3, 0.6)
+
+
 class Unreachable(Exception):
     """A host that no stream could be opened to; the text says why."""
 
@@ -55,8 +59,22 @@ class Connection:
         await self.channel.close()
 
 
+class _Closed(Unreachable):
+    """A host that closed the connection at once: for good, or because strangers hold all that it has."""
+
+
 async def connect(address: str, security: Security, own: Release, timeout: float) -> Connection:
-    """Raises Unreachable."""
+    """Raises Unreachable. A connection that is closed at once is tried again, for a second in all: a host that
+    strangers have just flooded takes others once it has noticed that those are gone."""
+    for pause in _PAUSES:
+        try:
+            return await _connect(address, security, own, timeout)
+        except _Closed:
+            await asyncio.sleep(pause)
+    return await _connect(address, security, own, timeout)
+
+
+async def _connect(address: str, security: Security, own: Release, timeout: float) -> Connection:
     import grpc
 
     credentials = security.channel_credentials()
@@ -76,7 +94,8 @@ async def connect(address: str, security: Security, own: Release, timeout: float
     except (Refused, Malformed) as error:
         raise Unreachable(str(error)) from None
     except (grpc.aio.AioRpcError, grpc.aio.BaseError, asyncio.InvalidStateError) as error:
-        raise Unreachable(why(error)) from None
+        text = why(error)
+        raise (_Closed if text.startswith(_AT_ONCE) else Unreachable)(text) from None
     finally:
         if not opened:
             await channel.close()
@@ -123,5 +142,5 @@ def why(error: Exception) -> str:
     if "WRONG_VERSION_NUMBER" in details:
         return "it does not use TLS"
     if "Socket closed" in details or "recvmsg" in details:
-        return f"it closed the connection at once ({details}): it does not accept this end's certificate, or uses TLS"
+        return f"{_AT_ONCE} ({details}): it does not accept this end's certificate, or uses TLS"
     return details

@@ -10,8 +10,9 @@ import random
 import re
 import socket
 import ssl
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -510,3 +511,37 @@ def test_nothing_here_unpickles() -> None:
     folder = Path(codec.__file__).parent
     assert not [path for path in folder.glob("*.py") if "pickle" in path.read_text()]
     assert os.path.exists(folder / "agent.py")
+
+
+def test_a_connection_that_is_closed_at_first_is_tried_again(host: Host) -> None:
+    """As by a host that strangers have just flooded."""
+    refused = []
+
+    def pump(source: socket.socket, target: socket.socket) -> None:
+        with suppress(OSError):
+            while data := source.recv(1 << 16):
+                target.sendall(data)
+            target.shutdown(socket.SHUT_WR)
+
+    def serve() -> None:
+        while len(refused) < 2:
+            client, _ = listener.accept()
+            client.close()
+            refused.append(client)
+        client, _ = listener.accept()
+        there = socket.create_connection(split_address(host.address))
+        threads = [threading.Thread(target=pump, args=ends) for ends in ((client, there), (there, client))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(SECONDS)
+        client.close()
+        there.close()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = threading.Thread(target=serve)
+        server.start()
+        tree = HostTree([f"127.0.0.1:{listener.getsockname()[1]}"], token_security())
+        assert len(refused) == 2 and len(tree.hosts) == 1
+        tree.close()
+        server.join(SECONDS)
