@@ -227,11 +227,7 @@ class Members(Held):
     """A set: its keys are numbers, in the order in which it is iterated."""
 
     by_identity = False
-
-    @classmethod
-    def read(cls, holder: Any) -> Contents:
-        values = list(holder)
-        return list(range(len(values))), values
+    read = Sequence.read
 
     @classmethod
     def fill(cls, holder: Any, keys: list[Any], values: list[Any]) -> None:

@@ -46,7 +46,6 @@ from monarch.runtime.shared.window import BLOCK_BYTES, STAGING_BYTES
 
 _REFRESH_EVERY = 16
 _ASK_ABOVE = 16 << 20
-_FREE_AT_ONCE = 4096
 
 
 Argument = Handle | torch.Tensor | float | int
@@ -306,7 +305,7 @@ class MeshExecutor(Restoring):
                     values.append(held[-1].id)
                 else:
                     self._refuse(record, at, argument)
-            if self._unloaded or len(self._freed) > _FREE_AT_ONCE:
+            if self._unloaded or len(self._freed) > wire.FREE_AT_ONCE:
                 self._flush_freed()
             state = self._state
             base = state.handles(len(record.output_types))
@@ -519,7 +518,7 @@ class MeshExecutor(Restoring):
         free a value twice does no harm."""
         # In one call, so that no signal's handler comes between an id's leaving the queue and this.
         with suppress(IndexError):  # a handler has emptied the queue
-            self._freeing.extend(starmap(self._freed.popleft, repeat((), min(len(self._freed), _FREE_AT_ONCE))))
+            self._freeing.extend(starmap(self._freed.popleft, repeat((), min(len(self._freed), wire.FREE_AT_ONCE))))
         return self._freeing
 
     def _flush_freed(self) -> None:

@@ -21,7 +21,6 @@ from monarch.runtime.controller.placing import places_of
 from monarch.runtime.controller.state import ControllerState, PlanRecord, Remote, Step, fresh
 from monarch.runtime.shared import memory, wire
 
-_FREE_AT_ONCE = 4096
 _HEAL_SECONDS = 60.0
 
 logger = logging.getLogger("monarch")
@@ -131,8 +130,8 @@ class Restoring(ABC):
         who = [f"worker {state.coordinates_of(rank)} {how}" for rank, how in gone.items()]
         logger.info("healing %s: %s", mesh, "; ".join(who))
         stray = list(set().union(*tables.values()) - values.keys()) if tables else []
-        for first in range(0, len(stray), _FREE_AT_ONCE):
-            connection.command(Step("free"), wire.numbers(wire.FREE, *stray[first : first + _FREE_AT_ONCE]))
+        for first in range(0, len(stray), wire.FREE_AT_ONCE):
+            connection.command(Step("free"), wire.numbers(wire.FREE, *stray[first : first + wire.FREE_AT_ONCE]))
         copying = []
         for sources, each in pairs.items():
             for source, target in sources:

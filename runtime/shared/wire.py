@@ -54,6 +54,8 @@ INLINE_BYTES = 64 << 10
 DTYPE_LIST = tuple(DTYPES.values())
 DTYPE_CODES = {dtype: code for code, dtype in enumerate(DTYPE_LIST)}
 
+FREE_AT_ONCE = 4096
+"""The most values that one command frees."""
 PUT_HEAD = struct.Struct("=9q")
 PAIR = struct.Struct("=2q")
 KIND = struct.Struct("=q")
