@@ -65,7 +65,8 @@ class Remote:
 
     def __del__(self) -> None:
         # May run at any point of any thread: an append is all that is safe. What a step has taken it has freed.
-        if self.taken_by is None:
+        # An interrupt may have come before there was an id.
+        if getattr(self, "taken_by", self) is None:
             self._freed.append(self.id)
 
     def __repr__(self) -> str:

@@ -1,14 +1,10 @@
-"""Interrupts are failures like others: Ctrl-C, and signals' handlers that use the mesh, at any line of the controller's
-code in a training step. State is then that before the step or behind it, never a part of either."""
+"""Interrupts are failures like others: Ctrl-C, and signals' handlers that use the mesh, at any point of the
+controller's code in a training step. State is then that before the step or behind it, never a part of either."""
 
 from __future__ import annotations
 
-import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from types import FrameType
-from typing import Any
+from contextlib import suppress
 
 import pytest
 import torch
@@ -17,9 +13,9 @@ from torch import nn
 
 import monarch
 from monarch.distributed import Mesh
+from monarch.testing import chaos
 from tests.sample import is_full
 
-OURS = ("/monarch/language/", "/monarch/runtime/controller/", "/monarch/runtime/shared/", "/monarch/runtime/processes/")
 BATCH = torch.tensor([1, 2, 3, 4]), torch.tensor([4, 3, 2, 1])
 
 
@@ -50,59 +46,32 @@ def equal(first: list[torch.Tensor], second: list[torch.Tensor]) -> bool:
     return all(map(torch.equal, first, second))
 
 
-@contextmanager
-def at_line(number: int, act: Callable[[], object]) -> Iterator[list[int]]:
-    """Act when the controller's own code comes to its line number `number`; gives how many lines it came to. What a
-    finalizer raises Python does not raise anywhere, so these do not count."""
-    lines = [0]
-
-    def trace(frame: FrameType, event: str, arg: Any) -> Any:
-        if not any(part in frame.f_code.co_filename for part in OURS) or frame.f_code.co_name == "__del__":
-            return None
-        if event == "line":
-            lines[0] += 1
-            if lines[0] == number + 1:
-                sys.settrace(None)
-                act()
-        return trace
-
-    sys.settrace(trace)
-    try:
-        yield lines
-    finally:
-        sys.settrace(None)
-
-
-def interrupt() -> None:
-    raise KeyboardInterrupt
-
-
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("what", ["Ctrl-C", "a handler that saves a checkpoint"])
-def test_an_interrupt_at_any_line_of_a_step(what: str) -> None:
+def test_an_interrupt_at_any_point_of_a_step(what: str) -> None:
     with Mesh(data=2) as mesh:
         training, other = Training(mesh), Training(mesh)
         for each in (training, other):
             for _ in range(5):
                 each.step(*BATCH).item()
-        with at_line(-1, interrupt) as lines:
+        with chaos.interrupt(-1) as points:
             training.step(*BATCH).item()
         other.step(*BATCH).item()
         saved: list[list[torch.Tensor]] = []
-        act = interrupt if what == "Ctrl-C" else lambda: saved.append(training.state())
+        act = chaos.ctrl_c if what == "Ctrl-C" else lambda: saved.append(training.state())
         before, after, loss = other.state(), None, 0.0
-        for line in range(0, lines[0], 1 if is_full() else 29):
+        for at in range(0, points.passed, 1 if is_full() else 29):
             if after is None:
                 loss = other.step(*BATCH).item()
                 after = other.state()
-            with suppress(KeyboardInterrupt), at_line(line, act):
+            with suppress(KeyboardInterrupt), chaos.interrupt(at, act) as found:
                 assert training.step(*BATCH).item() == loss
             now = training.state()
-            assert all(equal(each, before) or equal(each, after) for each in (now, *saved)), line
+            assert all(equal(each, before) or equal(each, after) for each in (now, *saved)), found.where
             if what == "Ctrl-C" and equal(now, before):  # the step was not taken: the next call takes it
                 assert training.step(*BATCH).item() == loss
                 now = training.state()
-            assert equal(now, after), line
+            assert equal(now, after), found.where
             before, after = after, None
             saved.clear()
 
