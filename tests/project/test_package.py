@@ -20,7 +20,9 @@ PAGE = "monarch/compiler/inspect/page/page.html"
 
 def sources() -> set[str]:
     """Every file of ours, as it should lie in the wheel."""
-    files = {f"monarch/{path.name}" for path in (ROOT / ".src" / "monarch").iterdir() if path.is_file()}
+    package = ROOT / ".src" / "monarch"  # links are not followed
+    files = {f"monarch/{path.relative_to(package)}" for path in package.glob("**/*") if path.is_file()}
+    files = {name for name in files if "__pycache__" not in name}
     for folder in FOLDERS:
         paths = (path.relative_to(ROOT) for path in (ROOT / folder).rglob("*") if path.is_file())
         files |= {f"monarch/{path}" for path in paths if "__pycache__" not in path.parts}
