@@ -52,6 +52,10 @@ class Mirror:
         """Handshakes and other control messages that went over the links so far: a step sends none."""
         return sum(peer.link.messages for peer in self._peers.values())
 
+    @property
+    def links(self) -> list[Link]:
+        return [peer.link for peer in self._peers.values()]
+
     def hosts_of(self, ranks: Iterable[int]) -> tuple[int, ...]:
         """The other hosts on which any of `ranks` are."""
         return tuple(sorted({rank // self.per_host for rank in ranks} - {self.host}))

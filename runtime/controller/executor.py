@@ -511,6 +511,15 @@ class MeshExecutor(Restoring):
             self._ask(step, wire.numbers(wire.TRACE, words))
             return step
 
+    def inject(self, rank: int, *fault: int) -> Step:
+        """Have a worker suffer a fault (see `chaos.workers`), at its place in the order of commands."""
+        with self._lock:
+            self._connection.enter()
+            step = Step("fault")
+            self._connection.command(step, wire.numbers(wire.FAULT, rank, *fault))
+            self._connection.publish()
+            return step
+
     # -- in between ------------------------------------------------------------------------------------------------
 
     def _next_freed(self) -> list[int]:

@@ -18,6 +18,8 @@ Down, from the controller to all workers at once (a record of the ring each; num
     ADOPT   a number, first handle, how many: what an actor of the worker's process has made becomes values
     COPY    how many pairs, pairs of a rank and the rank that is to get its blocks; then for each tensor its handle,
             dtype, dims, the block's shape
+    FAULT   a rank, what it is to suffer, at which instruction of its next step or -1 for at once, a value (see
+            `worker.faults`); sent by tests alone
 
 Up, over a worker's own socket, a packet each: a kind, the command's number, and JSON or a tensor's bytes. Down the same
 way come files, and before the first command what a worker with peers on other hosts is told (STARTUP, JSON).
@@ -47,6 +49,7 @@ from monarch.compiler.plan import DTYPES
 
 RUN, PUT, LOAD, UNLOAD, FREE, FETCH, COUNT, TRACE, LEND, ADOPT, COPY = range(1, 12)
 VERDICT, ASK, TABLE, SESSION, HOW_FAR = range(12, 17)
+FAULT = 17
 
 INLINE = -1
 INLINE_BYTES = 64 << 10

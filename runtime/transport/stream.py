@@ -213,6 +213,10 @@ class StreamLink:
         frame = plain(TELL, text=json.dumps(message).encode(), files=len(files))
         self._queue(Outgoing(frame, files=[os.dup(file) for file in files]))
 
+    def garble(self) -> None:
+        """Send what no peer understands, for tests: as if a message had been spoilt on its way."""
+        self._queue(Outgoing(memoryview(b"\xff" * SIZE)))
+
     def work(self, keep: Any = None) -> LinkWork:
         """A new work that ends with the link."""
         if len(self._works) >= _MOST_UNDER_WAY and not self.loop.here():

@@ -29,10 +29,11 @@ from monarch.runtime.shared.wire import Report
 from monarch.runtime.worker.arena import Arena
 from monarch.runtime.worker.device.native import bind
 from monarch.runtime.worker.exchange import Loan
-from monarch.runtime.worker.frame import Frame, Graphs
+from monarch.runtime.worker.frame import Frame, Graphs, Observer
 from monarch.runtime.worker.tracing import CountedValues, Tracer
 
 if TYPE_CHECKING:
+    from monarch.runtime.collectives.mirror import Mirror
     from monarch.runtime.worker.device.gpu import OnGpu
 
 _OPERANDS = 16
@@ -50,6 +51,9 @@ class Steps(Protocol):
     def commit(self) -> Callable[[], None]: ...
 
     def by(self, backend: str) -> Any: ...
+
+    @property
+    def mirror(self) -> Mirror | None: ...
 
 
 class Actors(Protocol):
@@ -177,12 +181,18 @@ class WorkerState:
             wire.LEND: self._lend,
             wire.ADOPT: self._adopt,
             wire.COPY: self._copy,
+            wire.FAULT: self._suffer,
         }
         self._untraced = self._handlers
 
     def handle(self, step: int, body: bytearray) -> list[Message]:
         (kind,) = wire.KIND.unpack_from(body)
         return self._handlers[kind](step, body)
+
+    @property
+    def mirror(self) -> Mirror | None:
+        """This worker's way to other hosts."""
+        return self._collectives.mirror
 
     @property
     def beside_actors(self) -> bool:
@@ -202,6 +212,23 @@ class WorkerState:
         """The handles that have a value here, as the answer `number`."""
         held = [handle for handle, value in self.values.items() if isinstance(value, torch.Tensor)]
         return Value(number, torch.tensor(held, dtype=torch.int64))
+
+    def run_next(self, observer: Callable[[LoadedPlan], Observer]) -> None:
+        """Have the next step run with an observer that is made for its plan."""
+        before = self._handlers
+
+        def run(step: int, body: bytearray) -> list[Message]:
+            self._handlers = before
+            plan = self.plans[wire.RUN_HEAD.unpack_from(body)[1]]
+            if not isinstance(plan, LoadedPlan):
+                return before[wire.RUN](step, body)
+            plan.frame.measure(observer(plan))
+            try:
+                return before[wire.RUN](step, body)
+            finally:
+                plan.frame.measure(self._tracer)
+
+        self._handlers = {**before, wire.RUN: run}
 
     # -- measuring -------------------------------------------------------------------------------------------------
 
@@ -242,6 +269,16 @@ class WorkerState:
         else:
             tracer.other(kind, step, start)
         return messages
+
+    def _suffer(self, step: int, body: bytearray) -> list[Message]:
+        _, rank, *fault = wire.unpack_numbers(body)
+        if rank != self.rank:
+            return []
+        try:
+            load("monarch.runtime.worker.faults:suffer")(self, *fault)
+        except Exception as error:
+            return [Report("failed", self.rank, step, f"injecting a fault: {_describe(error)}")]
+        return []
 
     # -- steps -----------------------------------------------------------------------------------------------------
 

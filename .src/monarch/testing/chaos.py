@@ -7,5 +7,22 @@ on, and where none was called for, nothing is slower (docs/chaos.md).
 from __future__ import annotations
 
 from monarch.runtime.chaos.interrupts import Points, ctrl_c, interrupt
+from monarch.runtime.chaos.limits import limited
+from monarch.runtime.chaos.links import Link
+from monarch.runtime.chaos.workers import cut, delay, fail, garble, kill, limit, slow, stop
 
-__all__ = ["Points", "ctrl_c", "interrupt"]
+__all__ = [
+    "Link",
+    "Points",
+    "ctrl_c",
+    "cut",
+    "delay",
+    "fail",
+    "garble",
+    "interrupt",
+    "kill",
+    "limit",
+    "limited",
+    "slow",
+    "stop",
+]

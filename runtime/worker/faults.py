@@ -1,0 +1,161 @@
+"""Faults that a worker suffers because its controller's program asked for them (`chaos.workers`). Loaded with the
+first."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from monarch.runtime.worker.state import LoadedPlan, WorkerState
+
+
+class Kind(IntEnum):
+    """What a worker suffers, and what its value is."""
+
+    KILL = 1
+    STOP = 2
+    """Nanoseconds until a process of its own lets it go on."""
+    SLOW = 3
+    """Nanoseconds that each instruction takes longer."""
+    FAIL = 4
+    CUT = 5
+    DELAY = 6
+    """Nanoseconds that each message to another host waits, in this session."""
+    GARBLE = 7
+    MEMORY = 8
+    """Bytes of address space that are left; a negative one lifts the limit. Likewise below."""
+    FILES = 9
+    """Files that it can still open."""
+    FILE_SIZE = 10
+    """Bytes that a file can have."""
+
+
+class InjectedError(RuntimeError):
+    """What an instruction raises that was to fail."""
+
+
+class _At:
+    """Acts when a step comes to an instruction; told of each by the frame (see `frame.Observer`)."""
+
+    def __init__(self, act: Callable[[int], None]) -> None:
+        self._act = act
+        self.clock = time.monotonic_ns
+
+    def enter(self, slots: Sequence[int], values: Sequence[Any]) -> None:
+        self._act(0)
+
+    def ran(self, instruction: int, start: int, end: int, slot: int, value: Any) -> None:
+        self._act(instruction + 1)
+
+    def met(self, instruction: int, start: int, end: int, slot: int = -1, value: Any = None) -> None:
+        self._act(instruction + 1)
+
+    def freed(self, slots: Sequence[int]) -> None:
+        pass
+
+
+def suffer(state: WorkerState, kind: int, at: int, value: int) -> None:
+    """Suffer a fault at once (`at` is -1), or when the next step comes to its instruction `at`, or to the last that it
+    has. An instruction that fails does so before the commit at the latest: behind it stand none that can fail."""
+    act = _ACTS[Kind(kind)]
+    if at < 0 and kind not in (Kind.SLOW, Kind.FAIL):
+        act(state, value)
+        return
+
+    def observer(plan: LoadedPlan) -> _At:
+        ops = [instruction.op for instruction in plan.instructions]
+        last = ops.index("commit") if kind == Kind.FAIL and "commit" in ops else len(ops)
+        here = min(max(at, 0), last)
+
+        def come(instruction: int) -> None:
+            if kind == Kind.FAIL and instruction == here:
+                what = f"before instruction {here} of {len(ops)}" + (f", {ops[here]}" if here < len(ops) else "")
+                raise InjectedError(f"a fault was injected {what}")
+            if kind == Kind.SLOW or instruction == here:
+                act(state, value)
+
+        return _At(come)
+
+    state.run_next(observer)
+
+
+def _kill(state: WorkerState, value: int) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _stop(state: WorkerState, value: int) -> None:
+    pid = os.getpid()
+    subprocess.Popen(["/bin/sh", "-c", f"sleep {value / 1e9:f}; kill -CONT {pid}"])
+    os.kill(pid, signal.SIGSTOP)
+
+
+def _slow(state: WorkerState, value: int) -> None:
+    time.sleep(value / 1e9)
+
+
+def _links(state: WorkerState) -> list[Any]:
+    """To the counterparts on other hosts."""
+    mirror = state.mirror
+    return [] if mirror is None else mirror.links
+
+
+def _cut(state: WorkerState, value: int) -> None:
+    for link in _links(state):
+        link.stream.shutdown()
+
+
+def _delay(state: WorkerState, value: int) -> None:
+    def later(post: Callable[..., None]) -> Callable[..., None]:
+        def posted(*arguments: Any) -> None:
+            time.sleep(value / 1e9)
+            post(*arguments)
+
+        return posted
+
+    for link in _links(state):
+        link.post = later(link.post)
+
+
+def _garble(state: WorkerState, value: int) -> None:
+    for link in _links(state):
+        link.garble()
+
+
+def _limit(number: int, used: Callable[[], int]) -> Callable[[WorkerState, int], None]:
+    def limit(state: WorkerState, left: int) -> None:
+        _, most = resource.getrlimit(number)
+        resource.setrlimit(number, (most if left < 0 else used() + left, most))
+
+    return limit
+
+
+def address_space() -> int:
+    """Of this process, in bytes."""
+    with open("/proc/self/statm") as about:
+        return int(about.read().split()[0]) * resource.getpagesize()
+
+
+def open_files() -> int:
+    """The number that limits on open files are compared with: one more than the largest in use."""
+    return 1 + max(map(int, os.listdir("/proc/self/fd")))
+
+
+_ACTS: dict[Kind, Callable[[WorkerState, int], None]] = {
+    Kind.KILL: _kill,
+    Kind.STOP: _stop,
+    Kind.SLOW: _slow,
+    Kind.FAIL: lambda state, value: None,  # see `suffer`
+    Kind.CUT: _cut,
+    Kind.DELAY: _delay,
+    Kind.GARBLE: _garble,
+    Kind.MEMORY: _limit(resource.RLIMIT_AS, address_space),
+    Kind.FILES: _limit(resource.RLIMIT_NOFILE, open_files),
+    Kind.FILE_SIZE: _limit(resource.RLIMIT_FSIZE, lambda: 0),
+}
