@@ -24,7 +24,7 @@ from monarch.compiler.kernels.cpp.build import build_kernels
 from monarch.compiler.plan import MeshSpec, MonarchError, Plan
 from monarch.runtime.controller.replies import Replies
 from monarch.runtime.controller.state import ControllerState, Step, fresh
-from monarch.runtime.processes.looking import Seen
+from monarch.runtime.processes.looking import Exit, Seen
 from monarch.runtime.processes.workers import EXIT_SECONDS, Processes, Workers
 from monarch.runtime.shared import signals, wire
 from monarch.runtime.shared.definitions import definitions
@@ -462,7 +462,7 @@ class LocalConnection(Connection):
         return self.workers.seen()
 
     def lose(self, rank: int, how: str) -> None:
-        self.state.died([(rank, how, None)])
+        self.state.died([Exit(rank, how)])
         self.workers.mark_dead(rank)
 
     def say(self, rank: int, packet: bytes) -> None:

@@ -30,6 +30,7 @@ from monarch.compiler.plan import (
     Source,
     TensorType,
 )
+from monarch.runtime.processes.looking import Exit
 from monarch.runtime.shared import wire
 from monarch.runtime.shared.results import small_results
 from monarch.runtime.shared.wire import Report
@@ -45,6 +46,18 @@ _KINDS: tuple[tuple[type[DeviceMeshError], re.Pattern[str]], ...] = (
 PyTorch raises an IndexError, and for `gather` and `scatter` a RuntimeError."""
 
 _KIND_RANK = {"failed": 0, "dependent": 1, "aborted": 2}
+
+_GO_ON = "monarch.heal_mesh(mesh) goes on from here, with what the other workers hold."
+
+
+def _last_words(exit: Exit) -> str:
+    """The hint on a worker's end: what it printed last, and what to do."""
+    hint = [_GO_ON]
+    if exit.status == -Signals.SIGKILL:
+        hint.append("A worker that was killed by SIGKILL was most often killed for memory: look at the kernel's log.")
+    if exit.log:
+        hint += ["the worker's last lines:", *("  " + line for line in exit.log.splitlines())]
+    return "\n".join(hint)
 
 
 class Remote:
@@ -238,30 +251,26 @@ class ControllerState:
             del reports[sequence]
         self.finished_commands = commands if commands > self.finished_commands else self.finished_commands
 
-    def died(self, deaths: Iterable[tuple[int, str, int | None]], host: str = "") -> None:
-        """Workers on a host have ended, each with its rank, how, and its exit status, where that is known: nothing of
-        this mesh can be relied on any more."""
+    def died(self, deaths: Iterable[Exit], host: str = "") -> None:
+        """Workers on a host have ended: nothing of this mesh can be relied on any more."""
         deaths = list(deaths)
-        for rank, how, _ in deaths:
-            self.gone.setdefault(rank, how)
+        for each in deaths:
+            self.gone.setdefault(each.rank, each.how)
         if self.dead is None and deaths:
             where = f"on host {host} " if host else ""
-            who = "; ".join(f"worker {self._coordinates[rank]} {where}{how}" for rank, how, _ in deaths)
-            rank, _, status = deaths[0]
-            facts = {**self._place(rank), "host": host, "exit_status": status}
-            if status is not None and -status in set(Signals):
-                facts["signal"] = Signals(-status).name
-            self.give_up(f"the mesh {self.mesh} has lost a worker: {who}", facts=facts)
+            who = "; ".join(f"worker {self._coordinates[each.rank]} {where}{each.how}" for each in deaths)
+            first = deaths[0]
+            facts = {**self._place(first.rank), "host": host, "exit_status": first.status, "log": first.log}
+            if first.status is not None and -first.status in set(Signals):
+                facts["signal"] = Signals(-first.status).name
+            self.give_up(f"the mesh {self.mesh} has lost a worker: {who}", _last_words(first), facts)
 
     def _place(self, rank: int) -> dict[str, Any]:
         return {"worker": rank, "coordinates": dict(zip(self.mesh.names, self.mesh.point(rank), strict=True))}
 
     def give_up(self, message: str, hint: str = "", facts: Mapping[str, Any] = MappingProxyType({})) -> None:
         if self.dead is None:
-            hint = hint or (
-                "monarch.heal_mesh(mesh) goes on from here, with what the other workers hold. A worker that was\n"
-                "killed by SIGKILL was most often killed for memory: look at the kernel's log."
-            )
+            hint = hint or _GO_ON
             self.dead = DeviceMeshError(message, hint=hint).knowing(mesh_lost=True, **facts)
             self._tell(self.dead)
 

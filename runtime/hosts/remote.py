@@ -29,7 +29,7 @@ from monarch.compiler.plan.file import plan_bytes
 from monarch.runtime.control.message import Message
 from monarch.runtime.controller.connection import SLEEP_MILLISECONDS, ActorProcesses, Connection
 from monarch.runtime.controller.state import Step, fresh
-from monarch.runtime.processes.looking import Seen
+from monarch.runtime.processes.looking import Exit, Seen
 from monarch.runtime.shared import wire
 from monarch.runtime.shared.measured import clock
 from monarch.runtime.shared.ring import Space, record_size
@@ -311,7 +311,9 @@ class RemoteConnection(Connection):
         elif message.kind in ("clock", "measured", "counted", "seen"):
             self._set_aside.append(message)
         elif message.kind == "exited":
-            self.state.died([(head["rank"], head["how"], head.get("status"))], self._address(message.host))
+            self.state.died(
+                [Exit(head["rank"], head["how"], head.get("status"), head.get("log", ""))], self._address(message.host)
+            )
         elif message.kind == "host lost":
             first = message.host * self._each
             for rank in range(first, first + self._each):
@@ -427,7 +429,7 @@ class RemoteConnection(Connection):
         return found
 
     def lose(self, rank: int, how: str) -> None:
-        self.state.died([(rank, how, None)], self._address(rank // self._each))
+        self.state.died([Exit(rank, how)], self._address(rank // self._each))
         with suppress(MonarchError):
             self._tree.send(Message("dead", self._number, head={"rank": rank}))
 

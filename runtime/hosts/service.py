@@ -21,7 +21,7 @@ far they are.
     up     workers   for each: its process id, endpoint and memory
            links     for each: the transport to each other host, and why
            packet    rank; data: what that worker sent, and behind it the file that came with it
-           exited    rank, how; status, where it is known
+           exited    rank, how; status and log (its last lines), where they are known
            lost      rank, peer, why: the link between the two has broken
            refused   message, hint: the start, or what came before `links`, has failed
            progress  (commands finished by all, commands finished or given up by all)
@@ -353,8 +353,8 @@ class _Part:
                     self._say("packet", b"".join((packet, contents)), rank=rank)
             else:
                 self._say("packet", packet, rank=rank)
-        for rank, how, status in self._workers.exits():
-            self._say("exited", rank=rank, how=how, status=status)
+        for exit in self._workers.exits():
+            self._say("exited", **exit._asdict())
         if self._workers.lost_at_once:
             self._say("exited", rank=self._workers.ranks[0], how="has lost the process that it was forked from")
             raise _Stopping

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from traceback import format_stack, walk_stack
 from types import FrameType
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 ASK, DUMP = signal.SIGRTMIN + 5, signal.SIGRTMIN + 6
 _NAME = "monarch-stacks"
@@ -53,6 +53,16 @@ class Seen:
         """What it is in, such as "in all_reduce (train.py:12)"."""
         head = next((line for line in self.stacks.splitlines() if line.startswith("thread 'worker")), "")
         return head.partition("': ")[2]
+
+
+class Exit(NamedTuple):
+    """The end of a worker: its rank, how, as the rest of a sentence, its exit status (negative: a signal) where that is
+    known, and the last lines that it printed."""
+
+    rank: int
+    how: str
+    status: int | None = None
+    log: str = ""
 
 
 class Running(Protocol):

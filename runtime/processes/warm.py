@@ -11,7 +11,7 @@ Packets on its socket (JSON; files ride along):
                         not 0, the first file is the memory of a mesh of so many
                         {"do": "stop", "mesh": 3}
     warm → controller   {"is": "started", "mesh": 3, "rank": 0, "pid": 7}
-                        {"is": "exited", "mesh": 3, "rank": 0, "status": -9}
+                        {"is": "exited", "mesh": 3, "rank": 0, "status": -9, "log": "its last lines"}
                         {"is": "exited", "mesh": 3, "rank": 0, "how": "could not be started: ..."}
                         {"is": "stopped", "mesh": 3}
 
@@ -39,6 +39,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
+from monarch.runtime.processes.output import Output
 from monarch.runtime.processes.roles import Forked, role
 from monarch.runtime.shared.window import Geometry, Window
 
@@ -61,6 +62,7 @@ class Warm:
         self._control = control
         self._controller = controller
         self._meshes: dict[int, _Mesh] = {}
+        self._output = Output()
 
     def serve(self) -> None:
         """Until the controller closes its end, or is gone."""
@@ -74,13 +76,27 @@ class Warm:
         with suppress(OSError, AttributeError):
             watch = os.pidfd_open(self._controller)
             poll.register(watch, select.POLLIN)
-        self._own = [wakeup, self._wakeup, self._control.fileno(), *([watch] if watch >= 0 else [])]
+        self._own = [
+            wakeup,
+            self._wakeup,
+            self._control.fileno(),
+            *([watch] if watch >= 0 else []),
+            *self._output.files,
+        ]
+        printing: dict[int, int] = {}
         try:
             while True:
+                for fd in printing:
+                    poll.unregister(fd)
+                printing = self._output.waits_for()
+                for fd, event in printing.items():
+                    poll.register(fd, event)
                 # Where there are no pidfds, a look now and then.
                 ready = {fd for fd, _ in poll.poll(None if watch >= 0 else 1000)}
                 if watch in ready or (watch < 0 and os.getppid() != self._controller):
                     return
+                if ready & printing.keys():
+                    self._output.move()
                 if wakeup in ready:
                     with suppress(BlockingIOError):
                         os.read(wakeup, 4096)
@@ -90,6 +106,7 @@ class Warm:
         finally:
             for mesh in self._meshes.values():
                 _kill(mesh.rank_of)
+            self._output.move()
 
     def receive(self) -> bool:
         """Do what the controller asks for next; False where it has gone."""
@@ -144,6 +161,7 @@ class Warm:
         for old in [pid for pid, rank in mesh.rank_of.items() if rank in left]:  # given up, as one that is stopped
             os.kill(old, signal.SIGKILL)
             os.waitpid(old, 0)
+            self._output.take(old)
             del mesh.rank_of[old]
         for at in range(1, len(files), each):
             rank, own = left[0], files[at : at + each]
@@ -152,6 +170,8 @@ class Warm:
                 forked = Forked(rank, shared, mesh.window, own, request["given"])
                 self._become(start, forked, [fd for fd in files if fd not in (shared, *own)], parent)
             mesh.rank_of[pid] = left.popleft()
+            if mesh.window is not None:
+                self._output.watch(pid)
             self._tell({"is": "started", "mesh": number, "rank": rank, "pid": pid})
 
     def _failed(self, number: int, ranks: Iterable[int], why: str) -> None:
@@ -164,20 +184,23 @@ class Warm:
 
     def _become(self, start: Callable[[Forked], None], forked: Forked, others: list[int], parent: int) -> NoReturn:
         try:
-            self._become_child(others, parent)
+            self._become_child(others, parent, prints=forked.window is not None)
             start(forked)
         except BaseException:
             traceback.print_exc()
         finally:
             os._exit(1)
 
-    def _become_child(self, others: list[int], parent: int) -> None:
-        """In a process just forked: die with the parent, and drop what is the parent's."""
+    def _become_child(self, others: list[int], parent: int, prints: bool) -> None:
+        """In a process just forked: die with the parent, and drop what is the parent's. Whether its output is kept:
+        actors have files of their own."""
         die_with_parent()
         if os.getppid() != parent:  # it died before that was said
             os._exit(0)
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        if prints:
+            self._output.become()
         for other in (*others, *self._own):
             os.close(other)
 
@@ -195,7 +218,8 @@ class Warm:
                     if mesh.window is not None and not mesh.stopping:
                         mesh.window.mark_dead(rank)
                     code = os.waitstatus_to_exitcode(status)
-                    self._tell({"is": "exited", "mesh": number, "rank": rank, "status": code})
+                    last = {"log": log} if (log := self._output.take(pid)) else {}
+                    self._tell({"is": "exited", "mesh": number, "rank": rank, "status": code} | last)
         for number in [number for number, mesh in self._meshes.items() if mesh.stopping and not mesh.rank_of]:
             window = self._meshes.pop(number).window
             if window is not None:

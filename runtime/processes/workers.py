@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from monarch.compiler.config import for_spawned
 from monarch.compiler.plan import MeshSpec, MonarchError
-from monarch.runtime.processes.looking import Seen, state_of, where_is
+from monarch.runtime.processes.looking import Exit, Seen, state_of, where_is
 from monarch.runtime.processes.parent import how_ended, warm_parent
 from monarch.runtime.shared import futex, memory, signals, wire
 from monarch.runtime.shared.ring import RingWriter
@@ -273,16 +273,15 @@ class Workers:
                 poll.register(fd, select.POLLIN)
         poll.poll(milliseconds)
 
-    def exits(self, seconds: float = 0.0) -> list[tuple[int, str, int | None]]:
-        """The workers that have ended since the last call, how, and with which exit status, where that is known. Waits
-        up to `seconds` for news."""
+    def exits(self, seconds: float = 0.0) -> list[Exit]:
+        """The workers that have ended since the last call. Waits up to `seconds` for news."""
         exits = []
         for message in self._processes.messages(self._number, seconds):
             if message["is"] == "started":
                 self.pids[message["rank"]] = message["pid"]
             elif message["is"] == "exited":
                 how = message["how"] if "how" in message else how_ended(message["status"])
-                exits.append((message["rank"], how, message.get("status")))
+                exits.append(Exit(message["rank"], how, message.get("status"), message.get("log", "")))
         return exits
 
     def seen(self) -> dict[int, Seen]:

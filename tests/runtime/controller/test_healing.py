@@ -18,6 +18,7 @@ from monarch.compiler.plan import DeviceMeshError, LostError, MeshSpec, MonarchE
 from monarch.runtime.controller.executor import MeshExecutor
 from monarch.runtime.controller.healing import KEPT_BYTES, copies, find_sources
 from monarch.runtime.controller.state import Again, ControllerState, Step
+from monarch.runtime.processes.looking import Exit
 from monarch.runtime.shared import wire
 from monarch.runtime.shared.wire import Report
 from tests.runtime.building import Building, each, whole
@@ -275,7 +276,7 @@ def test_a_mesh_that_has_lost_nobody_is_left_alone() -> None:
 
 def test_a_step_is_committed_if_anybody_has_passed_its_commit() -> None:
     state = ControllerState(MESH)
-    state.died([(0, "was killed by SIGKILL", -9)])
+    state.died([Exit(0, "was killed by SIGKILL", -9)])
     assert state.expected == [1, 2, 3] and not state.is_quiet
     state.doubted(1, 5)
     state.ended(2, 6)  # it has finished step 5
@@ -286,7 +287,7 @@ def test_a_step_is_committed_if_anybody_has_passed_its_commit() -> None:
     state.ended(3, 6)
     assert state.is_quiet and state.verdicts() == {}
     other = ControllerState(MESH)
-    other.died([(0, "was killed by SIGKILL", -9)])
+    other.died([Exit(0, "was killed by SIGKILL", -9)])
     for rank in (1, 2):
         other.doubted(rank, 5)
     other.ended(3, 5)
@@ -303,7 +304,7 @@ def test_what_is_under_way_is_given_again_or_dropped() -> None:
         state.last = step
         state.note(step)
         steps.append(step)
-    state.died([(1, "was killed by SIGKILL", -9)])
+    state.died([Exit(1, "was killed by SIGKILL", -9)])
     for rank, finished in ((0, 2), (2, 1), (3, 2)):
         state.ended(rank, finished)
     state.report(Report("aborted", 0, 2, op="all_reduce", source=("train.py", 7, 0, 0)))

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from monarch.compiler.plan import DeviceMeshError, MeshSpec, MonarchError, Plan, PlanError, Region, Slot
 from monarch.compiler.plan.options import CompileOptions
 from monarch.runtime.controller.state import ControllerState, PlanRecord, Remote, Step
+from monarch.runtime.processes.looking import Exit
 from monarch.runtime.shared import memory, wire
 from monarch.runtime.shared.blocks import Flat, cut, rounds
 from monarch.runtime.shared.checking import check
@@ -357,8 +358,8 @@ def test_a_death_fails_everything_once() -> None:
     state.check(handle.step)
     state.died([])
     state.check(handle.step)
-    state.died([(1, "was killed by SIGKILL", -9)])
-    state.died([(2, "was killed by SIGTERM", -15)])
+    state.died([Exit(1, "was killed by SIGKILL", -9)])
+    state.died([Exit(2, "was killed by SIGTERM", -15)])
     with pytest.raises(
         DeviceMeshError, match=r"the mesh mesh<a=2, b=2> has lost a worker: worker a=0, b=1 was killed"
     ) as info:
