@@ -75,10 +75,20 @@ def own_part(block: torch.Tensor, type: TensorType, mesh: MeshSpec, rank: int) -
     return block
 
 
+def holders(type: TensorType, mesh: MeshSpec) -> list[int]:
+    """The workers whose blocks make the whole tensor: of each group of copies the first."""
+    involved = set(type.layout.mesh_dims)
+    return [
+        rank
+        for rank, position in enumerate(mesh.coordinates())
+        if not any(at for name, at in position.items() if name not in involved)
+    ]
+
+
 def whole_of(blocks: Sequence[torch.Tensor], type: TensorType, mesh: MeshSpec) -> torch.Tensor:
     """The global tensor from what each worker holds (in the order of ranks), without padding.
 
-    Replicas are taken from the first worker; partial values are reduced. Raises LayoutError for a varying value.
+    Replicas are taken from the first worker (see `holders`); partial values are reduced. Raises LayoutError for a varying value.
     """
     layout = type.layout
     if layout.varying:
@@ -94,12 +104,10 @@ def whole_of(blocks: Sequence[torch.Tensor], type: TensorType, mesh: MeshSpec) -
     if not whole.numel():
         return whole
     summands: dict[tuple[int, ...], list[torch.Tensor]] = {}
-    involved = set(layout.mesh_dims)
-    for rank, (position, block) in enumerate(zip(mesh.coordinates(), blocks, strict=True)):
-        if any(at for name, at in position.items() if name not in involved):
-            continue  # a replica of what an earlier worker holds
-        start = tuple(first for first, _ in _extents(type, mesh, position))
-        summands.setdefault(start, []).append(own_part(block, type, mesh, rank))
+    positions = list(mesh.coordinates())
+    for rank in holders(type, mesh):
+        start = tuple(first for first, _ in _extents(type, mesh, positions[rank]))
+        summands.setdefault(start, []).append(own_part(blocks[rank], type, mesh, rank))
     reduction = next((op for _, op in layout.partial), "sum")
     assert layout.partial or all(len(parts) == 1 for parts in summands.values())
     for start, parts in summands.items():
@@ -110,4 +118,4 @@ def whole_of(blocks: Sequence[torch.Tensor], type: TensorType, mesh: MeshSpec) -
     return whole
 
 
-__all__ = ["REDUCE", "block_of", "own_part", "reduce_in_order", "whole_of"]
+__all__ = ["REDUCE", "block_of", "holders", "own_part", "reduce_in_order", "whole_of"]

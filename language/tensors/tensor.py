@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import torch
 
-from monarch.compiler.blocks import own_part, whole_of
+from monarch.compiler.blocks import holders, own_part, whole_of
 from monarch.compiler.errors import MonarchError, ProgramError
 from monarch.compiler.execution.executor import Handle, outgoing
 from monarch.compiler.loading import load
@@ -215,7 +215,7 @@ class DistributedTensor(torch.Tensor):
             return known
         handle, mesh = self._value()
         type_ = handle.type
-        ranks = _holders(type_, mesh)
+        ranks = holders(type_, mesh.spec)
         shards = mesh.fetch(lambda executor: executor.shards(handle, ranks))
         if len(ranks) == 1:
             return shards[0]
@@ -382,9 +382,3 @@ class DistributedTensor(torch.Tensor):
         )
 
 
-def _holders(type: TensorType, mesh: Mesh) -> list[int]:
-    """The workers whose blocks make the whole tensor: one of each group of copies."""
-    if type.layout.is_replicated:
-        return [0]
-    free = [name for name in mesh.mesh_dim_names if type.layout.placement(name) is None]
-    return [rank for rank, point in enumerate(mesh.spec.coordinates()) if not any(point[name] for name in free)]

@@ -69,8 +69,8 @@ class Connection(ABC):
         self._settled = False  # what the survivors of a death hold is known
         self._patience = 0.0  # until when they are waited for
         self.actor_processes: ActorProcesses | None = None
-        self.results: Results | None = None
-        """Where workers on this host copy small results to."""
+        self.results: list[Results] = []
+        """Where each worker copies small results to, if all are on this host."""
         self._next_answer = -1
         _connections.add(self)
 
@@ -329,7 +329,7 @@ class LocalConnection(Connection):
         super().__init__(mesh, lost)
         self.actor_processes = actor_processes
         self.workers = Workers(mesh, processes=processes)
-        self.results = Results(self.workers.window)
+        self.results = [Results(self.workers.window, rank) for rank in range(mesh.workers)]
         self._reports = 0  # how many failures are known
 
     def packed(self, plan: Plan) -> bytes:

@@ -41,8 +41,7 @@ from monarch.runtime.controller.state import Again, PlanRecord, Remote, Step
 from monarch.runtime.shared import memory, wire
 from monarch.runtime.shared.checking import check
 from monarch.runtime.shared.measured import buffer_words, clock
-from monarch.runtime.shared.results import lasts
-from monarch.runtime.shared.window import BLOCK_BYTES, STAGING_BYTES
+from monarch.runtime.shared.window import STAGING_BYTES
 
 _REFRESH_EVERY = 16
 _ASK_ABOVE = 16 << 20
@@ -139,8 +138,9 @@ class MeshExecutor(Restoring):
     def shards(self, handle: Handle, workers: Sequence[int] | None = None) -> list[torch.Tensor]:
         start = clock()
         ranks = list(range(self._mesh.workers)) if workers is None else list(workers)
-        if ranks == [0] and (copied := self._copied(handle, start)) is not None:
-            return [copied]
+        copied = self._copied(handle, ranks, start)
+        if copied is not None:
+            return copied
         step = Step("fetch")
         try:
             return self._shards(handle, ranks, step)
@@ -186,10 +186,14 @@ class MeshExecutor(Restoring):
             if not self._state.is_done(step):  # no variable has the error: it would hold its own frames for ever
                 raise self._state.lost_step(step) from None
 
-    def _copied(self, handle: Handle, start: int) -> torch.Tensor | None:
-        """A small result, where the worker 0 has copied it to with the step that made it, and it still stands there."""
+    def _copied(self, handle: Handle, ranks: Sequence[int], start: int) -> list[torch.Tensor] | None:
+        """What these workers hold of a small result, where they have copied it with the step that made it, and it still
+        stands there."""
         remote, results = self._own(handle, "the value that is fetched"), self._connection.results
-        if results is None or remote.place < 0 or remote.taken_by is not None:
+        if not results or remote.copied is None or remote.taken_by is not None:
+            return None
+        place, small = remote.copied
+        if not small.workers.issuperset(ranks):
             return None
         try:
             self._until(remote.step.sequence + 1)
@@ -198,8 +202,8 @@ class MeshExecutor(Restoring):
         with self._lock:
             if remote.step.error is not None or self._state.dead is None:
                 self._state.check(remote.step)
-            found = results.read(remote.place, remote.type)
-            if found is None or not lasts(remote.place, self._state.next_block):
+            found = [value for rank in ranks if (value := results[rank].read(place, small)) is not None]
+            if len(found) < len(ranks) or not self._state.places.has(place):
                 return None
             self._did("fetch", remote.type, start, remote.step.sequence)
             return found
@@ -314,15 +318,15 @@ class MeshExecutor(Restoring):
             if donated:
                 step.previous = (record, base, arguments)
             remotes = [Remote(base + at, each, step, self, self._freed) for at, each in enumerate(record.output_types)]
-            block = state.block() if record.small else 0
-            for at, offset, _ in record.small:
-                remotes[at].place = block * BLOCK_BYTES + offset
+            place = state.places.take(record.small[-1].end) if record.small else 0
+            for small in record.small:
+                remotes[small.output].copied = place + small.offset, small
             made: list[Handle] = [*remotes]
             if bind is not None:
                 step.bind = partial(bind, made)
             ids = tuple(self._next_freed()) if self._freed or self._freeing else ()
             freed = len(ids)
-            body = record.struct.pack(wire.RUN, record.number, base, len(made), block, freed, *values)
+            body = record.struct.pack(wire.RUN, record.number, base, len(made), place, freed, *values)
             if freed:
                 body += struct.pack(f"={freed}q", *ids)
             step.commits = bool(record.donated)
@@ -441,7 +445,7 @@ class MeshExecutor(Restoring):
             self._connection.enter()
             for value in values:  # another thread may have run a step since the message was pickled
                 self._state.refuse_donated(value, "a tensor in the message")
-                value.place = -1  # actors may write to it
+                value.copied = None  # actors may write to it
             self._flush_freed()
             step = Step("lend")
             ids = [value.id for value in values]

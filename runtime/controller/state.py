@@ -32,7 +32,7 @@ from monarch.compiler.plan import (
 )
 from monarch.runtime.processes.looking import Exit
 from monarch.runtime.shared import wire
-from monarch.runtime.shared.results import small_results
+from monarch.runtime.shared.results import Places, Small, small_results
 from monarch.runtime.shared.wire import Report
 
 E = TypeVar("E", bound=MonarchError)
@@ -63,15 +63,15 @@ def _last_words(exit: Exit) -> str:
 class Remote:
     """A tensor on the workers: what `Executor.put` and `run` give. Dropping it frees the tensor there."""
 
-    __slots__ = ("__weakref__", "_freed", "id", "owner", "place", "step", "taken_by", "type")
+    __slots__ = ("__weakref__", "_freed", "copied", "id", "owner", "step", "taken_by", "type")
     taken_by: Step | None
     """The step to which it was donated."""
-    place: int
-    """Where worker 0 copies it to (see `shared.results`), or -1."""
+    copied: tuple[int, Small] | None
+    """Where workers copy it to (see `shared.results`)."""
 
     def __init__(self, id: int, type: TensorType, step: Step, owner: object, freed: deque[int]) -> None:
         self.id, self._freed, self.taken_by = id, freed, None  # what `__del__` needs, which runs wherever this ends
-        self.place = -1
+        self.copied = None
         self.type = type
         self.step = step  # that makes it
         self.owner = owner
@@ -163,7 +163,7 @@ class ControllerState:
         """The newest step: it is given to the workers in the moment in which it comes to stand here."""
         self.last.noted = True
         self.next_handle = 1
-        self.next_block = 0  # for steps' small results
+        self.places = Places()
         self.finished_commands = 0
         self.dead: DeviceMeshError | None = None
         self.gone: dict[int, str] = {}
@@ -202,11 +202,6 @@ class ControllerState:
         """The first of `count` new handles' numbers."""
         first, self.next_handle = self.next_handle, self.next_handle + count
         return first
-
-    def block(self) -> int:
-        """A new block for a step's small results."""
-        block, self.next_block = self.next_block, self.next_block + 1
-        return block
 
     def refuse_donated(self, handle: Remote, what: str) -> None:
         """Raise MonarchError for a handle whose value another step has taken."""

@@ -1,63 +1,106 @@
 """Small results in shared memory, which a controller on the same host reads without a command.
 
-For each step that has small replicated results the controller numbers a block, and worker 0 copies them into it before
-it counts the step as finished. Block n is where block n - BLOCKS was: a value whose block a later step has taken is
-fetched by a command, as a large one is. A result is a word and its bytes; the word says which result stands there.
+The controller gives each step with small results a *place*: so many bytes, at the same place in an area of each
+worker's. A worker copies there what it holds of them before it counts the step as finished, and of what several workers
+hold only the first of them does. Places count all bytes that were ever given; an area has the last of them, and a value
+whose place a later step has taken is fetched by a command, as a large one is. A result is a word and its bytes; the
+word says which result stands there.
 """
 
 from __future__ import annotations
 
 import ctypes
+from dataclasses import dataclass
 
 import torch
 
+from monarch.compiler.blocks import holders
 from monarch.compiler.plan import Plan, TensorType
-from monarch.runtime.shared.window import BLOCK_BYTES, BLOCKS, RESULTS_BYTES, Window
+from monarch.runtime.shared.window import RESULTS_BYTES, Window
 
 _WORD = 8
+MOST_BYTES = 4 << 10
+"""So many bytes of a step's results are copied."""
 
 
-def small_results(plan: Plan) -> tuple[tuple[int, int, TensorType], ...]:
-    """The results that are copied: number of the output, offset in the step's block, and type. Those that are
-    replicated, in order, as far as they fit."""
-    found: list[tuple[int, int, TensorType]] = []
-    offset = 0
+@dataclass(frozen=True)
+class Small:
+    """A result that is copied: the number of the output, where it is behind the step's place, the shape and dtype of
+    what each worker holds of it, and the workers that copy it."""
+
+    output: int
+    offset: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    workers: frozenset[int]
+
+    @property
+    def end(self) -> int:
+        """How many bytes the step's results take up to here."""
+        count = self.dtype.itemsize
+        for size in self.shape:
+            count *= size
+        return self.offset + _WORD + -(-count // _WORD) * _WORD
+
+
+def small_results(plan: Plan) -> tuple[Small, ...]:
+    """The results that are copied, in order, as far as they fit."""
+    found: list[Small] = []
     for number, spec in enumerate(plan.outputs):
-        size = _WORD + -(-spec.type.nbytes // _WORD) * _WORD
-        if spec.kind == "return" and spec.type.layout.is_replicated and offset + size <= BLOCK_BYTES:
-            found.append((number, offset, spec.type))
-            offset += size
+        if spec.kind == "return":
+            offset = found[-1].end if found else 0
+            workers = frozenset(holders(spec.type, plan.mesh))
+            small = Small(number, offset, spec.type.local_shape(plan.mesh), spec.type.dtype, workers)
+            if small.end <= MOST_BYTES:
+                found.append(small)
     return tuple(found)
 
 
-class Results:
-    """The blocks of one mesh, as seen by one process. Places count bytes from block 0, over all blocks there were."""
+class Places:
+    """The places of one mesh's results, as the controller gives them."""
 
-    def __init__(self, window: Window) -> None:
-        start = window.geometry.results
+    def __init__(self) -> None:
+        self._next = 0
+
+    def take(self, size: int) -> int:
+        """A new place of so many bytes, in one piece."""
+        place = self._next
+        if place % RESULTS_BYTES + size > RESULTS_BYTES:
+            place += RESULTS_BYTES - place % RESULTS_BYTES
+        self._next = place + size
+        return place
+
+    def has(self, place: int) -> bool:
+        """Whether nothing else was given the bytes at a place since."""
+        return self._next - place <= RESULTS_BYTES
+
+
+class Results:
+    """The area of one worker."""
+
+    def __init__(self, window: Window, rank: int) -> None:
+        start = window.geometry.results_of(rank)
         self._words = window.bytes[start : start + RESULTS_BYTES].cast("q")
         self._address = window.address + start
+        self._rank = rank
 
-    def write(self, place: int, type_: TensorType, value: object) -> None:
+    def write(self, place: int, small: Small, value: object) -> None:
         """Copy a result, unless it is not what its type says, or on a GPU: then it is fetched as it is."""
+        at = place % RESULTS_BYTES
+        self._words[at // _WORD] = 0
         if not isinstance(value, torch.Tensor) or value.device.type != "cpu":
             return
-        if value.shape == type_.shape and value.dtype is type_.dtype:
-            row, at = value.resolve_conj().resolve_neg().contiguous(), place % RESULTS_BYTES
+        if value.shape == small.shape and value.dtype is small.dtype:
+            row = value.resolve_conj().resolve_neg().contiguous()
             ctypes.memmove(self._address + at + _WORD, row.data_ptr(), row.nbytes)
             self._words[at // _WORD] = 1 + place
 
-    def read(self, place: int, type_: TensorType) -> torch.Tensor | None:
-        """A result of a step that worker 0 has finished. None where it has not been copied, or another stands there;
-        it is for the caller to know that no other was written meanwhile (`lasts`)."""
+    def read(self, place: int, small: Small) -> torch.Tensor | None:
+        """What this worker holds of a result of a step that it has finished. None where it has not copied it, or
+        another stands there; it is for the caller to know that no other was written meanwhile (`Places.has`)."""
         at = place % RESULTS_BYTES
-        if self._words[at // _WORD] != 1 + place:
+        if self._rank not in small.workers or self._words[at // _WORD] != 1 + place:
             return None
-        value = torch.empty(type_.shape, dtype=type_.dtype)
+        value = torch.empty(small.shape, dtype=small.dtype)
         ctypes.memmove(value.data_ptr(), self._address + at + _WORD, value.nbytes)
         return value
-
-
-def lasts(place: int, blocks: int) -> bool:
-    """Whether a result stays where it is until more than `blocks` blocks have been numbered."""
-    return blocks - place // BLOCK_BYTES <= BLOCKS

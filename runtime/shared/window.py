@@ -3,7 +3,7 @@
     control    one cache line for the mesh and one for each worker (see `signals`)
     ring       commands (see `ring`)
     staging    tensors on their way from the controller to the workers
-    results    small results of steps (see `results`)
+    results    an area a worker, which it alone writes: small results of steps (see `results`)
     windows    four areas a worker, which it alone writes and its peers read (see `collectives`)
 
 It is one anonymous file, mapped by all. Its size is an address range: pages are taken when first touched, and given
@@ -25,9 +25,7 @@ from monarch.runtime.shared import futex, memory, signals
 PAGE = 4096
 RING_BYTES = 1 << 20
 STAGING_BYTES = 64 << 20
-BLOCKS = 256
-BLOCK_BYTES = 4 << 10
-RESULTS_BYTES = BLOCKS * BLOCK_BYTES
+RESULTS_BYTES = 64 << 10
 AREAS = 4
 ALIGN = 64
 _ALL_WINDOWS = 64 << 20
@@ -70,11 +68,14 @@ class Geometry:
 
     @property
     def windows(self) -> int:
-        return self.results + RESULTS_BYTES
+        return self.results + self.workers * RESULTS_BYTES
 
     @property
     def total(self) -> int:
         return self.windows + self.workers * AREAS * self.area
+
+    def results_of(self, rank: int) -> int:
+        return self.results + rank * RESULTS_BYTES
 
     def area_of(self, rank: int, number: int) -> int:
         return self.windows + (rank * AREAS + number) * self.area

@@ -2,7 +2,7 @@
 
 Down, from the controller to all workers at once (a record of the ring each; numbers are 8 bytes):
 
-    RUN     plan, first output's handle, number of outputs, the block for small results (see `results`), how many
+    RUN     plan, first output's handle, number of outputs, the place of small results (see `results`), how many
             handles are freed before it runs; for each input a handle, an integer or a float; the freed handles
     PUT     handle, dtype, dims, block's bytes, offset in the staging area or -1 for inline, piece's start and end;
             shape; the block of each worker; the piece of every block, if inline

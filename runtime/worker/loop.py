@@ -152,7 +152,7 @@ class _Worker:
             self._tracer,
             lambda number: _receive_file(up, number),
             actors,
-            Results(window) if rank == 0 and across is None else None,
+            Results(window, rank) if across is None else None,
         )
         self._finished = 0  # commands
 

@@ -24,7 +24,6 @@ from monarch.runtime.shared import wire
 from monarch.runtime.shared.definitions import define
 from monarch.runtime.shared.results import Results, small_results
 from monarch.runtime.shared.signals import Aborted
-from monarch.runtime.shared.window import BLOCK_BYTES
 from monarch.runtime.shared.wire import Report
 from monarch.runtime.worker.arena import Arena
 from monarch.runtime.worker.device.native import bind
@@ -108,7 +107,12 @@ class LoadedPlan:
     `check` waits for what the step has started; `failed` is whether its last step did."""
 
     def __init__(
-        self, plan: Plan, frame: Frame, ready: OnGpu | None = None, check: Callable[[], None] = lambda: None
+        self,
+        plan: Plan,
+        rank: int,
+        frame: Frame,
+        ready: OnGpu | None = None,
+        check: Callable[[], None] = lambda: None,
     ) -> None:
         self.frame = frame
         self.ready = ready
@@ -122,7 +126,7 @@ class LoadedPlan:
         self.dtypes = [spec.type.dtype if spec.kind in ("scalar", "seed") else None for spec in plan.inputs]
         self.struct = wire.run_struct(self.dtypes)
         self.donated = [at for at, donated in enumerate(plan.donated) if donated and self.dtypes[at] is None]
-        self.small = small_results(plan)
+        self.small = [small for small in small_results(plan) if rank in small.workers]
 
 
 class WorkerState:
@@ -283,7 +287,7 @@ class WorkerState:
     # -- steps -----------------------------------------------------------------------------------------------------
 
     def _run(self, step: int, body: bytearray) -> list[Message]:
-        _, number, base, outputs, block, freed = wire.RUN_HEAD.unpack_from(body)
+        _, number, base, outputs, place, freed = wire.RUN_HEAD.unpack_from(body)
         if freed:
             self._drop(wire.unpack_numbers(body[-wire.KIND.size * freed :]))
         plan = self.plans[number]
@@ -329,8 +333,8 @@ class WorkerState:
         for at, result in enumerate(results):
             values[base + at] = result
         if self._results is not None:
-            for at, offset, type_ in plan.small:
-                self._results.write(block * BLOCK_BYTES + offset, type_, results[at])
+            for small in plan.small:
+                self._results.write(place + small.offset, small, results[small.output])
         return []
 
     def _miss(self, step: int, base: int, outputs: int, report: Report) -> Report:
@@ -422,7 +426,7 @@ class WorkerState:
             else:
                 frame = Frame(ready.plan, ready.binds(self._bind), graphs=self._graphs(plan, ready))
             frame.measure(self._tracer)
-            self.plans[number] = LoadedPlan(plan, frame, ready, self._check)
+            self.plans[number] = LoadedPlan(plan, self.rank, frame, ready, self._check)
         except Exception as error:  # told at each step that would run the plan
             # A plan that is not for this machine is nobody's fault here: the message says it all.
             where = "" if isinstance(error, PlanError) else "".join(traceback.format_exception(error))

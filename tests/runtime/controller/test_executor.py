@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from monarch.compiler.blocks import block_of, whole_of
+from monarch.compiler.blocks import block_of, holders, whole_of
 from monarch.compiler.config import settings
 from monarch.compiler.execution.executor import Executor, Handle
 from monarch.compiler.plan import (
@@ -23,7 +23,7 @@ from monarch.compiler.plan import (
     TensorType,
 )
 from monarch.runtime.controller.executor import MeshExecutor, start_local
-from monarch.runtime.shared.window import BLOCKS
+from monarch.runtime.shared.window import RESULTS_BYTES
 from tests.runtime.building import Building, each, whole
 from tests.runtime.collectives.loopback import executor_on
 
@@ -186,7 +186,7 @@ def test_dropped_handles_are_freed_on_the_workers() -> None:
 
 
 def test_small_results_are_read_without_a_command() -> None:
-    """And large ones with one; one that is sharded, or read of another worker, too."""
+    """Of each worker that copies them, and large ones or a copy with one."""
     with MeshExecutor(MESH) as executor:
         build = Building(MESH)
         x, y = build.input(whole((2, 3))), build.input(each(MESH, (4, 2)))
@@ -209,7 +209,48 @@ def test_small_results_are_read_without_a_command() -> None:
         assert fetches(0, 0, given.t()) == fetches(1, 0, given + 1) == fetches(4, 0, given.sum()) == 0
         assert fetches(0, 1, given.t()) > 0
         assert fetches(2, 0, given.repeat(500, 1)) > 0
-        assert fetches(3, 0, rows[:1] + 1) > 0
+        assert fetches(3, 0, rows[:1] + 1) == fetches(3, 3, rows[3:] + 1) == 0
+
+
+@pytest.mark.parametrize(
+    "type_",
+    [
+        TensorType(torch.float32, (6,), Layout((("a",),))),
+        TensorType(torch.int64, (2, 6), Layout(((), ("b", "a")))),
+        TensorType(torch.float32, (), Layout((), (("a", "sum"),))),
+        TensorType(torch.float64, (3,), Layout(((),), (("a", "sum"), ("b", "sum")))),
+        TensorType(torch.float32, (4, 3), Layout((("b",), ()), (("a", "max"),))),
+        TensorType(torch.bfloat16, (5,), Layout(((),), (), ("a",))),
+    ],
+    ids=str,
+)
+def test_small_results_are_the_same_by_memory_and_by_command(type_: TensorType) -> None:
+    with MeshExecutor(MESH) as executor:
+        build = Building(MESH)
+        x = build.input(type_)
+        build.output(build.call("aten.mul.Tensor", x, build.input(TensorType(type_.dtype, ()), "scalar", "k")), type_)
+        plan, workers = build.plan(), holders(type_, MESH)
+        given = torch.testing.make_tensor(type_.shape, dtype=type_.dtype, device="cpu", low=-9, high=9)
+        handle = executor.put(given, type_)
+        (out,) = executor.run(plan, [handle, 3])
+        executor.trace_start()
+        at_once = executor.shards(out, workers)
+        trace = executor.trace_stop()
+        assert not any(each.kind == "fetch" for each in trace.handled)
+        for _ in range(RESULTS_BYTES // 16):
+            executor.run(plan, [handle, 5])
+        executor.trace_start()
+        later = executor.shards(out, workers)
+        trace = executor.trace_stop()
+        assert any(each.kind == "fetch" for each in trace.handled)
+        assert len(at_once) == len(later) == len(workers)
+        for first, second in zip(at_once, later, strict=True):
+            assert first.dtype == second.dtype and torch.equal(first, second)
+        if not type_.layout.varying:
+            blocks = [torch.empty(0)] * MESH.workers
+            for rank, block in zip(workers, at_once, strict=True):
+                blocks[rank] = block
+            assert torch.equal(whole_of(blocks, type_, MESH), given * 3)
 
 
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=str)
@@ -240,11 +281,11 @@ def test_small_results_last_as_long_as_their_handles(executor: MeshExecutor) -> 
     type_ = whole((5,))
     plan = add_one(MESH, type_).plan()
     handle = executor.put(torch.zeros(5), type_)
-    outs = []
-    for _ in range(BLOCKS + 50):
+    most, outs = RESULTS_BYTES // 32, []
+    for _ in range(most + 50):
         (handle,) = executor.run(plan, [handle])
         outs.append(handle)
-    for at in (0, 49, 50, BLOCKS - 1, BLOCKS + 49, 1):
+    for at in (0, 49, 50, most - 1, most + 49, 1):
         (found,) = executor.shards(outs[at], [0])
         assert torch.equal(found, torch.full((5,), at + 1.0))
 
