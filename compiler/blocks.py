@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
@@ -75,20 +76,46 @@ def own_part(block: torch.Tensor, type: TensorType, mesh: MeshSpec, rank: int) -
     return block
 
 
-def holders(type: TensorType, mesh: MeshSpec) -> list[int]:
+@functools.lru_cache(1024)
+def holders(type: TensorType, mesh: MeshSpec) -> tuple[int, ...]:
     """The workers whose blocks make the whole tensor: of each group of copies the first."""
     involved = set(type.layout.mesh_dims)
-    return [
+    return tuple(
         rank
         for rank, position in enumerate(mesh.coordinates())
         if not any(at for name, at in position.items() if name not in involved)
-    ]
+    )
+
+
+@functools.lru_cache(1024)
+def _assembly(
+    type: TensorType, sizes: tuple[int, ...], mesh: MeshSpec
+) -> tuple[tuple[tuple[slice, ...], tuple[int, ...]], ...]:
+    """Each part of the whole tensor, which has these sizes without padding, and the workers, in their order, that hold it
+    or a summand of it."""
+    found: dict[tuple[int, ...], list[int]] = {}
+    positions = list(mesh.coordinates())
+    for rank in holders(type, mesh):
+        start = tuple(first for first, _ in _extents(type, mesh, positions[rank]))
+        found.setdefault(start, []).append(rank)
+    local = type.local_shape(mesh)
+    return tuple(
+        (
+            tuple(
+                slice(min(first, size), min(first + length, size))
+                for first, length, size in zip(start, local, sizes, strict=True)
+            ),
+            tuple(ranks),
+        )
+        for start, ranks in found.items()
+    )
 
 
 def whole_of(blocks: Sequence[torch.Tensor], type: TensorType, mesh: MeshSpec) -> torch.Tensor:
     """The global tensor from what each worker holds (in the order of ranks), without padding.
 
-    Replicas are taken from the first worker (see `holders`); partial values are reduced. Raises LayoutError for a varying value.
+    Replicas are taken from the first worker (see `holders`); partial values are reduced. Raises LayoutError for a
+    varying value.
     """
     layout = type.layout
     if layout.varying:
@@ -103,18 +130,12 @@ def whole_of(blocks: Sequence[torch.Tensor], type: TensorType, mesh: MeshSpec) -
     whole = torch.empty(type.unpadded.shape, dtype=type.dtype)
     if not whole.numel():
         return whole
-    summands: dict[tuple[int, ...], list[torch.Tensor]] = {}
-    positions = list(mesh.coordinates())
-    for rank in holders(type, mesh):
-        start = tuple(first for first, _ in _extents(type, mesh, positions[rank]))
-        summands.setdefault(start, []).append(own_part(blocks[rank], type, mesh, rank))
     reduction = next((op for _, op in layout.partial), "sum")
-    assert layout.partial or all(len(parts) == 1 for parts in summands.values())
-    for start, parts in summands.items():
-        target = whole
-        for dim, (first, length) in enumerate(zip(start, parts[0].shape, strict=True)):
-            target = target.narrow(dim, min(first, whole.shape[dim]), length)
-        target.copy_(reduce_in_order(parts, reduction))
+    for part, ranks in _assembly(type, tuple(whole.shape), mesh):
+        assert layout.partial or len(ranks) == 1
+        total = reduce_in_order([blocks[rank] for rank in ranks], reduction)
+        own = tuple(slice(at.stop - at.start) for at in part)  # without padding
+        whole[part].copy_(total[own])
     return whole
 
 

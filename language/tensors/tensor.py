@@ -380,5 +380,3 @@ class DistributedTensor(torch.Tensor):
             hint="fetch it first: x.full_tensor(); "
             "a whole module: {k: v.full_tensor() for k, v in model.state_dict().items()}.",
         )
-
-

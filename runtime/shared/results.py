@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from monarch.compiler.blocks import holders
-from monarch.compiler.plan import Plan, TensorType
+from monarch.compiler.plan import Plan
 from monarch.runtime.shared.window import RESULTS_BYTES, Window
 
 _WORD = 8
