@@ -46,9 +46,10 @@ _OF_GLOBALS = frozenset("LOAD_GLOBAL STORE_GLOBAL DELETE_GLOBAL LOAD_NAME STORE_
 
 _LIBRARIES = frozenset(
     "numpy sympy mpmath typing_extensions packaging setuptools _distutils_hack networkx jinja2 einops "
-    "hypothesis pytest _pytest pluggy coverage pydevd debugpy".split()
+    "lark hypothesis pytest _pytest pluggy coverage pydevd debugpy".split()
 )
-"""Installed packages whose functions are taken as PyTorch's are: what they do follows from what they get."""
+"""Installed packages whose functions are taken as PyTorch's are: what they do follows from what they get. (Lark parses
+layouts for us, and its grammar has thousands of objects.)"""
 
 
 @dataclass(frozen=True)

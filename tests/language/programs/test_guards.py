@@ -16,11 +16,13 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import lark
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
+import monarch
 from monarch.compiler.errors import ProgramError
 from monarch.language import DistributedTensor, Mesh, distribute, module_to_mesh, program
 from monarch.language.errors import TracedAgainWarning
@@ -324,6 +326,17 @@ def test_modes_are_part_of_a_signature(mesh: Mesh) -> None:
     finally:
         torch.set_default_dtype(before)
     assert step(x)[1] == torch.float32
+
+
+def test_what_parses_a_layout_is_no_part_of_the_program(
+    mesh: Mesh, traces: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "[  - ,  -  ]"  # not parsed before
+    step = program(lambda x: monarch.layout(x, text) * 2, mesh=mesh)
+    assert step(torch.ones(2, 2)).tolist() == [[2, 2], [2, 2]]
+    monkeypatch.setattr(lark.utils, "TextSlice", type("Other", (lark.utils.TextSlice,), {}))
+    step(torch.ones(2, 2))
+    assert len(traces) == 1
 
 
 def test_what_cannot_be_checked_is_traced_at_each_call(mesh: Mesh) -> None:
