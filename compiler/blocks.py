@@ -91,8 +91,8 @@ def holders(type: TensorType, mesh: MeshSpec) -> tuple[int, ...]:
 def _assembly(
     type: TensorType, sizes: tuple[int, ...], mesh: MeshSpec
 ) -> tuple[tuple[tuple[slice, ...], tuple[int, ...]], ...]:
-    """Each part of the whole tensor, which has these sizes without padding, and the workers, in their order, that hold it
-    or a summand of it."""
+    """Each part of the whole tensor, whose sizes without padding these are, and the workers, in their order, that hold
+    the part or a summand of it."""
     found: dict[tuple[int, ...], list[int]] = {}
     positions = list(mesh.coordinates())
     for rank in holders(type, mesh):

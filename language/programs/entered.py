@@ -45,11 +45,11 @@ _ANY_NAME = frozenset(
 _OF_GLOBALS = frozenset("LOAD_GLOBAL STORE_GLOBAL DELETE_GLOBAL LOAD_NAME STORE_NAME DELETE_NAME".split())
 
 _LIBRARIES = frozenset(
-    "numpy sympy mpmath typing_extensions packaging setuptools _distutils_hack networkx jinja2 einops "
+    "monarch numpy sympy mpmath typing_extensions packaging setuptools _distutils_hack networkx jinja2 einops "
     "lark hypothesis pytest _pytest pluggy coverage pydevd debugpy".split()
 )
-"""Installed packages whose functions are taken as PyTorch's are: what they do follows from what they get. (Lark parses
-layouts for us, and its grammar has thousands of objects.)"""
+"""Installed packages whose functions are taken as PyTorch's are: what they do follows from what they get. (`monarch`
+loads names when they are first used; Lark parses layouts, and its grammar has thousands of objects.)"""
 
 
 @dataclass(frozen=True)

@@ -328,10 +328,11 @@ def test_modes_are_part_of_a_signature(mesh: Mesh) -> None:
     assert step(x)[1] == torch.float32
 
 
-def test_what_parses_a_layout_is_no_part_of_the_program(
+def test_what_finds_and_parses_layouts_is_no_part_of_a_program(
     mesh: Mesh, traces: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    text = "[  - ,  -  ]"  # not parsed before
+    monkeypatch.delattr(monarch, "layout", raising=False)  # not used before
+    text = "[  - ,  -  ]"  # nor parsed
     step = program(lambda x: monarch.layout(x, text) * 2, mesh=mesh)
     assert step(torch.ones(2, 2)).tolist() == [[2, 2], [2, 2]]
     monkeypatch.setattr(lark.utils, "TextSlice", type("Other", (lark.utils.TextSlice,), {}))
