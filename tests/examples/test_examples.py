@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import math
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from monarch.compiler.inspect.trace import load_trace
 from monarch.compiler.plan import Plan
+from tests import python
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 
 
 def run(example: str, *arguments: str, cwd: Path) -> str:
-    command = [sys.executable, str(EXAMPLES / example), *arguments]
-    result = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=150)
+    result = python.run(EXAMPLES / example, *arguments, cwd=cwd, capture_output=True, text=True, timeout=150)
     assert result.returncode == 0, result.stdout + result.stderr
     assert result.stderr == ""
     return result.stdout

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from pathlib import Path
 from monarch.runtime.control.certificates import make_certificates
 from tests.hosts.network import Host, Network, Process
 
-MONARCH = (str(Path(sys.executable).with_name("monarch")),)
+MONARCH = ("-c", "from monarch.compiler.cli.hosts import main; main()")
 
 
 @dataclass
@@ -44,10 +43,7 @@ def cluster(network: Network, folder: Path, options: Sequence[str] = (), *, trus
         tls = folders["controller"]
         security = {host.address: ["--tls", str(folders[host.address])] for host in network.hosts}
     agents = [
-        host.start(
-            [*MONARCH, "host", "--listen", f"{host.address}:0", *security[host.address], *options],
-            {"OMP_WAIT_POLICY": "passive"},  # each of them takes the machine's cores for its own
-        )
+        host.program(*MONARCH, "host", "--listen", f"{host.address}:0", *security[host.address], *options)
         for host in network.hosts
     ]
     try:

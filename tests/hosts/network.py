@@ -23,10 +23,13 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+
+from tests import python
 
 WIRE = Path(__file__).with_name("wire.py")
 NAME = re.compile(r"mt(\d+)\.\d+[a-z]?\d*")  # of what is made here: which process made it, the subnet, and what it is
@@ -58,9 +61,8 @@ class Ended(AssertionError):
 class Process:
     """A process on a host. What it writes, on both outputs, is kept as text. It ends with the network, or before."""
 
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str] | None) -> None:
-        self._running = subprocess.Popen(
-            command,
+    def __init__(self, start: Callable[..., subprocess.Popen[str]], environment: Mapping[str, str] | None) -> None:
+        self._running = start(
             env=None if environment is None else {**os.environ, **environment},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -131,7 +133,14 @@ class Host:
 
     def start(self, arguments: Sequence[str], environment: Mapping[str, str] | None = None) -> Process:
         """Start a process; `environment` is added to this process's own."""
-        process = Process(self.command(arguments), environment)
+        return self._started(partial(subprocess.Popen, self.command(arguments)), environment)
+
+    def program(self, *program: object, environment: Mapping[str, str] | None = None) -> Process:
+        """Start a Python program (tests/python.py); `environment` is added to this process's own."""
+        return self._started(partial(python.Popen, *program, network=self.name), environment)
+
+    def _started(self, start: Callable[..., subprocess.Popen[str]], environment: Mapping[str, str] | None) -> Process:
+        process = Process(start, environment)
         self._processes.append(process)
         return process
 

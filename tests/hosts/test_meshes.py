@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -21,9 +20,12 @@ from monarch.actor import Actor, endpoint
 from monarch.compiler.plan import DeviceMeshError, MeshSpec, MonarchError
 from monarch.compiler.plan.options import CompileOptions
 from monarch.distributed import Mesh
+from tests import python
 from tests.hosts.cluster import Cluster, cluster
 from tests.hosts.network import Network, network
 from tests.runtime.building import Building, each, whole
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -43,8 +45,8 @@ def fragile(two_hosts: Network, tmp_path: Path) -> Iterator[Cluster]:
 def train(made: Cluster, *arguments: str) -> dict[str, list[object]]:
     hosts = ",".join(made.addresses)
     security = ["--tls", str(made.tls)] if made.token is None else ["--token", str(made.token), "--trusted-network"]
-    command = [sys.executable, "-m", "tests.hosts.train", hosts, *security, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=150)
+    command = ["-m", "tests.hosts.train", hosts, *security, *arguments]
+    done = python.run(*command, cwd=ROOT, capture_output=True, text=True, timeout=150)
     assert done.returncode == 0, done.stderr
     found: dict[str, list[object]] = json.loads(done.stdout)
     return found
@@ -179,7 +181,7 @@ def test_a_controller_that_is_killed_leaves_nothing_behind(two: Cluster) -> None
         "print(*mesh.executor.worker_pids(), flush=True)\n"
         "signal.pause()\n"
     )
-    controller = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    controller = python.Popen("-c", script, stdout=subprocess.PIPE, text=True)
     assert controller.stdout is not None
     pids = [int(pid) for pid in controller.stdout.readline().split()]
     assert len(pids) == 4

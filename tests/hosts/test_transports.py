@@ -58,7 +58,7 @@ def served(two_hosts: Network, request: pytest.FixtureRequest) -> Iterator[Serve
     patience = getattr(request, "param", 2.0)
     host = two_hosts.hosts[0]
     environment = {"PYTHONPATH": os.pathsep.join(sys.path)}
-    process = host.start([sys.executable, "-c", SERVE, host.address, SECRET, str(SIZE), str(patience)], environment)
+    process = host.program("-c", SERVE, host.address, SECRET, SIZE, patience, environment=environment)
     address, region = json.loads(process.wait_for(r"serves (.*)\n")[1])
     lost = threading.Event()
     with Endpoint(

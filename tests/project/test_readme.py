@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
 from monarch.compiler.config import Settings
 from monarch.compiler.config.kinds import Size
 from monarch.compiler.sizes import format_bytes
+from tests import python
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -19,9 +18,7 @@ README = (ROOT / "README.md").read_text()
 def test_the_example_prints_what_stands_below_it(tmp_path: Path) -> None:
     example, output = re.findall(r"^```(?:python)?\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
     (tmp_path / "mlp.py").write_text(example)
-    result = subprocess.run(
-        [sys.executable, "mlp.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True
-    )
+    result = python.run("mlp.py", cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True)
     assert result.stdout == output
 
 
@@ -29,8 +26,8 @@ def test_the_command_prints_what_stands_below_it() -> None:
     ((arguments, lines, output),) = re.findall(
         r"^    \$ monarchc (.*) \| head -(\d+)\n((?:    .*\n|\n(?=    ))+)", README, re.MULTILINE
     )
-    command = [sys.executable, "-c", "from monarch.compiler.cli import main; main()", *arguments.split()]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=True)
+    command = ["-c", "from monarch.compiler.cli import main; main()", *arguments.split()]
+    result = python.run(*command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=True)
     shown = result.stdout.splitlines()[: int(lines)]
     assert shown == textwrap.dedent(output).splitlines()
 

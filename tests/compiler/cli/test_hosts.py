@@ -20,6 +20,7 @@ from monarch.compiler.cli.hosts import main
 from monarch.runtime.control.message import Message
 from monarch.runtime.control.security import Security
 from monarch.runtime.control.tree import HostTree
+from tests import python
 
 ROOT = Path(__file__).parents[3]
 SECONDS = 60.0
@@ -31,7 +32,7 @@ def command(*arguments: str) -> list[str]:
         f"import sys; sys.path[:0] = [{str(ROOT / '.src')!r}]\n"
         "from monarch.compiler.cli.hosts import main; sys.argv[0] = 'monarch'; main()"
     )
-    return [sys.executable, "-c", code, *arguments]
+    return ["-c", code, *arguments]
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ def monarch(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
 @contextmanager
 def serving(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     pipe = subprocess.PIPE
-    with subprocess.Popen(command("host", *arguments), stdout=pipe, stderr=pipe, text=True) as process:
+    with python.Popen(*command("host", *arguments), stdout=pipe, stderr=pipe, text=True) as process:
         try:
             assert process.stdout is not None
             yield process, process.stdout.readline().strip()

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests import python
 from tests.compiler.cli.conftest import Run
 
 ROOT = Path(__file__).parents[3]
@@ -42,8 +42,8 @@ def step(x: "f32[8@data]"):
 
 def monarchc(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """In a process of its own: an op that is registered stays."""
-    code = f"import sys; sys.path[:0] = [{str(ROOT / '.src')!r}]; from monarch.compiler.cli import main; main()"
-    return subprocess.run([sys.executable, "-P", "-c", code, *arguments], cwd=folder, capture_output=True, text=True)
+    code = f"import sys; sys.path[:1] = [{str(ROOT / '.src')!r}]; from monarch.compiler.cli import main; main()"
+    return python.run("-c", code, *arguments, cwd=folder, capture_output=True, text=True)
 
 
 @pytest.fixture(scope="module")

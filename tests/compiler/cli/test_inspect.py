@@ -21,6 +21,7 @@ from monarch.compiler.plan import Plan
 from monarch.compiler.plan.file import load_plan, save_plan
 from monarch.compiler.plan.report import held, peak
 from monarch.compiler.text import parse_graph
+from tests import python
 from tests.compiler.cli.conftest import Run
 
 
@@ -222,8 +223,9 @@ def run_process(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_as_a_command_of_its_own(mlp: Plan) -> None:
-    program = "from monarch.compiler.cli import main; main()"
-    fine, wrong = (run_process(program, "inspect", name) for name in ("mlp.mplan", "none.mplan"))
+    program = ("-c", "from monarch.compiler.cli import main; main()", "inspect")
+    names = ("mlp.mplan", "none.mplan")
+    fine, wrong = (python.run(*program, name, capture_output=True, text=True, timeout=120) for name in names)
     assert fine.returncode == 0 and fine.stdout.startswith("mlp on mesh<data=2, model=2>")
     assert wrong.returncode == 2 and wrong.stderr.startswith("monarchc: error: cannot read none.mplan")
 

@@ -8,7 +8,10 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+
+from tests import python
 
 TOKEN = "0123456789abcdef0123456789abcdef"
 
@@ -29,17 +32,16 @@ def hosts_here(count: int, folder: Path, before: tuple[str, ...] = ()) -> Iterat
     token = folder / "token"
     token.write_text(TOKEN)
     token.chmod(0o600)
-    command = [str(Path(sys.executable).with_name("monarch")), "host", "--listen", "127.0.0.1:0"]
+    command = ["host", "--listen", "127.0.0.1:0", "--token-file", str(token)]
+    start = partial(python.Popen, "-c", "from monarch.compiler.cli.hosts import main; main()", *command)
+    if before:
+        start = partial(subprocess.Popen, [*before, str(Path(sys.executable).with_name("monarch")), *command])
     running: list[subprocess.Popen[str]] = []
     said = [folder / f"log{number}" for number in range(count)]
     try:
         for log in said:
             with log.open("w") as file:
-                running.append(
-                    subprocess.Popen(
-                        [*before, *command, "--token-file", str(token)], stdout=subprocess.PIPE, stderr=file, text=True
-                    )
-                )
+                running.append(start(stdout=subprocess.PIPE, stderr=file, text=True))
         addresses = []
         for host in running:
             assert host.stdout is not None

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import queue
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,6 +15,7 @@ from monarch.compiler.plan import MonarchError
 from monarch.runtime.actors.debugging import console
 from monarch.runtime.actors.debugging.console import Console
 from monarch.runtime.actors.debugging.debugger import desk
+from tests import python
 from tests.runtime.actors.conftest import WAIT
 
 Faults = queue.SimpleQueue[MeshFailure]
@@ -154,9 +153,9 @@ def test_from_another_terminal(tmp_path: Path) -> None:
     reply = trainer.step.call_one(3)
     desk().get(WAIT).wait.call_one(1).get(WAIT)
     assert os.getpid() in console.programs()
-    command = [sys.executable, "-c", "from monarch.compiler.cli.hosts import main; main()", "debug", str(os.getpid())]
+    command = ["-c", "from monarch.compiler.cli.hosts import main; main()", "debug", os.getpid()]
     typed = "list\nattach trainer\np loss\nloss = 50\ncontinue\n"
-    done = subprocess.run(command, input=typed, capture_output=True, text=True, timeout=60, check=True)
+    done = python.run(*command, input=typed, capture_output=True, text=True, timeout=60, check=True)
     assert "trainer 0" in done.stdout and "trainer 0> 6\n" in done.stdout and "trainer 0 went on\n" in done.stdout
     assert reply.get(WAIT) == 51
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import ast
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests import python
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
@@ -31,9 +31,7 @@ def names_in(file: str) -> set[str]:
 def test_a_program_prints_what_stands_below_it(number: int, tmp_path: Path) -> None:
     program, output = PROGRAMS[number]
     (tmp_path / "program.py").write_text(program)
-    result = subprocess.run(
-        [sys.executable, "program.py"], cwd=tmp_path, capture_output=True, text=True, timeout=90, check=False
-    )
+    result = python.run("program.py", cwd=tmp_path, capture_output=True, text=True, timeout=90)
     assert (result.returncode, result.stderr) == (0, "")
     assert result.stdout == output
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,6 +14,7 @@ from monarch.runtime.actors.adverbs import Endpoint, as_endpoint, attribute, sen
 from monarch.runtime.actors.channel import Port
 from monarch.runtime.actors.endpoint import ActorInterface, EndpointMethod, concurrent_endpoint, endpoint
 from monarch.runtime.future import Future
+from tests import python
 
 
 class Trainer(Actor):
@@ -116,9 +115,7 @@ from monarch.runtime.actors.endpoint import ActorInterface
 cls = pickle.load(sys.stdin.buffer)
 print(cls().add(1), ActorInterface.of(cls).endpoints["add"].signature)
 """
-    found = subprocess.run(
-        [sys.executable, "-c", elsewhere], input=cloudpickle.dumps(Local), capture_output=True, timeout=60, check=True
-    )
+    found = python.run("-c", elsewhere, input=cloudpickle.dumps(Local), capture_output=True, timeout=60, check=True)
     assert found.stdout.decode() == "20 (a: 'int') -> 'int'\n"
 
 

@@ -8,7 +8,6 @@ import queue
 import signal
 import socket
 import subprocess
-import sys
 from pathlib import Path
 from time import monotonic
 
@@ -40,6 +39,7 @@ from monarch.runtime.actors.processes import current
 from monarch.runtime.transport.greeting import drive
 from monarch.runtime.transport.handshake import HandshakeFailed, prove
 from monarch.runtime.transport.streams import Stream
+from tests import python
 from tests.runtime.actors.agents import TOKEN, Hosts, hosts_here
 from tests.runtime.actors.conftest import WAIT
 from tests.runtime.actors.test_debugger import Trainer, shown
@@ -452,7 +452,7 @@ signal.pause()
 
 def test_nothing_is_left_when_the_root_is_killed(two: Hosts, hosts: HostMesh) -> None:
     _, _, one, _ = pair(hosts)  # another program's, here: this one
-    root = subprocess.Popen([sys.executable, "-c", ROOT, *two.addresses], stdout=subprocess.PIPE, text=True)
+    root = python.Popen("-c", ROOT, *two.addresses, stdout=subprocess.PIPE, text=True)
     assert root.stdout is not None
     pids = [int(pid) for pid in root.stdout.readline().split()]
     assert len(pids) == 4

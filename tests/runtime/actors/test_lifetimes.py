@@ -9,7 +9,6 @@ import re
 import select
 import signal
 import subprocess
-import sys
 import threading
 from pathlib import Path
 from time import monotonic
@@ -39,6 +38,7 @@ from monarch.runtime.actors.messages.protocol import CALL, SPAWN
 from monarch.runtime.actors.processes import current
 from monarch.runtime.actors.processes.ports import One
 from monarch.runtime.processes.parent import warm_parent
+from tests import python
 from tests.runtime.actors.conftest import WAIT
 
 Faults = queue.SimpleQueue[MeshFailure]
@@ -535,7 +535,7 @@ def run(body: str, send: int | None = None) -> tuple[subprocess.CompletedProcess
     """Run a program; gives what it said, and the numbers of its workers."""
     lines = "".join(f"    {line}\n" for line in body.splitlines())
     code = f"{PROGRAM}{lines}\nif __name__ == '__main__':\n    main()\n"
-    program = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0)
+    program = python.Popen("-c", code, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0)
     assert program.stdout is not None
     first = program.stdout.readline()
     if send is not None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import io
 import logging
 import queue
-import subprocess
-import sys
 from collections.abc import Iterator
 from logging.handlers import QueueHandler
 from pathlib import Path
@@ -14,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from monarch.actor import Actor, endpoint, shutdown_context, this_host
+from tests import python
 from tests.runtime.actors.conftest import WAIT
 
 log = logging.getLogger("tests.actors")
@@ -103,9 +102,7 @@ assert writer.write.call_one().get(30) == os.fstat(own.fileno()).st_ino
 def test_files_that_were_open_when_the_first_process_was_started_are_what_they_were(tmp_path: Path) -> None:
     """Were they closed there, what has such a number next, such as a socket, would be written into."""
     (tmp_path / "holder.py").write_text(HOLDER)
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=2 * WAIT, cwd=tmp_path
-    )
+    done = python.run("-c", PROGRAM, capture_output=True, text=True, timeout=2 * WAIT, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert sorted((tmp_path / "log").read_text().splitlines()) == ["by its stream", "logged"]
     assert (tmp_path / "own").read_text() == "written"

@@ -6,8 +6,6 @@ import os
 import queue
 import resource
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +28,7 @@ from monarch.actor import (
 from monarch.distributed import Mesh
 from monarch.runtime.controller.state import Step
 from monarch.runtime.shared import wire
+from tests import python
 from tests.runtime.actors.conftest import WAIT
 from tests.runtime.actors.services import Service, mesh, procs, service, stop, values
 
@@ -156,7 +155,7 @@ def test_shutting_actors_down_is_the_end_of_meshes_on_their_processes(procs: Pro
 def test_a_program_may_end_with_meshes_open(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(OPEN)
-    result = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, timeout=60, check=False)
+    result = python.run(program, capture_output=True, text=True, timeout=60)
     assert (result.returncode, result.stdout, result.stderr) == (0, "4.0 4.0\n", "")
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from monarch.runtime.control.security import Security
 from monarch.runtime.control.tree import HostTree
+from tests import python
 from tests.runtime.control.hosts import TOKEN, Host
 
 ROOT = Path(__file__).parents[3]
@@ -23,9 +24,8 @@ def process(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
         f"import sys; sys.path[:0] = [{str(ROOT / '.src')!r}, {str(ROOT)!r}]\n"
         "from tests.runtime.control.process import main; main()"
     )
-    command = [sys.executable, "-c", code, *arguments]
     pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as started:
+    with python.Popen("-c", code, *arguments, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as started:
         try:
             assert started.stdout is not None
             yield started, started.stdout.readline().strip()

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import textwrap
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from tests import python
 from tests.runtime.processes.test_processes import BOUND, ended, next_line
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -108,13 +108,8 @@ FORMS = {
 
 def started(source: str) -> subprocess.Popen[str]:
     env = {**os.environ, "PYTHONPATH": f"{ROOT / '.src'}:{ROOT}"}
-    return subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(MESH) + textwrap.dedent(source)],
-        stdout=subprocess.PIPE,
-        text=True,
-        env=env,
-        cwd=ROOT,
-    )
+    code = textwrap.dedent(MESH) + textwrap.dedent(source)
+    return python.Popen("-c", code, stdout=subprocess.PIPE, text=True, env=env, cwd=ROOT)
 
 
 @pytest.mark.parametrize("form", FORMS)

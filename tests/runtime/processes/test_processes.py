@@ -25,6 +25,7 @@ from monarch.runtime.processes import parent as processes
 from monarch.runtime.processes import workers
 from monarch.runtime.processes.workers import WORKERS_PER_CORE
 from monarch.runtime.shared import memory
+from tests import python
 from tests.runtime.building import Building, each, whole
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -212,8 +213,9 @@ def program(rest: str) -> tuple[subprocess.Popen[str], list[int]]:
     """Run a program that starts a mesh of three; gives it, and the processes that belong to it."""
     source = textwrap.dedent(PROGRAM) + textwrap.dedent(rest)
     env = {**os.environ, "PYTHONPATH": f"{ROOT / '.src'}:{ROOT}"}
-    process = subprocess.Popen(
-        [sys.executable, "-c", source],
+    process = python.Popen(
+        "-c",
+        source,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

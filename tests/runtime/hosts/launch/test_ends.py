@@ -6,13 +6,13 @@ import os
 import select
 import signal
 import subprocess
-import sys
 
 import pytest
 
 LAUNCH = """
 import os, signal, sys
 import monarch.launch
+from tests import python
 hosts = monarch.launch.local(1)
 print(*(info.pid for info in hosts._attached.attached.tree.hosts), flush=True)
 sys.stdin.readline()
@@ -21,7 +21,7 @@ sys.stdin.readline()
 
 @pytest.mark.parametrize("how", ["its end", "SIGKILL"])
 def test_agents_end_with_their_launcher(how: str) -> None:
-    process = subprocess.Popen([sys.executable, "-c", LAUNCH], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    process = python.Popen("-c", LAUNCH, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdin is not None and process.stdout is not None
     with process:
         agent = os.pidfd_open(int(process.stdout.readline()))
