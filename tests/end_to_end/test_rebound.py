@@ -14,7 +14,7 @@ import torch
 import monarch
 from monarch.compiler.errors import DeviceIndexError
 from monarch.distributed import Mesh
-from tests.end_to_end.test_interrupts import at_line, interrupt
+from monarch.testing import chaos
 
 GOOD, BAD = torch.tensor([1, 3]), torch.tensor([1, 9])
 
@@ -178,19 +178,19 @@ def test_an_interrupt_at_any_line_of_a_step_makes_its_effects_once_or_not(traced
         for _ in range(5):
             step(batch(0), GOOD)
         calls = 5
-        with at_line(-1, interrupt) as lines:
+        with chaos.interrupt(-1) as points:
             step(batch(0), GOOD)
         calls += 1
-        for line in range(0, lines[0], 997 if traced else 7):
-            with suppress(KeyboardInterrupt), at_line(line, interrupt):
+        for at in range(0, points.passed, 997 if traced else 7):
+            with suppress(KeyboardInterrupt), chaos.interrupt(at) as found:
                 step(batch(0), GOOD)
             if traced:
-                assert counting.calls in (calls, calls + 1), line
+                assert counting.calls in (calls, calls + 1), found.where
                 calls = counting.calls
-                assert counting.seen == list(range(1, calls + 1)) and len(counting.history) == calls, line
+                assert counting.seen == list(range(1, calls + 1)) and len(counting.history) == calls, found.where
                 torch.testing.assert_close(counting.total.full_tensor(), calls * batch(0).mean(0))
             else:
                 now = int(count.item())
-                assert now in (calls, calls + 1), line
+                assert now in (calls, calls + 1), found.where
                 calls = now
-                assert [int(value.item()) for value in queue] == [calls - 2, calls - 1, calls], line
+                assert [int(value.item()) for value in queue] == [calls - 2, calls - 1, calls], found.where
