@@ -148,6 +148,12 @@ def inspect(
     comms: Annotated[bool, typer.Option("--comms", help="The collectives, by bytes.")] = False,
     memory: Annotated[bool, typer.Option("--memory", help="What a worker holds, over the schedule.")] = False,
     source: Annotated[bool, typer.Option("--source", help="Your lines, and what each costs.")] = False,
+    survives: Annotated[
+        bool, typer.Option("--survives", help="Which losses of workers and hosts the state survives.")
+    ] = False,
+    hosts: Annotated[
+        int | None, typer.Option("--hosts", metavar="N", help="With --survives: on how many hosts the workers are.")
+    ] = None,
     worker: Annotated[
         str | None, typer.Option("--worker", metavar="DIM=I,…", help="What one worker holds: data=0,model=1.")
     ] = None,

@@ -14,13 +14,14 @@ from monarch.compiler import pipeline
 from monarch.compiler.cli.compile import compiled
 from monarch.compiler.cli.emitted import text as emitted_text
 from monarch.compiler.cli.load import is_program
-from monarch.compiler.cli.screen import clean, console, print_json, size
+from monarch.compiler.cli.screen import clean, console, line, print_json, size
 from monarch.compiler.cli.sections import comms, kernels, memory, ops, overview, source
 from monarch.compiler.cli.sections import why as of_value
 from monarch.compiler.cli.sections import worker as of_worker
 from monarch.compiler.cli.sections.dot import text as dot_text
 from monarch.compiler.errors import MonarchError
 from monarch.compiler.inspect.page import page
+from monarch.compiler.inspect.survival import Survival
 from monarch.compiler.inspect.trace import load_trace
 from monarch.compiler.plan import Plan
 from monarch.compiler.plan.file import load_plan
@@ -45,6 +46,8 @@ def inspect(
     comms: bool,
     memory: bool,
     source: bool,
+    survives: bool,
+    hosts: int | None,
     worker: str | None,
     why: str | None,
     html: Path | None,
@@ -67,6 +70,8 @@ def inspect(
         raise MonarchError("--trace and --against are for the page", hint="say where to write it: --html page.html.")
     if emit is None and kernel is not None:
         raise MonarchError("--kernel says of which kernels the source is shown", hint="say in what: --emit triton.")
+    if hosts is not None and not survives:
+        raise MonarchError("--hosts says on how many hosts the workers are", hint="ask what they survive: --survives.")
     read = _read(plan, mesh, target, arg, first_call, memory_limit)
     wanted = {"ops": ops, "kernels": kernels, "comms": comms, "memory": memory, "source": source}
     if html is not None:
@@ -75,6 +80,9 @@ def inspect(
     if emit is not None:
         texts[emit] = emitted_text(read, emit, kernel)
     sections = dict(_sections(read, [name for name, on in wanted.items() if on], worker, why))
+    if survives:
+        outlook = Survival(read, hosts or 1)
+        sections["survives"] = outlook.data, lambda out: line(out, str(outlook))
     if not (html or texts or sections):
         sections = dict(_sections(read, ["overview"], None, None))
     if as_json:

@@ -35,6 +35,7 @@ from monarch.language.tensors.tensor import DistributedTensor
 
 if TYPE_CHECKING:
     from monarch.compiler.inspect.inspection import Inspection
+    from monarch.compiler.inspect.survival import Survival
 
 Rounding = Literal["eager", "chain"]
 Backend = Literal["monarch", "gloo", "nccl"]
@@ -220,6 +221,15 @@ class Program(Generic[P, R]):
         """The inspector on what the program becomes for these arguments: its page in a notebook, a summary in a
         terminal; `.save("page.html")` writes the page. Traces and compiles the function; runs and changes nothing."""
         made: Inspection = load("monarch.compiler.inspect.inspection:Inspection")(self.compile(*args, **kwargs))
+        return made
+
+    def survives(self, *args: P.args, **kwargs: P.kwargs) -> Survival:
+        """Which losses of one or two workers or hosts the program's state survives, for these arguments, in the copies
+        that its layouts have, and which tensors do not: `print(train_step.survives(x, y))`. The hosts are those of the
+        mesh. Traces and compiles the function; runs and changes nothing."""
+        traced = self.trace(*args, **kwargs)
+        hosts = self._resolved.host_count if self._resolved is not None else 1
+        made: Survival = load("monarch.compiler.inspect.survival:Survival")(traced.compile(), hosts)
         return made
 
     def _repr_html_(self) -> str:

@@ -209,6 +209,12 @@ class Mesh(MeshAlgebra):
         return self._workers.abstract
 
     @property
+    def host_count(self) -> int:
+        """On how many hosts the workers are; 1 for processes of actors, and for a part of a mesh."""
+        whole = self.spec.workers == self._workers.spec.workers
+        return len(getattr(self._workers.where, "addresses", [""])) if whole else 1
+
+    @property
     def is_closed(self) -> bool:
         """Whether the workers have been ended, by `close` or the end of a `with` block."""
         return self._workers.closed

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -15,6 +14,7 @@ import torch
 
 from monarch.compiler.execution.executor import Handle
 from monarch.compiler.plan import DeviceMeshError, LostError, MeshSpec, MonarchError, TensorType
+from monarch.compiler.survival import value_line, worker_bytes
 from monarch.runtime.controller.connection import Connection
 from monarch.runtime.controller.healing import Pairs, Placed, copies, find_sources, live_handles, operands
 from monarch.runtime.controller.placing import places_of
@@ -135,7 +135,7 @@ class Restoring(ABC):
         copying = []
         for sources, each in pairs.items():
             for source, target in sources:
-                size = sum(math.prod(type_.local_shape(mesh)) * type_.dtype.itemsize for type_ in each.values())
+                size = sum(worker_bytes(type_, mesh) for type_ in each.values())
                 logger.info(
                     "healing %s: %d tensors, %s, from worker %s to %s",
                     *(mesh, len(each), memory.mebibytes(size)),
@@ -203,7 +203,7 @@ class Restoring(ABC):
         """Message and hint for values that no worker holds whole any more."""
         state = self._state
         who = "; ".join(f"worker {state.coordinates_of(rank)} {how}" for rank, how in sorted(state.gone.items()))
-        listed = [f"  {name}: {type_}" for name, type_ in lost]
+        listed = [f"  {value_line(name, type_, self._mesh)}" for name, type_ in lost]
         shown = "\n".join(listed[:16] + [f"and {len(listed) - 16} more"] * (len(listed) > 16))
         over = {name for _, type_ in lost for name in type_.layout.mesh_dims}
         return (

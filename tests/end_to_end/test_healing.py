@@ -140,3 +140,45 @@ def test_what_is_fully_sharded_is_refused_with_its_names() -> None:
         with pytest.raises(LostError) as info:
             monarch.heal_mesh(mesh)
         assert "0.weight: f32[16@data, 8]" in info.value.hint and "adamw.exp_avg[0.weight]" in info.value.hint
+
+
+class Mixed:
+    """State in all layouts that a mesh of two dims has, and the program that replaces it."""
+
+    LAYOUTS = ("[-, -]", "[@data, -]", "[-, @model]", "[@data, @model]", "[@(model,data), -]")
+
+    def __init__(self, mesh: Mesh) -> None:
+        self.states = [monarch.distribute(torch.ones(8, 8), mesh, layout) for layout in self.LAYOUTS]
+
+        @monarch.program(mesh=mesh)
+        def step(x: torch.Tensor) -> torch.Tensor:
+            for state in self.states:
+                state.mul_(2)
+            return x + 1
+
+        self.step: Any = step
+
+
+LOST = {(0,): {3, 4}, (1,): {3, 4}, (2,): {3, 4}, (3,): {3, 4}, (0, 2): {2, 3, 4}, (2, 3): {1, 3, 4}, (0, 3): {3, 4}}
+
+
+@pytest.mark.parametrize("dead", LOST)
+def test_what_is_lost_is_what_was_foretold(dead: tuple[int, ...]) -> None:
+    with Mesh(data=2, model=2) as mesh:
+        mixed = Mixed(mesh)
+        survival = mixed.step.survives(torch.ones(2))
+        mixed.step(torch.ones(2)).wait()
+        pids = mesh.executor.worker_pids()  # type: ignore[attr-defined]
+        for rank in dead:
+            os.kill(pids[rank], signal.SIGKILL)
+        with pytest.raises(DeviceMeshError):
+            while True:
+                mixed.step(torch.ones(2)).wait()
+        with pytest.raises(LostError) as info:
+            monarch.heal_mesh(mesh)
+        named = sorted(line for line in info.value.hint.splitlines() if ": f32" in line)
+        assert [line.partition(":")[0] for line in named] == [f"  self.states.{at}" for at in sorted(LOST[dead])]
+        assert set(named) <= set(str(survival).splitlines())
+        foretold = survival.lost("1 worker" if len(dead) == 1 else "2 workers")
+        assert {f"self.states.{at}" for at in LOST[dead]} <= set(foretold)
+        assert len(dead) > 1 or len(foretold) == len(named)

@@ -85,10 +85,8 @@ def show(out: Console, plan: Plan) -> None:
     pairs(out, totals)
     if plan.report is not None:
         out.print()
-        line(
-            out,
-            plain("  more: --ops --kernels --comms --memory --source --worker data=0 --why NAME --html p.html", "dim"),
-        )
+        more = "--ops --kernels --comms --memory --survives --source --worker data=0 --why NAME --html p.html"
+        line(out, plain(f"  more: {more}", "dim"))
 
 
 def _graphs(out: Console, found: dict[str, Any]) -> None:
