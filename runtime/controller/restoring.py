@@ -52,7 +52,7 @@ class Restoring(ABC):
     def _from_survivors(self, remote: Remote, ranks: Sequence[int]) -> list[torch.Tensor]:
         """What workers hold of a value, from those that live and hold the same. Raises LostError where nobody does."""
         with self._lock:
-            places, alive = places_of(remote.type, self._mesh), sorted(self._state.quiet)
+            places, alive = places_of(remote.type, self._mesh), self._state.survivors
             source = {rank: next((at for at in alive if places[at] == places[rank]), -1) for rank in ranks}
             if -1 in source.values():
                 if remote.step.sequence > self._state.committed:  # no state depends on it
@@ -106,7 +106,7 @@ class Restoring(ABC):
                 f"the mesh {mesh} cannot be healed: step {state.told} was said to have failed, and was done after all",
                 hint="make a new mesh, and start again from the last checkpoint.",
             )
-        alive = sorted(state.quiet)
+        alive = state.survivors
         answers = connection.ask_survivors(dict.fromkeys(alive, (wire.TABLE,))) if alive else {}
         tables = {rank: set(answer.tolist()) for rank, answer in answers.items()}
         self._waiting.extendleft(reversed(state.drop()))

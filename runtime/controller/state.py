@@ -334,6 +334,12 @@ class ControllerState:
         """Whether all workers that live have ended their session."""
         return len(self.gone.keys() | self.quiet.keys()) == self.mesh.workers
 
+    @property
+    def survivors(self) -> list[int]:
+        """The workers that live and have ended their session. A place whose worker was to be replaced counts as gone,
+        also where the healing in which it was came to nothing, and its new worker has said something."""
+        return sorted(self.quiet.keys() - self.gone.keys())
+
     def settled(self) -> None:
         """All workers that live have ended their session: what all of them have finished is done, and the first step
         that they have not is what the death stopped."""

@@ -3,6 +3,7 @@ first."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import resource
 import signal
@@ -128,23 +129,29 @@ def _garble(state: WorkerState, value: int) -> None:
         link.garble()
 
 
-def _limit(number: int, used: Callable[[], int]) -> Callable[[WorkerState, int], None]:
+def _limit(number: int, limit_for: Callable[[int], int]) -> Callable[[WorkerState, int], None]:
     def limit(state: WorkerState, left: int) -> None:
         _, most = resource.getrlimit(number)
-        resource.setrlimit(number, (most if left < 0 else used() + left, most))
+        resource.setrlimit(number, (most if left < 0 else limit_for(left), most))
 
     return limit
 
 
-def address_space() -> int:
-    """Of this process, in bytes."""
+def limit_on_memory(left: int) -> int:
+    """On this process's address space, in bytes, for so many to be left."""
     with open("/proc/self/statm") as about:
-        return int(about.read().split()[0]) * resource.getpagesize()
+        return int(about.read().split()[0]) * resource.getpagesize() + left
 
 
-def open_files() -> int:
-    """The number that limits on open files are compared with: one more than the largest in use."""
-    return 1 + max(map(int, os.listdir("/proc/self/fd")))
+def limit_on_files(left: int) -> int:
+    """On the numbers of open files, for so many of them to be free."""
+    taken = set(map(int, os.listdir("/proc/self/fd")))
+    free = (number for number in itertools.count() if number not in taken)
+    return next(itertools.islice(free, left, None))
+
+
+def limit_on_file_size(left: int) -> int:
+    return left
 
 
 _ACTS: dict[Kind, Callable[[WorkerState, int], None]] = {
@@ -155,7 +162,7 @@ _ACTS: dict[Kind, Callable[[WorkerState, int], None]] = {
     Kind.CUT: _cut,
     Kind.DELAY: _delay,
     Kind.GARBLE: _garble,
-    Kind.MEMORY: _limit(resource.RLIMIT_AS, address_space),
-    Kind.FILES: _limit(resource.RLIMIT_NOFILE, open_files),
-    Kind.FILE_SIZE: _limit(resource.RLIMIT_FSIZE, lambda: 0),
+    Kind.MEMORY: _limit(resource.RLIMIT_AS, limit_on_memory),
+    Kind.FILES: _limit(resource.RLIMIT_NOFILE, limit_on_files),
+    Kind.FILE_SIZE: _limit(resource.RLIMIT_FSIZE, limit_on_file_size),
 }

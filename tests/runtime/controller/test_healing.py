@@ -341,3 +341,13 @@ def test_copies_are_cut_into_commands_of_bounded_size() -> None:
     records = list(copies({1: big, 2: big, 3: whole(())}, MESH, ((0, 1),)))
     assert len(records) == 3
     assert wire.unpack_numbers(records[2])[:5] == (wire.COPY, 1, 0, 1, 3)
+
+
+def test_a_place_that_a_healing_did_not_fill_is_no_survivor() -> None:
+    """Its new worker has said that it waits, and another one died: healing asked it again and again, and never ended."""
+    state = ControllerState(MESH)
+    state.died([(1, "was killed by SIGKILL", -9)])
+    for rank in (0, 2, 3):
+        state.ended(rank, 7)
+    state.gone[0] = "was killed by SIGKILL"  # as a healing leaves it that could not be finished
+    assert state.is_quiet and state.survivors == [2, 3]

@@ -1,0 +1,239 @@
+"""All kinds of faults that can come in a step of training, each as a block around the step."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field
+
+import monarch
+from monarch.distributed import Mesh
+from monarch.testing import chaos
+from tests.chaos.training import Training
+
+STEP_SECONDS = 0.01
+"""Within this of a step's begin, and of a healing's, something happens that no place in the program sets off."""
+
+
+@dataclass
+class Scene:
+    """A fault's surroundings: `healing` surrounds the first attempt to heal the mesh behind the step, `after` is done
+    when the mesh is whole again. `points` are those of a step and of a healing, where an interrupt can come."""
+
+    training: Training
+    chance: random.Random
+    points: tuple[int, int]
+    healing: Callable[[], AbstractContextManager[object]] = nullcontext
+    after: list[Callable[[], object]] = field(default_factory=list)
+    timers: list[threading.Timer] = field(default_factory=list)
+
+    @property
+    def mesh(self) -> Mesh:
+        return self.training.mesh
+
+    def worker(self) -> int:
+        return self.chance.randrange(self.training.workers)
+
+    def instruction(self) -> int:
+        return self.chance.randrange(self.training.instructions + 1)
+
+    def kill_soon(self, *workers: int) -> None:
+        """Within the time of a step, by a signal from outside."""
+        pids = self.mesh.executor.worker_pids()  # type: ignore[attr-defined]
+        for worker in workers:
+            timer = threading.Timer(self.chance.random() * STEP_SECONDS, _kill, (pids[worker],))
+            self.timers.append(timer)
+            timer.start()
+
+
+def _kill(pid: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+Block = Callable[[Scene], AbstractContextManager[object]]
+
+
+@dataclass(frozen=True)
+class Kind:
+    name: str
+    block: Block
+    ends: bool
+    """Whether the mesh is lost for certain."""
+    across: bool
+    """Whether it takes several hosts."""
+
+
+KINDS: list[Kind] = []
+
+
+def kind(name: str, ends: bool = False, across: bool = False) -> Callable[[Callable[[Scene], Iterator[None]]], None]:
+    def enter(block: Callable[[Scene], Iterator[None]]) -> None:
+        KINDS.append(Kind(name, contextmanager(block), ends, across))
+
+    return enter
+
+
+@kind("a worker is killed at an instruction", ends=True)
+def _(scene: Scene) -> Iterator[None]:
+    chaos.kill(scene.mesh, scene.worker(), scene.instruction())
+    yield
+
+
+@kind("a worker is killed at any time", ends=True)
+def _(scene: Scene) -> Iterator[None]:
+    scene.kill_soon(scene.worker())
+    yield
+
+
+@kind("two workers are killed", ends=True)
+def _(scene: Scene) -> Iterator[None]:
+    first = scene.worker()
+    scene.kill_soon(first, scene.training.apart_from(first))
+    yield
+
+
+@kind("a worker is killed, and another while the mesh is healed", ends=True)
+def _(scene: Scene) -> Iterator[None]:
+    first = scene.worker()
+    chaos.kill(scene.mesh, first, scene.instruction())
+    second = scene.training.apart_from(first)
+    pid = scene.mesh.executor.worker_pids()[second]  # type: ignore[attr-defined]
+
+    @contextmanager
+    def healing() -> Iterator[None]:
+        timer = threading.Timer(scene.chance.random() * 10 * STEP_SECONDS, _kill, (pid,))
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.join()
+
+    scene.healing = healing
+    yield
+
+
+@kind("a worker is killed, and Ctrl-C while the mesh is healed", ends=True)
+def _(scene: Scene) -> Iterator[None]:
+    chaos.kill(scene.mesh, scene.worker(), scene.instruction())
+    scene.healing = lambda: chaos.interrupt(scene.chance.randrange(scene.points[1]))
+    yield
+
+
+@kind("a worker is killed, and the controller's disk is full while the mesh is healed", ends=True)
+def _(scene: Scene) -> Iterator[None]:
+    chaos.kill(scene.mesh, scene.worker(), scene.instruction())
+    scene.healing = lambda: chaos.limited("file size", scene.chance.choice([0, 100, 10_000]))
+    yield
+
+
+@kind("a worker is killed, and the controller can open no file while the mesh is healed", ends=True)
+def _(scene: Scene) -> Iterator[None]:
+    chaos.kill(scene.mesh, scene.worker(), scene.instruction())
+    scene.healing = lambda: chaos.limited("files", scene.chance.randrange(4))
+    yield
+
+
+@kind("a worker is stopped for a while")
+def _(scene: Scene) -> Iterator[None]:
+    chaos.stop(scene.mesh, scene.worker(), scene.chance.random() * 0.2, scene.instruction())
+    yield
+
+
+@kind("a worker is slow")
+def _(scene: Scene) -> Iterator[None]:
+    chaos.slow(scene.mesh, scene.worker(), 0.0005)
+    yield
+
+
+@kind("an instruction fails")
+def _(scene: Scene) -> Iterator[None]:
+    chaos.fail(scene.mesh, scene.worker(), scene.instruction())
+    yield
+
+
+@kind("a worker has no memory left")
+def _(scene: Scene) -> Iterator[None]:
+    worker = scene.worker()
+    chaos.limit(scene.mesh, worker, "memory", scene.chance.choice([0, 1 << 12, 1 << 16, 1 << 20]))
+    scene.after.append(lambda: chaos.limit(scene.mesh, worker, "memory", None))
+    yield
+
+
+@kind("a worker's disk is full")
+def _(scene: Scene) -> Iterator[None]:
+    worker = scene.worker()
+    chaos.limit(scene.mesh, worker, "file size", scene.chance.choice([0, 100, 100_000]))
+    scene.after.append(lambda: chaos.limit(scene.mesh, worker, "file size", None))
+    yield
+    scene.training.large.full_tensor()
+
+
+@kind("a worker can open no file")
+def _(scene: Scene) -> Iterator[None]:
+    worker = scene.worker()
+    chaos.limit(scene.mesh, worker, "files", 0)
+    scene.after.append(lambda: chaos.limit(scene.mesh, worker, "files", None))
+    yield
+    scene.training.large.full_tensor()
+
+
+@kind("Ctrl-C in a step")
+def _(scene: Scene) -> Iterator[None]:
+    with chaos.interrupt(scene.chance.randrange(scene.points[0])):
+        yield
+
+
+@kind("a signal's handler that reads the state")
+def _(scene: Scene) -> Iterator[None]:
+    with chaos.interrupt(scene.chance.randrange(scene.points[0]), lambda: scene.training.state()):
+        yield
+
+
+@kind("a worker is killed, and Ctrl-C", ends=True)
+def _(scene: Scene) -> Iterator[None]:
+    chaos.kill(scene.mesh, scene.worker(), scene.instruction())
+    with chaos.interrupt(scene.chance.randrange(scene.points[0])):
+        yield
+
+
+@kind("a link between hosts is cut", ends=True, across=True)
+def _(scene: Scene) -> Iterator[None]:
+    chaos.cut(scene.mesh, scene.worker(), scene.instruction())
+    yield
+
+
+@kind("a message between hosts is spoilt", ends=True, across=True)
+def _(scene: Scene) -> Iterator[None]:
+    chaos.garble(scene.mesh, scene.worker(), scene.instruction())
+    yield
+
+
+@kind("messages between hosts come late", across=True)
+def _(scene: Scene) -> Iterator[None]:
+    chaos.delay(scene.mesh, scene.worker(), 0.002)
+    yield
+
+
+@kind("messages come late, and a worker is killed", ends=True, across=True)
+def _(scene: Scene) -> Iterator[None]:
+    first = scene.worker()
+    chaos.delay(scene.mesh, first, 0.002)
+    chaos.kill(scene.mesh, scene.worker(), scene.instruction())
+    yield
+
+
+def heal(mesh: Mesh, around: Callable[[], AbstractContextManager[object]], tries: int = 5) -> None:
+    """Heal the mesh, the first time with a fault."""
+    for attempt in range(tries):
+        try:
+            with around() if attempt == 0 else nullcontext():
+                monarch.heal_mesh(mesh)
+            return
+        except (KeyboardInterrupt, OSError, MemoryError, monarch.MonarchError):
+            if attempt == tries - 1:
+                raise

@@ -1,0 +1,120 @@
+"""Training in which a fault of a random kind comes every few steps, compared with the same without faults."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+import monarch
+from monarch import HostMesh
+from monarch.distributed import Mesh
+from monarch.exceptions import DeviceMeshError, MonarchError
+from monarch.testing import chaos
+from tests.chaos.faults import KINDS, Kind, Scene, heal
+from tests.chaos.training import DIMS, Training, batches
+
+EVERY = 3
+"""A fault comes every so many steps."""
+
+Batch = tuple[torch.Tensor, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a fault: how it was told, in how many seconds from the step's begin, and in how many the mesh was
+    healed; None where the step just went on, or nothing was to be healed."""
+
+    kind: str
+    error: str = ""
+    told: float | None = None
+    healed: float | None = None
+
+
+def train(seed: int, kinds: Sequence[Kind], hosts: HostMesh | None = None, small: bool = False) -> list[Outcome]:
+    """Train with these faults, one after the other. Raises AssertionError, with the fault, where a step that was done
+    is not applied or one that failed is, and where a number differs from that of training in peace."""
+    given = batches(EVERY * len(kinds) + 2)
+    with Mesh(**DIMS) as mesh:
+        calm = Training(mesh, small)
+        calm.prepare(given[0])
+        losses = [_step(calm, given, number) for number in range(len(given))]
+        expected = calm.state()
+    with Mesh(**DIMS, hosts=hosts) as mesh:
+        training = Training(mesh, small)
+        step_points = training.prepare(given[0])
+        chance = random.Random(seed)
+        points = step_points, _healing_points(training)
+        done, outcomes = 0, []
+        while done < len(given):
+            at, which = divmod(done, EVERY)
+            if which == 1 and len(outcomes) == at < len(kinds):
+                scene = Scene(training, random.Random(chance.random()), points)
+                outcomes.append(_suffer(kinds[at], scene, given, done, losses[done]))
+                done = training.applied()
+            else:
+                assert _step(training, given, done) == losses[done], outcomes[-1:]
+                done += 1
+        assert training.applied() == len(given)
+        for mine, theirs in zip(training.state(), expected, strict=True):
+            assert torch.equal(mine, theirs), outcomes
+    return outcomes
+
+
+def _step(training: Training, given: Sequence[Batch], number: int) -> float:
+    torch.manual_seed(number)  # an interrupted call may have drawn a number, as in any program
+    loss: float = training.step(*given[number]).item()
+    return loss
+
+
+def _suffer(kind: Kind, scene: Scene, given: Sequence[Batch], number: int, loss: float) -> Outcome:
+    """Take a step in which a fault comes, and have the mesh whole behind it."""
+    training, start, error = scene.training, time.monotonic(), None
+    what = f"step {number}: {kind.name}"
+    try:
+        with kind.block(scene):
+            assert _step(training, given, number) == loss, what
+    except (DeviceMeshError, MonarchError, KeyboardInterrupt) as raised:
+        error = raised
+    for timer in scene.timers:
+        timer.join()
+    while kind.ends and not (isinstance(error, DeviceMeshError) and error.mesh_lost):
+        try:  # the step was done when the worker ended
+            training.touch()
+        except DeviceMeshError as raised:
+            error = raised
+    told, healed = time.monotonic() - start, None
+    if isinstance(error, DeviceMeshError) and error.mesh_lost:
+        start = time.monotonic()
+        heal(scene.mesh, scene.healing)
+        healed = time.monotonic() - start
+    for lift in scene.after:
+        lift()
+    applied = training.applied()
+    assert applied in (number, number + 1), what
+    if isinstance(error, DeviceMeshError) and error.step is not None and error.program == "step":
+        assert applied == number, f"{what}: the step that is said to have failed is applied"
+    return Outcome(kind.name, "" if error is None else type(error).__name__, error and told, healed)
+
+
+def _healing_points(training: Training) -> int:
+    """How many points a healing comes to."""
+    chaos.kill(training.mesh, 0)
+    try:
+        while True:
+            training.touch()
+    except DeviceMeshError:
+        with chaos.interrupt(-1) as points:
+            monarch.heal_mesh(training.mesh)
+    return points.passed
+
+
+def choose(seed: int, faults: int, across: bool) -> list[Kind]:
+    """So many kinds in random order, each as often as any other."""
+    kinds = [kind for kind in KINDS if across or not kind.across]
+    chosen = [kinds[at % len(kinds)] for at in range(faults)]
+    random.Random(seed).shuffle(chosen)
+    return chosen

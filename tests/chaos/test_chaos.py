@@ -1,0 +1,18 @@
+"""Training in which random faults come ends with the bits of training in peace (`make chaos` has hundreds of them)."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.chaos.faults import KINDS
+from tests.chaos.run import choose, train
+from tests.sample import is_full
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("seed", range(8 if is_full() else 1))
+def test_training_with_faults_of_every_kind(seed: int) -> None:
+    kinds = choose(seed, sum(not kind.across for kind in KINDS), across=False)
+    outcomes = train(seed, kinds, small=True)
+    assert [outcome.kind for outcome in outcomes] == [kind.name for kind in kinds]
+    assert all((outcome.healed is not None) for outcome, kind in zip(outcomes, kinds, strict=True) if kind.ends)
