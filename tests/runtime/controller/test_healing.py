@@ -346,7 +346,7 @@ def test_copies_are_cut_into_commands_of_bounded_size() -> None:
 def test_a_place_that_a_healing_did_not_fill_is_no_survivor() -> None:
     """Its new worker has said that it waits, and another one has died: healing asked it for ever."""
     state = ControllerState(MESH)
-    state.died([(1, "was killed by SIGKILL", -9)])
+    state.gone[1] = "was killed by SIGKILL"
     for rank in (0, 2, 3):
         state.ended(rank, 7)
     state.gone[0] = "was killed by SIGKILL"  # as a healing leaves it that could not be finished
