@@ -135,7 +135,10 @@ class _Step:
 
     node: int
     kind: type[Held]
-    puts: list[tuple[Make, Make | None]]
+    keys: list[Any]
+    made_keys: list[Make]
+    """What makes the keys, where some are not plain values."""
+    values: list[Make]
     whole: bool
     names: tuple[str, ...]
     """The keys that are names."""
@@ -184,15 +187,14 @@ class Effects:
             if number is None:
                 raise CannotRepeat("changes something that it does not name")
             whole = _in_order(type(held), list(before), list(after))
-            puts: list[tuple[Make, Make | None]] = [
-                (self._make(key), self._make(value))
-                for key, value in after.items()
-                if whole or before.get(key, MISSING) is not value
-            ]
-            gone = [] if whole else [(self._make(key), None) for key in before if key not in after]
+            puts = {} if whole else {key: MISSING for key in before if key not in after}
+            puts |= {key: value for key, value in after.items() if whole or before.get(key, MISSING) is not value}
+            values = [self._make(value) for value in puts.values()]
+            plain = all(type(key) in PLAIN for key in puts)
+            keys, made_keys = ([*puts], []) if plain else ([], [self._make(key) for key in puts])
             self._guards.use(self._guards.nodes[number].parent)
             names = tuple(key for key, value in after.items() if type(key) is str and before.get(key) is not value)
-            self.steps.append(_Step(number, type(held), [*gone, *puts], whole, names))
+            self.steps.append(_Step(number, type(held), keys, made_keys, values, whole, names))
         except CannotRepeat as reason:
             self.cannot = self.cannot or (str(reason), name)
 
@@ -232,25 +234,26 @@ class Effects:
             taken = self._inputs.get(id(value._ref))
             if taken is not None:
                 return lambda call: call.arguments[taken].detach()
-            return self._once(value, self._tensor(value))
+            return self._once(self._tensor(value))
         if isinstance(value, torch.Tensor):
             kept = value.detach().clone()
-            return self._once(value, lambda call: kept.clone())
+            return self._once(lambda call: kept.clone())
         if type(value) in _CONTAINERS:
-            return self._once(value, self._container(value))
+            return self._once(self._container(value))
         if kind_of(value) == kinds.CONSTANT:
             return lambda call: value
         raise CannotRepeat(f"makes an object of type {type(value).__name__}")
 
     @staticmethod
-    def _once(value: Any, make: Make) -> Make:
+    def _once(make: Make) -> Make:
         """One object a call, wherever it is left."""
-        key = ("object", id(value))
+        key = object()
 
         def once(call: Call) -> Any:
-            if key not in call.made:
-                call.made[key] = make(call)
-            return call.made[key]
+            found = call.made.get(key)
+            if found is None:
+                found = call.made[key] = make(call)
+            return found
 
         return once
 
@@ -261,8 +264,10 @@ class Effects:
         cut = value.grad_fn is not None
 
         def tensor(call: Call) -> DistributedTensor:
-            made: Any = DistributedTensor(fake, make(call), requires_grad=leaf)
-            made._ref.cell.cut = made._ref.cell.cut or cut
+            ref = make(call)
+            made: Any = DistributedTensor(fake, ref, requires_grad=leaf)
+            if cut:
+                ref.cell.cut = True
             if parameter:
                 made._is_param = True
             return made
@@ -281,7 +286,7 @@ class Effects:
                 above = parent(call)
                 return Ref(above.cell, fake, above, view)
 
-            return self._once(ref, viewed)
+            return self._once(viewed)
         cell = ref.cell
         if id(cell) in self._recording.input_cells:
             raise ProgramError(
@@ -391,8 +396,8 @@ class Effects:
         changes = []
         for step in self.steps:
             holder = guards.nodes[step.node].holder(call.live, call.arguments)
-            keys = [key(call) for key, _ in step.puts]
-            values = [MISSING if make is None else make(call) for _, make in step.puts]
+            keys = [make(call) for make in step.made_keys] if step.made_keys else step.keys
+            values = [make(call) for make in step.values]
             before = step.kind.read(holder) if step.whole else (keys, [step.kind.get(holder, key) for key in keys])
             changes.append(Change(step.kind, holder, before, (keys, values), step.whole))
         return changes

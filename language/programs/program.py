@@ -66,6 +66,8 @@ class Traced:
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _OFTEN = 8
 """After so many traces in which the same place has changed, the program says so."""
+_LEAVES = frozenset((DistributedTensor, torch.Tensor, torch.nn.Parameter, float, int, bool, str))
+"""Types of arguments that are known to hold no others."""
 _SIGNATURES, _PLANS, _VARIANTS = 256, 64, 8
 """How many signatures a program remembers, and of each how many plans and traces: those that were used last."""
 
@@ -99,6 +101,8 @@ class Program(Generic[P, R]):
         self._mesh = mesh
         self.options = options
         self._entries: dict[Any, _Entry] = {}
+        self._last: tuple[Any, _Entry] = None, _Entry()
+        """The signature that was called last, which is compared without its hash."""
         self._varying: set[tuple[str, str]] = set()
         self._annotations = _tensor_annotations(function)
         self._positions = [
@@ -121,19 +125,14 @@ class Program(Generic[P, R]):
 
     def _call(self, args: Any, kwargs: Any) -> Any:
         if self._only is not None and self._only.is_closed:
-            self._entries, self._only, self._resolved = {}, None, self._mesh
+            self._entries, self._only, self._resolved, self._last = {}, None, self._mesh, (None, _Entry())
         args, kwargs = self._converted(args, kwargs)
         key, leaves, spec = self._signature(args, kwargs)
         mesh = self._resolved
         if mesh is not None and mesh.pending is not None:
             mesh.flush()
-        entry = self._entries.pop(key, None)
-        if entry is None:
-            self._check_annotations(args, kwargs)
-            entry = _Entry()
-            if len(self._entries) >= _SIGNATURES:
-                del self._entries[next(iter(self._entries))]
-        self._entries[key] = entry
+        last = self._last
+        entry = last[1] if key == last[0] else self._entry(key, args, kwargs)
         for variant in entry.variants:
             found = variant.holds(leaves)
             if found is not None:
@@ -142,6 +141,18 @@ class Program(Generic[P, R]):
                     entry.variants.insert(0, variant)
                 return variant.run(leaves, found)
         return self._trace_and_run(entry, args, kwargs, leaves, spec)
+
+    def _entry(self, key: Any, args: Any, kwargs: Any) -> _Entry:
+        """What is known of a signature, which stands at the end from now on."""
+        entry = self._entries.pop(key, None)
+        if entry is None:
+            self._check_annotations(args, kwargs)
+            entry = _Entry()
+            if len(self._entries) >= _SIGNATURES:
+                del self._entries[next(iter(self._entries))]
+        self._entries[key] = entry
+        self._last = key, entry
+        return entry
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         """As a method: one program for each object, for what it closes over is the object's."""
@@ -331,7 +342,8 @@ class Program(Generic[P, R]):
         where the arguments are a flat tuple)."""
         leaves = list(args)
         spec: Any = None
-        if kwargs or any(isinstance(leaf, (list, tuple, dict)) or pytree.is_namedtuple(leaf) for leaf in leaves):
+        nested = [leaf for leaf in leaves if type(leaf) not in _LEAVES]
+        if kwargs or any(isinstance(leaf, (list, tuple, dict)) or pytree.is_namedtuple(leaf) for leaf in nested):
             leaves, spec = pytree.tree_flatten((args, kwargs))
         key: list[Any] = [*_modes(), spec]
         for number, leaf in enumerate(leaves):

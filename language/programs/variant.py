@@ -56,16 +56,14 @@ class Compiled:
                 self.fetch.append((_SEED, None))
         self.layouts = [(states[str(spec.label)], spec.type) for spec in self.plan.inputs if spec.kind == "state"]
         self.returns = sum(spec.kind == "return" for spec in self.plan.outputs)
-        self.targets: list[tuple[list[int], list[int]]] = []
-        """For each output that is no result: the states and the left tensors, by number, that take its handle."""
-        for spec in self.plan.outputs[self.returns :]:
-            labels = [str(spec.label), *self.aliases.get(str(spec.label), ())]
-            self.targets.append(
-                (
-                    [states[name] for name in labels if name in states],
-                    [escapes[name] for name in labels if name in escapes],
-                )
-            )
+        self.state_updates: list[tuple[int, int]] = []
+        """The states, by number, that take an output's handle, and the output."""
+        self.left_updates: list[tuple[int, int]] = []
+        """Likewise the tensors that are left in Python."""
+        for at, spec in enumerate(self.plan.outputs):
+            labels = [str(spec.label), *self.aliases.get(str(spec.label), ())] if at >= self.returns else []
+            self.state_updates += [(states[name], at) for name in labels if name in states]
+            self.left_updates += [(escapes[name], at) for name in labels if name in escapes]
         self.fakes = [make_fake(value.shape, value.dtype) for value in trace.result.values]
 
     def serves(self, trace: Trace) -> bool:
@@ -110,13 +108,9 @@ class Compiled:
 
     def settle(self, handles: list[Handle], cells: list[Cell]) -> dict[int, Handle]:
         """Give states their new values; give those of the tensors that are left in Python, by number."""
-        left: dict[int, Handle] = {}
-        for handle, (states, made) in zip(handles[self.returns :], self.targets, strict=True):
-            for number in states:
-                cells[number].handle = handle
-            for number in made:
-                left[number] = handle
-        return left
+        for number, at in self.state_updates:
+            cells[number].handle = handles[at]
+        return {number: handles[at] for number, at in self.left_updates}
 
     def results(self, trace: Trace, handles: list[Handle], scalars: Mapping[str, float], call: Call | None) -> Any:
         """What the program returns. `call` finds the Python objects among it, if they are not those of the trace."""
@@ -222,6 +216,7 @@ class Variant:
         self.guards = trace.guards
         self._spots = [spot for spot, _ in trace.spots]
         self._views = [views for _, views in trace.spots]
+        self._viewing = any(self._views)
         inputs = [entry for entry in trace.tape.inputs if entry.kind == "state"]
         number_of = {entry.value.index: number for number, entry in enumerate(inputs)}
         self._same = [
@@ -250,14 +245,15 @@ class Variant:
         for expr, expected in self.trace.conditions:
             if evaluate(expr, scalars) != expected:
                 return None
-        cells: list[Cell] = []
-        for spot, views in zip(self._spots, self._views, strict=True):
-            ref = live[spot]._ref
-            if (ref.parent is not None or views) and views_of(ref) != views:
-                return None
-            if ref.cell.failure is not None:
-                ref.cell.raise_failure()
-            cells.append(ref.cell)
+        refs: list[Ref] = [live[spot]._ref for spot in self._spots]
+        parents = [ref.parent for ref in refs]
+        if (self._viewing or any(parents)) and [*map(views_of, refs)] != self._views:
+            return None
+        cells = [ref.cell for ref in refs]
+        failures = [cell.failure for cell in cells]
+        if any(failures):
+            for cell in cells:
+                cell.raise_failure()
         return (live, cells, scalars) if self._states_hold(cells) else None
 
     def _scalars(self, leaves: list[Any], live: Live) -> dict[str, float]:
@@ -268,16 +264,16 @@ class Variant:
         return values
 
     def _states_hold(self, cells: list[Cell]) -> bool:
+        handles = [cell.handle for cell in cells]
         for number, expected in self.compiled.layouts:
-            handle = cells[number].handle
+            handle = handles[number]
             if handle is None or (handle.type is not expected and handle.type != expected):
                 return False
         for number, first in self._same:
-            if cells[number].handle is not cells[first].handle:
+            if handles[number] is not handles[first]:
                 return False
-        return len({id(cell) for cell in cells}) == len(cells) and len(
-            {id(cells[number].handle) for number in self._small}
-        ) == len(self._small)
+        small = {id(handles[number]) for number in self._small}
+        return len(set(cells)) == len(cells) and len(small) == len(self._small)
 
     # -- running -------------------------------------------------------------------------------------------------
 
@@ -305,22 +301,22 @@ class Variant:
             handles = compiled.run(trace, leaves, scalars, cells, bind)
         except BaseException:
             trace.mesh.settle()  # an interrupt may have come between two of the step's changes in Python
-            for leaf, type_ in given_up if bound is None else ():
-                leaf.grad = self._lost(type_)
+            for leaf, fake in given_up if bound is None else ():
+                leaf.grad = self._lost(TensorType(fake.dtype, tuple(fake.shape)))
             raise
         assert bound is not None
         _require(trace, leaves)
         return compiled.results(trace, handles, scalars, bound[0])
 
-    def _give_up(self, live: Live, leaves: list[Any]) -> list[tuple[Any, TensorType]]:
+    def _give_up(self, live: Live, leaves: list[Any]) -> list[tuple[Any, torch.Tensor]]:
         """Drop the gradients that the last step left and this one makes anew without reading them: the workers free
-        them before they take the step, rather than hold both."""
-        given_up: list[tuple[Any, TensorType]] = []
+        them before they take the step, rather than hold both. Gives the leaves, and what looks like their gradients."""
+        given_up: list[tuple[Any, torch.Tensor]] = []
         for spot in self._dropped:
             grad = live.pop(spot)
             if grad is not None:
                 leaf = self.guards.nodes[spot[0]].holder(live, leaves)
-                given_up.append((leaf, TensorType(grad.dtype, tuple(grad.shape))))
+                given_up.append((leaf, grad._ref.fake))
                 leaf.grad = grad = None
         return given_up
 

@@ -59,6 +59,8 @@ class State(Protocol):
     """A value on the workers that steps replace, as far as meshes know it."""
 
     handle: Handle | None
+    kept: bool
+    """Whether its mesh knows it."""
 
     def restored(self) -> None:
         """The mesh was healed."""
@@ -166,7 +168,8 @@ class Mesh(MeshAlgebra):
 
     def _setup(self, shape: Shape, workers: _Workers) -> None:
         self._shape = shape
-        self.spec = MeshSpec(tuple(shape.extent.items()))
+        spec = MeshSpec(tuple(shape.extent.items()))
+        self.spec = workers.spec if spec == workers.spec else spec  # then it is all of them
         self._workers = workers
         self.pending: Any = None
         """The Recording of the ops outside of programs that have not run yet, or None."""
@@ -275,6 +278,8 @@ class Mesh(MeshAlgebra):
     @property
     def executor(self) -> Executor:
         """The executor that runs plans on this mesh's workers, which start now if they have not yet."""
+        if self.spec is self._workers.spec:
+            return self._workers.start()
         if len(self) != self._workers.spec.workers:
             raise MonarchError(
                 f"cannot run on {self!r}: it is part of a mesh whose workers run as one",
@@ -313,7 +318,10 @@ class Mesh(MeshAlgebra):
 
     def keep(self, cells: Iterable[State]) -> None:
         """Note what steps replace: what `_recover` takes back after a failure."""
-        self._workers.states.update(cells)
+        for cell in cells:
+            if not cell.kept:
+                self._workers.states.add(cell)
+                cell.kept = True
 
     def name(self, states: Iterable[tuple[str, State]]) -> None:
         """Note what programs call their state: for errors."""

@@ -41,11 +41,12 @@ class Cell:
     """The storage behind a tensor and all its views: data on the workers (`handle`), or a value still being
     recorded."""
 
-    __slots__ = ("__weakref__", "_type", "cut", "failure", "handle", "mesh", "placed", "recording")
+    __slots__ = ("__weakref__", "_type", "cut", "failure", "handle", "kept", "mesh", "placed", "recording")
 
     def __init__(self, mesh: Mesh, type: TensorType, handle: Handle | None = None, placed: bool = False) -> None:
         self.mesh = mesh
         self.handle = handle
+        self.kept = False
         self.placed = placed or handle is not None  # its layout is known, not still the partitioner's to choose
         self.recording: Recorded | None = None
         self.failure: Failure | None = None
