@@ -64,6 +64,9 @@ class TypesOnly:
     def heal(self, states: Sequence[tuple[str, Handle]]) -> None:
         """No worker can die."""
 
+    def snapshots(self, every: int, copies: int) -> None:
+        """No worker can die."""
+
     def trace_start(self) -> None:
         raise _needs_workers("steps are to be measured")
 

@@ -117,6 +117,13 @@ class Executor(Protocol):
         Raises LostError where one of these is lost, and MonarchError where the workers cannot be started."""
         ...
 
+    def snapshots(self, every: int, copies: int) -> None:
+        """Have workers keep copies of values that are on one worker alone, each on so many others: taken now, and again
+        when so many steps that replace state were called. `heal` goes back to the last where such values are lost, and
+        does again what was called since. 0 ends that. Raises MonarchError where there are too few workers, or too
+        little memory."""
+        ...
+
     def trace_start(self) -> None:
         """Measure every step from here on; waits until the workers are ready to."""
         ...

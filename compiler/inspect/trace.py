@@ -33,7 +33,7 @@ __all__ = ["Command", "Handled", "Span", "Step", "Trace", "TracedPlan", "load_tr
 VERSION = 1
 MOST_BYTES = 1 << 30
 """What a file may unpack to: one that says more is refused, not read."""
-_HANDLED = ("load", "put", "fetch", "free", "unload", "lend", "adopt")
+_HANDLED = ("load", "put", "fetch", "free", "unload", "lend", "adopt", "snapshot")
 _MOST = 2**62
 _WORKERS = 1 << 20
 

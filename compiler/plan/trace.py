@@ -61,7 +61,7 @@ class Command:
 @dataclass(frozen=True)
 class Handled:
     """A command other than a run, as one worker carried it out: "load", "put", "fetch", "free", "unload", "lend",
-    "adopt"."""
+    "adopt", "snapshot"."""
 
     kind: str
     number: int

@@ -339,6 +339,27 @@ class Mesh(MeshAlgebra):
         for _, cell in states:
             cell.restored()
 
+    def snapshots(self, every: int = 10, copies: int = 1) -> None:
+        """Have values on this mesh survive that no mesh dim replicates:
+
+            mesh.snapshots(every=10)
+
+        From now on each worker's blocks of such values are copied to `copies` other workers, on other hosts where
+        there are several: once now, and again whenever `every` steps that replace state were called, in pieces between
+        steps. Where a worker's death loses values, `heal_mesh` restores all of the last snapshot that is whole, and
+        does again what was called since, from arguments that are kept until then: so it gives the same values as
+        without a failure, and no step is lost. Values that are replicated are restored from replicas, without going
+        back.
+
+        A worker holds, for the last snapshot and one under way, twice what steps replace and, of what is not
+        replicated, twice the copies. `every=0` ends that.
+
+        Raises MonarchError where there are no `copies` other workers (or hosts), or too little memory for them.
+        """
+        if every < 0 or isinstance(every, bool):
+            raise MonarchError(f"snapshots every {every} steps", hint="give a number of steps; 0 for none.")
+        self.executor.snapshots(every, copies)
+
     def from_shards(self, shards: Returned, layout: LayoutLike | tuple[LayoutLike, ...]) -> Any:
         """Distributed tensors of what actors in this mesh's processes have returned, which stays where it is:
 
@@ -406,7 +427,8 @@ def heal_mesh(mesh: Mesh, policy: Literal["respawn"] = "respawn") -> Mesh:
     The step whose call or result raised, and those called after it, are not applied, and their results raise; all
     before it are. What these leave in Python and the random numbers that they drew are undone.
 
-    Raises LostError, and leaves the mesh as it is, where state was on the lost workers alone; MonarchError where new
+    Raises LostError, and leaves the mesh as it is, where state was on the lost workers alone and there is no snapshot
+    of it (`Mesh.snapshots`); MonarchError where new
     workers cannot be started: their host is out of reach, or the mesh's workers are in processes of actors.
     """
     if policy != "respawn":

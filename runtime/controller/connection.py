@@ -69,6 +69,7 @@ class Connection(ABC):
         self._settled = False  # what the survivors of a death hold is known
         self._patience = 0.0  # until when they are waited for
         self.actor_processes: ActorProcesses | None = None
+        self.hosts = 1
         self.results: list[Results] = []
         """Where each worker copies small results to, if all are on this host."""
         self._next_answer = -1

@@ -37,6 +37,7 @@ from monarch.runtime.controller.liveness import watch
 from monarch.runtime.controller.placing import Blocks, pieces
 from monarch.runtime.controller.recorder import Recorder
 from monarch.runtime.controller.restoring import Restoring
+from monarch.runtime.controller.snapshots import Snapshots, snapshot_bytes
 from monarch.runtime.controller.state import Again, PlanRecord, Remote, Step
 from monarch.runtime.shared import memory, wire
 from monarch.runtime.shared.checking import check
@@ -93,6 +94,8 @@ class MeshExecutor(Restoring):
             self._connection.enter()
             handle = self._put(tensor, type)
             self._connection.publish()
+            if self._snapshots is not None:
+                self._go_on_with_snapshots(handle.step)
             return handle
 
     def _put(self, tensor: torch.Tensor, type: TensorType, what: str = "the tensor") -> Remote:
@@ -116,6 +119,7 @@ class MeshExecutor(Restoring):
             memory.require(total, f"{type} on {self._mesh.workers} workers", memory.available_bytes)
         id = self._state.handles(1)
         made = Remote(id, self._types.setdefault(type, type), Step(f"put {type}"), self, self._freed)
+        self._handles.add(id, [made])
         alone = len(set(blocks.of_worker)) > 1 and min(map(blocks.of_worker.count, set(blocks.of_worker))) == 1
         steps: list[Step] = []
         for piece in pieces(blocks.size, len(blocks.distinct), STAGING_BYTES // 8):
@@ -318,6 +322,7 @@ class MeshExecutor(Restoring):
             if donated:
                 step.previous = (record, base, arguments)
             remotes = [Remote(base + at, each, step, self, self._freed) for at, each in enumerate(record.output_types)]
+            self._handles.add(base, remotes)
             place = state.places.take(record.small[-1].end) if record.small else 0
             for small in record.small:
                 remotes[small.output].copied = place + small.offset, small
@@ -340,10 +345,13 @@ class MeshExecutor(Restoring):
             if self._recorder is not None:
                 self._recorder.ran(record.number, plan)
             self._did("run", record.name, start, step.sequence)
+            if self._snapshots is not None:
+                self._go_on_with_snapshots(step)
             # What a step replaces in Python is kept on the workers until the step is known to have worked.
             if step.undo is not None or step.sequence - self._refreshed >= _REFRESH_EVERY:
                 self._refreshed = step.sequence
                 self._connection.refresh()
+                self._handles.forget()
                 if step.sequence - state.finished_commands > self._ahead:
                     try:
                         self._connection.catch_up(step.sequence - self._ahead // 2)
@@ -352,6 +360,54 @@ class MeshExecutor(Restoring):
                             raise
                         raise state.lost_step(step) from None
             return made
+
+    # -- snapshots -------------------------------------------------------------------------------------------------
+
+    def snapshots(self, every: int, copies: int) -> None:
+        """See `Executor.snapshots`."""
+        with self._lock:
+            self._connection.enter()
+            if self._connection.actor_processes is not None:
+                raise MonarchError("a mesh in processes of actors takes no snapshots: it is not healed either")
+            self._snapshots = self._state.log = None
+            if every == 0:
+                self._connection.command(Step("forget snapshots"), wire.numbers(wire.TAKE, -1, -1))
+                self._connection.publish()
+                return
+            most = (self._connection.hosts if self._connection.hosts > 1 else self._mesh.workers) - 1
+            if not 1 <= copies <= most:
+                what = "hosts" if self._connection.hosts > 1 else "workers"
+                raise MonarchError(
+                    f"{copies} copies cannot be kept on {what} other than a worker's own: there are {most} others"
+                )
+            size = snapshot_bytes(self._handles.live(), self._mesh, copies) * self._mesh.workers
+            memory.require(size, f"snapshots on {self._mesh.workers} workers", memory.available_bytes)
+            self._snapshots = Snapshots(self._state, self._connection.hosts, every, copies)
+            self._snapshot_now()
+
+    def _snapshot_now(self) -> None:
+        """Where a snapshot is due, take one, and wait until it is whole."""
+        with self._lock:
+            if self._snapshots is not None:
+                self._go_on_with_snapshots()
+                while self._snapshots.under_way:
+                    self._until(self._state.next_command)
+                    self._go_on_with_snapshots()
+
+    def _go_on_with_snapshots(self, step: Step | None = None) -> None:
+        """Take one, or send what is to be sent, behind a step. A death is told by the next call: the step was given."""
+        snapshots = self._snapshots
+        assert snapshots is not None
+        if step is not None:
+            snapshots.ran(step)
+        with suppress(DeviceMeshError):
+            if snapshots.under_way:
+                self._connection.refresh()
+                for send, record in snapshots.send():
+                    self._connection.command(send, record)
+            if snapshots.due and not snapshots.under_way:
+                self._connection.command(*snapshots.take(self._handles.live()))
+            self._connection.publish()
 
     def _give(self, step: Step) -> None:
         """Give the workers a command, or give it to them once more, and what it needs before it."""
@@ -463,7 +519,9 @@ class MeshExecutor(Restoring):
             self._connection.command(step, wire.numbers(wire.ADOPT, number, base, len(types)))
             self._connection.publish()
             types = [self._types.setdefault(type_, type_) for type_ in types]
-            return [Remote(base + at, type_, step, self, self._freed) for at, type_ in enumerate(types)]
+            adopted = [Remote(base + at, type_, step, self, self._freed) for at, type_ in enumerate(types)]
+            self._handles.add(base, adopted)
+            return [*adopted]
 
     # -- measuring -------------------------------------------------------------------------------------------------
 

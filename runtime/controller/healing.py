@@ -3,7 +3,6 @@ again. No I/O."""
 
 from __future__ import annotations
 
-import gc
 import weakref
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
@@ -72,11 +71,28 @@ class Placed:
         return {each.id: each.steps for each in self._kept}
 
 
-def live_handles(owner: object) -> list[Remote]:
-    """All handles of an executor's that anything in this process refers to."""
-    if gc.get_freeze_count():
-        gc.unfreeze()  # what is frozen is not among the objects
-    return [each for each in gc.get_objects() if type(each) is Remote and each.owner is owner]
+class Handles:
+    """All handles of a mesh that anything in this process refers to. Interrupted or not, and whoever adds meanwhile, it
+    knows each that lives."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, weakref.ref[Remote]] = {}
+        self._look_at = 1024
+
+    def add(self, first: int, handles: Sequence[Remote]) -> None:
+        """Handles with the numbers from `first` on."""
+        self._known.update(zip(range(first, first + len(handles)), map(weakref.ref, handles), strict=True))
+
+    def forget(self) -> None:
+        """Let go of those that are gone, now and then."""
+        if len(self._known) > self._look_at:
+            for id, known in list(self._known.items()):
+                if known() is None:
+                    self._known.pop(id, None)
+            self._look_at = 1024 + 2 * len(self._known)
+
+    def live(self) -> list[Remote]:
+        return [handle for known in list(self._known.values()) if (handle := known()) is not None]
 
 
 def find_sources(type: TensorType, mesh: MeshSpec, holders: Set[int]) -> Pairs | None:
@@ -92,9 +108,11 @@ def find_sources(type: TensorType, mesh: MeshSpec, holders: Set[int]) -> Pairs |
     return tuple((first[places[rank]], rank) for rank in lacking)
 
 
-def copies(values: Mapping[int, TensorType], mesh: MeshSpec, pairs: Pairs) -> Iterator[bytes]:
-    """The commands by which the workers copy values."""
-    head = [len(pairs), *(rank for pair in pairs for rank in pair)]
+def copies(
+    values: Mapping[int, TensorType], mesh: MeshSpec, pairs: Pairs, kind: int = wire.COPY, snapshot: Sequence[int] = ()
+) -> Iterator[bytes]:
+    """The commands by which the workers copy values: of a kind, with the number of the snapshot where it takes one."""
+    head = [*snapshot, len(pairs), *(rank for pair in pairs for rank in pair)]
     numbers: list[int] = []
     count = size = 0
     for handle, type in values.items():
@@ -102,10 +120,10 @@ def copies(values: Mapping[int, TensorType], mesh: MeshSpec, pairs: Pairs) -> It
         numbers += [handle, wire.DTYPE_CODES[type.dtype], len(shape), *shape]
         count, size = count + 1, size + type.nbytes
         if count >= _COPY_VALUES or size >= _COPY_BYTES:
-            yield wire.numbers(wire.COPY, *head, *numbers)
+            yield wire.numbers(kind, *head, *numbers)
             numbers, count, size = [], 0, 0
     if numbers:
-        yield wire.numbers(wire.COPY, *head, *numbers)
+        yield wire.numbers(kind, *head, *numbers)
 
 
 def operands(step: Step) -> dict[int, TensorType]:

@@ -26,6 +26,8 @@ _KINDS = {
     wire.FETCH: "fetch",
     wire.LEND: "lend",
     wire.ADOPT: "adopt",
+    wire.TAKE: "snapshot",
+    wire.SEND: "snapshot",
 }
 
 

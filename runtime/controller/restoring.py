@@ -16,8 +16,9 @@ from monarch.compiler.execution.executor import Handle
 from monarch.compiler.plan import DeviceMeshError, LostError, MeshSpec, MonarchError, TensorType
 from monarch.compiler.survival import value_line, worker_bytes
 from monarch.runtime.controller.connection import Connection
-from monarch.runtime.controller.healing import Pairs, Placed, copies, find_sources, live_handles, operands
+from monarch.runtime.controller.healing import Handles, Pairs, Placed, copies, find_sources, operands
 from monarch.runtime.controller.placing import places_of
+from monarch.runtime.controller.snapshots import Snapshots
 from monarch.runtime.controller.state import ControllerState, PlanRecord, Remote, Step, fresh
 from monarch.runtime.shared import memory, wire
 
@@ -37,6 +38,8 @@ class Restoring(ABC):
 
     def _begin(self) -> None:
         self._placed = Placed(self._state)
+        self._handles = Handles()
+        self._snapshots: Snapshots | None = None
         self._waiting: deque[Step] = deque()
         """Steps that are to be given again, while the mesh is healed."""
         self._restoring = False  # a session has begun in which workers have not all that they are to have
@@ -48,6 +51,10 @@ class Restoring(ABC):
     @abstractmethod
     def _own(self, handle: Handle, what: str) -> Remote:
         """The handle, which is of this mesh. Raises MonarchError."""
+
+    @abstractmethod
+    def _snapshot_now(self) -> None:
+        """Where a snapshot is due, take one, and wait until it is whole."""
 
     def _from_survivors(self, remote: Remote, ranks: Sequence[int]) -> list[torch.Tensor]:
         """What workers hold of a value, from those that live and hold the same. Raises LostError where nobody does."""
@@ -75,6 +82,8 @@ class Restoring(ABC):
             while not self._is_whole():
                 try:
                     self._heal(states)
+                    connection.healing = False
+                    self._snapshot_now()
                 except DeviceMeshError:
                     if state.dead is None:  # it is no other worker that has died
                         raise
@@ -122,16 +131,25 @@ class Restoring(ABC):
                 lost[id] = type_
             elif found:
                 pairs.setdefault(found, {})[id] = type_
-        self._refuse_lost(lost, states)
+        if self._snapshots is not None:
+            self._snapshots.left(set(alive))
+        way_back = self._snapshots.way_back(values.keys()) if lost and self._snapshots is not None else None
+        made: set[int] = set()
+        if way_back is None:
+            self._refuse_lost(lost, states)
+        else:
+            assert self._snapshots is not None
+            pairs, again, made = {}, [], self._snapshots.made()
+            replay = self._snapshots.replay()
+            self._waiting = deque((*replay, *(step for step in self._waiting if step not in set(replay))))
         for record in self._records.values():
             record.loaded = False
         connection.healing = self._restoring = True
         connection.renew()
         who = [f"worker {state.coordinates_of(rank)} {how}" for rank, how in gone.items()]
         logger.info("healing %s: %s", mesh, "; ".join(who))
-        stray = list(set().union(*tables.values()) - values.keys()) if tables else []
-        for first in range(0, len(stray), wire.FREE_AT_ONCE):
-            connection.command(Step("free"), wire.numbers(wire.FREE, *stray[first : first + wire.FREE_AT_ONCE]))
+        stray = list(set().union(*tables.values()) - values.keys()) if tables and way_back is None else []
+        self._free(stray)
         copying = []
         for sources, each in pairs.items():
             for source, target in sources:
@@ -144,17 +162,29 @@ class Restoring(ABC):
             for record_ in copies(each, mesh, sources):
                 copying.append(Step("copy"))
                 connection.command(copying[-1], record_)
+        if way_back is not None:
+            steps = sum(step.commits for step in self._waiting)
+            logger.info("healing %s: from the last snapshot, with the %d steps behind it again", mesh, steps)
+        for record_ in way_back or ():
+            copying.append(Step("copy"))
+            connection.command(copying[-1], record_)
         for step in again:
             self._give_again(step)
         while self._waiting:
             self._give_again(self._waiting[0])
             self._waiting.popleft()
+        self._free(list(made - {handle.id for handle in self._handles.live()}))
         connection.publish()
         self._restoring = False
         connection.catch_up(state.next_command)
         for step in copying:
             state.check(step)
         logger.info("healing %s: done in %.0f ms", mesh, 1000 * (time.monotonic() - start))
+
+    def _free(self, ids: Sequence[int]) -> None:
+        """Have the workers drop values that nobody refers to."""
+        for first in range(0, len(ids), wire.FREE_AT_ONCE):
+            self._connection.command(Step("free"), wire.numbers(wire.FREE, *ids[first : first + wire.FREE_AT_ONCE]))
 
     def _give_again(self, step: Step) -> None:
         step.noted, step.sequence, step.staged, step.error = False, -1, None, None
@@ -165,7 +195,7 @@ class Restoring(ABC):
         waiting = set(self._waiting)
         makes = {id for step in waiting if step.again is not None for id in step.again.makes}
         values: dict[int, TensorType] = {}
-        for handle in live_handles(self):
+        for handle in self._handles.live():
             if handle.step.error is not None:
                 handle.taken_by = handle.step  # whoever uses it is told
             elif handle.id not in makes and (handle.taken_by is None or handle.taken_by in waiting):
@@ -190,7 +220,7 @@ class Restoring(ABC):
         if found:
             message, hint = self._lost_text(found)
             raise LostError(message, hint=hint)
-        for handle in live_handles(self):
+        for handle in self._handles.live():
             if handle.id in lost:
                 step = Step("lost")
                 step.sequence = 0
@@ -210,5 +240,6 @@ class Restoring(ABC):
             f"{len(lost)} tensor{'s' * (len(lost) != 1)} of {self._mesh} cannot be restored: {who}",
             f"no other worker holds the same blocks of\n{shown}\n"
             f"A mesh dim along which a tensor is replicated keeps it; these are not over {', '.join(sorted(over))}.\n"
+            "mesh.snapshots(every=10) has another worker keep a copy of such tensors.\n"
             "Make a new mesh, and start again from the last checkpoint.",
         )

@@ -180,6 +180,8 @@ class ControllerState:
             ", ".join(f"{name}={at}" for name, at in point.items()) or "0" for point in mesh.coordinates()
         ]
         self._under_way: deque[Step] = deque()
+        self.log: deque[tuple[Step, Again]] | None = None
+        """The steps that can be given again, with how, where they are kept for snapshots; in order."""
         self._reports: dict[int, dict[int, Report]] = {}
         self._failed: list[Step] = []
         """Steps that failed and that are still to be undone in Python, in order."""
@@ -195,7 +197,10 @@ class ControllerState:
         """Note that the workers are given a step. To note it again changes nothing."""
         for handle in step.donated:
             handle.taken_by = handle.taken_by if step.noted else step
+        log = deque() if self.log is None else self.log
+        kept = () if step.noted or step.again is None else ((step, step.again),)
         self._under_way += () if step.noted else (step,)
+        log += kept
         step.noted = True
 
     def handles(self, count: int) -> int:

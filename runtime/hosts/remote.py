@@ -152,6 +152,7 @@ class RemoteConnection(Connection):
         super().__init__(mesh, lost)
         self.actor_processes = actor_processes
         self._tree = tree
+        self.hosts = hosts
         self._number = next(_meshes)
         self._each = mesh.workers // hosts
         self._inbox = inbox = Inbox(tree, self._number)

@@ -18,6 +18,10 @@ Down, from the controller to all workers at once (a record of the ring each; num
     ADOPT   a number, first handle, how many: what an actor of the worker's process has made becomes values
     COPY    how many pairs, pairs of a rank and the rank that is to get its blocks; then for each tensor its handle,
             dtype, dims, the block's shape
+    TAKE    a snapshot's number, and that of the one to keep beside it, or -1: all values as they are now
+    SEND    a snapshot's number; then as COPY: each target keeps copies of its source's blocks
+    BACK    a snapshot's number: values are as they were in it; none where a worker does not have it
+    GIVE    a snapshot's number; then as COPY: each source gives its target the blocks of it that it keeps
     FAULT   a rank, what it is to suffer, at which instruction of its next step or -1 for at once, a value (see
             `worker.faults`); sent by tests alone
 
@@ -50,6 +54,7 @@ from monarch.compiler.plan import DTYPES
 RUN, PUT, LOAD, UNLOAD, FREE, FETCH, COUNT, TRACE, LEND, ADOPT, COPY = range(1, 12)
 VERDICT, ASK, TABLE, SESSION, HOW_FAR = range(12, 17)
 FAULT = 17
+TAKE, SEND, BACK, GIVE = range(18, 22)
 
 INLINE = -1
 INLINE_BYTES = 64 << 10

@@ -259,7 +259,7 @@ class _Worker:
         return wire.unpack_numbers(packet) if len(packet) % 8 == 0 else (0,)  # or else it is of the last start
 
 
-_MEETING = (wire.RUN, wire.COPY)
+_MEETING = (wire.RUN, wire.COPY, wire.SEND, wire.GIVE)
 """Commands in which workers wait for each other."""
 
 

@@ -9,7 +9,7 @@ import traceback
 import weakref
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -102,6 +102,14 @@ class Buffer:
 Message = Report | Value | Count | Buffer
 
 
+@dataclass
+class _Snapshot:
+    """This worker's values at one time, by handle, and blocks of other workers' values, by rank and handle."""
+
+    values: dict[int, torch.Tensor]
+    others: dict[tuple[int, int], torch.Tensor] = field(default_factory=dict)
+
+
 class LoadedPlan:
     """A plan as this worker runs it: the frame, and how to read its arguments. `ready` has what a GPU needs besides,
     `check` waits for what the step has started; `failed` is whether its last step did."""
@@ -163,6 +171,9 @@ class WorkerState:
         self._results = results
         self._seen: dict[int, list[weakref.ref[Any]] | None] = {}
         """Values that actors may see: as long as one of these lives, or (None) for ever."""
+        self._snapshots: dict[int, _Snapshot] = {}
+        self._shared: frozenset[int] = frozenset()
+        """The values that are in a snapshot too: no step may write over them."""
         self._arena = Arena()
         self._tracer: Tracer | None = None
         self._kernels: Path | None = None  # of the plan that is being loaded
@@ -185,6 +196,10 @@ class WorkerState:
             wire.LEND: self._lend,
             wire.ADOPT: self._adopt,
             wire.COPY: self._copy,
+            wire.TAKE: self._take,
+            wire.SEND: self._send,
+            wire.BACK: self._back,
+            wire.GIVE: self._give,
             wire.FAULT: self._suffer,
         }
         self._untraced = self._handlers
@@ -313,6 +328,10 @@ class WorkerState:
         try:
             if self._seen:
                 self._part_from_actors(plan, arguments)
+            if self._shared and not self._shared.isdisjoint(self._donated):
+                for at, handle in zip(plan.donated, self._donated, strict=True):
+                    if handle in self._shared:
+                        arguments[at] = arguments[at].clone()
             for at, handle in elsewhere:
                 arguments[at] = values[handle] = arguments[at].to(plan.device)
             if plan.failed and plan.ready is not None:
@@ -490,12 +509,27 @@ class WorkerState:
         return []
 
     def _copy(self, step: int, body: bytearray) -> list[Message]:
-        """Give values to workers that have none of them. Each is checked by a checksum that its source sends along, and
-        lies there as it does here: PyTorch's sums depend on the strides of their operands."""
-        numbers = iter(wire.unpack_numbers(body)[1:])
+        """Give values to workers that have none of them."""
+        numbers = wire.unpack_numbers(body)[1:]
+        return self._move(step, numbers, lambda handle, pair: self.values.get(handle), self._set)
+
+    def _set(self, handle: int, pair: tuple[int, int], value: torch.Tensor) -> None:
+        self.values[handle] = value
+
+    def _move(
+        self,
+        step: int,
+        body: Sequence[int],
+        held: Callable[[int, tuple[int, int]], torch.Tensor | Missing | None],
+        keep: Callable[[int, tuple[int, int], torch.Tensor], None],
+    ) -> list[Message]:
+        """Move blocks from worker to worker, as a COPY says. `held` gives a value's block for a pair of source and
+        target, and `keep` takes it there. Each is checked by a checksum that its source sends along, and lies there as
+        it does here: PyTorch's sums depend on the strides of their operands."""
+        numbers = iter(body)
         pairs = [(next(numbers), next(numbers)) for _ in range(next(numbers))]
-        gives = any(source == self.rank for source, _ in pairs)
-        gets = any(target == self.rank for _, target in pairs)
+        gives = next((pair for pair in pairs if pair[0] == self.rank), None)
+        gets = next((pair for pair in pairs if pair[1] == self.rank), None)
         handles: list[int] = []
         blocks: list[torch.Tensor] = []
         self._collectives.begin(step)
@@ -504,27 +538,60 @@ class WorkerState:
                 code, ndim = next(numbers), next(numbers)
                 shape = [next(numbers) for _ in range(ndim)]
                 block = torch.empty(shape, dtype=wire.DTYPE_LIST[code])
-                if gives:
-                    held = self.values.get(handle)
-                    if not isinstance(held, torch.Tensor) or (held.shape, held.dtype) != (block.shape, block.dtype):
+                if gives is not None:
+                    value = held(handle, gives)
+                    if not isinstance(value, torch.Tensor) or (value.shape, value.dtype) != (block.shape, block.dtype):
                         raise RuntimeError(f"value {handle} is not here as it was to be copied")
-                    block = held.cpu()
+                    block = value.cpu()
                 handles.append(handle)
                 blocks.append(block)
             notes = torch.tensor([note for block in blocks for note in (checksum(block), *_strides(block))])
             *copies, told = self._collectives.permute(list(self._position), pairs)([*blocks, notes])
-            if gets:
+            if gets is not None:
                 notes_of = iter(told.tolist())
                 for handle, copied in zip(handles, copies, strict=True):
                     if next(notes_of) != checksum(copied):
                         raise RuntimeError(f"value {handle} did not arrive as it was sent")
                     strides = [next(notes_of) for _ in copied.shape]
-                    self.values[handle] = torch.empty_strided(copied.shape, strides, dtype=copied.dtype).copy_(copied)
+                    block = torch.empty_strided(copied.shape, strides, dtype=copied.dtype).copy_(copied)
+                    keep(handle, gets, block)
         except Aborted as aborted:
             return [Report("aborted", self.rank, step, error=str(aborted))]
         except RuntimeError as error:
             return [Report("failed", self.rank, step, _describe(error), "".join(traceback.format_exception(error)))]
         return []
+
+    # -- snapshots ---------------------------------------------------------------------------------------------------
+
+    def _take(self, step: int, body: bytearray) -> list[Message]:
+        """Values that no step replaces are shared with the snapshot; `_run` copies the others before it does."""
+        _, number, kept = wire.unpack_numbers(body)
+        self._snapshots = {at: each for at, each in self._snapshots.items() if at == kept}
+        tensors = {handle: value for handle, value in self.values.items() if isinstance(value, torch.Tensor)}
+        if number >= 0:
+            self._snapshots[number] = _Snapshot(tensors)
+        self._shared = frozenset().union(*(each.values for each in self._snapshots.values()))
+        return []
+
+    def _send(self, step: int, body: bytearray) -> list[Message]:
+        _, number, *rest = wire.unpack_numbers(body)
+        snapshot = self._snapshots.get(number, _Snapshot({}))  # it may have been given up meanwhile
+
+        def keep(handle: int, pair: tuple[int, int], block: torch.Tensor) -> None:
+            snapshot.others[pair[0], handle] = block
+
+        return self._move(step, rest, lambda handle, pair: snapshot.values.get(handle), keep)
+
+    def _back(self, step: int, body: bytearray) -> list[Message]:
+        _, number = wire.unpack_numbers(body)
+        snapshot = self._snapshots.get(number)
+        self.values = {} if snapshot is None else dict(snapshot.values)
+        return []
+
+    def _give(self, step: int, body: bytearray) -> list[Message]:
+        _, number, *rest = wire.unpack_numbers(body)
+        snapshot = self._snapshots.get(number, _Snapshot({}))
+        return self._move(step, rest, lambda handle, pair: snapshot.others.get((pair[1], handle)), self._set)
 
     def _free(self, step: int, body: bytearray) -> list[Message]:
         self._drop(wire.unpack_numbers(body)[1:])

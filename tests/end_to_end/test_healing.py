@@ -70,7 +70,12 @@ class Training:
 
 
 def train(
-    dims: dict[str, int], layouts: dict[str, Any], seed: int | None = None, late: int = 0, eager: bool = False
+    dims: dict[str, int],
+    layouts: dict[str, Any],
+    seed: int | None = None,
+    late: int = 0,
+    eager: bool = False,
+    every: int = 0,
 ) -> tuple[list[float], list[torch.Tensor], int]:
     """What was read, what is left, and how often the mesh was healed. Values are read so many calls late."""
     chance, heals = random.Random(seed), 0
@@ -80,6 +85,8 @@ def train(
         training = Training(mesh, layouts)
         call: Callable[[int, list[Any]], Any] = training.eager if eager else training.call
         torch.manual_seed(7)
+        if every and seed is not None:
+            mesh.snapshots(every)
         results: list[Any] = []
         read: list[float] = []
         while len(read) < CALLS:
@@ -112,20 +119,23 @@ def _kill(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-WAYS: dict[str, tuple[dict[str, int], dict[str, Any], int, bool]] = {
-    "data": ({"data": 4}, {"*": None}, 0, False),
-    "data, read late": ({"data": 4}, {"*": None}, 6, False),
-    "data and model": ({"data": 2, "model": 2}, {"*.weight": "[@model, -]"}, 5, False),
-    "eager": ({"data": 2}, {"*": None}, 0, True),
+WAYS: dict[str, tuple[dict[str, int], dict[str, Any], int, bool, int]] = {
+    "data": ({"data": 4}, {"*": None}, 0, False, 0),
+    "data, read late": ({"data": 4}, {"*": None}, 6, False, 0),
+    "data and model": ({"data": 2, "model": 2}, {"*.weight": "[@model, -]"}, 5, False, 0),
+    "eager": ({"data": 2}, {"*": None}, 0, True, 0),
+    "fully sharded": ({"data": 4}, {"*.weight": "[@data, -]"}, 0, False, 3),
+    "fully sharded, read late": ({"data": 2, "model": 2}, {"*.weight": "[@data, @model]"}, 6, False, 4),
+    "fully sharded, eager": ({"data": 2}, {"*.weight": "[@data, -]"}, 0, True, 2),
 }
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_training_ends_with_the_same_bits(way: str) -> None:
-    dims, layouts, late, eager = WAYS[way]
+    dims, layouts, late, eager, every = WAYS[way]
     read, left, heals = train(dims, layouts, late=late, eager=eager)
     assert heals == 0
-    again, kept, heals = train(dims, layouts, list(WAYS).index(way), late, eager)
+    again, kept, heals = train(dims, layouts, list(WAYS).index(way), late, eager, every)
     assert heals and again == read and all(map(torch.equal, left, kept))
 
 

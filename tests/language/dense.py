@@ -108,6 +108,9 @@ class DenseExecutor:
     def heal(self, states: Any) -> None:
         pass
 
+    def snapshots(self, every: int, copies: int) -> None:
+        pass
+
     def undo(self) -> None:
         pass
 

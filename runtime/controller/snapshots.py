@@ -1,0 +1,218 @@
+"""Snapshots: a copy of all values at one step, of which each worker keeps its own blocks and, of values that no layout
+replicates, those of another worker. With what was asked of the workers since, which is kept here, a mesh that has lost
+values goes on without having lost a step. Pure: the executor gives the commands.
+
+    take     every worker notes its values; what a later step would write over, it copies first
+    send     once that step is done on all workers: each sends its blocks of what is not replicated to another worker,
+             in pieces of some MiB, between steps
+    whole    once all has arrived: only now is the former snapshot of no use, and dropped when the next is taken
+
+So a death at any moment leaves one that is whole.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Iterator, Sequence, Set
+from dataclasses import dataclass, field
+from itertools import islice
+
+from monarch.compiler.plan import MeshSpec, TensorType
+from monarch.compiler.survival import worker_bytes
+from monarch.runtime.controller.healing import Pairs, copies, find_sources
+from monarch.runtime.controller.placing import places_of
+from monarch.runtime.controller.state import Again, ControllerState, Remote, Step
+from monarch.runtime.shared import wire
+
+LOG_BYTES, LOG_STEPS = 256 << 20, 4096
+"""So much of what was asked since a snapshot is kept before the next one is taken early, and four times as much at
+most."""
+
+logger = logging.getLogger("monarch")
+
+
+@dataclass
+class _Taken:
+    """A snapshot that is not whole yet."""
+
+    number: int
+    take: Step
+    candidates: list[tuple[int, TensorType, Step, Step | None]]
+    """Values that may be in it: handle, type, the step that makes it, and the one that it was donated to by then."""
+    values: dict[int, TensorType] | None = None
+    """Those that are in it, once that is known."""
+    pieces: deque[bytes] = field(default_factory=deque)
+    """What is still to be sent."""
+    at_once: int = 1
+    sent: list[Step] = field(default_factory=list)
+
+
+class Snapshots:
+    """Those of one mesh. Not thread-safe; where a call was interrupted, the snapshot under way is given up."""
+
+    def __init__(self, state: ControllerState, hosts: int, every: int, copies: int) -> None:
+        self.every, self.copies = every, copies
+        self._state, self._mesh = state, state.mesh
+        mesh = state.mesh
+        each = mesh.workers // hosts
+        step = each if hosts > 1 else 1
+        self._keepers = [[(rank + step * at) % mesh.workers for at in range(1, copies + 1)] for rank in _ranks(mesh)]
+        """By rank, the workers that keep copies of its blocks: on other hosts, where there are several."""
+        self.due = True
+        self.number = -1
+        """The snapshot that is whole."""
+        self._values: dict[int, TensorType] = {}
+        """What is in it."""
+        self._holders: set[int] = set()
+        """The workers that still have their part of it."""
+        self._commits = 0  # since the last was taken
+        self._next = 0
+        self._taken: _Taken | None = None
+        self._size, self._measured = 0, 0  # of the log, and of how many of its steps
+        state.log = deque()
+
+    @property
+    def under_way(self) -> bool:
+        return self._taken is not None
+
+    def ran(self, step: Step) -> None:
+        """A step was given to the workers."""
+        self._commits += step.commits
+        self.due = self.due or self._commits >= self.every or self._fills(1)
+        if self.number >= 0 and self._fills(4):
+            logger.warning("%s: the last snapshot is given up, for no later one could be made", self._mesh)
+            self.number = -1
+            self._log.clear()
+
+    def _fills(self, times: int) -> bool:
+        log = self._log
+        if len(log) < self._measured:
+            self._size = self._measured = 0
+        for _, again in islice(log, self._measured, len(log)):
+            self._size += len(again.data) + (len(again.record) if isinstance(again.record, bytes) else 0)
+        self._measured = len(log)
+        return self._size > times * LOG_BYTES or len(log) > times * LOG_STEPS
+
+    @property
+    def _log(self) -> deque[tuple[Step, Again]]:
+        assert self._state.log is not None
+        return self._state.log
+
+    def take(self, live: Sequence[Remote]) -> tuple[Step, bytes]:
+        """Take one: the command, which is to be given now, behind all that makes the `live` handles."""
+        candidates = [
+            (each.id, each.type, each.step, each.taken_by)
+            for each in live
+            if each.step.error is None and (each.taken_by is None or each.taken_by.error is None)
+        ]
+        taken = self._taken = _Taken(self._next, Step("take a snapshot"), candidates)
+        self._next += 1
+        self._commits, self.due = 0, False
+        return taken.take, wire.numbers(wire.TAKE, taken.number, self.number)
+
+    def send(self) -> Iterator[tuple[Step, bytes]]:
+        """What is to be given now of the one that was taken."""
+        taken = self._taken
+        if taken is None or not self._is_done(taken.take) or not self._is_given(taken.sent):
+            return
+        if taken.values is None:
+            taken.values = {
+                id: type_
+                for id, type_, made, gone in taken.candidates
+                if made.error is None and (gone is None or (gone.error is not None and not gone.lost))
+            }
+            taken.candidates.clear()
+            alone = {id: type_ for id, type_ in taken.values.items() if _is_alone(type_, self._mesh)}
+            for at in range(self.copies):
+                pairs = tuple((rank, self._keepers[rank][at]) for rank in _ranks(self._mesh))
+                taken.pieces.extend(copies(alone, self._mesh, pairs, wire.SEND, [taken.number]))
+            taken.at_once = -(-len(taken.pieces) // max(1, self.every // 2))
+        for _ in range(min(taken.at_once, len(taken.pieces))):
+            step = Step("send a snapshot")
+            taken.sent.append(step)
+            yield step, taken.pieces.popleft()
+        if not taken.pieces and all(map(self._is_done, taken.sent)):
+            self._finish(taken)
+
+    def _is_given(self, steps: Sequence[Step]) -> bool:
+        """Whether all of them were given to the workers. Where a call was interrupted, the snapshot is given up."""
+        if any(step.sequence < 0 for step in steps):
+            self._taken, self.due = None, True
+        return self._taken is not None
+
+    def _is_done(self, step: Step) -> bool:
+        return self._is_given([step]) and step.sequence < self._state.finished_commands
+
+    def _finish(self, taken: _Taken) -> None:
+        self._taken = None
+        if failed := next((step.error for step in (taken.take, *taken.sent) if step.error is not None), None):
+            logger.warning("%s: a snapshot could not be made: %s", self._mesh, failed.message)
+            return
+        assert taken.values is not None
+        log = self._log
+        while log and (first := log[0])[0].sequence < taken.take.sequence:
+            _ = log.popleft() if log and log[0] is first else None
+        self.number, self._values, self._holders = taken.number, taken.values, set(_ranks(self._mesh))
+        logger.debug("%s: snapshot %d is whole, with %d values", self._mesh, self.number, len(self._values))
+
+    # -- after a death -----------------------------------------------------------------------------------------------
+
+    def left(self, alive: Set[int]) -> None:
+        """Only these workers are left of the session: the next snapshot is due."""
+        self._holders &= alive
+        self._taken, self.due = None, True
+
+    def way_back(self, needed: Set[int]) -> list[bytes] | None:
+        """The commands by which all workers have the values of the snapshot that is whole. None where some of these are
+        lost too, or what is `needed` would not be there behind the replay."""
+        if self.number < 0 or any(step.lost for step, _ in self._log) or not needed <= self.made():
+            return None
+        lacking = [rank for rank in _ranks(self._mesh) if rank not in self._holders]
+        keepers = {rank: next((at for at in self._keepers[rank] if at in self._holders), None) for rank in lacking}
+        by_pairs: dict[Pairs, dict[int, TensorType]] = {}
+        alone: dict[int, TensorType] = {}
+        for id, type_ in self._values.items():
+            pairs = find_sources(type_, self._mesh, self._holders)
+            if pairs:
+                by_pairs.setdefault(pairs, {})[id] = type_
+            elif pairs is None and _is_alone(type_, self._mesh) and None not in keepers.values():
+                alone[id] = type_
+            elif pairs is None:
+                return None
+        records = [wire.numbers(wire.BACK, self.number)]
+        for pairs, values in by_pairs.items():
+            records += copies(values, self._mesh, pairs)
+        for rank, keeper in keepers.items():
+            if keeper is not None:
+                records += copies(alone, self._mesh, ((keeper, rank),), wire.GIVE, [self.number])
+        return records
+
+    def made(self) -> set[int]:
+        """The handles that have a value behind the way back and the replay."""
+        return set(self._values).union(*(again.makes for step, again in self._log if step.error is None))
+
+    def replay(self) -> list[Step]:
+        """The steps that are to be given again behind the way back: all since, but those that failed. From then on they
+        count as not given."""
+        steps = []
+        for step, again in self._log:
+            if step.error is None:
+                step.again = again
+                steps.append(step)
+        self._log.clear()
+        return steps
+
+
+def snapshot_bytes(live: Sequence[Remote], mesh: MeshSpec, copies: int) -> int:
+    """How much a worker holds at most for snapshots of such values: the last that is whole, and one under way."""
+    return 2 * sum(worker_bytes(each.type, mesh) * (1 + copies * _is_alone(each.type, mesh)) for each in live)
+
+
+def _is_alone(type: TensorType, mesh: MeshSpec) -> bool:
+    """Whether each worker's block of such a value is no other's."""
+    return len(set(places_of(type, mesh))) == mesh.workers
+
+
+def _ranks(mesh: MeshSpec) -> range:
+    return range(mesh.workers)
