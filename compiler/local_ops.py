@@ -41,6 +41,10 @@ def axis_index(position: Where, sizes: Where, mesh_dim: str) -> torch.Tensor:
     return torch.full((), position[mesh_dim])  # filled on the device, where torch.tensor would copy it there
 
 
+def same(position: Where, sizes: Where, tensor: torch.Tensor, mesh_dim: str, placement: object) -> torch.Tensor:
+    return tensor
+
+
 def _own(
     index: torch.Tensor, length: int, mesh_dim: str, position: Where, sizes: Where
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -277,6 +281,8 @@ LOCAL_OPS: dict[str, Callable[..., Any]] = {
     "shard": shard,
     "first_only": first_only,
     "axis_index": axis_index,
+    "to_varying": same,
+    "from_varying": same,
     "fill_padding": fill_padding,
     "in_range": in_range,
     "embedding_shard": embedding_shard,

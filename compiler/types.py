@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
 
@@ -295,6 +295,11 @@ class TensorType:
     def with_layout(self, layout: Layout) -> TensorType:
         """The same tensor in another layout."""
         return TensorType(self.dtype, self.shape, layout, self.padding)
+
+    def varying_along(self, mesh_dims: tuple[str, ...]) -> TensorType:
+        """This type, varying along these mesh dims and no others."""
+        layout = self.layout
+        return self if mesh_dims == layout.varying else self.with_layout(replace(layout, varying=mesh_dims))
 
     def place(self, mesh_dim: str, placement: Placement) -> TensorType:
         """This type with `mesh_dim` placed anew, as `Layout.place` does it. Raises LayoutError as that does."""

@@ -21,11 +21,13 @@ from monarch.compiler.ops import MonarchOp
 from monarch.compiler.ops.record import find
 from monarch.compiler.rules import rule_for, tensor_operands
 from monarch.compiler.text import op_name, print_node, print_type
-from monarch.compiler.types import VARYING, Placement, TensorType, is_partial
+from monarch.compiler.types import REDUCTIONS, VARYING, Placement, TensorType, is_partial
 
 PARAMETERS = {
     op: tuple(part.strip() for part in op.signature.strip("()").split(",") if part.strip()) for op in ops.OPS.values()
 }
+PER_WORKER = (ops.to_varying, ops.from_varying, ops.axis_index, ops.permute)
+"""Ops that stand in a graph before it is partitioned over the mesh dims that they name."""
 
 
 def verify(graph: Graph, after: str = "", *, run: bool = False) -> None:
@@ -189,7 +191,7 @@ class _Verifier(_Check):
             self.fail("asks for a layout, and the graph is partitioned over all dims already", node)
         mesh_dims = given.get("mesh_dims", [given["mesh_dim"]] if "mesh_dim" in given else [])
         for at, dim in enumerate(mesh_dims):
-            if dim not in self.graph.partitioned:
+            if dim not in (self.graph.mesh.sizes if op in PER_WORKER else self.graph.partitioned):
                 self.fail(f"names the mesh dim {dim!r}, over which the graph is not partitioned", node)
             if dim in mesh_dims[:at]:
                 self.fail(f"names the mesh dim {dim!r} twice", node)
@@ -203,6 +205,8 @@ class _Verifier(_Check):
             self.collective(node, op, given, types)
         elif op in (ops.shard, ops.first_only):
             self.cut(node, given, types)
+        elif op in (ops.to_varying, ops.from_varying):
+            self.per_worker(node, given, types)
         elif op is not ops.axis_index:
             self.placements(node, types)
 
@@ -277,7 +281,9 @@ class _Verifier(_Check):
         if op is ops.broadcast:
             return type_
         if op is ops.permute:
-            return None
+            if any(type_.layout.placement(dim) != VARYING for dim in mesh_dims if dim in self.dims):
+                self.fail(f"moves %{tensor.name}, which is {type_}: it does not vary along {', '.join(mesh_dims)}", node)
+            return type_
         target = None
         if op in (ops.reduce_scatter, ops.all_to_all):
             target = given["dims" if op is ops.reduce_scatter else "target_dims"][at]
@@ -296,6 +302,28 @@ class _Verifier(_Check):
         if types != expected:
             self.fail(f"gives {expected}, and its type says {print_type(types)}", node)
 
+    def per_worker(self, node: fx.Node, given: dict[str, Any], types: Any) -> None:
+        """Where per-worker code begins or ends: the sizes fit, and so do the placements where the mesh dim is
+        partitioned."""
+        tensor, mesh_dim, begins = given["tensor"], given["mesh_dim"], node.target is ops.to_varying
+        placement = given["dim" if begins else "placement"]
+        if not _is_tensor(tensor) or not isinstance(types, TensorType):
+            self.fail("has to take and to give one tensor", node)
+        outside, inside = (tensor.meta["type"], types) if begins else (types, tensor.meta["type"])
+        shape = list(inside.shape)
+        if isinstance(placement, int) and 0 <= placement < len(shape):
+            shape[placement] *= self.graph.mesh.sizes[mesh_dim]
+        elif placement not in ((None,) if begins else REDUCTIONS):
+            self.fail(f"cannot have the placement {placement!r}", node)
+        if (outside.dtype, list(outside.shape)) != (inside.dtype, shape):
+            self.fail(f"makes {types} of %{tensor.name}, which is {tensor.meta['type']}", node)
+        if mesh_dim in self.graph.partitioned:
+            takes, gives = (placement, VARYING) if begins else (VARYING, placement)
+            found = tensor.meta["type"].layout.placement(mesh_dim), types.layout.placement(mesh_dim)
+            if self.graph.mesh.sizes[mesh_dim] > 1 and found != (takes, gives):
+                self.fail(f"takes %{tensor.name}, which is {tensor.meta['type']}, along '{mesh_dim}'", node)
+        self.placements(node, types, but=mesh_dim)
+
     def placed(self, node: fx.Node, type_: TensorType, dim: str, placement: Placement) -> TensorType:
         try:
             return type_.place(dim, placement)
@@ -304,14 +332,18 @@ class _Verifier(_Check):
 
     # -- placements --------------------------------------------------------------------------------------------------
 
-    def placements(self, node: fx.Node, types: Any) -> None:
-        """Operands and results lie as the op's rule allows, over each mesh dim that is partitioned."""
+    def placements(self, node: fx.Node, types: Any, but: str = "") -> None:
+        """Operands and results lie as the op's rule allows, over each mesh dim that is partitioned `but` one."""
         operands = tensor_operands(node)
         for dim in self.dims:
+            if dim == but:
+                continue
             takes = [operand.meta["type"].layout.placement(dim) for operand in operands]
             gives = [type_.layout.placement(dim) for type_ in _parts(types) if type_ is not None]
             if VARYING in takes and any(placement != VARYING for placement in gives):
                 self.fail(f"takes a value that varies along '{dim}', so its own has to vary as well", node)
+            if VARYING in takes and any(placement not in (VARYING, None) for placement in takes):
+                self.fail(f"takes a value that varies along '{dim}', and one that is sharded or pending there", node)
             if VARYING in gives and VARYING not in takes:
                 self.fail(f"varies along '{dim}', and no operand does", node)
             if VARYING not in takes and any(placement is not None for placement in (*takes, *gives)):

@@ -14,9 +14,12 @@ from monarch.language.recorder.dispatch import clone, dispatch, zeros
 from monarch.language.recorder.random import manual_seed
 from monarch.language.recorder.reading import read_item, read_known, read_truth
 from monarch.language.recorder.recording import is_tracing
+from monarch.language.recorder.varying import position
 from monarch.language.tensors.mesh import Mesh, heal_mesh
 from monarch.language.tensors.operations import operations
 from monarch.language.tensors.tensor import DistributedTensor
+from monarch.language.workers.collectives import all_gather, all_to_all, permute, reduce, reduce_scatter, vary
+from monarch.language.workers.local import activate, local
 
 __all__ = [
     "DistributedTensor",
@@ -24,14 +27,22 @@ __all__ = [
     "OperatorError",
     "Program",
     "Traced",
+    "all_gather",
+    "all_to_all",
     "distribute",
     "heal_mesh",
     "layout",
+    "local",
     "manual_seed",
     "module_to_mesh",
+    "permute",
     "program",
+    "reduce",
+    "reduce_scatter",
+    "vary",
 ]
 
+operations.activate = activate
 operations.dispatch = dispatch
 operations.clone = clone
 operations.zeros = zeros
@@ -42,4 +53,6 @@ operations.read_truth = read_truth
 operations.is_tracing = is_tracing
 operations.flush = flush
 operations.adopt = from_shards
+operations.position = position
+operations.reduce = reduce
 operations.program = lambda function, mesh: Program(function, mesh, CompileOptions())

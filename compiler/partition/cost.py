@@ -34,8 +34,10 @@ def reshard_cost(source: Placement, target: Placement, nbytes: float, k: int) ->
     if source == target:
         return 0.0
     moved = nbytes * (k - 1) / k
-    if VARYING in (source, target):
+    if source == VARYING:
         return FORBIDDEN
+    if target == VARYING:  # the same on every worker, which each takes as its own
+        return reshard_cost(source, None, nbytes, k)
     if source is None:
         # Blocks are cut, and summands made, where the value already is.
         return SLICE_PER_BYTE * nbytes if target in ("sum",) or isinstance(target, int) else FORBIDDEN

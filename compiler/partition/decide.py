@@ -12,6 +12,7 @@ from monarch.compiler import ops
 from monarch.compiler.graph import Graph, args_of, provenance
 from monarch.compiler.partition.choose import Choice
 from monarch.compiler.partition.options import Alternative, Options
+from monarch.compiler.partition.varying import begins, ends
 from monarch.compiler.plan.report import Alternative as Reported
 from monarch.compiler.rules import PARTIAL, Strategy
 from monarch.compiler.types import Layout, Placement, TensorType
@@ -116,6 +117,11 @@ class _Decider:
             return Decided(self.dim, "", "", why, (_key(producer),), others, exact, ((producer.name, _key(producer)),))
         strategy = chosen.strategy
         operands = self.options.operands[node]
+        if (words := self.per_worker(node)) is not None:
+            causes = [operand for operand in operands if operand in self.options.varying] or operands
+            keys = tuple(dict.fromkeys(map(_key, causes)))
+            named = tuple((_origin(cause).name, _key(cause)) for cause in causes)
+            return Decided(self.dim, "", "", words, keys, others, exact, named)
         lying = [
             (operand, wanted, self.lies(operand, wanted))
             for operand, wanted in zip(operands, strategy.operands, strict=True)
@@ -140,6 +146,21 @@ class _Decider:
         why = self.why(node, chosen, causes, others)
         named = tuple((_origin(cause).name, _key(cause)) for cause in causes)
         return Decided(self.dim, str(self.options.rules[node]), factor, why, keys, others, exact, named)
+
+    def per_worker(self, node: fx.Node) -> str | None:
+        """Why a value has its placement that belongs to per-worker code or ends it; None for any other."""
+        if ends(node, self.dim):
+            placement = args_of(node)[2]
+            what = f"blocks of dim {placement}" if isinstance(placement, int) else f"a pending {placement}"
+            return f"per-worker code ends here: what each worker along '{self.dim}' has becomes {what}"
+        if begins(node, self.dim):
+            return f"per-worker code: each worker along '{self.dim}' takes its own here"
+        if node in self.options.varying:
+            found = [each for each in self.options.operands[node] if each in self.options.varying]
+            names = _listed([f"%{_origin(each).name}" for each in found])
+            vary = "varies" if len(set(found)) == 1 else "vary"
+            return f"per-worker code: {names} {vary} along '{self.dim}', so each worker computes its own"
+        return None
 
     def readers(self, node: fx.Node, placement: Placement) -> list[fx.Node]:
         """The values whose ops read a free value in this placement, and the state that it becomes."""

@@ -19,6 +19,7 @@ from torch import fx
 
 from monarch.compiler import ops
 from monarch.compiler.graph import Graph, args_of
+from monarch.compiler.partition.varying import strategy_of, varying_along
 from monarch.compiler.rules import Rule, Strategy, rule_for, tensor_operands
 from monarch.compiler.text import parse_layout
 from monarch.compiler.types import Placement, TensorType, is_partial
@@ -48,6 +49,7 @@ class Options:
     `strategies`  the allowed strategies of each op
     `after`       for each value, the placements that it may be brought to once, for all of its users
     `free`        for each free value, the dims on which readers take it sharded
+    `varying`     the values that vary along the mesh dim; neither these nor what ends such code have a rule
     """
 
     graph: Graph
@@ -59,6 +61,7 @@ class Options:
     reach: dict[fx.Node, list[dict[Placement, bool]]] = field(default_factory=dict)
     after: dict[fx.Node, set[Placement]] = field(default_factory=dict)
     free: dict[fx.Node, set[int]] = field(default_factory=dict)
+    varying: set[fx.Node] = field(default_factory=set)
 
     def shape_of(self, node: fx.Node) -> Shape | tuple[Shape, ...]:
         """Local shapes over the mesh dims partitioned before this one."""
@@ -77,7 +80,7 @@ class Options:
 
 def find_options(graph: Graph, mesh_dim: str) -> Options:
     """Every alternative that the user's layouts lead to on `mesh_dim`."""
-    options = Options(graph, mesh_dim, graph.mesh.sizes[mesh_dim])
+    options = Options(graph, mesh_dim, graph.mesh.sizes[mesh_dim], varying=varying_along(graph, mesh_dim))
     wanted: dict[fx.Node, set[int]] = {}  # dims on which some user of a pending sum has its other operands sharded
     for node in graph.calls:
         is_element = node.target is operator.getitem
@@ -107,7 +110,7 @@ def find_options(graph: Graph, mesh_dim: str) -> Options:
 
 def _is_free(options: Options, node: fx.Node) -> bool:
     """Whether a value has dims and depends on no value that has any. Operands stand before their readers."""
-    if node.target in (operator.getitem, ops.constrain) or not _ndim(node):
+    if node.target in (operator.getitem, ops.constrain) or not _ndim(node) or node in options.varying:
         return False
     return all(operand in options.free or _ndim(operand) == 0 for operand in options.operands[node])
 
@@ -123,6 +126,14 @@ def _reach_call(options: Options, node: fx.Node, wanted: dict[fx.Node, set[int]]
         producer, index = args_of(node)
         reach = dict(options.reach[producer][index])
         options.strategies[node] = [Strategy((p,), (p,), "") for p in reach]
+    elif (only := strategy_of(node, options.mesh_dim, options.varying)) is not None:
+        for operand, placement in zip(operands, only.operands, strict=True):
+            _want(options, operand, placement, wanted)
+        options.strategies[node] = [only]
+        if not isinstance(node.meta["type"], TensorType):
+            options.reach[node] = [{placement: True} for placement in only.results]
+            return
+        reach = {only.results[0]: True}
     elif node.target is ops.constrain:
         placement = parse_layout(args_of(node)[1]).placement(options.mesh_dim)
         _want(options, operands[0], placement, wanted)

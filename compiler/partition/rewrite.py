@@ -14,7 +14,7 @@ from monarch.compiler.partition.choose import Choice
 from monarch.compiler.partition.options import Options
 from monarch.compiler.partition.whole import mark_gathered
 from monarch.compiler.rules import PARTIAL, Strategy, localize, replace_operands
-from monarch.compiler.types import Placement, TensorType, is_partial
+from monarch.compiler.types import VARYING, Placement, TensorType, is_partial
 
 Place = tuple[Placement, str]
 """A placement, and for gathered state the phase ("forward" or "backward") it was gathered for, else ""."""
@@ -152,6 +152,9 @@ class _Rewrite:
                 each.meta["named"] = named
             return node
 
+        if target == VARYING:
+            copy = copy if source is None else self.reshard(copy, source, None, value, user)
+            return local(ops.to_varying, copy, dim, None)
         if isinstance(source, int):
             if target is None:
                 return collective(ops.all_gather, [source])
@@ -195,6 +198,8 @@ def _describe(node: fx.Node) -> str:
 def _words(placement: Placement, dim: str) -> str:
     if placement is None:
         return f"whole on '{dim}'"
+    if placement == VARYING:
+        return f"as a tensor of each worker's own along '{dim}'"
     return (
         f"a pending {placement} over '{dim}'"
         if isinstance(placement, str)

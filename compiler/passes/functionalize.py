@@ -238,6 +238,10 @@ class Functionalizer(Emitter):
     def _own(self, op: Op) -> None:
         args = [self.decode(argument) for argument in op.args]
         type_ = op.out.type
+        if op.func is ops.permute:
+            tensor, *where = args
+            self.define(op.out, self.item(self.call(op.func, [tensor], *where, type=(type_,)), 0, type_))
+            return
         if op.func is ops.random:
             # With a seed of its own, or with that of the call.
             distribution, shape, dtype, stream, *seeds = args

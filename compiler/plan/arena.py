@@ -165,5 +165,5 @@ def slots_in(argument: object) -> Iterator[int]:
 def _shared(op: str) -> frozenset[int] | None:
     """Which of an op's arguments its result may share memory with, by position; None for any."""
     if op in OPS:
-        return frozenset([0] if op in ("shard", "first_only", "wait") else ())
+        return frozenset([0] if op in ("shard", "first_only", "to_varying", "from_varying", "wait") else ())
     return memory_of(find_op(op)).shares if op.startswith(("aten.", "prims.")) else None

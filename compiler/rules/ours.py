@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from monarch.compiler import ops
 from monarch.compiler.rules.call import Call, dim_of
 from monarch.compiler.rules.line import Line, factor_names, line
 from monarch.compiler.rules.localize import LocalCall, Localized, localizer
@@ -89,6 +90,17 @@ def _shard(call: Call) -> Line:
 
 
 sharding_rule("axis_index", "-> []")
+
+
+@sharding_rule("to_varying from_varying")
+def _varying(call: Call) -> Line:
+    """Over another mesh dim than their own. The dim that becomes shorter or longer stays whole, until that is done."""
+    (shape,), made = call.shapes, call.result
+    names = factor_names(len(shape))
+    text = tensor_text([name if old == new else "_" for name, old, new in zip(names, shape, made, strict=True)])
+    reduced = call["placement"] if call.target is ops.from_varying else None
+    linear = reduced in (None, "sum") or isinstance(reduced, int)
+    return line(f"{text} -> {text}", linear=[{0}] if linear else [])
 
 
 @sharding_rule("commit")

@@ -15,6 +15,8 @@ _SAFE = {
     ops.shard,
     ops.first_only,
     ops.axis_index,
+    ops.to_varying,
+    ops.from_varying,
     ops.fill_padding,
     ops.mean_shard,
     ops.arange_shard,

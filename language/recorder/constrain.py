@@ -11,6 +11,7 @@ from monarch.compiler.errors import ProgramError
 from monarch.compiler.types import Layout, TensorType
 from monarch.language.layouts import LayoutLike, as_layout
 from monarch.language.recorder.recording import recording_for
+from monarch.language.recorder.varying import varying_of
 from monarch.language.source import user_source
 from monarch.language.tensors.tensor import DistributedTensor
 
@@ -32,7 +33,8 @@ def _record(tensor: torch.Tensor, layout: Layout) -> torch.Tensor:
     assert isinstance(tensor, DistributedTensor)
     recording = recording_for(tensor.mesh)
     value = recording.value_of(tensor._ref)
-    return recording.own(ops.constrain, (value, layout), tuple(tensor.shape), tensor.dtype)
+    varying = varying_of(tensor)
+    return recording.own(ops.constrain, (value, layout), tuple(tensor.shape), tensor.dtype, varying)
 
 
 def constrain(tensor: DistributedTensor, layout: Layout) -> DistributedTensor:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from monarch.compiler.errors import MonarchError, ProgramError
@@ -30,6 +31,15 @@ from monarch.language.recorder.recording import (
     recording_for,
     source_now,
     turns,
+)
+from monarch.language.recorder.varying import (
+    active,
+    check_gradients,
+    made_to_vary,
+    refuse_write,
+    selected,
+    varying_of,
+    varying_together,
 )
 from monarch.language.source import user_source
 from monarch.language.tensors.mesh import Mesh
@@ -102,6 +112,11 @@ def find_mesh(args: Any, kwargs: Any = None) -> Mesh | None:
     return mesh
 
 
+def mesh_now() -> Mesh:
+    """The mesh on which a function makes a tensor that takes none: that of the program, or of the per-worker code."""
+    return current.recording.mesh if current.recording is not None else active.regions[-1][0]
+
+
 class _Call:
     """The two forms of a call's arguments: for the tape, and for the fake run."""
 
@@ -157,10 +172,7 @@ class _Call:
 def record(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], mesh: Mesh | None = None) -> Any:
     """Put a call on the tape; give its results as distributed tensors. `mesh` says where, for calls without a
     tensor."""
-    mesh = mesh or find_mesh(args, kwargs)
-    if mesh is None:
-        assert current.recording is not None
-        mesh = current.recording.mesh
+    mesh = mesh or find_mesh(args, kwargs) or mesh_now()
     recording = recording_for(mesh)
     if not recording.program:
         if len(recording.tape.ops) >= _EAGER_LIMIT:
@@ -237,10 +249,15 @@ def _results(
     if not any(isinstance(fake, torch.Tensor) for fake in fakes) and not schema.is_mutable:
         return out  # a question about shapes, or which kernel to take
     tape = recording.tape
+    varying: tuple[str, ...] = ()
+    if recording.varies:
+        operands = list(_distributed((args, list(kwargs.values()))))
+        varying = varying_together(operands)
+        check_gradients(operands, varying)
     encoded = tuple(pair[0] for pair in places)
     encoded_kwargs = tuple((name, pair[0]) for name, pair in keywords.items())
     if schema.is_mutable:
-        return _results_of_write(recording, func, args, kwargs, encoded, encoded_kwargs, out)
+        return _results_of_write(recording, func, args, kwargs, encoded, encoded_kwargs, out, varying)
     view = memory_of(func).view
     where = source_now()
     results: list[Any] = []
@@ -258,7 +275,7 @@ def _results(
             results.append(DistributedTensor(fake, ref))
         else:
             value = tape.value(fake)
-            results.append(recording.new(fake, value))
+            results.append(recording.new(fake, value, varying))
         values.append(value)
     tape.ops.append(Op(func, encoded, encoded_kwargs, values[0] if single else tuple(values), *where))
     return results[0] if single else results if isinstance(out, list) else tuple(results)
@@ -278,6 +295,7 @@ def _results_of_write(
     encoded: tuple[Any, ...],
     encoded_kwargs: tuple[tuple[str, Any], ...],
     out: Any,
+    varying: tuple[str, ...],
 ) -> Any:
     """Put a call that writes to its arguments on the tape. Of its results some are tensors that it writes."""
     written = _written(func, args, kwargs)
@@ -293,6 +311,9 @@ def _results_of_write(
             )
         if tensor._ref.fake.shape != tensor.shape:
             raise _reshaped_in_place(func)
+        cell = tensor._ref.cell
+        if varying_of(tensor) != varying and (cell.recording is not recording or not cell.vary(varying)):
+            raise refuse_write(tensor, varying)
     single = len(func._schema.returns) == 1
     names = memory_of(func).results
     fakes: list[Any] = [out] if single else list(out or ())
@@ -305,7 +326,7 @@ def _results_of_write(
     recorded = None if not any(values) else values[0] if single else tuple(values)
     recording.append(func, encoded, encoded_kwargs, recorded)
     results = [
-        written.get(name) if name else fake if value is None else recording.new(fake, value)
+        written.get(name) if name else fake if value is None else recording.new(fake, value, varying)
         for name, fake, value in zip(names, fakes, values, strict=True)
     ]
     return (results[0] if single else tuple(results)) if results else None
@@ -529,3 +550,47 @@ def tracing(recording: Recording) -> Iterator[None]:
             yield
     finally:
         current.recording = before
+
+
+# -- per-worker code -------------------------------------------------------------------------------------------------
+
+
+class _Mixing(TorchFunctionMode):
+    """In per-worker code: what needs a gradient is made to vary where it meets what varies."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        args, kwargs = made_to_vary(func, args, kwargs or {})
+        if func is torch.Tensor.__getitem__:
+            return selected(*args)
+        return func(*args, **kwargs)
+
+
+class _OnMesh(TorchDispatchMode):
+    """In per-worker code outside of programs: factory functions make tensors of the mesh, as they do in programs."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        makes = any("Tensor" in str(value.type) for value in func._schema.returns)
+        if find_mesh(args, kwargs) is not None or (makes and not any(_tensors((*args, *kwargs.values())))):
+            return dispatch(func, args, kwargs)
+        return func(*args, **kwargs)
+
+
+@contextmanager
+def per_worker(mesh: Mesh, dims: tuple[str, ...]) -> Iterator[None]:
+    """Write per-worker code of `mesh` along these mesh dims. ProgramError where it is of another mesh than the code around
+    it."""
+    program = current.recording
+    if program is not None and program.mesh is not mesh:
+        raise mesh_error(program.mesh, mesh)
+    before = active.regions
+    active.regions = (*before, (mesh, dims))
+    try:
+        with _Mixing(), nullcontext() if program is not None else _OnMesh():
+            yield
+    finally:
+        active.regions = before

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,9 +23,12 @@ from monarch.compiler import ops
 from monarch.compiler.errors import ProgramError
 from monarch.compiler.ops.record import record
 from monarch.language.errors import OperatorError
-from monarch.language.recorder.recording import Recording, current_program, outside_programs, recording_for
+from monarch.language.recorder.dispatch import mesh_now
+from monarch.language.recorder.recording import Recording, outside_programs, recording_for
 from monarch.language.recorder.validation import check
+from monarch.language.recorder.varying import active_dims, from_varying, to_varying, vary, varying_together
 from monarch.language.source import user_source
+from monarch.language.tensors.mesh import Mesh
 from monarch.language.tensors.shapes import run_fake
 from monarch.language.tensors.tensor import DistributedTensor
 
@@ -93,10 +96,30 @@ def counting_streams() -> Iterator[None]:
 
 
 def _draw(distribution: str, shape: Any, dtype: torch.dtype, like: DistributedTensor | None) -> DistributedTensor:
-    recording = recording_for(like.mesh) if like is not None else current_program()
-    assert recording is not None
+    mesh = like.mesh if like is not None else mesh_now()
+    recording = recording_for(mesh)
     shape = tuple(int(size) for size in shape)
-    return recording.own(ops.random, (distribution, shape, dtype, *_stream(recording)), shape, dtype)
+    dims = _own_draws(mesh, [] if like is None else [like])
+    if not dims:
+        return recording.own(ops.random, (distribution, shape, dtype, *_stream(recording)), shape, dtype)
+    shape = (mesh.size(dims), *shape)
+    drawn = recording.own(ops.random, (distribution, shape, dtype, *_stream(recording)), shape, dtype)
+    return _own_part(drawn, dims)
+
+
+def _own_draws(mesh: Mesh, operands: Sequence[DistributedTensor]) -> tuple[str, ...]:
+    """The mesh dims along which each worker draws numbers of its own: those of the per-worker code that this is, and those
+    along which an operand varies."""
+    found = {*active_dims(mesh), *varying_together(operands)}
+    return tuple(dim for dim in mesh.mesh_dim_names if dim in found)
+
+
+def _own_part(drawn: DistributedTensor, dims: tuple[str, ...]) -> DistributedTensor:
+    """Each worker's own of what was drawn for all workers along these mesh dims, in a dim in front."""
+    for dim in dims:
+        drawn = to_varying(drawn, dim, 0)
+    part: DistributedTensor = drawn.squeeze(0)
+    return part
 
 
 def _stream(recording: Recording) -> tuple[Any, ...]:
@@ -111,11 +134,25 @@ def _stream(recording: Recording) -> tuple[Any, ...]:
 
 def _sample(distribution: str, *parameters: torch.Tensor) -> DistributedTensor:
     """Numbers of a distribution that takes its parameters at each place; all have one shape and dtype."""
-    first = parameters[0]
-    assert isinstance(first, DistributedTensor)
-    recording = recording_for(first.mesh)
-    values = tuple(recording.value_of(each._ref) for each in parameters if isinstance(each, DistributedTensor))
-    return recording.own(ops.sample, (distribution, values, *_stream(recording)), tuple(first.shape), first.dtype)
+    tensors = [each for each in parameters if isinstance(each, DistributedTensor)]
+    mesh = tensors[0].mesh
+    recording = recording_for(mesh)
+    dims = _own_draws(mesh, tensors)
+    if dims:
+        tensors = [_for_all(each, dims) for each in tensors]
+    values = tuple(recording.value_of(each._ref) for each in tensors)
+    shape, dtype = tuple(tensors[0].shape), tensors[0].dtype
+    drawn = recording.own(ops.sample, (distribution, values, *_stream(recording)), shape, dtype)
+    return _own_part(drawn, dims) if dims else drawn
+
+
+def _for_all(tensor: DistributedTensor, dims: tuple[str, ...]) -> DistributedTensor:
+    """What the workers along these mesh dims have of their own, one behind the other in a dim in front."""
+    with torch.no_grad():
+        made: DistributedTensor = vary(tensor, dims).unsqueeze(0)
+        for dim in reversed(dims):
+            made = from_varying(made, dim, 0)
+    return made
 
 
 _HALVES = {torch.bfloat16: 8, torch.float16: 11}

@@ -51,6 +51,8 @@ class Recording:
         self._by_handle: dict[int, Value] = {}
         self._lifted: dict[tuple[str, float], str] = {}
         self.input_cells: set[int] = set()
+        self.varies = False
+        """Whether values that vary by worker are on the tape."""
         self.steps: list[tuple[int, OptimizerSnapshot]] = []
         """The state of optimizers before each of their steps, and the number of ops recorded until then."""
         self.generator: torch.Tensor | None = None
@@ -94,6 +96,7 @@ class Recording:
                 hint="leave it without: self.h = h.detach(); or read it in torch.no_grad().",
                 source=user_source(),
             )
+        self.varies |= bool(cell.type.layout.varying)
         value = self.tape.value(ref.fake)
         same = self._by_handle.setdefault(id(cell.handle), value) if cell.handle is not None else value
         self.tape.inputs.append(
@@ -102,15 +105,16 @@ class Recording:
         self.states[id(cell)] = StateInput(cell, value)
         return value
 
-    def new(self, fake: torch.Tensor, value: Value) -> DistributedTensor:
-        """A tensor of its own storage that this recording made."""
-        cell = Cell(self.mesh, TensorType(value.dtype, value.shape))
+    def new(self, fake: torch.Tensor, value: Value, varying: tuple[str, ...] = ()) -> DistributedTensor:
+        """A tensor of its own storage that this recording made, which varies along these mesh dims."""
+        cell = Cell(self.mesh, TensorType(value.dtype, value.shape).varying_along(varying))
         cell.recording = self
         self.made.append((weakref.ref(cell), value))
         return DistributedTensor(fake, Ref(cell, fake, recording=self, value=value))
 
     def input(self, fake: torch.Tensor, number: int, type: TensorType, name: str | None) -> DistributedTensor:
         """Argument `number` of a program."""
+        self.varies |= bool(type.layout.varying)
         value = self.tape.value(fake)
         self.tape.inputs.append(Input(value, "input", number, type, name=name))
         cell = Cell(self.mesh, type, placed=True)
@@ -182,12 +186,20 @@ class Recording:
     def append(self, func: Any, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...], out: Any) -> None:
         self.tape.ops.append(Op(func, args, kwargs, out, *source_now()))
 
-    def own(self, func: Any, args: tuple[Any, ...], shape: tuple[int, ...], dtype: torch.dtype) -> DistributedTensor:
-        """Record one of our own ops, which gives a tensor of this shape and dtype."""
+    def own(
+        self,
+        func: Any,
+        args: tuple[Any, ...],
+        shape: tuple[int, ...],
+        dtype: torch.dtype,
+        varying: tuple[str, ...] = (),
+    ) -> DistributedTensor:
+        """Record one of our own ops, which gives a tensor of this shape and dtype that varies along these mesh dims."""
+        self.varies |= bool(varying)
         fake = make_fake(shape, dtype)
         value = self.tape.value(fake)
         self.append(func, args, (), value)
-        return self.new(fake, value)
+        return self.new(fake, value, varying)
 
 
 # -- which recording -------------------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ import torch
 from monarch.compiler import ops
 from monarch.compiler.ops.record import enter
 from monarch.language.recorder.recording import recording_for
+from monarch.language.recorder.varying import varying_together
 from monarch.language.source import belongs_to_user
 from monarch.language.tensors.tensor import DistributedTensor
 
@@ -38,7 +39,8 @@ def check(tensor: torch.Tensor, valid: torch.Tensor, message: str) -> Distribute
     assert isinstance(tensor, DistributedTensor) and isinstance(valid, DistributedTensor)
     recording = recording_for(tensor.mesh)
     values = recording.value_of(tensor._ref), recording.value_of(valid._ref)
-    return recording.own(ops.check, (*values, message), tuple(tensor.shape), tensor.dtype)
+    varying = varying_together([tensor, valid])
+    return recording.own(ops.check, (*values, message), tuple(tensor.shape), tensor.dtype, varying)
 
 
 def deferred(tensor: DistributedTensor) -> bool | None:

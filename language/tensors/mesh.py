@@ -6,7 +6,7 @@ import gc
 import itertools
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from types import FunctionType
 from typing import Any, Literal, Protocol, TypeVar
 
@@ -373,6 +373,25 @@ class Mesh(MeshAlgebra):
         the tensors differ in shape or dtype, or do not fit the layout.
         """
         return operations.adopt(self, shards, layout)
+
+    def activate(self, *dims: str) -> AbstractContextManager[None]:
+        """Write per-worker code in a block, in a program or outside: tensors that vary are each worker's own.
+
+            with mesh.activate():
+                x = torch.rand(3) + mesh.rank("data")      # [3] on each worker
+                mean = monarch.reduce(x, "data", "avg")    # the same on all workers along "data"
+
+        `dims` are the mesh dims along which it is per-worker code, all where none are named. Random numbers that are
+        drawn in it are each worker's own; other tensors that it makes are the same on all workers until they meet one
+        that varies. Raises LayoutError for an unknown mesh dim, and within per-worker code along the same one.
+        """
+        return operations.activate(self, dims)
+
+    def rank(self, dim: str) -> Any:
+        """Each worker's position along a mesh dim: an i64[] tensor that varies along it. Raises MeshDimError (a TypeError
+        and a KeyError) for a dim that the mesh does not have."""
+        self.extent.position(dim)
+        return operations.position(self, dim)
 
     def execute(self, function: Callable[..., R], *args: Any, **kwargs: Any) -> R:
         """Run a function on this mesh's workers, as a program: `mesh.execute(lambda x: x * 2, batch)`. Plain tensors

@@ -7,6 +7,7 @@ call the functions of `operations`, which `monarch.language` fills in when it is
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 
@@ -14,16 +15,19 @@ class Operations:
     """The functions by which a mesh or a tensor has its work done."""
 
     __slots__ = (
+        "activate",
         "adopt",
         "clone",
         "constrain",
         "dispatch",
         "flush",
         "is_tracing",
+        "position",
         "program",
         "read_item",
         "read_known",
         "read_truth",
+        "reduce",
         "zeros",
     )
 
@@ -47,6 +51,12 @@ class Operations:
     """Runs what is pending on a mesh."""
     adopt: Callable[..., Any]
     """Makes distributed tensors of what actors hold: (mesh, shards, layout)."""
+    activate: Callable[..., AbstractContextManager[None]]
+    """Makes what a block says per-worker code: (mesh, mesh dims)."""
+    position: Callable[..., Any]
+    """Records each worker's position along a mesh dim: (mesh, mesh dim) -> tensor."""
+    reduce: Callable[..., Any]
+    """Reduces what workers have of their own: (tensor, mesh dims, reduction, scatter, mesh) -> tensor."""
     program: Callable[..., Callable[..., Any]]
     """Makes a function a program of a mesh: (function, mesh)."""
 

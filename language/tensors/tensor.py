@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from copy import copy
 from typing import Any, Protocol
 
@@ -85,6 +86,13 @@ class Cell:
         failure.raised = True
         raise copy(failure.error)  # an error that was raised keeps its frames, and the tensors in them, alive
 
+    def vary(self, dims: tuple[str, ...]) -> bool:
+        """Let a value that is being recorded vary along these mesh dims from now on. Gives False where its layout is
+        known already."""
+        if not self.placed:
+            self._type = self._type.varying_along(dims)
+        return not self.placed
+
     def restored(self) -> None:
         """The mesh was healed: a value that there is is that of the last step that is applied."""
         if self.handle is not None:
@@ -124,7 +132,8 @@ class Ref:
         """The tensor's type; a view's layout is the partitioner's to choose, and is shown as replicated."""
         if self.parent is None:
             return self.cell.type
-        return TensorType(self.fake.dtype, tuple(self.fake.shape))
+        type_ = TensorType(self.fake.dtype, tuple(self.fake.shape))
+        return type_.varying_along(self.cell.type.layout.varying)
 
 
 _CPU = torch.device("cpu")
@@ -250,6 +259,13 @@ class DistributedTensor(torch.Tensor):
         type_ = TensorType(self.dtype, tuple(self.shape))
         laid_out: DistributedTensor = operations.constrain(self, as_layout(layout, type_, self.mesh.spec, "the tensor"))
         return laid_out
+
+    def reduce(
+        self, dims: str | Sequence[str] = (), reduction: str = "sum", scatter: bool = False, mesh: Any = None
+    ) -> DistributedTensor:
+        """What the workers along mesh dims have of a tensor that varies along them, reduced: see `monarch.reduce`."""
+        reduced: DistributedTensor = operations.reduce(self, dims, reduction, scatter, mesh)
+        return reduced
 
     def wait(self) -> DistributedTensor:
         """Wait until the workers have computed it, and raise what went wrong there."""

@@ -31,6 +31,11 @@ def _view(lower: Lowering, node: fx.Node, at: At) -> int:
     return lower.value(source, reshaped(at, shape, old, lower.dims))
 
 
+@_transparent("to_varying", "from_varying")
+def _same(lower: Lowering, node: fx.Node, at: At) -> int:
+    return lower.value(_source(node), at)
+
+
 @_transparent("aten.permute")
 def _permute(lower: Lowering, node: fx.Node, at: At) -> int:
     (order,) = arguments(node, "dims")

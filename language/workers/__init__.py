@@ -1,0 +1,1 @@
+"""Per-worker code: what each worker computes on its own, and how values come to it and back."""
