@@ -35,7 +35,9 @@ def run_reference(
 
     `inputs` holds a tensor of the global shape (or a number, for scalars and seeds) for each placeholder's label.
     `poison` overwrites padding that the compiler takes to hold anything with NaN, or with an int that is no index.
-    Raises GraphError where replicas of one value differ between workers: they would have diverged on a real mesh.
+    A value that varies along mesh dims has a dim in front for each of them, by name. Raises GraphError where replicas
+    of one value differ between workers: they would have diverged on a real mesh; and for per-worker code that is not
+    partitioned.
     """
     mesh = graph.mesh if graph.partitioned else MeshSpec(())
     workers = mesh.workers
@@ -59,7 +61,7 @@ def run_reference(
             return None
         type_ = tensor_type(node)
         _check_replicas(node, env[node], mesh)
-        return whole_of(env[node], type_ if graph.partitioned else _whole(type_), mesh)
+        return _fetched(env[node], type_ if graph.partitioned else _whole(type_), mesh)
 
     return [fetch(node) for node in graph.returns], {label: fetch(node) for label, node in graph.updates.items()}
 
@@ -70,7 +72,21 @@ def _place(graph: Graph, node: fx.Node, inputs: Mapping[str | int, Value], mesh:
     if not isinstance(value, torch.Tensor):
         value = torch.tensor(value, dtype=tensor_type(node).dtype)
     type_ = tensor_type(node) if graph.partitioned else _whole(tensor_type(node))
-    return [block_of(value, type_, mesh, rank).contiguous() for rank in range(mesh.workers)]
+    own = type_.layout.varying
+    return [
+        block_of(value[tuple(position[dim] for dim in own)], type_.varying_along(()), mesh, rank).contiguous()
+        for rank, position in enumerate(mesh.coordinates())
+    ]
+
+
+def _fetched(values: PerWorker, type_: TensorType, mesh: MeshSpec) -> torch.Tensor:
+    own = type_.layout.varying
+    rest = MeshSpec(tuple(entry for entry in mesh.dims if entry[0] not in own))
+    parts: dict[tuple[int, ...], PerWorker] = {}
+    for value, position in zip(values, mesh.coordinates(), strict=True):
+        parts.setdefault(tuple(position[dim] for dim in own), []).append(value)
+    each = [whole_of(parts[at], type_.varying_along(()), rest) for at in sorted(parts)]
+    return torch.stack(each).reshape([mesh.sizes[dim] for dim in own] + list(each[0].shape)) if own else each[0]
 
 
 def _whole(type_: TensorType) -> TensorType:
@@ -99,6 +115,8 @@ def _local(
         return args[0][args[1]]
     if node.target is ops.constrain:
         return args[0]
+    if node.target in (ops.to_varying, ops.from_varying) and args[1] not in position:
+        raise GraphError(f"%{node.name} is of per-worker code, and the graph is not partitioned over '{args[1]}'")
     if isinstance(node.target, ops.MonarchOp):
         return LOCAL_OPS[node.target.name](position, mesh.sizes, *args, **kwargs)
     # As in a plan: a collective's result is contiguous where the traced value may not have been.

@@ -282,7 +282,9 @@ class _Verifier(_Check):
             return type_
         if op is ops.permute:
             if any(type_.layout.placement(dim) != VARYING for dim in mesh_dims if dim in self.dims):
-                self.fail(f"moves %{tensor.name}, which is {type_}: it does not vary along {', '.join(mesh_dims)}", node)
+                self.fail(
+                    f"moves %{tensor.name}, which is {type_}: it does not vary along {', '.join(mesh_dims)}", node
+                )
             return type_
         target = None
         if op in (ops.reduce_scatter, ops.all_to_all):

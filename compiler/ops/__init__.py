@@ -76,12 +76,12 @@ axis_index = _op("axis_index", "(mesh_dim)")
 """The worker's position along `mesh_dim`, as an i64[] tensor."""
 
 to_varying = _op("to_varying", "(tensor, mesh_dim, dim)")
-"""Where per-worker code begins: the worker's own block of the dim `dim` along `mesh_dim`, as a tensor of that size; with
-None the whole tensor, which is the same on every worker. Moves nothing where the tensor has that layout."""
+"""Where per-worker code begins: the worker's own block of the dim `dim` along `mesh_dim`, as a tensor of that size;
+with None the whole tensor, which is the same on every worker. Moves nothing where the tensor has that layout."""
 
 from_varying = _op("from_varying", "(tensor, mesh_dim, placement)")
-"""Where per-worker code ends: the tensors that the workers along `mesh_dim` have of their own, as one value of the mesh:
-blocks of the dim `placement`, or what is to be reduced by `placement` ("sum", "max", …). Moves nothing."""
+"""Where per-worker code ends: the tensors that the workers along `mesh_dim` have of their own, as one value of the
+mesh: blocks of the dim `placement`, or what is to be reduced by `placement` ("sum", "max", …). Moves nothing."""
 
 embedding_shard = _op("embedding_shard", "(weight, indices, mesh_dim)")
 """Rows of a weight whose dim 0 is sharded over `mesh_dim`: zeros where the row is another worker's (a partial sum)."""

@@ -1,8 +1,8 @@
 """Per-worker code: which values the workers along a mesh dim have each of their own, and what becomes of them.
 
 What is computed from a value that varies along a mesh dim varies along it too, unless `from_varying` has made it one
-value of the mesh again. There is nothing to choose for such an op: each worker runs it on what it has, and operands that
-do not vary are whole on every worker.
+value of the mesh again. There is nothing to choose for such an op: each worker runs it on what it has, and operands
+that do not vary are whole on every worker.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from monarch.compiler.types import VARYING, Placement
 def varying_along(graph: Graph, mesh_dim: str) -> set[fx.Node]:
     """The values that vary along a mesh dim over which the graph is not partitioned yet.
 
-    Raises LayoutError for a value that is to vary twice, for a layout() that says how a varying value lies along the mesh
-    dim, and for state that does not vary and is updated with a value that does.
+    Raises LayoutError for a value that is to vary twice, for a layout() that says how a varying value lies along the
+    mesh dim, and for state that does not vary and is updated with a value that does.
     """
     found: set[fx.Node] = set()
     for node in graph.fx.nodes:

@@ -582,8 +582,8 @@ class _OnMesh(TorchDispatchMode):
 
 @contextmanager
 def per_worker(mesh: Mesh, dims: tuple[str, ...]) -> Iterator[None]:
-    """Write per-worker code of `mesh` along these mesh dims. ProgramError where it is of another mesh than the code around
-    it."""
+    """Write per-worker code of `mesh` along these mesh dims. ProgramError where it is of another mesh than the code
+    around it."""
     program = current.recording
     if program is not None and program.mesh is not mesh:
         raise mesh_error(program.mesh, mesh)

@@ -103,13 +103,12 @@ def _draw(distribution: str, shape: Any, dtype: torch.dtype, like: DistributedTe
     if not dims:
         return recording.own(ops.random, (distribution, shape, dtype, *_stream(recording)), shape, dtype)
     shape = (mesh.size(dims), *shape)
-    drawn = recording.own(ops.random, (distribution, shape, dtype, *_stream(recording)), shape, dtype)
-    return _own_part(drawn, dims)
+    return _own_part(recording.own(ops.random, (distribution, shape, dtype, *_stream(recording)), shape, dtype), dims)
 
 
 def _own_draws(mesh: Mesh, operands: Sequence[DistributedTensor]) -> tuple[str, ...]:
-    """The mesh dims along which each worker draws numbers of its own: those of the per-worker code that this is, and those
-    along which an operand varies."""
+    """The mesh dims along which each worker draws numbers of its own: those of the per-worker code that this is, and
+    those along which an operand varies."""
     found = {*active_dims(mesh), *varying_together(operands)}
     return tuple(dim for dim in mesh.mesh_dim_names if dim in found)
 
@@ -118,8 +117,9 @@ def _own_part(drawn: DistributedTensor, dims: tuple[str, ...]) -> DistributedTen
     """Each worker's own of what was drawn for all workers along these mesh dims, in a dim in front."""
     for dim in dims:
         drawn = to_varying(drawn, dim, 0)
-    part: DistributedTensor = drawn.squeeze(0)
-    return part
+    part: Any = drawn.squeeze(0)
+    own: DistributedTensor = part
+    return own
 
 
 def _stream(recording: Recording) -> tuple[Any, ...]:
@@ -149,10 +149,11 @@ def _sample(distribution: str, *parameters: torch.Tensor) -> DistributedTensor:
 def _for_all(tensor: DistributedTensor, dims: tuple[str, ...]) -> DistributedTensor:
     """What the workers along these mesh dims have of their own, one behind the other in a dim in front."""
     with torch.no_grad():
-        made: DistributedTensor = vary(tensor, dims).unsqueeze(0)
+        made: Any = vary(tensor, dims).unsqueeze(0)
         for dim in reversed(dims):
             made = from_varying(made, dim, 0)
-    return made
+    several: DistributedTensor = made
+    return several
 
 
 _HALVES = {torch.bfloat16: 8, torch.float16: 11}

@@ -89,7 +89,9 @@ def position(mesh: Mesh, mesh_dim: str) -> DistributedTensor:
     return recording_for(mesh).own(ops.axis_index, (mesh_dim,), (), torch.int64, (mesh_dim,))
 
 
-def _resized(shape: Sequence[int], dim: int | str | None, mesh: MeshSpec, mesh_dim: str, *, longer: bool) -> tuple[int, ...]:
+def _resized(
+    shape: Sequence[int], dim: int | str | None, mesh: MeshSpec, mesh_dim: str, *, longer: bool
+) -> tuple[int, ...]:
     sizes = list(shape)
     if isinstance(dim, int):
         sizes[dim] = sizes[dim] * mesh.sizes[mesh_dim] if longer else sizes[dim] // mesh.sizes[mesh_dim]
@@ -173,8 +175,9 @@ class _Permute(torch.autograd.Function):
 
 
 def check_gradients(tensors: Sequence[DistributedTensor], varying: tuple[str, ...]) -> None:
-    """Refuse an op that reads a value which varies and one which does not, and needs a gradient: the sum over the workers
-    would be missing from it. Within `mesh.activate()` such operands are made to vary first (see `made_to_vary`)."""
+    """Refuse an op that reads a value which varies and one which does not, and needs a gradient: the sum over the
+    workers would be missing from it. Within `mesh.activate()` such operands are made to vary first (see
+    `made_to_vary`)."""
     if not torch.is_grad_enabled():
         return
     for tensor in tensors:
@@ -195,8 +198,8 @@ _GRADIENTS = frozenset(["backward", "grad", "__set__", "register_hook", "retain_
 
 
 def made_to_vary(function: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """The arguments of a torch function with those made to vary that need a gradient, where others vary: their gradients
-    are then summed over the workers. Raises ProgramError where the function writes to such an argument."""
+    """The arguments of a torch function with those made to vary that need a gradient, where others vary: their
+    gradients are then summed over the workers. Raises ProgramError where the function writes to such an argument."""
     tensors = list(distributed((args, kwargs)))
     varying = varying_together(tensors)
     name = getattr(function, "__name__", "")
@@ -232,8 +235,8 @@ def _written(name: str, args: Any, kwargs: dict[str, Any]) -> list[Any]:
 
 
 def selected(tensor: torch.Tensor, index: Any) -> Any:
-    """`tensor[index]`, where entries of the index may be numbers that only the workers know: `table[mesh.rank("data")]`.
-    PyTorch would ask for them."""
+    """`tensor[index]`, where entries of the index may be numbers that only the workers know:
+    `table[mesh.rank("data")]`. PyTorch would ask for them."""
     entries = list(index) if type(index) is tuple else [index]
     for at, entry in enumerate(entries):
         if entry is Ellipsis:

@@ -388,8 +388,8 @@ class Mesh(MeshAlgebra):
         return operations.activate(self, dims)
 
     def rank(self, dim: str) -> Any:
-        """Each worker's position along a mesh dim: an i64[] tensor that varies along it. Raises MeshDimError (a TypeError
-        and a KeyError) for a dim that the mesh does not have."""
+        """Each worker's position along a mesh dim: an i64[] tensor that varies along it. Raises MeshDimError (a
+        TypeError and a KeyError) for a dim that the mesh does not have."""
         self.extent.position(dim)
         return operations.position(self, dim)
 

@@ -1,4 +1,5 @@
-"""Collectives of per-worker code, over named mesh dims: `reduce`, `all_gather`, `reduce_scatter`, `all_to_all`, `permute`.
+"""Collectives of per-worker code, over named mesh dims: `reduce`, `all_gather`, `reduce_scatter`, `all_to_all`,
+`permute`.
 
 Each takes values that vary along the mesh dims that it is over. Those of `reduce` and `all_gather` are the same on all
 workers along them from then on: values of the mesh as any other, which the compiler moves when they are read.
@@ -25,8 +26,8 @@ _REDUCTIONS = {"sum": "sum", "avg": "sum", "mean": "sum", "max": "max", "min": "
 
 
 def vary(x: torch.Tensor, dims: Dims = ()) -> DistributedTensor:
-    """The same value as each worker's own along mesh dims (all of them where none are named). Its gradient is the sum of
-    the workers'. Per-worker code does so by itself where such a value meets one that varies."""
+    """The same value as each worker's own along mesh dims (all of them where none are named). Its gradient is the sum
+    of the workers'. Per-worker code does so by itself where such a value meets one that varies."""
     tensor = _tensor(x, "vary")
     return varying.vary(tensor, _names(tensor, dims))
 
@@ -40,10 +41,10 @@ def reduce(tensors: T, dims: Dims = (), reduction: str = "sum", scatter: bool = 
         mine = monarch.reduce(x, "data", scatter=True)           # [data, n] -> [n], worker i has row i of the sum
         mine = monarch.reduce(x, "data", "stack", scatter=True)  # [data, n] -> [data, n], row i goes to worker i
 
-    `tensors` is a tensor or any nest of them, `dims` one mesh dim or several (all along which a tensor varies where none
-    are named), `reduction` "sum", "avg", "max", "min", "prod" or "stack". A product has no gradient; a maximum's goes to
-    the workers that have it. Raises ProgramError for a tensor that does not vary along a dim, and LayoutError for sizes
-    that do not fit. `mesh` is PyTorch Monarch's: a reduction onto part of a mesh, which is refused.
+    `tensors` is a tensor or any nest of them, `dims` one mesh dim or several (all along which a tensor varies where
+    none are named), `reduction` "sum", "avg", "max", "min", "prod" or "stack". A product has no gradient; a maximum's
+    goes to the workers that have it. Raises ProgramError for a tensor that does not vary along a dim, and LayoutError
+    for sizes that do not fit. `mesh` is PyTorch Monarch's: a reduction onto part of a mesh, which is refused.
     """
     if mesh is not None:
         raise ProgramError(
@@ -56,6 +57,7 @@ def reduce(tensors: T, dims: Dims = (), reduction: str = "sum", scatter: bool = 
 
 
 def _reduced(x: torch.Tensor, dims: Dims, reduction: str, scatter: bool) -> DistributedTensor:
+    made: Any
     tensor, names = _own(x, dims, f"reduce(…, {reduction!r})")
     if reduction != "stack" and reduction not in _REDUCTIONS:
         raise LayoutError(
@@ -65,11 +67,11 @@ def _reduced(x: torch.Tensor, dims: Dims, reduction: str, scatter: bool) -> Dist
         )
     if scatter or reduction == "stack":
         return _stacked(tensor, names, reduction, scatter)
-    if tensor.dtype == torch.bool and reduction in ("sum", "prod"):
-        tensor = tensor.to(torch.int64)
+    made = tensor.to(torch.int64) if tensor.dtype == torch.bool and reduction in ("sum", "prod") else tensor
     for dim in reversed(names):
-        tensor = from_varying(tensor, dim, _REDUCTIONS[reduction])
-    return tensor / tensor.mesh.size(names) if reduction in ("avg", "mean") else tensor
+        made = from_varying(made, dim, _REDUCTIONS[reduction])
+    reduced: DistributedTensor = made / made.mesh.size(names) if reduction in ("avg", "mean") else made
+    return reduced
 
 
 def _stacked(tensor: DistributedTensor, names: tuple[str, ...], reduction: str, scatter: bool) -> DistributedTensor:
@@ -91,9 +93,13 @@ def _stacked(tensor: DistributedTensor, names: tuple[str, ...], reduction: str, 
             source=user_source(),
         )
     if reduction == "stack":
-        made = from_varying(tensor.unsqueeze(0), dim, 0)
-        return to_varying(made, dim, 1).squeeze(1) if scatter else made
-    return to_varying(_reduced(tensor, dim, reduction, False), dim, 0).squeeze(0)
+        front: Any = tensor.unsqueeze(0)
+        made = from_varying(front, dim, 0)
+        made = to_varying(made, dim, 1).squeeze(1) if scatter else made
+    else:
+        made = to_varying(_reduced(tensor, dim, reduction, False), dim, 0).squeeze(0)
+    stacked: DistributedTensor = made
+    return stacked
 
 
 def all_gather(x: torch.Tensor, dims: Dims, dim: int = 0) -> DistributedTensor:
@@ -107,8 +113,8 @@ def all_gather(x: torch.Tensor, dims: Dims, dim: int = 0) -> DistributedTensor:
 
 
 def reduce_scatter(x: torch.Tensor, dims: Dims, dim: int = 0, reduction: str = "sum") -> DistributedTensor:
-    """Each worker's own block, along the tensor dim `dim`, of what the workers have, reduced. Raises LayoutError where the
-    workers do not divide its size."""
+    """Each worker's own block, along the tensor dim `dim`, of what the workers have, reduced. Raises LayoutError where
+    the workers do not divide its size."""
     tensor, names = _own(x, dims, "reduce_scatter()")
     dim = _dim(tensor, dim)
     _check_divides(tensor, names, dim, "reduce_scatter()")
@@ -119,9 +125,9 @@ def reduce_scatter(x: torch.Tensor, dims: Dims, dim: int = 0, reduction: str = "
 
 
 def all_to_all(x: torch.Tensor, dims: Dims, split: int = 0, concat: int = 0) -> DistributedTensor:
-    """Each worker cuts its tensor along the tensor dim `split` into a block for each worker, and puts those that it gets
-    one behind the other along `concat`: [8, 6] over 2 workers with split=0, concat=1 gives [4, 12]. Raises LayoutError
-    where the workers do not divide the size of `split`."""
+    """Each worker cuts its tensor along the tensor dim `split` into a block for each worker, and puts those that it
+    gets one behind the other along `concat`: [8, 6] over 2 workers with split=0, concat=1 gives [4, 12]. Raises
+    LayoutError where the workers do not divide the size of `split`."""
     tensor, names = _own(x, dims, "all_to_all()")
     split, concat = _dim(tensor, split), _dim(tensor, concat)
     _check_divides(tensor, names, split, "all_to_all()")
@@ -146,7 +152,8 @@ def permute(
 ) -> DistributedTensor:
     """Each worker's tensor goes to another: `shift` workers further along the mesh dims, around a ring, or, for each
     (source, target) of `pairs`, from one position to the other. Positions count along all of `dims` together, the first
-    outermost; a worker that is no target gets zeros. Raises LayoutError for a position outside or one that stands twice.
+    outermost; a worker that is no target gets zeros. Raises LayoutError for a position outside or one that stands
+    twice.
     """
     tensor, names = _own(x, dims, "permute()")
     count = tensor.mesh.size(names)
@@ -230,7 +237,8 @@ def _check_divides(tensor: DistributedTensor, names: tuple[str, ...], dim: int, 
     count, size = tensor.mesh.size(names), tensor.shape[dim]
     if size % count:
         raise LayoutError(
-            f"{what} cuts dim {dim} of {list(tensor.shape)} into {count} equal blocks, and {count} does not divide {size}",
+            f"{what} cuts dim {dim} of {list(tensor.shape)} into {count} equal blocks, and {count} does not divide "
+            f"{size}",
             hint=f"pad it: torch.nn.functional.pad to {-(-size // count) * count}.",
             source=user_source(),
         )

@@ -47,12 +47,12 @@ def local(
         def loss(x, w):
             return monarch.reduce((x @ w).square().sum(), "data")
 
-    `in_layouts` says which block of each tensor a worker gets: a tuple has a layout for each positional argument (for all
-    tensors in it), one layout is for all arguments, and None gives every worker the whole. `out_layouts` says how what
-    the workers return makes the results, in the same form: blocks (`"[@data, -]"`), what is to be added
-    (`"[] partial<sum: data>"`), or one value that is the same on all (None). The code is per-worker along `dims`, all of
-    the mesh's where none are named; along the others the compiler shards what is computed as everywhere. `mesh` may be
-    left out where an argument is on it or a program is.
+    `in_layouts` says which block of each tensor a worker gets: a tuple has a layout for each positional argument (for
+    all tensors in it), one layout is for all arguments, and None gives every worker the whole. `out_layouts` says how
+    what the workers return makes the results, in the same form: blocks (`"[@data, -]"`), what is to be added
+    (`"[] partial<sum: data>"`), or one value that is the same on all (None). The code is per-worker along `dims`, all
+    of the mesh's where none are named; along the others the compiler shards what is computed as everywhere. `mesh` may
+    be left out where an argument is on it or a program is.
 
     It runs in programs and outside of them, and has gradients. What it reads besides its arguments (parameters, say) is
     whole on every worker, and its gradient is summed over them. Raises LayoutError for a layout that does not fit, or a
@@ -68,22 +68,23 @@ def local(
         on = mesh if mesh is not None else _mesh_of(args, kwargs)
         names = _dims_of(on, (dims,) if isinstance(dims, str) else dims)
         layouts = _for_each(in_layouts, len(args), "argument", "in_layouts", source)
-        own = [
-            _pytree.tree_map_only(torch.Tensor, lambda x, at=at, layout=layout: _begin(x, layout, on, names, at, source), arg)
-            for at, (arg, layout) in enumerate(zip(args, layouts, strict=True))
-        ]
+        begin = functools.partial(_begin, mesh=on, dims=names, source=source)
+        own = [_each(begin, *each) for each in zip(args, layouts, range(len(args)), strict=True)]
         with per_worker(on, names):
             made = function(*own, **kwargs)
         several = type(made) is tuple
         parts = made if several else (made,)
         layouts = _for_each(out_layouts, len(parts), "result", "out_layouts", source)
-        results = tuple(
-            _pytree.tree_map_only(torch.Tensor, lambda y, at=at, layout=layout: _end(y, layout, on, names, at, source), part)
-            for at, (part, layout) in enumerate(zip(parts, layouts, strict=True))
-        )
+        end = functools.partial(_end, mesh=on, dims=names, source=source)
+        results = tuple(_each(end, *each) for each in zip(parts, layouts, range(len(parts)), strict=True))
         return results if several else results[0]
 
     return run
+
+
+def _each(change: Callable[..., DistributedTensor], nest: Any, layout: LayoutLike | None, at: int) -> Any:
+    """A nest of tensors, each as `change` makes it of the tensor, its layout and its number."""
+    return _pytree.tree_map_only(torch.Tensor, lambda x: change(x, layout, at), nest)
 
 
 def _dims_of(mesh: Mesh, dims: Sequence[str]) -> tuple[str, ...]:
@@ -134,7 +135,9 @@ def _for_each(layouts: Any, count: int, what: str, name: str, source: Source | N
     return list(layouts)
 
 
-def _layout(x: torch.Tensor, layout: LayoutLike | None, mesh: Mesh, dims: tuple[str, ...], name: str, source: Any) -> Layout:
+def _layout(
+    x: torch.Tensor, layout: LayoutLike | None, mesh: Mesh, dims: tuple[str, ...], name: str, source: Any
+) -> Layout:
     """A tensor's layout in `in_layouts` or `out_layouts`, which speaks of the dims of the per-worker code alone."""
     type_ = TensorType(x.dtype, tuple(x.shape))
     found = Layout.replicated(x.ndim) if layout is None else as_layout(layout, type_, mesh.spec, name, source)
@@ -149,7 +152,7 @@ def _layout(x: torch.Tensor, layout: LayoutLike | None, mesh: Mesh, dims: tuple[
 
 
 def _begin(
-    x: torch.Tensor, layout: LayoutLike | None, mesh: Mesh, dims: tuple[str, ...], at: int, source: Source | None
+    x: torch.Tensor, layout: LayoutLike | None, at: int, *, mesh: Mesh, dims: tuple[str, ...], source: Source | None
 ) -> DistributedTensor:
     """What a worker gets of argument number `at`."""
     name = f"argument {at}"
@@ -172,8 +175,8 @@ def _begin(
         if names and tensor.shape[dim] % count:
             size = tensor.shape[dim]
             raise LayoutError(
-                f"dim {dim} of {name} has size {size}, which {count} workers along {', '.join(map(repr, names))} do not "
-                "divide",
+                f"dim {dim} of {name} has size {size}, which {count} workers along "
+                f"{', '.join(map(repr, names))} do not divide",
                 hint="per-worker code sees blocks of one size, without padding.\n"
                 f"Pad the dim to {-(-size // count) * count}, and mask what is behind {size}; or give each worker the "
                 "whole (None).",
@@ -197,7 +200,7 @@ def _placed(x: torch.Tensor, mesh: Mesh, name: str, source: Source | None) -> Di
 
 
 def _end(
-    y: torch.Tensor, layout: LayoutLike | None, mesh: Mesh, dims: tuple[str, ...], at: int, source: Source | None
+    y: torch.Tensor, layout: LayoutLike | None, at: int, *, mesh: Mesh, dims: tuple[str, ...], source: Source | None
 ) -> DistributedTensor:
     """Result number `at` as one value of the mesh."""
     name = f"result {at}"
@@ -207,8 +210,8 @@ def _end(
     if missing := [dim for dim in dims if dim in own and dim not in found.mesh_dims]:
         heads = ", ".join("@" + missing[0] if not at_dim else "-" for at_dim in range(max(1, tensor.ndim)))
         raise ProgramError(
-            f"{name} of this per-worker code is {tensor._ref.type}: it varies along '{missing[0]}', and out_layouts says "
-            f"that it is the same there: {found}",
+            f"{name} of this per-worker code is {tensor._ref.type}: it varies along '{missing[0]}', and out_layouts "
+            f"says that it is the same there: {found}",
             hint=f"return monarch.reduce(y, {missing[0]!r})      # right: the workers' sum, the same on all\n"
             f'out_layouts="[{heads}]"{" " * max(1, 29 - len(heads))}# right: each worker\'s is a block of the result',
             source=source,

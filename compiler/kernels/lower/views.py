@@ -32,7 +32,7 @@ def _view(lower: Lowering, node: fx.Node, at: At) -> int:
 
 
 @_transparent("to_varying", "from_varying")
-def _same(lower: Lowering, node: fx.Node, at: At) -> int:
+def _per_worker(lower: Lowering, node: fx.Node, at: At) -> int:
     return lower.value(_source(node), at)
 
 

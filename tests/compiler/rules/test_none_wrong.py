@@ -43,7 +43,7 @@ SAMPLES: list[Sample] = [
 ELSEWHERE = {
     "tests of collectives (test_ours.py)": """
         all_gather all_reduce all_to_all axis_index broadcast commit embedding_backward_shard embedding_shard first_only
-        gather_shard permute reduce_scatter scatter_shard shard arange_shard
+        gather_shard permute reduce_scatter scatter_shard shard arange_shard to_varying from_varying
     """,
     "tests of accelerator kernels (test_accelerator.py)": """
         aten._scaled_dot_product_flash_attention.default aten._scaled_dot_product_flash_attention_backward

@@ -51,6 +51,10 @@ CASES: dict[str, tuple[ops.MonarchOp, Sequence[EachWorker], Any]] = {
     "shard": (ops.shard, [both(real(4, 6))], lambda x: (x, "m", 0)),
     "first_only": (ops.first_only, [both(real(4, 6))], lambda x: (x, "m")),
     "axis_index": (ops.axis_index, [], lambda: ("m",)),
+    "to_varying": (ops.to_varying, [each(4, 6)], lambda x: (x, "m", 0)),
+    "from_varying": (ops.from_varying, [each(4, 6)], lambda x: (x, "m", 1)),
+    "from_varying sum": (ops.from_varying, [each(4, 6)], lambda x: (x, "m", "sum")),
+    "from_varying max": (ops.from_varying, [each(4, 6)], lambda x: (x, "m", "max")),
     "embedding_shard": (
         ops.embedding_shard,
         [tuple(TABLE.chunk(M)), both(ROWS)],
@@ -166,6 +170,10 @@ STRATEGIES: dict[str, list[str]] = {
     "shard": ["", "1->1", "sum->sum"],
     "first_only": ["", "0->0", "1->1", "sum->sum"],
     "axis_index": [""],
+    "to_varying": ["", "0->0", "1->1", "sum->sum"],
+    "from_varying": ["", "0->0", "1->1", "sum->sum"],
+    "from_varying sum": ["", "0->0", "1->1", "sum->sum"],
+    "from_varying max": ["", "0->0", "1->1"],
     "embedding_shard": ["", "1,None->2", "None,0->0", "None,1->1", "sum,None->sum"],
     "embedding_backward_shard": ["", "0,0->sum", "1,1->sum", "2,None->1", "sum,None->sum"],
     "gather_shard": ["", "0,0->0", "None,1->1", "sum,None->sum"],
@@ -183,6 +191,19 @@ def test_ops_of_ours_have_all_strategies(name: str) -> None:
         for s in rule_for(traced.node, shape_of).strategies(2)
     ]
     assert sorted(found) == sorted(STRATEGIES[name])
+
+
+def test_a_dim_that_becomes_blocks_of_each_workers_own_is_whole_until_it_has() -> None:
+    graph = fx.Graph()
+    whole = graph.placeholder("x")
+    whole.meta["type"] = TensorType(torch.float32, (8, 4))
+    own = graph.create_node("call_function", ops.to_varying, (whole, "m", 0), {})
+    own.meta["type"] = TensorType(torch.float32, (4, 4))
+    again = graph.create_node("call_function", ops.from_varying, (own, "m", 0), {})
+    again.meta["type"] = TensorType(torch.float32, (8, 4))
+    for node in (own, again):
+        found = [strategy.operands for strategy in rule_for(node, shape_of).strategies(2)]
+        assert found == [(None,), (1,), ("sum",)]
 
 
 def test_commit_is_the_same_on_every_worker() -> None:

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 import monarch
-from monarch.exceptions import LayoutError, ProgramError
 from tests.language.partitioned import partitioned_mesh
 
 K = 4
@@ -80,7 +79,7 @@ def test_a_collective_and_its_gradient_are_those_of_the_dense_computation(case: 
             return loss, monarch.vary(value, "d").flatten()
 
         @monarch.program
-        def step(x: "f32[16@d, 3]"):  # type: ignore[no-untyped-def,name-defined]  # noqa: F821
+        def step(x: "f32[16@d, 3]"):  # type: ignore[no-untyped-def,syntax]
             x.requires_grad_()
             loss, values = body(x)
             return loss, values, *torch.autograd.grad(loss, x)
@@ -96,7 +95,9 @@ def test_collectives_run_over_several_mesh_dims_the_first_outermost() -> None:
     blocks = list(whole.chunk(4))
     with partitioned_mesh(a=2, b=2) as mesh:
 
-        @monarch.local(in_layouts="[@(a,b), -]", out_layouts=("[-, -]", "[-, @(a,b)]", "[@(a,b), -]", "[@a]"), mesh=mesh)
+        @monarch.local(
+            in_layouts="[@(a,b), -]", out_layouts=("[-, -]", "[-, @(a,b)]", "[@(a,b), -]", "[@a]"), mesh=mesh
+        )
         def body(x: torch.Tensor) -> Any:
             gathered = monarch.all_gather(x, ("a", "b"))
             return (

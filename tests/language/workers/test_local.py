@@ -1,0 +1,320 @@
+"""Per-worker code: what it computes and its gradients, beside ordinary code, and the mistakes that it refuses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import monarch
+from monarch.compiler.text import parse_graph, print_graph
+from monarch.distributed import Mesh
+from monarch.exceptions import LayoutError, MonarchError, ProgramError
+from tests.language.partitioned import partitioned_mesh
+
+
+def close(found: Any, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(found.detach().full_tensor(), expected.detach())
+
+
+class Normed(nn.Module):
+    """A linear layer whose result is divided by the largest of the whole batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.linear(x).tanh()
+        return h / self.largest(h)
+
+    def largest(self, h: torch.Tensor) -> torch.Tensor:
+        return h.detach().abs().amax()
+
+
+class NormedOnWorkers(Normed):
+    def largest(self, h: torch.Tensor) -> torch.Tensor:
+        return monarch.reduce(super().largest(h), "data", "max")
+
+
+@pytest.mark.parametrize("layouts", [("[-, -]", "[-]"), ("[@model, -]", "[@data]"), ("[-, @data]", "[@model]")])
+@pytest.mark.parametrize("dims", ["data", ("data", "model")])
+def test_training_with_per_worker_code_in_the_middle_is_the_dense_training(dims: Any, layouts: tuple[str, str]) -> None:
+    torch.manual_seed(0)
+    dense, model = Normed(), NormedOnWorkers()
+    model.load_state_dict(dense.state_dict())
+    head = nn.Linear(4, 1)
+    x, y = torch.randn(8, 4), torch.randn(8, 1)
+    optimizer = torch.optim.SGD([*dense.parameters(), *head.parameters()], lr=0.1)
+    expected = []
+    with partitioned_mesh(data=2, model=2) as mesh:
+        monarch.module_to_mesh(model, mesh, {"linear.weight": layouts[0], "linear.bias": layouts[1]})
+        placed = nn.Linear(4, 1)
+        placed.load_state_dict(head.state_dict())
+        monarch.module_to_mesh(placed, mesh, {})
+        of_mesh = torch.optim.SGD([*model.parameters(), *placed.parameters()], lr=0.1)
+        inner = monarch.local(model, "[@data, -]", "[@data, -]", mesh=mesh, dims=dims)
+
+        @monarch.program
+        def step(x: "f32[8@data, 4]", y: "f32[8@data, 1]"):  # type: ignore[no-untyped-def,syntax]
+            of_mesh.zero_grad()
+            loss = (placed(inner(x * 2)) - y).square().mean()
+            loss.backward()
+            of_mesh.step()
+            return loss
+
+        for _ in range(2):
+            optimizer.zero_grad()
+            loss = (head(dense(x * 2)) - y).square().mean()
+            loss.backward()
+            optimizer.step()
+            expected.append(loss)
+            close(step(x, y), loss)
+        for found, wanted in zip(model.parameters(), dense.parameters(), strict=True):
+            close(found, wanted)
+
+
+def test_the_other_mesh_dims_are_sharded_as_everywhere() -> None:
+    with partitioned_mesh(data=2, model=2) as mesh:
+
+        @monarch.local(in_layouts="[@data, -]", out_layouts="[@data, -]", mesh=mesh, dims="data")
+        def body(x: torch.Tensor) -> torch.Tensor:
+            assert x.shape == (4, 4)
+            return x.exp() / monarch.reduce(x.sum(), "data")
+
+        @monarch.program
+        def step(x: "f32[8@data, 4@model]"):  # type: ignore[no-untyped-def,syntax]
+            return body(x)
+
+        x = torch.rand(8, 4)
+        close(step(x), x.exp() / x.sum())
+        text = "\n".join(line.split(" # ")[0].rstrip() for line in str(step.trace(x).partition().graph).splitlines())
+        assert text == TEXT
+        assert print_graph(parse_graph(text)) == text
+
+
+TEXT = """\
+graph @step on mesh<data=2, model=2> partitioned<data, model> {
+  %x = input 0                                               : f32[4, 2] of f32[8@data, 4@model]
+  %to_varying = to_varying(%x, "data", 0)                    : f32[4, 2] of f32[4, 4@model] varying<data>
+  %exp = aten.exp(%to_varying)                               : f32[4, 2] of f32[4, 4@model] varying<data>
+  %sum_1 = aten.sum(%to_varying)                             : f32[] partial<sum: model> varying<data>
+  %sum_1_all_reduce = all_reduce([%sum_1], ["model"], "sum") : (f32[] varying<data>)
+  %getitem = getitem(%sum_1_all_reduce, 0)                   : f32[] varying<data>
+  %from_varying = from_varying(%getitem, "data", "sum")      : f32[] partial<sum: data>
+  %from_varying_all_reduce = all_reduce([%from_varying], ["data"], "sum") : (f32[])
+  %getitem_1 = getitem(%from_varying_all_reduce, 0)          : f32[]
+  %div = aten.div.Tensor(%exp, %getitem_1)                   : f32[4, 2] of f32[4, 4@model] varying<data>
+  %from_varying_1 = from_varying(%div, "data", 0)            : f32[4, 2] of f32[8@data, 4@model]
+  return %from_varying_1
+}"""
+
+
+def test_uneven_sizes_along_other_mesh_dims_and_refused_along_its_own() -> None:
+    x = torch.rand(8, 5)
+    with partitioned_mesh(data=2, model=2) as mesh:
+        body = monarch.local(lambda x: x / x.sum(1, True), "[@data, -]", "[@data, -]", mesh=mesh, dims="data")
+        close(body(monarch.distribute(x, mesh, "[@data, @model]")), x / x.sum(1, True))
+        body = monarch.local(lambda x: x, "[-, @data]", "[-, @data]", mesh=mesh)
+        with pytest.raises(LayoutError, match=r"dim 1 of argument 0 has size 5, which 2 workers along 'data' do not"):
+            body(monarch.distribute(x, mesh, "[@data, -]"))
+
+
+def test_parameters_and_values_that_meet_what_varies_have_the_sum_of_the_workers_gradients() -> None:
+    torch.manual_seed(0)
+    x, w = torch.randn(8, 3), torch.randn(3)
+    dense = w.clone().requires_grad_()
+    (dense.sin() * x).square().sum().backward()
+    with partitioned_mesh(data=4) as mesh:
+        weight = monarch.distribute(w, mesh, "[-]").requires_grad_()
+        placed = monarch.distribute(x, mesh, "[@data, -]")
+
+        def body(x: torch.Tensor) -> torch.Tensor:
+            return monarch.reduce((weight.sin() * x).square().sum(), "data")
+
+        monarch.local(body, "[@data, -]", mesh=mesh)(placed).backward()
+        assert weight.grad is not None
+        close(weight.grad, dense.grad)  # type: ignore[arg-type]
+
+        # The gradient of what varies is that of the sum over the workers.
+        weight.grad = None
+        with mesh.activate():
+            own = monarch.vary(placed, "data") * (mesh.rank("data") + 1)
+            (weight.sin() * own).sum().backward()
+        again = w.clone().requires_grad_()
+        (again.sin() * x * 10).sum().backward()
+        close(weight.grad, again.grad)  # type: ignore[arg-type]
+
+
+def test_a_checkpointed_block_has_the_same_gradients() -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    x = torch.randn(8, 4)
+    dense = x.clone().requires_grad_()
+    (dense.exp() * dense.exp().sum()).sum().backward()
+    with partitioned_mesh(data=4) as mesh:
+
+        def block(x: torch.Tensor) -> torch.Tensor:
+            return x.exp() * monarch.reduce(x.exp().sum(), "data")
+
+        @monarch.local(in_layouts="[@data, -]", out_layouts="[@data, -]", mesh=mesh)
+        def body(x: torch.Tensor) -> Any:
+            return checkpoint(block, x, use_reentrant=False)
+
+        @monarch.program
+        def step(x: "f32[8@data, 4]"):  # type: ignore[no-untyped-def,syntax]
+            x.requires_grad_()
+            return torch.autograd.grad(body(x).sum(), x)[0]
+
+        close(step(x), dense.grad)  # type: ignore[arg-type]
+
+
+# -- random numbers, in-place writes, nesting --------------------------------------------------------------------------
+
+
+def test_each_worker_draws_numbers_of_its_own_and_the_same_again_from_the_same_seed() -> None:
+    def drawn(**dims: int) -> Any:
+        with partitioned_mesh(**dims) as mesh:
+
+            @monarch.local(in_layouts="[@data, -]", out_layouts=("[@data, -]", "[@data]"), mesh=mesh, dims="data")
+            def body(x: torch.Tensor) -> Any:
+                return nn.functional.dropout(x), torch.distributions.Gamma(x[0] + 1, x[0] + 1).sample()
+
+            @monarch.program(mesh=mesh)
+            def step(x: "f32[8@data, 64]"):  # type: ignore[no-untyped-def,syntax]
+                return body(x)
+
+            torch.manual_seed(3)
+            dropped, gamma = step(torch.ones(8, 64))
+            again = step(torch.ones(8, 64))
+            assert not torch.equal(dropped.full_tensor(), again[0].full_tensor())
+            return dropped.full_tensor(), gamma.full_tensor()
+
+    dropped, gamma = drawn(data=4)
+    assert {0.0, 2.0} == set(dropped.unique().tolist())
+    assert len({tuple(block.flatten().tolist()) for block in dropped.chunk(4)}) == 4
+    assert len({tuple(block.tolist()) for block in gamma.chunk(4)}) == 4
+    for first, second in zip((dropped, gamma), drawn(data=4), strict=True):
+        assert torch.equal(first, second)
+    for first, second in zip((dropped, gamma), drawn(data=4, model=2), strict=True):
+        assert torch.equal(first, second)
+
+
+def test_buffers_that_are_made_in_it_take_what_varies_and_state_does_not() -> None:
+    x = torch.rand(8, 3)
+    with partitioned_mesh(data=4) as mesh:
+        kept = monarch.distribute(torch.zeros(3), mesh, "[-]")
+
+        @monarch.local(in_layouts="[@data, -]", out_layouts=("[@data]", None), mesh=mesh)
+        def body(x: torch.Tensor) -> Any:
+            buffer = torch.zeros(2, 3)
+            buffer[0] = x[1]
+            buffer[1] += x[0] * mesh.rank("data")
+            kept.copy_(monarch.reduce(x.sum(0), "data"))
+            return buffer.sum(1), kept * 1
+
+        @monarch.program
+        def step(x: "f32[8@data, 3]"):  # type: ignore[no-untyped-def,syntax]
+            return body(x)
+
+        rows, total = step(x)
+        factors = torch.tensor([1.0, 0.0, 1.0, 1.0, 1.0, 2.0, 1.0, 3.0])
+        close(rows, x[[1, 0, 3, 2, 5, 4, 7, 6]].sum(1) * factors)
+        close(total, x.sum(0))
+        close(kept, x.sum(0))
+
+        @monarch.program
+        def wrong(x: "f32[8@data, 3]"):  # type: ignore[no-untyped-def,syntax]
+            return monarch.local(lambda x: kept.add_(x.sum(0)), "[@data, -]", mesh=mesh)(x)
+
+        with pytest.raises(ProgramError, match=r"f32\[3\], which is the same on all workers along 'data', is changed"):
+            wrong(x)
+
+
+def test_per_worker_code_nests_along_other_mesh_dims() -> None:
+    x = torch.rand(8, 4)
+    with partitioned_mesh(data=2, model=2) as mesh:
+
+        def inner(x: torch.Tensor) -> torch.Tensor:
+            assert x.shape == (4, 2)
+            return monarch.reduce(x, "model") * monarch.reduce(x.sum(), ("data", "model"))
+
+        def outer(x: torch.Tensor) -> torch.Tensor:
+            assert x.shape == (4, 4)
+            nested = monarch.local(inner, "[-, @model]", "[-, -]", mesh=mesh, dims="model")
+            made: torch.Tensor = nested(x)
+            return made
+
+        body = monarch.local(outer, "[@data, -]", "[@data, -]", mesh=mesh, dims="data")
+        close(body(monarch.distribute(x, mesh, "[@data, -]")), (x[:, :2] + x[:, 2:]) * x.sum())
+        with pytest.raises(LayoutError, match="per-worker code along 'data' within per-worker code along it"):
+            monarch.local(body, "[@data, -]", "[@data, -]", mesh=mesh, dims="data")(monarch.distribute(x, mesh))
+
+
+# -- mistakes ----------------------------------------------------------------------------------------------------------
+
+
+def refused(mesh: Mesh, body: Any, ins: Any = "[@data, -]", outs: Any = None) -> str:
+    x = monarch.distribute(torch.rand(8, 4), mesh, "[@data, -]")
+    with pytest.raises(MonarchError) as error:
+        monarch.local(body, ins, outs, mesh=mesh)(x)
+    assert error.value.source is not None and error.value.source.file == __file__
+    assert error.value.hint
+    return error.value.message
+
+
+def test_mistakes_that_would_give_wrong_numbers_are_refused_with_the_right_code() -> None:
+    with partitioned_mesh(data=4) as mesh:
+        assert refused(mesh, lambda x: x.sum()) == (
+            "result 0 of this per-worker code is f32[] varying<data>: it varies along 'data', and out_layouts says "
+            "that it is the same there: []"
+        )
+        assert refused(mesh, lambda x: monarch.reduce(monarch.reduce(x, "data"), "data")) == (
+            "reduce(…, 'sum') over 'data' of f32[2, 4], which is the same on all 4 workers there"
+        )
+        assert refused(mesh, lambda x: monarch.reduce(x.sum(), "data"), outs="[] partial<sum: data>") == (
+            "result 0 of this per-worker code is f32[], the same on all 4 workers along 'data', and out_layouts says "
+            "[] partial<sum: data>"
+        )
+        assert "all_gather() over 'data' of f32[8@data, 4]" in refused(
+            mesh, lambda x: monarch.all_gather(x, "data"), None
+        )
+        assert "twice the target 0" in refused(mesh, lambda x: monarch.permute(x, "data", pairs=[(0, 0), (1, 0)]))
+        assert "has the source 4" in refused(mesh, lambda x: monarch.permute(x, "data", pairs=[(4, 0)]))
+        assert "4 does not divide 2" in refused(mesh, lambda x: monarch.reduce_scatter(x, "data"))
+        assert "mesh dim 'gpu' is unknown" in refused(mesh, lambda x: monarch.reduce(x, "gpu"))
+        assert "in_layouts has 2 layouts, and there is 1 argument" in refused(mesh, lambda x: x, (None, None))
+        assert "in_layouts gives argument 0 as" in refused(mesh, lambda x: x, "[-, -] partial<sum: data>")
+
+
+def test_what_needs_a_gradient_does_not_meet_what_varies_outside_of_per_worker_code() -> None:
+    with partitioned_mesh(data=4) as mesh:
+        weight = monarch.distribute(torch.rand(3), mesh).requires_grad_()
+        own = monarch.vary(monarch.distribute(torch.rand(3), mesh), "data")
+        assert (own * weight.detach()).shape == (3,)
+        with pytest.raises(ProgramError, match=r"a value that varies along 'data' meets f32\[3\], which does not"):
+            own * weight
+        with mesh.activate(), pytest.raises(ProgramError, match="needs a gradient, is changed in place"):
+            (weight * 1).add_(own)
+
+
+def test_a_function_whose_backward_mixes_is_noticed_where_its_gradient_is_read() -> None:
+    class Product(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+            ctx.save_for_backward(x, w)
+            return x * w
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+            x, w = ctx.saved_tensors
+            return gradient * w, gradient * x
+
+    with partitioned_mesh(data=4) as mesh, mesh.activate():
+        weight = monarch.distribute(torch.rand(3), mesh).requires_grad_()
+        own = monarch.vary(monarch.distribute(torch.rand(3), mesh), "data")
+        mean = monarch.reduce(monarch.vary(weight, "data"), "data", "avg")
+        with pytest.raises(ProgramError, match="the gradient of a value that is the same on all workers"):
+            Product.apply(own, mean).sum().backward()
