@@ -98,7 +98,8 @@ def _split_composites(graph: Graph, mesh_dim: str) -> list[fx.Node]:
     """The composite ops that this mesh dim splits: an operand lies sharded where the op needs it whole, and comes to
     lie so without anything being gathered for it (a fully sharded parameter, which is gathered, splits nothing)."""
     options = find_options(graph, mesh_dim)
-    return [node for node in graph.calls if node.target in composites() and _is_split(options, node)]
+    found = [node for node in graph.calls if node.target in composites() and node in options.rules]
+    return [node for node in found if _is_split(options, node)]
 
 
 def _is_split(options: Options, node: fx.Node) -> bool:

@@ -208,12 +208,16 @@ def _end(
     found = _layout(tensor, layout, mesh, dims, name, source)
     own = varying_of(tensor)
     if missing := [dim for dim in dims if dim in own and dim not in found.mesh_dims]:
-        heads = ", ".join("@" + missing[0] if not at_dim else "-" for at_dim in range(max(1, tensor.ndim)))
+        blocks = ", ".join(["@" + missing[0], *["-"] * (tensor.ndim - 1)])
+        right = [f"return monarch.reduce(y, {missing[0]!r})", f'out_layouts="[{blocks}]"']
+        if not tensor.ndim:
+            right[1] = f'return y.reshape(1), out_layouts="[@{missing[0]}]"'
+        width = max(map(len, right))
         raise ProgramError(
             f"{name} of this per-worker code is {tensor._ref.type}: it varies along '{missing[0]}', and out_layouts "
             f"says that it is the same there: {found}",
-            hint=f"return monarch.reduce(y, {missing[0]!r})      # right: the workers' sum, the same on all\n"
-            f'out_layouts="[{heads}]"{" " * max(1, 29 - len(heads))}# right: each worker\'s is a block of the result',
+            hint=f"{right[0]:{width}}  # right: the workers' sum, the same on all\n"
+            f"{right[1]:{width}}  # right: each worker's is a block of the result",
             source=source,
         )
     for mesh_dim, reduction in found.partial:

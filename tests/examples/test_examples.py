@@ -173,3 +173,13 @@ def test_reinforcement_learning_raises_the_reward(tmp_path: Path) -> None:
     rewards = [float(reward) for reward in re.findall(r"mean reward (\S+)", output)]
     assert rewards[0] < 0.25 and rewards[-1] > 0.75
     assert re.search(r"^3 is followed by \d{6}$", output, re.MULTILINE)
+
+
+@pytest.mark.parametrize("what", ["sum", "attention", "mixture"])
+def test_per_worker_code_computes_what_plain_pytorch_does(what: str, tmp_path: Path) -> None:
+    output = {
+        "sum": lambda: run("ring_all_reduce.py", cwd=tmp_path),
+        "attention": lambda: run("ring_attention.py", cwd=tmp_path),
+        "mixture": lambda: run("expert_dispatch.py", cwd=tmp_path),
+    }[what]()
+    assert re.fullmatch(r"(both )?as (the )?dense \w+, gradients? included\n", output)

@@ -1,4 +1,4 @@
-"""docs/monarchc.md, memory.md, kernels.md and sizes.md show what the commands print: run them in order, and compare.
+"""docs/monarchc.md, memory.md, kernels.md, sizes.md and per-worker.md show what the commands print: run them in order, and compare.
 
 Durations, hashes, sizes of files and the spaces between columns may differ. Of a block marked `measured` only the lines
 at the margin are compared, without their numbers. `pytest --rewrite` writes the outputs anew.
@@ -56,7 +56,7 @@ def printed(command: str, monarchc: Run) -> str:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", ["monarchc.md", "memory.md", "kernels.md", "sizes.md"])
+@pytest.mark.parametrize("name", ["monarchc.md", "memory.md", "kernels.md", "sizes.md", "per-worker.md"])
 def test_a_page_shows_what_the_commands_print(
     name: str, tmp_path: Path, monarchc: Run, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
