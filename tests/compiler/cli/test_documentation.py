@@ -1,4 +1,4 @@
-"""docs/monarchc.md, memory.md, kernels.md, sizes.md and per-worker.md show what the commands print: run them in order, and compare.
+"""Pages in docs/ show what the commands print: run them in order, and compare.
 
 Durations, hashes, sizes of files and the spaces between columns may differ. Of a block marked `measured` only the lines
 at the margin are compared, without their numbers. `pytest --rewrite` writes the outputs anew.
