@@ -1,5 +1,5 @@
 """Guards as one Python function: what `Guards.check` finds node by node, as straight code, for a check before each step
-costs the controller's time."""
+costs the controller's time. Objects that are alike, such as a model's modules of one class, are checked by one loop."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from monarch.language.programs.nodes import Node, Spot
+import torch
+
+from monarch.language.programs.nodes import Live, Node, Spot
 from monarch.language.programs.snapshot import (
     MISSING,
     Attributes,
@@ -27,6 +29,8 @@ from monarch.language.tensors.tensor import DistributedTensor
 
 _DICTS = (dict, collections.OrderedDict, collections.defaultdict)
 _LONGEST = 500
+_MANY = 4
+"""So many nodes that are alike are checked by a loop."""
 _MODULE = frozenset(
     "_backward_pre_hooks _backward_hooks _is_full_backward_hook _forward_hooks _forward_hooks_with_kwargs "
     "_forward_hooks_always_called _forward_pre_hooks _forward_pre_hooks_with_kwargs _state_dict_hooks "
@@ -34,64 +38,151 @@ _MODULE = frozenset(
     "_parameters _buffers _modules training".split()
 )
 """The attributes of every `nn.Module`. Programs do not delete them; of hooks only their presence is checked."""
+_TYPES_ONLY = ("_anything", "same_type")
+"""Specials that need no check: a container's own node looks at its type."""
 
 
-def compile_check(nodes: list[Node], used: set[Spot]) -> Callable[[list[Any]], dict[Spot, Any] | None]:
-    """A function of the arguments' leaves that gives what is at the places `used` where all is as expected. It gives
-    None too where values are equal and not the same objects: `Guards.check` knows then."""
-    return _Writer(nodes, used).function()
+Found = tuple[Live, list[Any]]
+"""What is at the places in use, and the states."""
+
+
+def compile_check(nodes: list[Node], used: set[Spot], states: list[Spot]) -> Callable[[list[Any]], Found | None]:
+    """A function of the arguments' leaves that gives what is at the places `used`, and at those of `states`, where all
+    is as expected. It gives None too where values are equal and not the same objects: `Guards.check` knows then."""
+    return _Writer(nodes, used, states).function()
+
+
+_SKIP, _EMPTY, _PLAIN, _KEEP = "skip", "empty", "plain", "keep"
+"""What is done with a value: nothing, to ask whether it has entries, to compare it with a plain value, or to keep it
+in a variable, where another node or the call needs it, or it is compared with others in one go."""
 
 
 class _Writer:
-    def __init__(self, nodes: list[Node], used: set[Spot]) -> None:
+    def __init__(self, nodes: list[Node], used: set[Spot], states: list[Spot]) -> None:
         self.nodes = nodes
-        self.used = used
+        self.states = states
+        self.live = sorted(used)
+        self.used = used.union(states)
         self.lines: list[str] = []
         self.names: dict[str, Any] = {"DT": DistributedTensor, "MISSING": MISSING, "look": Node.read_now}
         self.names["mismatch"] = Node.mismatch
+        self.names["PLAINLY"] = torch._C.DisableTorchFunctionSubclass
         self.names["REQUIRES"] = operator.attrgetter("requires_grad")
         self.required: dict[bool, list[str]] = {False: [], True: []}
         """Variables that hold tensors that require no gradient, and that require one: asked in one call for all."""
         self.same: list[tuple[str, int]] = []
         """Variables that hold the object with this id."""
+        self.distributed: list[str] = []
+        """Variables that hold any distributed tensor."""
         self.children = {node.parent: number for number, node in enumerate(nodes) if node.parent is not None}
         self.empty: set[int] = set()
+        self.roles = [
+            [self.role(number, position) for position in range(len(node.keys))] for number, node in enumerate(nodes)
+        ]
+        self.alike: list[int] = []
+        """The nodes that the loop that is being written is about; none where straight code is."""
+        self.columns: list[int] = []
+        """The positions whose values it keeps."""
 
     def constant(self, name: str, value: Any) -> str:
         self.names[name] = value
         return name
 
-    def function(self) -> Callable[[list[Any]], dict[Spot, Any] | None]:
+    def role(self, number: int, position: int) -> str:
+        node, spot = self.nodes[number], (number, position)
+        special, kept = node.special.get(position), spot in self.used or spot in self.children
+        if node.kind is Attributes and node.keys[position] in _MODULE and spot not in self.used:
+            child = self.children.get(spot)
+            if child is not None and self.nodes[child].kind in (Mapping, Members) and self.nodes[child].length == 0:
+                self.empty.add(child)
+                return _EMPTY
+        if kept:
+            return _KEEP
+        if special is None:
+            return _PLAIN if position in node.plain else _KEEP
+        return _SKIP if special.__name__ in _TYPES_ONLY else _KEEP
+
+    def function(self) -> Callable[[list[Any]], Found | None]:
+        depths: list[int] = []
+        levels: dict[int, dict[Any, list[int]]] = {}
         for number, node in enumerate(self.nodes):
+            depths.append(0 if node.parent is None else 1 + depths[node.parent[0]])
             if number not in self.empty:
-                self.node(number, node)
+                levels.setdefault(depths[-1], {}).setdefault(self.likeness(number, node), []).append(number)
+        for depth in sorted(levels):
+            for numbers in levels[depth].values():
+                if len(numbers) < _MANY:
+                    for number in numbers:
+                        self.node(number)
+                else:
+                    self.loop(numbers)
         for required, some in ((False, "any"), (True, "not all")):
             if self.required[required]:
-                self.lines.append(f"if {some}(map(REQUIRES, ({', '.join(self.required[required])},))): return None")
-        variables = ", ".join(name for name, _ in self.same)
-        spots = sorted(self.used)
-        values = ", ".join(f"v{node}_{position}" for node, position in spots)
+                self.lines.append(f"with PLAINLY(): wrong = {some}(map(REQUIRES, {_listed(self.required[required])}))")
+                self.lines.append("if wrong: return None")
+        if self.distributed:
+            count = len(self.distributed)
+            self.lines.append(f"if [*map(type, {_listed(self.distributed)})].count(DT) != {count}: return None")
         self.names["IDS"] = [ident for _, ident in self.same]
-        self.names["SPOTS"] = spots
+        self.names["SPOTS"] = self.live
+        values = [_listed([_variable(*spot) for spot in spots]) for spots in (self.live, self.states)]
         source = ["def check(A):", "  try:", *(f"    {line}" for line in self.lines)]
-        source += [f"    if [*map(id, ({variables},))] != IDS: return None" if variables else "    pass"]
+        source += [f"    if [*map(id, {_listed([name for name, _ in self.same])})] != IDS: return None"]
         source += ["  except (AttributeError, KeyError, IndexError, TypeError, ValueError): return None"]
-        source += [f"  return dict(zip(SPOTS, ({values},)))" if values else "  return {}"]
+        source += [f"  return dict(zip(SPOTS, {values[0]})), {values[1]}"]
         exec(compile("\n".join(source), "<guards>", "exec"), self.names)
         return self.names["check"]
 
-    # -- one node ------------------------------------------------------------------------------------------------
+    # -- nodes ---------------------------------------------------------------------------------------------------
 
-    def node(self, number: int, node: Node) -> None:
+    def likeness(self, number: int, node: Node) -> Any:
+        """Equal for nodes that one loop can check; unlike all others where none can."""
+        plain = [id(node.plain[at]) for at, role in enumerate(self.roles[number]) if role == _PLAIN]
+        like = node.kind, node.type, node.length, (*self.roles[number], *plain)
+        if node.parent is not None and node.kind is Attributes:
+            return *like, tuple(node.keys), tuple(node.others)
+        if node.parent is not None and node.kind is Tensor and node.type is DistributedTensor:
+            return *like, tuple(node.keys), node.plain.get(0), tuple(sorted(node.plain))
+        if node.parent is not None and self.unpacks(node) and node.kind is Mapping and _are_names(node.keys):
+            return *like, tuple(node.keys)
+        return number
+
+    def holder(self, number: int) -> str:
+        """An expression for the object that a node looks into."""
+        node = self.nodes[number]
         if node.parent is not None:
-            holder = "v{}_{}".format(*node.parent)
-        elif isinstance(node.root, int):
-            holder = f"A[{node.root}]"
-        else:
-            name = self.constant(f"r{number}", node.root)
-            holder = f"{name}()" if node.is_weak else name
-        h = f"h{number}"
-        self.lines.append(f"{h} = {holder}")
+            return _variable(*node.parent)
+        if isinstance(node.root, int):
+            return f"A[{node.root}]"
+        name = self.constant(f"r{number}", node.root)
+        return f"{name}()" if node.is_weak else name
+
+    def node(self, number: int) -> None:
+        node, h = self.nodes[number], self.holder(number)
+        if node.parent is None:
+            self.lines.append(f"h{number} = {h}")
+            h = f"h{number}"
+        self.look_into(number, h)
+
+    def loop(self, numbers: list[int]) -> None:
+        """Check nodes that are alike, in the words of the first of them."""
+        before, self.lines, self.alike, self.columns = self.lines, [], numbers, []
+        self.look_into(numbers[0], "h")
+        body, self.lines, self.alike = self.lines, before, []
+        if not body:
+            return
+        self.lines += [f"c{at} = []; a{at} = c{at}.append" for at in self.columns]
+        loop = [f"for h in {_listed([self.holder(number) for number in numbers])}:", *("  " + line for line in body)]
+        if self.nodes[numbers[0]].kind is Tensor:
+            loop = ["with PLAINLY():", *("  " + line for line in loop)]
+        self.lines += loop
+        for at in self.columns:
+            self.lines.append(f"{', '.join(_variable(number, at) for number in numbers)}, = c{at}")
+            for number in numbers:
+                self.judge(number, at)
+
+    def look_into(self, number: int, h: str) -> None:
+        node = self.nodes[number]
         if node.kind not in (Tensor, Function, Names) or node.parent is None:  # those are known to be the same objects
             self.lines.append(f"if type({h}) is not {self.constant(f't{number}', node.type)}: return None")
         write = {
@@ -109,24 +200,29 @@ class _Writer:
 
     def expect(self, number: int, position: int, expression: str) -> None:
         """Check the value that an expression gives, and keep it where another node or the call needs it."""
-        node = self.nodes[number]
-        spot = number, position
-        special = node.special.get(position)
-        kept = spot in self.used or spot in self.children
-        name = f"v{number}_{position}"
-        if position in node.plain and special is None:
-            if kept:
-                self.lines.append(f"{name} = {expression}")
-                expression = name
-            plain = self.constant(f"p{number}_{position}", node.plain[position])
+        role = self.roles[number][position]
+        if role == _PLAIN:
+            plain = self.constant(f"p{number}_{position}", self.nodes[number].plain[position])
             self.lines.append(f"if {expression} is not {plain}: return None")
-            return
-        if special is not None and special.__name__ in ("_anything", "same_type") and not kept:
-            return
-        self.lines.append(f"{name} = {expression}")
-        if special is None:
+        elif role == _KEEP and self.alike:
+            self.columns.append(position)
+            self.lines.append(f"a{position}({expression})")
+        elif role == _KEEP:
+            self.lines.append(f"{_variable(number, position)} = {expression}")
+            self.judge(number, position)
+
+    def judge(self, number: int, position: int) -> None:
+        """Check a value that is kept in its variable."""
+        node, name = self.nodes[number], _variable(number, position)
+        special = node.special.get(position)
+        if special is None and position in node.plain:
+            plain = self.constant(f"p{number}_{position}", node.plain[position])
+            self.lines.append(f"if {name} is not {plain}: return None")
+        elif special is None:
             self.same.append((name, node.ids[position]))
-        elif special.__name__ not in ("_anything", "same_type"):  # a container's own node looks at its type
+        elif special.__name__ == "_is_distributed":
+            self.distributed.append(name)
+        elif special.__name__ not in _TYPES_ONLY:
             self.lines.append(f"if not {self.constant(f's{number}_{position}', special)}({name}): return None")
 
     def attributes(self, number: int, node: Node, h: str) -> None:
@@ -135,16 +231,9 @@ class _Writer:
         for key in node.others:
             if key not in _MODULE:
                 self.lines.append(f"d[{key!r}]")
-        empty: list[str] = []
         for position, key in enumerate(node.keys):
-            child = self.children.get((number, position))
-            if key in _MODULE and child is not None and (number, position) not in self.used:
-                inner = self.nodes[child]
-                if inner.kind in (Mapping, Members) and inner.length == 0:
-                    self.empty.add(child)
-                    empty.append(f"d[{key!r}]")
-                    continue
             self.expect(number, position, f"d[{key!r}]")
+        empty = [f"d[{node.keys[at]!r}]" for at, role in enumerate(self.roles[number]) if role == _EMPTY]
         if empty:
             self.lines.append(f"if {' or '.join(empty)}: return None")
 
@@ -165,16 +254,23 @@ class _Writer:
             expression = f"{h}.{key}" if position < 3 else f"{h}.__closure__[{position - 3}].cell_contents"
             self.expect(number, position, f"{h}.__dict__[{key[1:]!r}]" if key in own else expression)
 
+    @staticmethod
+    def unpacks(node: Node) -> bool:
+        """Whether the entries of a container are taken out as Python takes them, and are not too many."""
+        kinds = _DICTS if node.kind is Mapping else (list, tuple, set, frozenset, collections.deque)
+        return node.type in kinds and node.length <= _LONGEST
+
     def mapping(self, number: int, node: Node, h: str) -> None:
-        if node.type not in _DICTS or node.length > _LONGEST:
+        if not self.unpacks(node):
             self.otherwise(number, node, h)
             return
-        self.lines.append(f"if len({h}) != {node.length}: return None")
         if node.length == 0:
+            self.lines.append(f"if {h}: return None")
             return
-        if all(type(key) is str for key in node.keys):
+        if _are_names(node.keys):
             self.lines.append(f"if [*{h}] != {self.constant(f'k{number}', node.keys)}: return None")
         else:
+            self.lines.append(f"if len({h}) != {node.length}: return None")
             names = [f"k{number}_{position}" for position in range(node.length)]
             self.lines.append(f"{', '.join(names)}, = {h}")
             for name, key in zip(names, node.keys, strict=True):
@@ -186,7 +282,7 @@ class _Writer:
         self.unpack(number, node, f"{h}.values()")
 
     def sequence(self, number: int, node: Node, h: str) -> None:
-        if node.length > _LONGEST or node.type not in (list, tuple, set, frozenset, collections.deque):
+        if not self.unpacks(node):
             self.otherwise(number, node, h)
             return
         self.lines.append(f"if len({h}) != {node.length}: return None")
@@ -194,10 +290,14 @@ class _Writer:
             self.unpack(number, node, h)
 
     def unpack(self, number: int, node: Node, expression: str) -> None:
-        names = [f"e{number}_{position}" for position in range(len(node.keys))]
+        kept = [role == _KEEP and not self.alike for role in self.roles[number]]
+        names = [_variable(number, at) if keep else f"e{at}" for at, keep in enumerate(kept)]
         self.lines.append(f"{', '.join(names)}, = {expression}")
         for position, name in enumerate(names):
-            self.expect(number, position, name)
+            if kept[position]:
+                self.judge(number, position)
+            else:
+                self.expect(number, position, name)
 
     def parts(self, number: int, node: Node, h: str) -> None:
         if issubclass(node.type, functools._lru_cache_wrapper):
@@ -212,10 +312,10 @@ class _Writer:
             return
         for position, key in enumerate(node.keys):
             if position == 0:
-                if (number, 0) in self.used or 0 not in node.plain:
-                    self.expect(number, position, f"{h}.requires_grad")
+                if self.roles[number][0] == _PLAIN:
+                    self.required[bool(node.plain[0])] += [self.holder(at) for at in self.alike] or [h]
                 else:
-                    self.required[bool(node.plain[0])].append(h)
+                    self.expect(number, position, f"{h}.requires_grad")
             elif len(node.keys) > 3 or node.plain.get(0) or position not in node.plain:
                 # A tensor that needs no gradient, and that Python knows nothing else of, is asked for none.
                 own = f"{h}.__dict__[{key!r}]" if position > 2 else f"{h}.{key}"
@@ -230,3 +330,15 @@ class _Writer:
         for position in range(len(node.keys)):
             if (number, position) in self.used or (number, position) in self.children:
                 self.lines.append(f"v{number}_{position} = d[{position}]")
+
+
+def _variable(number: int, position: int) -> str:
+    return f"v{number}_{position}"
+
+
+def _listed(expressions: list[str]) -> str:
+    return f"({''.join(f'{each}, ' for each in expressions)})"
+
+
+def _are_names(keys: list[Any]) -> bool:
+    return all(type(key) is str for key in keys)

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from monarch.compiler.errors import Source
-from monarch.language.programs.checks import compile_check
+from monarch.language.programs.checks import Found, compile_check
 from monarch.language.programs.entered import Entered
 from monarch.language.programs.nodes import Key, Live, Node, Path, Spot
 from monarch.language.programs.snapshot import (
@@ -104,9 +104,11 @@ class Guards:
         self.entered = entered
         self.unproven: tuple[str, Source | None] | None = entered.unknown
         self.dead = False
-        self._fast: Callable[[list[Any]], Live | None] | None = None
+        self._fast: Callable[[list[Any]], Found | None] | None = None
         self._checked = 0
         self._used: set[Spot] = set()
+        self.states: list[Spot] = []
+        """The places of the tensors that the graph reads."""
         self._free = free
         self._moving = moving
         if snapshot.full:
@@ -269,15 +271,15 @@ class Guards:
         if spot is not None:
             self._used.add(spot)
 
-    def check(self, arguments: list[Any]) -> Live | None:
-        """The values at the places in use; None where one guard does not hold."""
+    def check(self, arguments: list[Any]) -> Found | None:
+        """The values at the places in use, and the states; None where one guard does not hold."""
         if self.dead:
             return None
         if self._fast is not None:
-            live = self._fast(arguments)
-            if live is not None:
-                return None if self.dead else live
-        live = {}
+            found = self._fast(arguments)
+            if found is not None:
+                return None if self.dead else found
+        live: Live = {}
         for number, node in enumerate(self.nodes):
             values = node.read_now(node.holder(live, arguments))
             if values is None or node.mismatch(values) is not None:
@@ -286,8 +288,8 @@ class Guards:
                 live[number, position] = value
         self._checked += 1
         if self._checked == _OFTEN:
-            self._fast = compile_check(self.nodes, self._used)
-        return None if self.dead else live
+            self._fast = compile_check(self.nodes, self._used, self.states)
+        return None if self.dead else (live, [live[spot] for spot in self.states])
 
     def moved(self, arguments: list[Any]) -> tuple[list[Path], Path | None]:
         """The places at which there is another tensor now, and the first other place that is not as expected."""

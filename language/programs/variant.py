@@ -214,7 +214,7 @@ class Variant:
         self.compiled = compiled
         self.trace = trace
         self.guards = trace.guards
-        self._spots = [spot for spot, _ in trace.spots]
+        self.guards.states = [spot for spot, _ in trace.spots]
         self._views = [views for _, views in trace.spots]
         self._viewing = any(self._views)
         inputs = [entry for entry in trace.tape.inputs if entry.kind == "state"]
@@ -223,9 +223,8 @@ class Variant:
             (number, number_of[entry.same_as.index]) for number, entry in enumerate(inputs) if entry.same_as is not None
         ]
         self._hyperparameters = [(label, spot, index) for label, (spot, index) in trace.sources.items()]
-        states = {spot for spot, _ in trace.spots}
-        self._dropped = [spot for spot in trace.effects.replaced() if spot not in states]
-        for spot in (*states, *self._dropped, *(spot for _, spot, _ in self._hyperparameters)):
+        self._dropped = [spot for spot in trace.effects.replaced() if spot not in self.guards.states]
+        for spot in (*self._dropped, *(spot for _, spot, _ in self._hyperparameters)):
             self.guards.use(spot)
         self._small = [number for number, type_ in compiled.layouts if type_.ndim == 0]
         # The number of the tensor that each cell, by its id in the trace, is among those that the trace left.
@@ -238,14 +237,15 @@ class Variant:
     def holds(self, leaves: list[Any]) -> tuple[Live, list[Cell], dict[str, float]] | None:
         """What a call reads, where all that the trace depended on is still so."""
         self.trace.mesh.settle()
-        live = self.guards.check(leaves)
-        if live is None:
+        checked = self.guards.check(leaves)
+        if checked is None:
             return None
+        live, states = checked
         scalars = self._scalars(leaves, live)
         for expr, expected in self.trace.conditions:
             if evaluate(expr, scalars) != expected:
                 return None
-        refs: list[Ref] = [live[spot]._ref for spot in self._spots]
+        refs: list[Ref] = [tensor._ref for tensor in states]
         parents = [ref.parent for ref in refs]
         if (self._viewing or any(parents)) and [*map(views_of, refs)] != self._views:
             return None
