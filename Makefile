@@ -69,9 +69,10 @@ demo-ray: setup
 demo-rdma: $(READY)
 	OMP_WAIT_POLICY=passive bash .ci/with-rdma $(BIN)/python -m tests.hosts.rdma_demo $(ARGS)
 
-# Files of tests side by side, in order: the last ones leave their process changed (tests/conftest.py).
+# Files of tests side by side, in order: the last ones leave their process changed (tests/conftest.py). They start many
+# interpreters, which take half as long where modules are compiled once, whatever the environment says.
 test: setup
-	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(ARGS)
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-full:
 	$(MAKE) test ARGS="--full $(ARGS)"

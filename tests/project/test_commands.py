@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-COMMANDS = ["setup", "check", "test ARGS=--retry"]
+COMMANDS = ["setup -j2", "check -j2 -Otarget", "test ARGS=--retry"]
 
 
 def run(folder: Path, **programs: str) -> tuple[int, str, list[str]]:
@@ -37,8 +37,8 @@ def test_ci_ends_with_the_first_command_that_fails(tmp_path: Path, failing: int)
 def test_a_command_that_takes_too_long_is_named(tmp_path: Path) -> None:
     status, errors, calls = run(tmp_path, timeout='shift 2; echo "$@" >> $CALLS; exit 124')
     assert status == 124
-    assert errors == ".ci/run: `make setup` took longer than 25 minutes and was ended.\n"
-    assert calls == ["1500 make setup"]
+    assert errors == ".ci/run: `make setup -j2` took longer than 25 minutes and was ended.\n"
+    assert calls == ["1500 make setup -j2"]
 
 
 @pytest.mark.parametrize(("target", "extras"), [("demo", False), ("test", True)])
