@@ -133,8 +133,6 @@ class _Method:
             return self.of_module(holder, name)
         if holder.kind is Kind.CONTAINER:
             return self.of_container(holder, name)
-        if holder.kind is Kind.SCHEDULER and name == "step":
-            self.add("M110", "a learning-rate scheduler steps inside a program", hints.scheduler(self.line))
         if holder.kind is Kind.GENERATOR and name == "manual_seed":
             return holder
         if holder.kind is Kind.PYTHON:

@@ -81,14 +81,6 @@ def generator(line: str) -> str:
     )
 
 
-def scheduler(line: str) -> str:
-    return beside(
-        line,
-        "it changes the optimizer's rate while the program is traced",
-        ("scheduler.step()", "after the call of the program: the rate is read anew at every call"),
-    )
-
-
 def backward(line: str) -> str:
     return beside(
         line,

@@ -163,8 +163,6 @@ class ImportedCall:
             return PYTHON
         if parent in ("torch.nn", "torch") and name == "Parameter" or dotted == "torch.nn.parameter.Parameter":
             return SOME
-        if parent == "torch.optim.lr_scheduler":
-            return Value(Kind.SCHEDULER)
         if dotted.startswith("torch.optim."):
             return UNKNOWN
         if dotted == "torch.Generator":

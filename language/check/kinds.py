@@ -25,13 +25,12 @@ class Kind(enum.IntEnum):
     INSTANCE = 6  # of a class of the file
     MODULE = 7  # a torch.nn.Module
     GENERATOR = 8  # a torch.Generator
-    SCHEDULER = 9
-    MESH = 10
-    CONTAINER = 11  # a list, tuple, dict or set, or an iterator: `each`, `items`
-    DERIVED = 12  # what an unknown function made of a tensor
-    HOST = 13  # a plain tensor in the controller's process
-    SOME = 14  # a tensor, on the mesh or not, or one whose value is known while the program is traced
-    TENSOR = 15  # a tensor on the mesh
+    MESH = 9
+    CONTAINER = 10  # a list, tuple, dict or set, or an iterator: `each`, `items`
+    DERIVED = 11  # what an unknown function made of a tensor
+    HOST = 12  # a plain tensor in the controller's process
+    SOME = 13  # a tensor, on the mesh or not, or one whose value is known while the program is traced
+    TENSOR = 14  # a tensor on the mesh
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,10 +16,13 @@ from monarch.compiler.errors import ProgramError
 from monarch.language.placing.distribute import distribute
 from monarch.language.recorder.optimizer_state import OptimizerSnapshot, is_plain, parameters
 from monarch.language.recorder.recording import Recording, current_program, outside_programs
+from monarch.language.recorder.scalar import Scalar
 from monarch.language.source import user_source
 from monarch.language.tensors.tensor import DistributedTensor
 
 Optimizer = torch.optim.Optimizer
+_Swap = tuple[dict[str, Any], str, Any, Any]
+"""A group, a key, the value that is there outside of the trace, and what stands for it."""
 
 
 _CAPTURABLE = (torch.optim.RAdam, torch.optim.ASGD)
@@ -102,55 +106,54 @@ for _name in ("_single_tensor_adafactor", "_multi_tensor_adafactor"):
     setattr(_adafactor, _name, _on_meshes(getattr(_adafactor, _name)))
 
 
+@dataclass(frozen=True)
 class Hyperparameter:
     """One number of an optimizer's parameter group, read at every call: `group[key]`, or `group[key][index]`."""
 
-    __slots__ = ("group", "index", "key")
-
-    def __init__(self, group: dict[str, Any], key: str, index: int | None = None) -> None:
-        self.group = group
-        self.key = key
-        self.index = index
-
-    def __call__(self) -> float:
-        value = self.group[self.key]
-        return float(value if self.index is None else value[self.index])
+    group: dict[str, Any]
+    key: str
+    index: int | None
+    value: float
+    """What it is in the call that is traced."""
 
 
 class OptimizerWatch:
-    """Follows the optimizers that a trace steps.
+    """Follows the optimizers that a trace reaches.
 
-    While `step` runs, `lr` (and what is known to vary: `varying`, pairs of an optimizer's label and a key) is a
-    Scalar; all other hyperparameters are built into the program, and guarded as all that it reads.
+    While the program runs, a float `lr` (and what is known to vary: `varying`, pairs of an optimizer's label and a
+    key) is a Scalar, whoever reads it; while `step` runs, a tensor or an int is one too. All other hyperparameters are
+    built into the program. What the program may have read otherwise than as a Scalar is guarded as all that it reads.
     """
 
-    def __init__(self, recording: Recording, labels: Mapping[int, str], varying: set[tuple[str, str]]) -> None:
+    def __init__(self, recording: Recording, reached: Mapping[str, Optimizer], varying: set[tuple[str, str]]) -> None:
         self.recording = recording
-        self.labels = labels
+        self.reached = reached
+        self.labels = {id(optimizer): label for label, optimizer in reached.items()}
         self.varying = varying
         self.optimizers: list[Optimizer] = []
+        """Those that the program steps."""
         self.scalars: dict[str, Hyperparameter] = {}
         self.read_at_each_call: set[tuple[int, str]] = set()
         """The entries of parameter groups that are Scalars, by the group's id and key."""
         self.fixed: list[tuple[str, dict[str, Any], str]] = []
         """The hyperparameters that are built in: (optimizer's label, group, key)."""
         self._snapshots: dict[int, OptimizerSnapshot] = {}
-        self._swapped: list[tuple[dict[str, Any], str, Any, Any]] = []
+        self._standing: list[_Swap] = []
+        self._stepping: list[_Swap] = []
 
     @contextmanager
     def watching(self) -> Iterator[None]:
         before = torch_optimizer.register_optimizer_step_pre_hook(self._before)
         after = torch_optimizer.register_optimizer_step_post_hook(self._after)
         try:
+            for optimizer in self.reached.values():
+                self._take(optimizer)
             yield
-            self._check_schedules()
         finally:
             before.remove()
             after.remove()
-            self._put_back()
-
-    def label(self, optimizer: Optimizer) -> str:
-        return self.labels.get(id(optimizer), type(optimizer).__name__.lower())
+            self._put_back(self._stepping)
+            self._put_back(self._standing)
 
     def restore(self) -> None:
         """Give the optimizers that were met the state that they had."""
@@ -165,41 +168,60 @@ class OptimizerWatch:
                 "optimizer.step(lambda: closure(x))   # closure: a @monarch.program that ends in loss.backward()",
                 source=user_source(),
             )
-        label = self.label(optimizer)
-        first = id(optimizer) not in self._snapshots
-        if first:
-            self._snapshots[id(optimizer)] = OptimizerSnapshot(optimizer)
+        if id(optimizer) not in self._snapshots:
+            self._take(optimizer)
+        label = self.labels[id(optimizer)]
+        if all(optimizer is not known for known in self.optimizers):
             self.optimizers.append(optimizer)
+            self.fixed += [
+                (label, group, key)
+                for group in optimizer.param_groups
+                for key, value in group.items()
+                if key != "params" and is_plain(value)
+            ]
+        before = self._snapshots[id(optimizer)].groups
         for number, group in enumerate(optimizer.param_groups):
-            suffix = f"[{number}]" if len(optimizer.param_groups) > 1 else ""
-            for key, value in list(group.items()):
-                if key == "params":
-                    continue
-                if key == "capturable" and value is False and type(optimizer) in _CAPTURABLE:
-                    group[key] = True  # they branch on the step's number otherwise
-                    self._swapped.append((group, key, value, True))
-                elif key == "lr" or (label, key) in self.varying:
-                    self._swap(group, key, value, f"{label}.{key}{suffix}")
-                elif first and is_plain(value):
-                    self.fixed.append((label, group, key))
+            if type(optimizer) in _CAPTURABLE and group.get("capturable") is False:
+                self._swap(self._stepping, group, "capturable", True)  # they branch on the step's number otherwise
+            for key, name in self._changing(optimizer, number):
+                if _is_number(group[key]) and number < len(before) and group[key] is before[number].get(key):
+                    self._swap(self._stepping, group, key, self._scalar(name, group, key, None, group[key]))
         self._place_state(optimizer)
 
-    def _swap(self, group: dict[str, Any], key: str, value: Any, label: str) -> None:
-        if _is_number(value):
-            group[key] = self._scalar(label, Hyperparameter(group, key), value)
-        elif isinstance(value, (tuple, list)) and all(_is_number(entry) for entry in value):
-            entries = (
-                self._scalar(f"{label}[{i}]", Hyperparameter(group, key, i), entry) for i, entry in enumerate(value)
-            )
-            group[key] = type(value)(entries)
-        else:
-            return
-        self._swapped.append((group, key, value, group[key]))
-        self.read_at_each_call.add((id(group), key))
+    def _take(self, optimizer: Optimizer) -> None:
+        """Have Scalars stand for the floats that are read at each call."""
+        reached = id(optimizer) in self.labels
+        if not reached:
+            label, count = type(optimizer).__name__.lower(), len(self._snapshots)
+            self.labels[id(optimizer)] = f"{label}{count}" if label in self.labels.values() else label
+        self._snapshots[id(optimizer)] = OptimizerSnapshot(optimizer)
+        for number, group in enumerate(optimizer.param_groups):
+            for key, name in self._changing(optimizer, number):
+                value, made = group[key], None
+                if type(value) is float:
+                    made = self._scalar(name, group, key, None, value)
+                elif type(value) in (tuple, list) and all(type(entry) is float for entry in value):
+                    made = type(value)(self._scalar(f"{name}[{i}]", group, key, i, x) for i, x in enumerate(value))
+                if made is not None:
+                    self._swap(self._standing, group, key, made)
+                    if reached:
+                        self.read_at_each_call.add((id(group), key))
 
-    def _scalar(self, label: str, source: Hyperparameter, value: Any) -> Any:
-        self.scalars.setdefault(label, source)
+    def _changing(self, optimizer: Optimizer, number: int) -> list[tuple[str, str]]:
+        """The hyperparameters of a group that are read at each call, with the names of their inputs."""
+        label = self.labels[id(optimizer)]
+        suffix = f"[{number}]" if len(optimizer.param_groups) > 1 else ""
+        keys = [key for key in optimizer.param_groups[number] if key == "lr" or (label, key) in self.varying]
+        return [(key, f"{label}.{key}{suffix}") for key in keys if key != "params"]
+
+    def _scalar(self, label: str, group: dict[str, Any], key: str, index: int | None, value: Any) -> Scalar:
+        self.scalars[label] = Hyperparameter(group, key, index, float(value))
         return self.recording.scalar(label, float(value))
+
+    @staticmethod
+    def _swap(swapped: list[_Swap], group: dict[str, Any], key: str, value: Any) -> None:
+        swapped.append((group, key, group[key], value))
+        group[key] = value
 
     def _place_state(self, optimizer: Optimizer) -> None:
         """State made by eager steps (a step counter) is placed on the mesh, replicated."""
@@ -212,30 +234,15 @@ class OptimizerWatch:
                     state[key] = _outside(self.recording, value)
 
     def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        self._put_back()
+        self._put_back(self._stepping)
 
-    def _put_back(self) -> None:
-        changed = next((key for group, key, _, scalar in self._swapped if group[key] is not scalar), None)
-        for group, key, value, _ in self._swapped:
-            group[key] = value
-        self._swapped.clear()
-        if changed is not None:
-            raise ProgramError(
-                f"the optimizer's step changes its own hyperparameter '{changed}'",
-                hint="inside a program it would change once, when the program is traced: change it between calls.",
-                source=user_source(),
-            )
-
-    def _check_schedules(self) -> None:
-        for snapshot in self._snapshots.values():
-            key = snapshot.changed_hyperparameter()
-            if key is not None:
-                raise ProgramError(
-                    f"the program changes an optimizer's '{key}' (a learning-rate scheduler's step?)",
-                    hint="inside the program that happens only when it is traced. Step the scheduler between calls: "
-                    "the program reads the learning rate at every call.",
-                    source=user_source(),
-                )
+    @staticmethod
+    def _put_back(swapped: list[_Swap]) -> None:
+        """Undo what the program has not changed since."""
+        for group, key, value, stand_in in swapped:
+            if group.get(key) is stand_in:
+                group[key] = value
+        swapped.clear()
 
 
 def _outside(recording: Recording, value: torch.Tensor) -> DistributedTensor:
@@ -246,4 +253,4 @@ def _outside(recording: Recording, value: torch.Tensor) -> DistributedTensor:
 def _is_number(value: Any) -> bool:
     if isinstance(value, torch.Tensor):
         return value.numel() == 1 and not isinstance(value, DistributedTensor)
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    return isinstance(value, (int, float)) and not isinstance(value, (bool, torch.SymFloat))

@@ -38,7 +38,7 @@ _MODULE = frozenset(
     "_parameters _buffers _modules training".split()
 )
 """The attributes of every `nn.Module`. Programs do not delete them; of hooks only their presence is checked."""
-_TYPES_ONLY = ("_anything", "same_type")
+_TYPES_ONLY = ("same_type",)
 """Specials that need no check: a container's own node looks at its type."""
 
 

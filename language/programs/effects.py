@@ -129,6 +129,11 @@ class CannotRepeat(Exception):
 _CONTAINERS = (dict, list, tuple, set, frozenset, collections.deque, collections.OrderedDict, collections.defaultdict)
 
 
+def _is_container(value: Any) -> bool:
+    """Whether another call can make a container like it, with entries of its own."""
+    return type(value) in _CONTAINERS or (isinstance(value, tuple) and hasattr(value, "_fields"))
+
+
 @dataclass(frozen=True)
 class _Step:
     """One object's new contents: some keys' new values (none: the key is taken away), or all of them, in order."""
@@ -198,6 +203,26 @@ class Effects:
         except CannotRepeat as reason:
             self.cannot = self.cannot or (str(reason), name)
 
+    def keeps(self, value: Any) -> bool:
+        """Whether Python holds a tensor or container behind the call, or what a tensor is a view of: its result is
+        that very object, or another view, and no copy."""
+        if id(value) in self._symbols or isinstance(value, torch.SymFloat):
+            return False
+        if isinstance(value, DistributedTensor) and id(value) not in self._memo:
+            ref = value._ref
+            while ref.parent is not None and id(ref) not in self._refs:
+                ref = ref.parent
+            return id(ref) in self._refs or id(ref.cell) in self.cells
+        if isinstance(value, DistributedTensor) or _is_container(value):
+            return id(value) in self._memo or id(value) in self._guards.spot_of
+        return False
+
+    def settle_returned(self, leaves: list[Any]) -> None:
+        """Have the traced call return the objects that it leaves."""
+        for number, leaf in enumerate(leaves):
+            if not isinstance(leaf, (Value, Expr)):
+                leaves[number] = self._settled(leaf)
+
     def returned(self, leaves: list[Any]) -> dict[int, Make]:
         """How another call finds or makes the objects among a program's results that are not tensors or plain."""
         found: dict[int, Make] = {}
@@ -238,7 +263,7 @@ class Effects:
         if isinstance(value, torch.Tensor):
             kept = value.detach().clone()
             return self._once(lambda call: kept.clone())
-        if type(value) in _CONTAINERS:
+        if _is_container(value):
             return self._once(self._container(value))
         if kind_of(value) == kinds.CONSTANT:
             return lambda call: value
@@ -374,6 +399,8 @@ class Effects:
 
             return mapping
         entries = [self._make(entry) for entry in value]
+        if hasattr(value, "_fields"):
+            return lambda call: kind._make(entry(call) for entry in entries)
         length = value.maxlen if isinstance(value, collections.deque) else None
         if length is not None:
             return lambda call: collections.deque((entry(call) for entry in entries), length)

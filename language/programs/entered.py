@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import builtins
 import dis
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, Module
 from typing import Any
 
 from monarch.compiler.errors import Source
+from monarch.language.programs.library import Library
 from monarch.language.programs.snapshot import Snapshot
 from monarch.language.source import belongs_to_user, is_users_file
 
@@ -35,6 +37,10 @@ _UNKNOWN_NAMES = {
     "numpy": frozenset(("load", "loadtxt", "genfromtxt", "fromfile", "memmap")),
     "importlib": frozenset(("import_module", "reload")),
 }
+_FILES = frozenset("pathlib genericpath posixpath os io codecs tokenize gzip bz2 lzma zipfile tarfile".split())
+"""Modules of Python's own that users ask for files."""
+_ASKS = frozenset("open stat lstat listdir scandir getcwd access readlink".split())
+"""What a function of such a module names that does so."""
 _ANY_NAME = frozenset(
     "vars dir __dict__ __getattribute__ attrgetter methodcaller deepcopy asdict astuple getmembers __getstate__ "
     "__reduce_ex__ __slots__ fields".split()
@@ -136,6 +142,7 @@ class Entered:
         self.attributes: set[str] = set()
         self.computes = False
         self.unknown: tuple[str, Source | None] | None = None
+        self.library = Library()
         self._before: Any = None
 
     @contextmanager
@@ -159,16 +166,31 @@ class Entered:
         self.met[id(code)] = frame.f_globals
         known = _look(code, frame.f_globals)
         if not known.users:
-            self.attributes.update(known.names, known.texts)
-            module = frame.f_globals.get("__name__", "")
-            if module in _UNKNOWN_MODULES:
-                self._say(f"{module}.{code.co_name}", frame.f_back)
+            self._of_library(code, known, frame)
             return
         self.codes.append(code)
         self.attributes.update(known.names, known.texts)
         self.computes = self.computes or known.computes
+        self.library.names(known.names)
         self.snapshot.names(frame.f_globals, known.globals, known.names)
         self._unknown(code, known, frame.f_globals)
+
+    def _of_library(self, code: CodeType, known: _Code, frame: FrameType) -> None:
+        self.attributes.update(known.names, known.texts)
+        self.library.enter(code, frame.f_globals)
+        module = frame.f_globals.get("__name__", "")
+        if module in _UNKNOWN_MODULES:
+            self._say(f"{module}.{code.co_name}", frame.f_back)
+        elif module.partition(".")[0] in _FILES:
+            if "environ" in known.names:
+                self.snapshot.names(vars(os), ("environ",), ())
+            if not _ASKS.isdisjoint(known.names):
+                del self.met[id(code)]  # our own code calls it too
+                caller = frame.f_back
+                while caller is not None and caller.f_globals.get("__name__", "").partition(".")[0] in _FILES:
+                    caller = caller.f_back
+                if caller is not None and belongs_to_user(caller.f_code):
+                    self._say(f"{module}.{code.co_name}", caller)
 
     def _say(self, what: str, frame: FrameType | None) -> None:
         while frame is not None and not belongs_to_user(frame.f_code):
@@ -179,6 +201,9 @@ class Entered:
     def _unknown(self, code: CodeType, known: _Code, names: dict[str, Any]) -> None:
         """Note a call whose answer no guard can expect."""
         if self.unknown is not None:
+            return
+        if "cache_info" in known.names:
+            self.unknown = "how often a cache was asked", line_of(code, "cache_info")
             return
         for name in known.globals:
             value = names.get(name, _UNKNOWN_BUILTINS.get(name))

@@ -77,8 +77,16 @@ def _is_distributed(value: Any) -> bool:
     return type(value) is DistributedTensor
 
 
-def _anything(value: Any) -> bool:
-    return True
+def _weakly(value: Any) -> Any:
+    """A weak reference to the object that a method is bound to, where it allows any."""
+    try:
+        return weakref.ref(value)
+    except TypeError:
+        return value
+
+
+def _floats(value: Any) -> bool:
+    return type(value) is float or (type(value) in (tuple, list) and all(type(entry) is float for entry in value))
 
 
 class Guards:
@@ -102,6 +110,7 @@ class Guards:
         self._states = states
         self._written = written
         self.entered = entered
+        self._library = entered.library
         self.unproven: tuple[str, Source | None] | None = entered.unknown
         self.dead = False
         self._fast: Callable[[list[Any]], Found | None] | None = None
@@ -120,6 +129,13 @@ class Guards:
             self._shared = shared  # all such places must hold one tensor: expect the same tensors
             self._build(roots)
         self._check_codes()
+        self._library.classes(
+            {
+                held.holder if isinstance(held, Class) else type(held.holder)
+                for held in snapshot.held.values()
+                if isinstance(held, (Attributes, Slots, Class))
+            }
+        )
 
     # -- building ------------------------------------------------------------------------------------------------
 
@@ -138,7 +154,7 @@ class Guards:
         for path, value in roots:
             held = self._snapshot.held.get(id(value))
             if held is not None:
-                root = path[1] if path[0] == "argument" else value
+                root = path[1] if path[0] == "argument" else _weakly(value) if path[0] == "self" else value
                 queue.append((held, path, None, root))
         for held in list(self._snapshot.held.values()):
             if isinstance(held, Names) and isinstance(held.holder, dict):
@@ -158,7 +174,7 @@ class Guards:
         keys, values = self._read(held)
         shown = [key if type(key) in PLAIN else Key(key) for key in keys]
         node = Node(type(held), type(held.holder), path, parent, root, shown, len(held.before[0]))
-        node.is_weak = isinstance(held, Class) and parent is None and type(root) is weakref.ref
+        node.is_weak = parent is None and type(root) is weakref.ref and root is not held.holder
         self.nodes.append(node)
         if isinstance(held, (Attributes, Slots)) and not self.entered.computes:
             node.absent = frozenset(self.entered.attributes.difference(held.before[0]))
@@ -198,11 +214,11 @@ class Guards:
         if type(value) in PLAIN:
             node.plain[position] = value
             if (id(held.holder), key) in self._free:
-                node.special[position] = _anything
+                node.special[position] = _floats
             return
         self.spot_of.setdefault(id(value), spot)
         if (id(held.holder), key) in self._free:
-            node.special[position] = _anything
+            node.special[position] = _floats
             return
         inner = self._snapshot.held.get(id(value))
         kind = kind_of(value)
@@ -273,7 +289,7 @@ class Guards:
 
     def check(self, arguments: list[Any]) -> Found | None:
         """The values at the places in use, and the states; None where one guard does not hold."""
-        if self.dead:
+        if self.dead or not self._library.holds():
             return None
         if self._fast is not None:
             found = self._fast(arguments)

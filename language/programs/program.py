@@ -6,6 +6,7 @@ from __future__ import annotations
 import functools
 import inspect
 import warnings
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, ParamSpec, TypeVar, overload
@@ -90,6 +91,23 @@ class _Entry:
         """How often the program was traced again for what is at a place."""
 
 
+class _Memory:
+    """What a program has learnt from its calls."""
+
+    def __init__(self, mesh: Mesh | None) -> None:
+        self.varying: set[tuple[str, str]] = set()
+        self.forget(mesh)
+
+    def forget(self, mesh: Mesh | None) -> None:
+        """Begin anew, with the mesh that the program is given, if any."""
+        self.entries: dict[Any, _Entry] = {}
+        self.last: tuple[Any, _Entry] = None, _Entry()
+        """The signature that was called last, which is compared without its hash."""
+        self.resolved = mesh
+        self.only: Mesh | None = None
+        """The only mesh of the process when the program needed one: kept until it is closed."""
+
+
 class Program(Generic[P, R]):
     """A function that runs on a mesh. Made by `monarch.program`."""
 
@@ -100,19 +118,15 @@ class Program(Generic[P, R]):
         self.__wrapped__ = function
         self._mesh = mesh
         self.options = options
-        self._entries: dict[Any, _Entry] = {}
-        self._last: tuple[Any, _Entry] = None, _Entry()
-        """The signature that was called last, which is compared without its hash."""
-        self._varying: set[tuple[str, str]] = set()
+        self._memory = _Memory(mesh)
+        self._bound: dict[int, tuple[weakref.ref[Any], dict[str, Any]]] = {}
+        """What its methods consist of, but for the object that each is bound to, by its id."""
         self._annotations = _tensor_annotations(function)
         self._positions = [
             (number, parameter.name)
             for number, parameter in enumerate(_parameters(function))
             if parameter.name in self._annotations and parameter.kind in _POSITIONAL
         ]
-        self._resolved: Mesh | None = mesh
-        self._only: Mesh | None = None
-        """The only mesh of the process when the program needed one: kept until it is closed."""
 
     # -- calls ---------------------------------------------------------------------------------------------------
 
@@ -124,14 +138,15 @@ class Program(Generic[P, R]):
             return self._call(args, kwargs)
 
     def _call(self, args: Any, kwargs: Any) -> Any:
-        if self._only is not None and self._only.is_closed:
-            self._entries, self._only, self._resolved, self._last = {}, None, self._mesh, (None, _Entry())
+        memory = self._memory
+        if memory.only is not None and memory.only.is_closed:
+            memory.forget(self._mesh)
         args, kwargs = self._converted(args, kwargs)
         key, leaves, spec = self._signature(args, kwargs)
-        mesh = self._resolved
+        mesh = memory.resolved
         if mesh is not None and mesh.pending is not None:
             mesh.flush()
-        last = self._last
+        last = memory.last
         entry = last[1] if key == last[0] else self._entry(key, args, kwargs)
         for variant in entry.variants:
             found = variant.holds(leaves)
@@ -144,24 +159,40 @@ class Program(Generic[P, R]):
 
     def _entry(self, key: Any, args: Any, kwargs: Any) -> _Entry:
         """What is known of a signature, which stands at the end from now on."""
-        entry = self._entries.pop(key, None)
+        entries = self._memory.entries
+        entry = entries.pop(key, None)
         if entry is None:
             self._check_annotations(args, kwargs)
             entry = _Entry()
-            if len(self._entries) >= _SIGNATURES:
-                del self._entries[next(iter(self._entries))]
-        self._entries[key] = entry
-        self._last = key, entry
+            if len(entries) >= _SIGNATURES:
+                del entries[next(iter(entries))]
+        entries[key] = entry
+        self._memory.last = key, entry
         return entry
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
-        """As a method: one program for each object, for what it closes over is the object's."""
+        """As a method: what it learns is each object's own, for what it closes over is the object's."""
         if instance is None:
             return self
-        name = self.__wrapped__.__name__
-        bound: Any = Program(self.__wrapped__.__get__(instance, owner), self._mesh, self.options)
-        instance.__dict__[name] = bound
-        return bound
+        function = self.__wrapped__.__get__(instance, owner)
+        known = self._bound.get(id(instance))
+        if known is not None and known[0]() is instance:
+            made: Any = Program.__new__(Program)
+            made.__dict__.update(known[1])
+            made.__wrapped__ = function
+        else:
+            made, bound, key = Program(function, self._mesh, self.options), self._bound, id(instance)
+            parts = {name: value for name, value in vars(made).items() if name != "__wrapped__"}
+            try:
+                bound[key] = weakref.ref(instance, lambda _: bound.pop(key, None)), parts
+            except TypeError:
+                raise ProgramError(
+                    f"'{getattr(self, '__name__', 'program')}' is a program, and objects of class "
+                    f"'{type(instance).__name__}' allow no weak references",
+                    hint="add '__weakref__' to its __slots__, or say @dataclass(slots=True, weakref_slot=True).",
+                    source=user_source(),
+                ) from None
+        return made
 
     def _trace_and_run(self, entry: _Entry, args: Any, kwargs: Any, leaves: list[Any], spec: Any) -> Any:
         """Run the function, which says what this call does; later calls do the same while its guards hold."""
@@ -172,7 +203,7 @@ class Program(Generic[P, R]):
             entry.moving.update(moved)
             for length in range(len(place or ())):
                 if (hyperparameter := last.trace.fixed.get((place or ())[: length + 1])) is not None:
-                    self._varying.add(hyperparameter)
+                    self._memory.varying.add(hyperparameter)
         entry.variants = [variant for variant in entry.variants if not variant.guards.dead]
         found = self._trace(args, kwargs, leaves, spec, entry.moving)
         compiled = next((known for known in entry.compiled if known.serves(found)), None)
@@ -216,7 +247,7 @@ class Program(Generic[P, R]):
     @property
     def remembered(self) -> list[Remembered]:
         """What the program remembers of each signature, the one called last at the end."""
-        return [Remembered(len(entry.variants), len(entry.compiled)) for entry in self._entries.values()]
+        return [Remembered(len(entry.variants), len(entry.compiled)) for entry in self._memory.entries.values()]
 
     # -- looking -------------------------------------------------------------------------------------------------
 
@@ -246,12 +277,13 @@ class Program(Generic[P, R]):
     def _repr_html_(self) -> str:
         """Name, signature and mesh, for a notebook. Traces nothing."""
         code = getattr(inspect.unwrap(self.__wrapped__), "__code__", None)
-        mesh = self._resolved or find_environment(self.__wrapped__).mesh()
+        mesh = self._memory.resolved or find_environment(self.__wrapped__).mesh()
         parameters: list[tuple[str, TensorType | str]] = []
         for parameter in _parameters(self.__wrapped__):
             annotated = self._annotations.get(parameter.name)
             parameters.append((str(parameter).partition(":")[0].partition("=")[0], annotated or _written(parameter)))
-        notes = [f"traced for {len(self._entries)} signature{'s' * (len(self._entries) != 1)}"] if self._entries else []
+        known = len(self._memory.entries)
+        notes = [f"traced for {known} signature{'s' * (known != 1)}"] if known else []
         if mesh is None:
             notes.append("its mesh is that of its arguments")
         draw = load("monarch.compiler.inspect.html:program_html")
@@ -277,7 +309,7 @@ class Program(Generic[P, R]):
     def _trace(self, args: Any, kwargs: Any, leaves: list[Any], spec: Any, moving: set[Path]) -> Trace:
         environment = find_environment(self.__wrapped__)
         mesh = self._find_mesh(leaves, environment)
-        self._resolved = mesh
+        self._memory.resolved = mesh
         types = {
             number: self._type(leaf, number, args, kwargs, mesh)
             for number, leaf in enumerate(leaves)
@@ -289,7 +321,7 @@ class Program(Generic[P, R]):
         names = self._names(args, kwargs, leaves)
         given = pytree.tree_leaves((args, kwargs))
         return trace(
-            self.__wrapped__, name, mesh, environment, leaves, spec, given, types, names, self._varying, moving
+            self.__wrapped__, name, mesh, environment, leaves, spec, given, types, names, self._memory.varying, moving
         )
 
     def _names(self, args: Any, kwargs: Any, leaves: list[Any]) -> dict[int, str]:
@@ -310,9 +342,9 @@ class Program(Generic[P, R]):
         mesh = environment.mesh()
         if mesh is not None:
             return mesh
-        if self._only is None or self._only.is_closed:
-            self._only = self._only_mesh()
-        return self._only
+        if self._memory.only is None or self._memory.only.is_closed:
+            self._memory.only = self._only_mesh()
+        return self._memory.only
 
     def _only_mesh(self) -> Mesh:
         """The mesh of a script that has one."""

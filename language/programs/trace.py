@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from types import MethodType
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from monarch.compiler.graph import Graph
 from monarch.compiler.passes.functionalize import functionalize
 from monarch.compiler.tape import Expr, Tape, Value
 from monarch.compiler.types import TensorType
-from monarch.language.optimizers.watch import Hyperparameter, OptimizerWatch
+from monarch.language.optimizers.watch import OptimizerWatch
 from monarch.language.programs.effects import Change, Effects, Make
 from monarch.language.programs.entered import Entered
 from monarch.language.programs.environment import Environment, state_names
@@ -62,7 +63,8 @@ class Trace:
     """Label, cell and value of each tensor that the trace made and that outlives it."""
     arguments: dict[str, int]
     """The scalars that are float arguments: label -> number of the argument leaf."""
-    hyperparameters: dict[str, Hyperparameter]
+    hyperparameters: dict[str, float]
+    """What the numbers of optimizers are in the call that is traced."""
     conditions: list[tuple[Expr, Any]]
     """What has to hold of the numbers of a call."""
     guards: Guards
@@ -158,17 +160,18 @@ def trace(
     mesh.flush()
     before = current.recording
     recording = Recording(mesh, program=True)
-    labels = {id(optimizer): label for label, optimizer in environment.optimizers.items()}
-    watch = OptimizerWatch(recording, labels, varying)
+    watch = OptimizerWatch(recording, environment.optimizers, varying)
     snapshot = Snapshot()
     entered = Entered(snapshot)
     roots: list[tuple[Path, Any]] = [(("",), function)]
+    if isinstance(function, MethodType):
+        roots = [(("",), function.__func__), (("self",), function.__self__)]
     roots += [
         (("argument", number), leaf)
         for number, leaf in enumerate(leaves)
         if type(leaf) not in PLAIN and not isinstance(leaf, torch.Tensor)
     ]
-    for _, root in roots:
+    for root in (*(root for _, root in roots), *environment.optimizers.values()):
         snapshot.visit(root)
 
     def undo() -> None:
@@ -187,8 +190,7 @@ def trace(
             stack.enter_context(entered.watching())
             returned = function(*args, **kwargs)
         _check_containers(symbols, spec, args, kwargs)
-        result = _result(recording, returned)
-        del returned, args, kwargs
+        del args, kwargs
         free = watch.read_at_each_call
         requiring, differentiated = _differentiated(symbols, leaves, given)
         for position in differentiated:
@@ -200,9 +202,11 @@ def trace(
         effects = Effects(guards, recording, symbols, leaves)
         for held, now in changes:
             effects.add(held, now)
+        result = _result(recording, returned, effects.keeps)
         returned = effects.returned(result.leaves)
         for held, now in changes:
             effects.settle(held, now)
+        effects.settle_returned(result.leaves)
         changed = [change for held, _ in changes if (change := Change.since(held)) is not None]
         del changes, symbols
         labels_of = state_names(environment, watch.optimizers)
@@ -228,7 +232,15 @@ def trace(
         cannot = "something that cannot be looked into keeps a tensor that it makes", None
     if cannot is None and None in spots:
         cannot = f"it reads a tensor ('{states[spots.index(None)][0]}') by a way that cannot be followed", None
-    sources = {label: (guards.entry(source.group, source.key), source.index) for label, source in watch.scalars.items()}
+    stepped = {id(group) for optimizer in watch.optimizers for group in optimizer.param_groups}
+    hyperparameters = {
+        label: source
+        for label, source in watch.scalars.items()
+        if id(source.group) in stepped or id(source.group) in guards.node_of  # else the program cannot have read it
+    }
+    sources = {
+        label: (guards.entry(source.group, source.key), source.index) for label, source in hyperparameters.items()
+    }
     if cannot is None and any(spot is None for spot, _ in sources.values()):
         cannot = "it makes an optimizer", None
     recording.release()
@@ -240,7 +252,7 @@ def trace(
         states=states,
         escapes=[(label, weakref.ref(cell), value) for (label, cell), (_, value) in zip(made, escapes, strict=True)],
         arguments=arguments,
-        hyperparameters=watch.scalars,
+        hyperparameters={label: source.value for label, source in hyperparameters.items()},
         conditions=list(dict.fromkeys(recording.guards)),
         guards=guards,
         effects=effects,
@@ -353,14 +365,16 @@ def _symbols(
     return symbols, arguments
 
 
-def _result(recording: Recording, returned: Any) -> Result:
-    leaves, spec = pytree.tree_flatten(returned)
+def _result(recording: Recording, returned: Any, keeps: Callable[[Any], bool]) -> Result:
+    """What the program returns. A tensor or container that Python keeps elsewhere too is no result of the plan: each
+    call returns the one that is there."""
+    leaves, spec = pytree.tree_flatten(returned, is_leaf=keeps)
     found: list[Any] = []
     for leaf in leaves:
         if isinstance(leaf, DistributedTensor):
             if leaf.mesh is not recording.mesh:
                 raise ProgramError(f"the program returns a tensor on another mesh: {leaf.mesh!r}")
-            found.append(recording.value_of(leaf._ref))
+            found.append(leaf if keeps(leaf) else recording.value_of(leaf._ref))
         elif isinstance(leaf, torch.SymFloat):
             found.append(leaf.node.expr)
         else:

@@ -166,7 +166,7 @@ def _same_values(first: torch.Tensor, second: torch.Tensor) -> bool:
 def first_run(compiled: Compiled, trace: Trace, leaves: list[Any]) -> Any:
     """Run the step of the call that was traced: Python is as the trace left it. If it fails, the trace is undone."""
     scalars = {label: float(leaves[number]) for label, number in trace.arguments.items()}
-    scalars.update({label: source() for label, source in trace.hyperparameters.items()})
+    scalars.update(trace.hyperparameters)
     cells = [cell for _, cell in trace.states]
     trace.mesh.keep(cells)
     trace.mesh.name(trace.states)

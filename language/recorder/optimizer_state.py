@@ -40,13 +40,6 @@ class OptimizerSnapshot:
         for counter, value in self.counters:
             counter.copy_(value)
 
-    def changed_hyperparameter(self) -> str | None:
-        for group, before in zip(self.optimizer.param_groups, self.groups, strict=False):
-            for key, value in group.items():
-                if key != "params" and is_plain(value) and is_plain(before.get(key)) and before.get(key) != value:
-                    return key
-        return None
-
 
 def parameters(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
     """The parameters that an optimizer updates, group by group."""

@@ -93,17 +93,35 @@ class Scalar(torch.SymFloat):
     def __bool__(self) -> bool:
         return bool(self.node.value())
 
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        """What `isinstance` is told: a float, as it is without a program. PyTorch asks for the type first."""
+        return float
+
     def __repr__(self) -> str:
-        return str(self.node.expr)
+        return repr(self.node.value())
+
+    __str__ = __repr__
 
     def __hash__(self) -> int:
-        return hash(self.node.expr)
+        return hash(self.node.value())
 
     def __format__(self, spec: str) -> str:
         return format(self.node.value(), spec)
 
-    def __round__(self, digits: int | None = None) -> float:
-        return round(self.node.value(), digits)
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return float, (float(self),)  # a copy, in memory or in a file, is a plain number
+
+    def __deepcopy__(self, memo: Any) -> Scalar:
+        return self
+
+    @property
+    def real(self) -> Scalar:
+        return self
+
+    @property
+    def imag(self) -> float:
+        return 0.0
 
     def sqrt(self) -> Scalar:
         result: Scalar = _apply("sqrt", self)
@@ -147,6 +165,19 @@ def _apply(name: str, *operands: Any) -> Any:
     return Scalar(expr, hint, guard)
 
 
+_OF_FLOATS = (
+    *("__floordiv__", "__rfloordiv__", "__mod__", "__rmod__", "__divmod__", "__rdivmod__", "__floor__", "__ceil__"),
+    *("__trunc__", "__round__", "as_integer_ratio", "is_integer", "hex", "conjugate"),
+)
+"""What no expression says: asked of the value, which the trace then depends on."""
+
+
+def _by_value(method: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda self, *args: method(
+        float(self), *(float(each) if isinstance(each, torch.SymFloat) else each for each in args)
+    )
+
+
 def _install() -> None:
     def binary(name: str, reverse: bool) -> Callable[..., Any]:
         if reverse:
@@ -161,6 +192,8 @@ def _install() -> None:
     for method, name in (("neg", "neg"), ("abs", "abs")):
         setattr(Scalar, f"__{method}__", lambda self, name=name: _apply(name, self))
     setattr(Scalar, "__pos__", lambda self: self)  # noqa: B010
+    for name in _OF_FLOATS:
+        setattr(Scalar, name, _by_value(getattr(float, name)))
 
 
 _install()

@@ -253,22 +253,6 @@ def test_a_failed_trace_leaves_everything_as_it_was(mesh: Mesh) -> None:
         assert step(*batch).item() == pytest.approx(reference(*batch).item(), rel=1e-5)
 
 
-def test_a_scheduler_in_the_program(mesh: Mesh) -> None:
-    model, _ = twins(mlp, mesh)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
-
-    @program
-    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        loss = make_step(model, optimizer, square_loss)(x, y)
-        schedule.step()
-        return loss
-
-    with pytest.raises(ProgramError, match=r"changes an optimizer's 'lr' \(a learning-rate scheduler's step\?\)"):
-        step(*vector_batch(0))
-    assert optimizer.param_groups[0]["lr"] == 0.1
-
-
 def test_a_pattern_that_matches_nothing(mesh: Mesh) -> None:
     with pytest.raises(LayoutError) as error:
         module_to_mesh(mlp(), mesh, layouts={"0.wieght": "[@data, -]"})

@@ -111,12 +111,13 @@ def test_state_is_updated_in_place(mesh: Mesh) -> None:
         weight.add_(x)
         average["w"].lerp_(weight, 0.5)
         weight[0] = 7.0
-        return weight, weight.view(2, 1)
+        return weight, weight.view(2, 1), weight * 1
 
     results = [step(torch.ones(2)) for _ in range(4)]
-    history.extend(result[0] for result in results)
+    history.extend(result[2] for result in results)
     assert [h.tolist() for h in history] == [[7.0, float(i + 2)] for i in range(4)]  # earlier results stay
-    assert results[0][1].tolist() == [[7.0], [2.0]]
+    assert all(result[0] is weight for result in results)
+    assert results[0][1].tolist() == [[7.0], [5.0]]  # a view of what the last call has left
     assert weight.tolist() == [7.0, 5.0]
     assert average["w"].tolist()[1] == pytest.approx((((1 + 3) / 2 + 4) / 2 + 5) / 2)
 

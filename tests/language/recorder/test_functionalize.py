@@ -105,21 +105,22 @@ def test_every_result_has_a_buffer_of_its_own() -> None:
 
     def step(x: torch.Tensor) -> Any:
         w.add_(x)
-        return w, w.t(), x
+        y = w * 1
+        return y, y.t(), x, w
 
-    expect(
+    expect(  # the state that is returned is no result of its own
         step,
         """
         graph @step on mesh<data=2> {
           %x = input 0 : f32[4, 2]
           %w = state "w" : f32[4@data, 2]
           %add = aten.add.Tensor(%w, %x) : f32[4, 2]
-          %clone = aten.clone(%add) : f32[4, 2]
-          %permute = aten.permute(%add, [1, 0]) : f32[2, 4]
-          %clone_1 = aten.clone(%permute) : f32[2, 4]
-          %clone_2 = aten.clone(%x) : f32[4, 2]
+          %mul = aten.mul.Tensor(%add, 1) : f32[4, 2]
+          %permute = aten.permute(%mul, [1, 0]) : f32[2, 4]
+          %clone = aten.clone(%permute) : f32[2, 4]
+          %clone_1 = aten.clone(%x) : f32[4, 2]
           update "w" = %add
-          return %clone, %clone_1, %clone_2
+          return %mul, %clone, %clone_1
         }
         """,
         torch.ones(4, 2),

@@ -1,0 +1,99 @@
+"""PyTorch's own functions that a trace enters: users replace them (`nn.Linear.forward = ...`, `F.linear = ...`,
+`torch.Tensor.relu = ...`), and a program follows, as the same code does without it."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Mapping
+from types import CodeType
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.nn.modules import module as torch_module
+from torch.optim import optimizer as torch_optimizer
+
+_PATCHED = ("torch.nn.", "torch.optim.", "torch._tensor", "torch.functional")
+"""The modules whose functions users replace."""
+
+
+class Library:
+    """Which functions and hooks stood in PyTorch's modules and classes, and which bases the user's classes had."""
+
+    def __init__(self) -> None:
+        self._places: list[Mapping[str, Any]] = []
+        self._names: list[str] = []
+        self._functions: list[Any] = []
+        self._classes: dict[type, int] = {torch.Tensor: len(vars(torch.Tensor))}
+        """Classes with the number of their attributes: one that got another overrides an inherited one."""
+        self._bases: dict[type, tuple[type, ...]] = {}
+        self._hooks = _global_hooks()
+
+    def enter(self, code: CodeType, module: dict[str, Any]) -> None:
+        """Note a function of PyTorch's that is entered, where its module or class has it, and those of
+        `torch.nn.functional` that it names."""
+        if not str(module.get("__name__")).startswith(_PATCHED):
+            return
+        for name in code.co_names:
+            if name in F.__dict__:
+                self._note(F.__dict__, name)
+        *outer, name = code.co_qualname.split(".")
+        if len(outer) == 1 and isinstance(owner := module.get(outer[0]), type):
+            for key, value in vars(owner).items():  # a method may have several names
+                if getattr(value, "__code__", None) is code:
+                    self._note(vars(owner), key)
+        elif not outer and getattr(module.get(name), "__code__", None) is code:
+            self._note(module, name)
+
+    def names(self, names: Iterable[str]) -> None:
+        """Note the methods of tensors that the user's code may name."""
+        for name in names:
+            if name in vars(torch.Tensor):
+                self._note(vars(torch.Tensor), name)
+
+    def classes(self, kinds: set[type]) -> None:
+        """Note the classes whose instances, or which themselves, a program reaches: their bases, and the methods of
+        PyTorch's modules and optimizers."""
+        for base in {base for kind in kinds for base in kind.__mro__}:
+            if not base.__module__.startswith(_PATCHED):
+                self._bases[base] = base.__bases__
+            elif base not in self._classes:
+                self._classes[base] = len(vars(base))
+                for name, value in vars(base).items() if base not in _BASES else ():
+                    if callable(value):
+                        self._note(vars(base), name)
+
+    def _note(self, entries: Mapping[str, Any], name: str) -> None:
+        self._places.append(entries)
+        self._names.append(name)
+        self._functions.append(entries[name])
+
+    def holds(self) -> bool:
+        """Whether all is as it was."""
+        try:
+            found = [*map(operator.getitem, self._places, self._names)]
+        except KeyError:
+            return False
+        return (
+            found == self._functions
+            and [*map(len, map(vars, self._classes))] == [*self._classes.values()]
+            and [*map(_bases_of, self._bases)] == [*self._bases.values()]
+            and _global_hooks() == self._hooks
+        )
+
+
+_bases_of = operator.attrgetter("__bases__")
+
+
+def _global_hooks() -> list[Any]:
+    """The hooks that every module and optimizer calls."""
+    return [hook for hooks in _HOOKS for hook in hooks.values()]
+
+
+_BASES = (torch.nn.Module, torch.optim.Optimizer)
+_HOOKS: list[dict[int, Any]] = [
+    value
+    for module in (torch_module, torch_optimizer)
+    for name, value in vars(module).items()
+    if name.startswith("_global_") and isinstance(value, dict)
+]

@@ -1,0 +1,805 @@
+"""What Python lets one write, with changes from outside between the calls: a program gives and leaves what the same
+code does without it, down to which objects are the same."""
+
+from __future__ import annotations
+
+import collections
+import contextvars
+import copy
+import dataclasses
+import enum
+import functools
+import gc
+import itertools
+import math
+import os
+import pathlib
+import pickle
+import typing
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.modules.module import register_module_forward_hook
+
+from monarch.compiler.errors import ProgramError
+from monarch.language import Mesh, distribute, program
+from tests.language.alike import assert_alike
+
+CASES: list[Callable[..., Any]] = []
+Case = Callable[..., Any]
+
+
+def case(function: Case) -> Case:
+    CASES.append(function)
+    return function
+
+
+def fit(w, x):
+    loss = w["m"](x).square().mean()
+    loss.backward()
+    w["o"].step()
+    w["o"].zero_grad()
+    return loss
+
+
+def nothing(call):
+    pass
+
+
+# -- objects and classes ---------------------------------------------------------------------------------------------
+
+
+@case
+def dataclass_state(w):
+    @dataclasses.dataclass
+    class State:
+        count: int = 0
+        mean: Any = None
+        history: list[int] = dataclasses.field(default_factory=list)
+
+    state = State()
+
+    def step(x):
+        state.count += 1
+        mean = x.detach().mean(0)
+        state.mean = mean if state.mean is None else 0.9 * state.mean + 0.1 * mean
+        if state.count % 2:
+            state.history.append(state.count)
+        return x * state.count + state.mean
+
+    return step, lambda call: setattr(state, "count", 7) if call == 3 else None
+
+
+@case
+def frozen_dataclass(w):
+    @dataclasses.dataclass(frozen=True)
+    class Config:
+        rate: float = 1.0
+
+    state = {"config": Config()}
+
+    def step(x):
+        state["config"] = dataclasses.replace(state["config"], rate=state["config"].rate * 0.5)
+        return x * state["config"].rate + sum(dataclasses.asdict(state["config"]).values())
+
+    return step, lambda call: state.update(config=Config(3.0)) if call == 2 else None
+
+
+@case
+def descriptor(w):
+    class Halved:
+        def __set_name__(self, owner, name):
+            self.name = f"_{name}"
+
+        def __get__(self, instance, owner=None):
+            return getattr(instance, self.name, 1.0)
+
+        def __set__(self, instance, value):
+            setattr(instance, self.name, value / 2)
+
+    class Holder:
+        rate = Halved()
+
+    holder = Holder()
+
+    def step(x):
+        holder.rate = holder.rate * 3
+        return x * holder.rate
+
+    return step, lambda call: setattr(holder, "rate", 0.5)
+
+
+@case
+def attributes_from_a_dict(w):
+    class Holder:
+        def __init__(self):
+            self.store = {"a": 1.0}
+
+        def __getattr__(self, name):
+            if name.startswith("__"):
+                raise AttributeError(name)
+            return self.__dict__["store"].get(name, 9.0)
+
+        def __setattr__(self, name, value):
+            if name == "store":
+                self.__dict__[name] = value
+            else:
+                self.store[name] = value
+
+    holder = Holder()
+
+    def step(x):
+        holder.c = holder.a + 1
+        return x * holder.a + holder.b
+
+    return step, lambda call: setattr(holder, "b" if call % 2 else "a", float(call))
+
+
+@case
+def slots_and_a_dict(w):
+    class One:
+        __slots__ = ("x", "y")
+
+    class Two(One):
+        __slots__ = ("__dict__", "z")
+
+    two = Two()
+    two.x, two.z = 1.0, 2
+
+    def step(x):
+        two.y = getattr(two, "y", 0) + two.x
+        two.w = two.z
+        return x * two.y
+
+    return step, lambda call: setattr(two, "x", float(call))
+
+
+@case
+def other_bases(w):
+    class A:
+        def f(self, x):
+            return x + 1
+
+    class B(A):
+        def f(self, x):
+            return super().f(x) * 2
+
+    class C(A):
+        def f(self, x):
+            return super().f(x) * 3
+
+    class D(B, C):
+        pass
+
+    d = D()
+
+    def change(call):
+        if call == 1:
+            D.__bases__ = (C, B)
+
+    return lambda x: d.f(x), change
+
+
+@case
+def metaclass(w):
+    class Counting(type):
+        @property
+        def rate(cls):
+            return cls._rate
+
+        def __call__(cls, *args):
+            made = super().__call__(*args)
+            cls.made += 1
+            return made
+
+    class Holder(metaclass=Counting):
+        _rate, made = 2.0, 0
+
+    def step(x):
+        Holder()
+        return x * Holder.rate + Holder.made
+
+    return step, lambda call: setattr(Holder, "_rate", float(call))
+
+
+@case
+def operators(w):
+    class Value:
+        def __init__(self, number):
+            self.number = number
+
+        def __add__(self, other):
+            return Value(self.number + other)
+
+        def __rmul__(self, other):
+            return self.number * other
+
+        def __iter__(self):
+            return iter([self.number, 2 * self.number])
+
+        def __contains__(self, other):
+            return other < self.number
+
+        def __bool__(self):
+            return self.number > 2
+
+    state = {"value": Value(1.0)}
+
+    def step(x):
+        value = state["value"]
+        state["value"] = value + 1
+        return x * value + sum(value) + (1 if 2 in value else 0) + (10 if value else 0)
+
+    return step, lambda call: setattr(state["value"], "number", float(call))
+
+
+@case
+def exchanged_class(w):
+    class Doubled(nn.Linear):
+        def forward(self, x):
+            return super().forward(x) * 2
+
+    def change(call):
+        if call == 2:
+            w["m"].__class__ = Doubled
+
+    return lambda x: w["m"](x), change
+
+
+@case
+def weak_containers(w):
+    class Thing:
+        pass
+
+    state = {"thing": Thing()}
+    state["thing"].rate = 1.0
+    ref = weakref.ref(state["thing"])
+    rates = weakref.WeakKeyDictionary({state["thing"]: 1.0})
+
+    def step(x):
+        thing = ref()
+        return x * (9.0 if thing is None else thing.rate) + len(rates)
+
+    def change(call):
+        state["thing"].rate = float(call)
+        if call == 2:
+            state["thing"] = Thing()
+
+    return step, change
+
+
+# -- functions, iterators, variables ---------------------------------------------------------------------------------
+
+
+@case
+def iterators(w):
+    def doubling():
+        number = 1.0
+        while True:
+            yield number
+            number *= 2
+
+    numbers, count, listed = doubling(), itertools.count(1), iter([float(i) for i in range(9)])
+    return lambda x: x * next(numbers) + next(count) - next(listed), lambda call: next(count) if call == 1 else None
+
+
+@case
+def mutable_defaults(w):
+    def helper(x, cache=[], *, seen={}):  # noqa: B006
+        cache.append(x.detach().sum())
+        seen["count"] = seen.get("count", 0) + 1
+        return x * len(cache) + seen["count"]
+
+    return lambda x: helper(x), lambda call: helper.__defaults__[0].clear() if call == 3 else None
+
+
+@case
+def function_attribute(w):
+    def step(x):
+        step.count = getattr(step, "count", 0) + 1
+        return x * step.count
+
+    return step, nothing
+
+
+@case
+def cells_of_others(w):
+    def counter():
+        count = 0
+
+        def up():
+            nonlocal count
+            count += 1
+
+        return up, lambda: count
+
+    up, get = counter()
+
+    def step(x):
+        up()
+        return x * get()
+
+    return step, lambda call: up() if call == 2 else None
+
+
+@case
+def dispatching(w):
+    @functools.singledispatch
+    def scaled(by, x):
+        return x
+
+    scaled.register(int)(lambda by, x: x * by)
+    scaled.register(str)(lambda by, x: x + len(by))
+    state = {"by": 2}
+
+    def change(call):
+        state["by"] = [3, "abc", 2.0, None][call % 4]
+        if call == 3:
+            scaled.register(type(None))(lambda by, x: x * 100)
+
+    return lambda x: scaled(state["by"], x), change
+
+
+@case
+def cached(w):
+    class Holder:
+        rate = 2.0
+
+        @functools.cached_property
+        def thrice(self):
+            return self.rate * 3
+
+        def scaled(self, x, by):
+            return x * by * self.rate
+
+        doubled = functools.partialmethod(scaled, by=2.0)
+
+    holder, twice = Holder(), functools.cache(lambda number: number * 2.0)
+
+    def step(x):
+        twice(1)
+        return holder.doubled(x) * holder.thrice + twice.cache_info().hits
+
+    def change(call):
+        holder.rate = float(call)
+        if call == 2:
+            del holder.thrice
+            Holder.doubled = functools.partialmethod(Holder.scaled, by=5.0)
+
+    return step, change
+
+
+@case
+def context_variable(w):
+    variable = contextvars.ContextVar("variable", default=1.0)
+
+    def step(x):
+        token = variable.set(variable.get() * 2)
+        y = x * variable.get()
+        variable.reset(token)
+        return y
+
+    return step, lambda call: variable.set(float(call))
+
+
+@case
+def exceptions(w):
+    class Guard:
+        depth = 0
+
+        def __enter__(self):
+            self.depth += 1
+
+        def __exit__(self, *error):
+            self.depth -= 1
+            return True
+
+    guard, state = Guard(), {"count": 0, "errors": []}
+
+    def step(x):
+        y = x
+        with guard:
+            y = y * guard.depth
+            if state["count"] % 2:
+                raise ValueError
+            y = y + 5
+        try:
+            {}[state["count"]]
+        except KeyError as error:
+            state["errors"].append(str(error))
+        finally:
+            state["count"] += 1
+        return y
+
+    return step, nothing
+
+
+@case
+def containers(w):
+    ordered = collections.OrderedDict(a=1.0, b=2.0)
+    default = collections.defaultdict(lambda: 1.0)
+    ring = collections.deque([1.0, 2.0, 3.0], maxlen=3)
+    chained = collections.ChainMap({"x": 1.0}, {"x": 2.0, "y": 3.0})
+    counted = collections.Counter("abca")
+
+    def step(x):
+        key, value = next(iter(ordered.items()))
+        ordered.move_to_end(key)
+        default["count"] += 1
+        ring.rotate(1)
+        return x * value * ring[0] + default["count"] + chained["x"] + counted.most_common(1)[0][1]
+
+    def change(call):
+        ring.append(float(call))
+        counted.update("b" * call)
+        if call == 2:
+            chained.maps[0].pop("x")
+
+    return step, change
+
+
+@case
+def enums(w):
+    class Flags(enum.IntFlag):
+        A = 1
+        B = 2
+
+    state = {"flags": Flags.A}
+
+    def step(x):
+        state["flags"] ^= Flags.B
+        return x * int(state["flags"])
+
+    return step, nothing
+
+
+# -- the world outside -----------------------------------------------------------------------------------------------
+
+
+@case
+def environment(w):
+    os.environ["MONARCH_TEST_RATE"] = "1.0"
+
+    def step(x):
+        return x * float(os.getenv("MONARCH_TEST_RATE", "1.0")) + float(os.environ["MONARCH_TEST_RATE"])
+
+    return step, lambda call: os.environ.update(MONARCH_TEST_RATE=str(float(call)))
+
+
+@case
+def numpy_s(w):
+    array, generator = np.ones(4, dtype=np.float32), np.random.default_rng(0)
+
+    def step(x):
+        array[1] += 1
+        return x * torch.from_numpy(array) + float(array[0]) + generator.random()
+
+    return step, lambda call: array.__setitem__(0, call)
+
+
+@case
+def replaced_functions(w):
+    attention = w["place"](nn.MultiheadAttention(4, 2, batch_first=True))
+    places = [
+        (F, "multi_head_attention_forward", lambda q, *_, **__: (q * 2, None)),
+        (F, "linear", lambda x, *_: x + 1),
+    ]
+    places += [(nn.Linear, "forward", lambda self, x: x * 3), (torch.Tensor, "relu", lambda self: self * 5)]
+    places += [(nn.Module, "__call__", lambda self, x, *_: (x, None)), (torch.optim.SGD, "step", lambda self: None)]
+    places += [(math, "pi", 3.0)]
+    before = [vars(owner).get(name) for owner, name, _ in places]
+
+    def restore(owner, name, value):
+        if value is None:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, value)
+
+    def step(x):
+        return attention(x[None], x[None], x[None])[0], F.linear(x, x), x.relu() * math.pi, fit(w, x)
+
+    def change(call):
+        if call:
+            owner, name, _ = places[call - 1]
+            if getattr(owner, name) is places[call - 1][2]:  # each of the two worlds changes what they share
+                restore(owner, name, before[call - 1])
+        if call < len(places) and getattr(places[call][0], places[call][1]) is not places[call][2]:
+            setattr(*places[call])
+
+    return step, change
+
+
+@case
+def hooks_of_all_modules(w):
+    made = []
+
+    def change(call):
+        if call == 1:
+            made.append(register_module_forward_hook(lambda module, args, out: out * 2))
+        if call == 3:
+            made.pop().remove()
+
+    return lambda x: w["m"](x).detach(), change
+
+
+# -- objects that are returned ---------------------------------------------------------------------------------------
+
+
+@case
+def returned_state(w):
+    class Pair(typing.NamedTuple):
+        count: float
+        total: Any = None
+
+    total = w["make"](torch.zeros(4))
+    state = {"last": total, "pair": Pair(0.0), "kept": []}
+
+    def step(x):
+        total.add_(x[0])
+        state["last"] = x.mean(0)
+        state["pair"] = state["pair"]._replace(count=1.0, total=state["last"])
+        state["kept"].append(state["last"])
+        return total, total[1:], state["last"], state["pair"], state, x * 2, [total]
+
+    return step, lambda call: (total.mul_(2), state["last"].add_(1))
+
+
+@case
+def best_loss(w):
+    state = {"best": None}
+
+    def step(x):
+        loss = x.mean()
+        state["best"] = loss if state["best"] is None else torch.minimum(loss, state["best"])
+        return state["best"]
+
+    return step, nothing
+
+
+# -- numbers ---------------------------------------------------------------------------------------------------------
+
+
+def number(function: Callable[[Any, float], Any]) -> Case:
+    def of_number(w):
+        def step(given):
+            return function(*given)
+
+        return step, nothing, lambda call: (torch.ones(3, 4), [0.1, 0.5, 0.5, 2.5, -1.5, 0.0][call])
+
+    return of_number
+
+
+NUMBERS: dict[str, Callable[[Any, Any], Any]] = {
+    "isinstance": lambda x, t: x * 2 if isinstance(t, (int, float)) else x,
+    "key": lambda x, t: x * {0.5: 3, 2.5: 4}.get(t, 1),
+    "member": lambda x, t: x * 2 if t in [0.5, 2.5] or t in {-1.5} else x,
+    "parts": lambda x, t: x * (t // 1) + t % 2 + divmod(t, 2)[1] + (5 // t if t else 1) + t.real + t.imag,
+    "math": lambda x, t: x * math.exp(t) + math.floor(t) + math.ceil(t) + math.trunc(t) + math.copysign(1, t),
+    "text": lambda x, t: (x, str(t), repr(t), f"{t} {t:.3f}", "%.2f" % t),  # noqa: UP031
+    "rounded": lambda x, t: (x * round(t), round(t, 1), int(t), bool(t), t.is_integer(), t.hex()),
+    "least": lambda x, t: (x * max(t, 0.2), min(t, 1.0), sorted([t, 0.3, -1.0])),
+    "tensor": lambda x, t: (torch.tensor([t, 1.0]), x.new_tensor(t), torch.full((2,), t), x.clamp(min=t)),
+    "copied": lambda x, t: (x * copy.deepcopy(t), copy.copy(t), pickle.loads(pickle.dumps(t))),
+    "range": lambda x, t: sum((x for _ in range(int(t * 2))), x),
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_a_number_is_a_float_to_python(name: str, mesh: Mesh) -> None:
+    assert_alike(number(NUMBERS[name]), mesh)
+
+
+# -- optimizers ------------------------------------------------------------------------------------------------------
+
+_SCHEDULERS: dict[str, dict[str, Any]] = {
+    "StepLR": {"step_size": 2},
+    "CosineAnnealingLR": {"T_max": 4},
+    "CosineAnnealingWarmRestarts": {"T_0": 2},
+    "CyclicLR": {"base_lr": 0.01, "max_lr": 0.1, "step_size_up": 2},
+    "LinearLR": {},
+}
+
+
+@pytest.mark.filterwarnings("ignore::monarch.language.errors.TracedAgainWarning")
+@pytest.mark.parametrize("inside", [True, False])
+@pytest.mark.parametrize("name", _SCHEDULERS)
+def test_a_scheduler_steps_in_a_program_or_outside(name: str, inside: bool, mesh: Mesh) -> None:
+    def scheduled(w):
+        schedule = getattr(torch.optim.lr_scheduler, name)(w["o"], **_SCHEDULERS[name])
+
+        def step(x):
+            rate = w["o"].param_groups[0]["lr"]
+            loss = fit(w, x)
+            if inside:
+                schedule.step()
+            return loss * rate, schedule.get_last_lr(), w["o"].param_groups[0]["lr"]
+
+        return step, nothing if inside else lambda call: schedule.step()
+
+    assert_alike(scheduled, mesh)
+
+
+@case
+def rates_of_all_kinds(w):
+    rates = [1, 0, 0.5, np.float64(0.25), torch.tensor(0.1), 0.1]
+
+    def step(x):
+        loss = fit(w, x)
+        return loss, w["o"].param_groups[0]["lr"] * 2
+
+    return step, lambda call: w["o"].param_groups[0].update(lr=rates[call])
+
+
+@case
+def a_rate_that_the_program_changes(w):
+    state = {"count": 0}
+
+    def step(x):
+        state["count"] += 1
+        loss = fit(w, x)
+        for group in w["o"].param_groups:
+            group["lr"] *= 0.9 if group["lr"] > 0.06 else 1.1
+        loss = loss + fit(w, x)
+        w["o"].param_groups[0]["lr"] = min(w["o"].param_groups[0]["lr"], 0.1 / state["count"])
+        return loss, {key: value for key, value in w["o"].param_groups[0].items() if key != "params"}
+
+    return step, lambda call: w["o"].param_groups[0].update(lr=0.5) if call == 3 else None
+
+
+@case
+def optimizers_that_only_slots_hold(w):
+    class Holder:
+        __slots__ = ("optimizer",)
+
+    holders, other = [Holder(), Holder()], w["place"](nn.Linear(4, 4))
+    holders[0].optimizer = w["o"]
+    holders[1].optimizer = torch.optim.SGD(other.parameters(), lr=0.3)
+
+    def step(x):
+        rate = holders[1].optimizer.param_groups[0]["lr"]
+        loss = other(w["m"](x)).square().mean() * rate
+        loss.backward()
+        for holder in holders:
+            holder.optimizer.step()
+            holder.optimizer.zero_grad()
+        return loss, rate
+
+    return step, lambda call: holders[1].optimizer.param_groups[0].update(lr=0.3 / (call + 1))
+
+
+# -- programs as methods ---------------------------------------------------------------------------------------------
+
+
+@case
+def programs_as_methods(w):
+    class Base:
+        rate = 2.0
+
+        @w["program"]
+        def scaled(self, x):
+            return x * self.rate
+
+    class Trainer(Base):
+        def __init__(self, count):
+            self.count = count
+            self.history = []
+
+        @w["program"]
+        def scaled(self, x):
+            self.history.append(self.count)
+            self.count *= 0.5
+            return super().scaled(x) + self.count
+
+        @classmethod
+        @w["program"]
+        def of_class(cls, x):
+            cls.rate += 1
+            return x * cls.rate
+
+        @staticmethod
+        @w["program"]
+        def alone(x):
+            return x * 3
+
+    @dataclasses.dataclass(slots=True, weakref_slot=True)
+    class Slotted:
+        rate: float
+
+        @w["program"]
+        def scaled(self, x):
+            return x * self.rate
+
+    first, slotted = Trainer(1.0), Slotted(2.0)
+    state = {"second": copy.copy(first), "third": copy.deepcopy(first)}
+
+    def step(x):
+        found = [each.scaled(x) for each in (first, *state.values(), slotted)]
+        return found, Trainer.of_class(x), first.of_class(x), Trainer.alone(x), first.alone(x)
+
+    def change(call):
+        first.rate = float(call)
+        slotted.rate = call + 0.5
+        state.update(second=copy.copy(first), third=copy.deepcopy(first))
+        state["second"].count = 9.0
+
+    step.own = True
+    return step, change
+
+
+@case
+def a_forward_that_is_a_program(w):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.rate = w["m"], 1.0
+
+        @w["program"]
+        def forward(self, x):
+            return self.layer(x).detach() * self.rate
+
+    model = Model()
+
+    def step(x):
+        return model(x)
+
+    step.own = True
+    return step, lambda call: setattr(model, "rate", float(call))
+
+
+@pytest.mark.filterwarnings("ignore::monarch.language.errors.TracedAgainWarning")
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+def test_it_is_what_it_is_without_a_program(case: Case, mesh: Mesh) -> None:
+    assert_alike(case, mesh)
+
+
+def test_what_a_method_has_learnt_ends_with_its_object(mesh: Mesh) -> None:
+    class Trainer:
+        @program(mesh=mesh)
+        def step(self, x: torch.Tensor) -> torch.Tensor:
+            return x * 2
+
+    trainer = Trainer()
+    for _ in range(2):
+        trainer.step(distribute(torch.ones(2), mesh))
+    assert trainer.step.remembered[0].traces == 1
+    assert not vars(trainer)
+    gone = weakref.ref(trainer)
+    del trainer
+    gc.collect()
+    assert gone() is None
+    assert not vars(Trainer)["step"]._bound
+
+
+def test_a_method_of_objects_that_allow_no_weak_references(mesh: Mesh) -> None:
+    class Trainer:
+        __slots__ = ("rate",)
+
+        @program(mesh=mesh)
+        def step(self, x: torch.Tensor) -> torch.Tensor:
+            return x * 2
+
+    with pytest.raises(ProgramError, match="objects of class 'Trainer' allow no weak references"):
+        Trainer().step(torch.ones(2))
+
+
+@pytest.mark.filterwarnings("ignore::monarch.language.errors.TracedAgainWarning")
+@pytest.mark.parametrize("read", [pathlib.Path.read_text, lambda path: str(float(path.exists()))])
+def test_files_are_read_at_each_call(read: Callable[[pathlib.Path], str], mesh: Mesh, tmp_path: pathlib.Path) -> None:
+    file = tmp_path / "rate.txt"
+
+    @program(mesh=mesh)
+    def step(x: torch.Tensor) -> torch.Tensor:
+        return x * float(read(file))
+
+    for number in range(4):
+        file.write_text(f"{number}.0")
+        assert step(torch.ones(1)).tolist() == [float(read(file))]
+    file.unlink()
+    if read is not pathlib.Path.read_text:
+        assert step(torch.ones(1)).tolist() == [0.0]
