@@ -270,7 +270,8 @@ class Program(Generic[P, R]):
         that its layouts have, and which tensors do not: `print(train_step.survives(x, y))`. The hosts are those of the
         mesh. Traces and compiles the function; runs and changes nothing."""
         traced = self.trace(*args, **kwargs)
-        hosts = self._resolved.host_count if self._resolved is not None else 1
+        mesh = self._memory.resolved
+        hosts = mesh.host_count if mesh is not None else 1
         made: Survival = load("monarch.compiler.inspect.survival:Survival")(traced.compile(), hosts)
         return made
 
