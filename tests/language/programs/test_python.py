@@ -5,16 +5,13 @@ from __future__ import annotations
 
 import collections
 import contextvars
-import copy
 import dataclasses
 import enum
 import functools
-import gc
 import itertools
 import math
 import os
 import pathlib
-import pickle
 import typing
 import weakref
 from collections.abc import Callable
@@ -27,8 +24,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
 
-from monarch.compiler.errors import ProgramError
-from monarch.language import Mesh, distribute, program
+from monarch.language import Mesh, program
 from tests.language.alike import assert_alike
 
 CASES: list[Callable[..., Any]] = []
@@ -562,230 +558,10 @@ def best_loss(w):
     return step, nothing
 
 
-# -- numbers ---------------------------------------------------------------------------------------------------------
-
-
-def number(function: Callable[[Any, float], Any]) -> Case:
-    def of_number(w):
-        def step(given):
-            return function(*given)
-
-        return step, nothing, lambda call: (torch.ones(3, 4), [0.1, 0.5, 0.5, 2.5, -1.5, 0.0][call])
-
-    return of_number
-
-
-NUMBERS: dict[str, Callable[[Any, Any], Any]] = {
-    "isinstance": lambda x, t: x * 2 if isinstance(t, (int, float)) else x,
-    "key": lambda x, t: x * {0.5: 3, 2.5: 4}.get(t, 1),
-    "member": lambda x, t: x * 2 if t in [0.5, 2.5] or t in {-1.5} else x,
-    "parts": lambda x, t: x * (t // 1) + t % 2 + divmod(t, 2)[1] + (5 // t if t else 1) + t.real + t.imag,
-    "math": lambda x, t: x * math.exp(t) + math.floor(t) + math.ceil(t) + math.trunc(t) + math.copysign(1, t),
-    "text": lambda x, t: (x, str(t), repr(t), f"{t} {t:.3f}", "%.2f" % t),  # noqa: UP031
-    "rounded": lambda x, t: (x * round(t), round(t, 1), int(t), bool(t), t.is_integer(), t.hex()),
-    "least": lambda x, t: (x * max(t, 0.2), min(t, 1.0), sorted([t, 0.3, -1.0])),
-    "tensor": lambda x, t: (torch.tensor([t, 1.0]), x.new_tensor(t), torch.full((2,), t), x.clamp(min=t)),
-    "copied": lambda x, t: (x * copy.deepcopy(t), copy.copy(t), pickle.loads(pickle.dumps(t))),
-    "range": lambda x, t: sum((x for _ in range(int(t * 2))), x),
-}
-
-
-@pytest.mark.parametrize("name", NUMBERS)
-def test_a_number_is_a_float_to_python(name: str, mesh: Mesh) -> None:
-    assert_alike(number(NUMBERS[name]), mesh)
-
-
-# -- optimizers ------------------------------------------------------------------------------------------------------
-
-_SCHEDULERS: dict[str, dict[str, Any]] = {
-    "StepLR": {"step_size": 2},
-    "CosineAnnealingLR": {"T_max": 4},
-    "CosineAnnealingWarmRestarts": {"T_0": 2},
-    "CyclicLR": {"base_lr": 0.01, "max_lr": 0.1, "step_size_up": 2},
-    "LinearLR": {},
-}
-
-
-@pytest.mark.filterwarnings("ignore::monarch.language.errors.TracedAgainWarning")
-@pytest.mark.parametrize("inside", [True, False])
-@pytest.mark.parametrize("name", _SCHEDULERS)
-def test_a_scheduler_steps_in_a_program_or_outside(name: str, inside: bool, mesh: Mesh) -> None:
-    def scheduled(w):
-        schedule = getattr(torch.optim.lr_scheduler, name)(w["o"], **_SCHEDULERS[name])
-
-        def step(x):
-            rate = w["o"].param_groups[0]["lr"]
-            loss = fit(w, x)
-            if inside:
-                schedule.step()
-            return loss * rate, schedule.get_last_lr(), w["o"].param_groups[0]["lr"]
-
-        return step, nothing if inside else lambda call: schedule.step()
-
-    assert_alike(scheduled, mesh)
-
-
-@case
-def rates_of_all_kinds(w):
-    rates = [1, 0, 0.5, np.float64(0.25), torch.tensor(0.1), 0.1]
-
-    def step(x):
-        loss = fit(w, x)
-        return loss, w["o"].param_groups[0]["lr"] * 2
-
-    return step, lambda call: w["o"].param_groups[0].update(lr=rates[call])
-
-
-@case
-def a_rate_that_the_program_changes(w):
-    state = {"count": 0}
-
-    def step(x):
-        state["count"] += 1
-        loss = fit(w, x)
-        for group in w["o"].param_groups:
-            group["lr"] *= 0.9 if group["lr"] > 0.06 else 1.1
-        loss = loss + fit(w, x)
-        w["o"].param_groups[0]["lr"] = min(w["o"].param_groups[0]["lr"], 0.1 / state["count"])
-        return loss, {key: value for key, value in w["o"].param_groups[0].items() if key != "params"}
-
-    return step, lambda call: w["o"].param_groups[0].update(lr=0.5) if call == 3 else None
-
-
-@case
-def optimizers_that_only_slots_hold(w):
-    class Holder:
-        __slots__ = ("optimizer",)
-
-    holders, other = [Holder(), Holder()], w["place"](nn.Linear(4, 4))
-    holders[0].optimizer = w["o"]
-    holders[1].optimizer = torch.optim.SGD(other.parameters(), lr=0.3)
-
-    def step(x):
-        rate = holders[1].optimizer.param_groups[0]["lr"]
-        loss = other(w["m"](x)).square().mean() * rate
-        loss.backward()
-        for holder in holders:
-            holder.optimizer.step()
-            holder.optimizer.zero_grad()
-        return loss, rate
-
-    return step, lambda call: holders[1].optimizer.param_groups[0].update(lr=0.3 / (call + 1))
-
-
-# -- programs as methods ---------------------------------------------------------------------------------------------
-
-
-@case
-def programs_as_methods(w):
-    class Base:
-        rate = 2.0
-
-        @w["program"]
-        def scaled(self, x):
-            return x * self.rate
-
-    class Trainer(Base):
-        def __init__(self, count):
-            self.count = count
-            self.history = []
-
-        @w["program"]
-        def scaled(self, x):
-            self.history.append(self.count)
-            self.count *= 0.5
-            return super().scaled(x) + self.count
-
-        @classmethod
-        @w["program"]
-        def of_class(cls, x):
-            cls.rate += 1
-            return x * cls.rate
-
-        @staticmethod
-        @w["program"]
-        def alone(x):
-            return x * 3
-
-    @dataclasses.dataclass(slots=True, weakref_slot=True)
-    class Slotted:
-        rate: float
-
-        @w["program"]
-        def scaled(self, x):
-            return x * self.rate
-
-    first, slotted = Trainer(1.0), Slotted(2.0)
-    state = {"second": copy.copy(first), "third": copy.deepcopy(first)}
-
-    def step(x):
-        found = [each.scaled(x) for each in (first, *state.values(), slotted)]
-        return found, Trainer.of_class(x), first.of_class(x), Trainer.alone(x), first.alone(x)
-
-    def change(call):
-        first.rate = float(call)
-        slotted.rate = call + 0.5
-        state.update(second=copy.copy(first), third=copy.deepcopy(first))
-        state["second"].count = 9.0
-
-    step.own = True
-    return step, change
-
-
-@case
-def a_forward_that_is_a_program(w):
-    class Model(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer, self.rate = w["m"], 1.0
-
-        @w["program"]
-        def forward(self, x):
-            return self.layer(x).detach() * self.rate
-
-    model = Model()
-
-    def step(x):
-        return model(x)
-
-    step.own = True
-    return step, lambda call: setattr(model, "rate", float(call))
-
-
 @pytest.mark.filterwarnings("ignore::monarch.language.errors.TracedAgainWarning")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
 def test_it_is_what_it_is_without_a_program(case: Case, mesh: Mesh) -> None:
     assert_alike(case, mesh)
-
-
-def test_what_a_method_has_learnt_ends_with_its_object(mesh: Mesh) -> None:
-    class Trainer:
-        @program(mesh=mesh)
-        def step(self, x: torch.Tensor) -> torch.Tensor:
-            return x * 2
-
-    trainer = Trainer()
-    for _ in range(2):
-        trainer.step(distribute(torch.ones(2), mesh))
-    assert trainer.step.remembered[0].traces == 1
-    assert not vars(trainer)
-    gone = weakref.ref(trainer)
-    del trainer
-    gc.collect()
-    assert gone() is None
-    assert not vars(Trainer)["step"]._bound
-
-
-def test_a_method_of_objects_that_allow_no_weak_references(mesh: Mesh) -> None:
-    class Trainer:
-        __slots__ = ("rate",)
-
-        @program(mesh=mesh)
-        def step(self, x: torch.Tensor) -> torch.Tensor:
-            return x * 2
-
-    with pytest.raises(ProgramError, match="objects of class 'Trainer' allow no weak references"):
-        Trainer().step(torch.ones(2))
 
 
 @pytest.mark.filterwarnings("ignore::monarch.language.errors.TracedAgainWarning")
