@@ -9,7 +9,6 @@ import dataclasses
 import enum
 import functools
 import itertools
-import math
 import os
 import pathlib
 import typing
@@ -487,8 +486,7 @@ def replaced_functions(w):
         (F, "linear", lambda x, *_: x + 1),
     ]
     places += [(nn.Linear, "forward", lambda self, x: x * 3), (torch.Tensor, "relu", lambda self: self * 5)]
-    places += [(nn.Module, "__call__", lambda self, x, *_: (x, None)), (torch.optim.SGD, "step", lambda self: None)]
-    places += [(math, "pi", 3.0)]
+    places += [(torch.optim.SGD, "step", lambda self: None)]  # the last of five: the sixth change restores it
     before = [vars(owner).get(name) for owner, name, _ in places]
 
     def restore(owner, name, value):
@@ -498,7 +496,7 @@ def replaced_functions(w):
             setattr(owner, name, value)
 
     def step(x):
-        return attention(x[None], x[None], x[None])[0], F.linear(x, x), x.relu() * math.pi, fit(w, x)
+        return attention(x[None], x[None], x[None])[0], F.linear(x, x), x.relu(), fit(w, x)
 
     def change(call):
         if call:
