@@ -123,13 +123,6 @@ def difference(ours: Any, theirs: Any, path: str = "") -> str | None:
     return None if type(ours) is type(theirs) and ours == theirs else f"{path}: {ours} for {theirs}"
 
 
-def attempt(function: Callable[[Any], Any], argument: Any) -> tuple[Any, str | None]:
-    try:
-        return function(argument), None
-    except Exception as error:  # the same one on both sides
-        return None, f"{type(error).__name__}: {error}"
-
-
 def assert_alike(case: Callable[..., Any], mesh: Mesh, calls: int = 6) -> None:
     """Call a case's step with and without a program, and change the world behind each call: what is given and left is
     the same. `case` takes a world, and gives a step, what changes the world behind call number i, and, if it likes,
@@ -139,21 +132,11 @@ def assert_alike(case: Callable[..., Any], mesh: Mesh, calls: int = 6) -> None:
     batch = lambda call: torch.randn(3, 4, generator=torch.Generator().manual_seed(call))  # noqa: E731
     make = made[0] if made else batch
     for call in range(calls):
-        expected, theirs_raised = attempt(theirs, make(call))
-        placed = pytree.tree_map_only(torch.Tensor, lambda tensor: distribute(tensor, mesh), make(call))
-        found, ours_raised = attempt(traced, placed)
-        assert ours_raised == theirs_raised, f"call {call} of {case.__name__}"
-        if ours_raised is None:  # else the state is that before the call, and the case ends
-            one, other = Seen(), Seen()
-            told = difference(
-                *(
-                    [see(x) for x in all_of]
-                    for see, all_of in ((one, (found, ours, change_ours)), (other, (expected, theirs, change_theirs)))
-                )
-            )
-            assert told is None, f"call {call} of {case.__name__}: {told}"
-        else:
-            return
+        expected = theirs(make(call))
+        found = traced(pytree.tree_map_only(torch.Tensor, lambda tensor: distribute(tensor, mesh), make(call)))
+        one, other = Seen(), Seen()
+        told = difference([*map(one, (found, ours, change_ours))], [*map(other, (expected, theirs, change_theirs))])
+        assert told is None, f"call {call} of {case.__name__}: {told}"
         for change in (change_theirs, change_ours):
             torch.manual_seed(call)
             change(call)

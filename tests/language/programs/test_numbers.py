@@ -1,4 +1,4 @@
-"""Numbers that only a call knows, arguments and optimizers' rates: they are to Python what they are without programs."""
+"""Numbers that only a call knows, arguments and optimizers' rates: to Python they are as without programs."""
 
 from __future__ import annotations
 

@@ -483,9 +483,9 @@ def replaced_functions(w):
     attention = w["place"](nn.MultiheadAttention(4, 2, batch_first=True))
     places = [
         (F, "multi_head_attention_forward", lambda q, *_, **__: (q * 2, None)),
-        (F, "linear", lambda x, *_: x + 1),
+        (F, "linear", lambda x, weight, *_: x + weight.sum()),
     ]
-    places += [(nn.Linear, "forward", lambda self, x: x * 3), (torch.Tensor, "relu", lambda self: self * 5)]
+    places += [(nn.Linear, "forward", lambda self, x: x * self.bias), (torch.Tensor, "relu", lambda self: self * 5)]
     places += [(torch.optim.SGD, "step", lambda self: None)]  # the last of five: the sixth change restores it
     before = [vars(owner).get(name) for owner, name, _ in places]
 
