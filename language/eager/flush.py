@@ -109,6 +109,8 @@ class _Job:
 
     def run(self, compiled: _Compiled, bind: Bind | None) -> list[Handle]:
         arguments: list[Any] = []
+        small = [str(spec.label) for spec in compiled.plan.inputs if spec.kind == "state" and spec.type.ndim == 0]
+        self.mesh.separate([self.cells[label] for label in small], list(self.cells.values()))
         for spec in compiled.plan.inputs:
             label = str(spec.label)
             arguments.append(self.scalars[label] if spec.kind == "scalar" else self.before[label])
@@ -130,8 +132,11 @@ class _Job:
     def bind(self, compiled: _Compiled, handles: list[Handle]) -> None:
         for spec, handle in zip(compiled.plan.outputs, handles, strict=True):
             label = str(spec.label)
-            for name in (label, *compiled.states.get(label, ())):
+            names = (label, *compiled.states.get(label, ()))
+            for name in names:
                 self.cells[name].set(handle)
+            if len(names) > 1:
+                self.mesh.share(self.cells[name] for name in names)
 
 
 def _run(mesh: Mesh, recording: Recording, live: list[tuple[Cell, Value]]) -> Exception | None:

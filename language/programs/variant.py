@@ -23,6 +23,7 @@ from monarch.language.programs.guards import views_of
 from monarch.language.programs.nodes import Live
 from monarch.language.programs.trace import Trace
 from monarch.language.recorder.random import next_seed
+from monarch.language.tensors.mesh import Mesh
 from monarch.language.tensors.shapes import make_fake
 from monarch.language.tensors.tensor import Cell, DistributedTensor, Failure, Ref
 
@@ -64,6 +65,11 @@ class Compiled:
             labels = [str(spec.label), *self.aliases.get(str(spec.label), ())] if at >= self.returns else []
             self.state_updates += [(states[name], at) for name in labels if name in states]
             self.left_updates += [(escapes[name], at) for name in labels if name in escapes]
+        taken = [at for _, at in (*self.state_updates, *self.left_updates)]
+        self.shared = {at for at in taken if taken.count(at) > 1} if len(set(taken)) < len(taken) else set()
+        """The outputs that several states or left tensors take."""
+        self.small = [number for number, type_ in self.layouts if type_.ndim == 0]
+        """The states that may share a value with others, which the plan does not know."""
         self.fakes = [make_fake(value.shape, value.dtype) for value in trace.result.values]
 
     def serves(self, trace: Trace) -> bool:
@@ -111,6 +117,12 @@ class Compiled:
         for number, at in self.state_updates:
             cells[number].handle = handles[at]
         return {number: handles[at] for number, at in self.left_updates}
+
+    def share(self, mesh: Mesh, cells: list[Cell], left: Mapping[int, Cell]) -> None:
+        """Note the cells that were given one handle."""
+        if self.shared:
+            mesh.share(cells[number] for number, at in self.state_updates if at in self.shared)
+            mesh.share(left[number] for number, at in self.left_updates if at in self.shared and number in left)
 
     def results(self, trace: Trace, handles: list[Handle], scalars: Mapping[str, float], call: Call | None) -> Any:
         """What the program returns. `call` finds the Python objects among it, if they are not those of the trace."""
@@ -175,14 +187,16 @@ def first_run(compiled: Compiled, trace: Trace, leaves: list[Any]) -> Any:
 
     def bind(handles: list[Handle]) -> TakeBack | None:
         nonlocal bound
-        for number, handle in compiled.settle(handles, cells).items():
-            cell = trace.escapes[number][1]()
-            if cell is not None:
-                cell.set(handle)
+        left = compiled.settle(handles, cells)
+        living = {number: cell for number in left if (cell := trace.escapes[number][1]()) is not None}
+        for number, cell in living.items():
+            cell.set(left[number])
+        compiled.share(trace.mesh, cells, living)
         bound = True
         return undo
 
     try:
+        trace.mesh.separate([cells[number] for number in compiled.small], cells)
         handles = compiled.run(trace, leaves, scalars, cells, bind)
     except BaseException:
         trace.mesh.settle()
@@ -226,7 +240,9 @@ class Variant:
         self._dropped = [spot for spot in trace.effects.replaced() if spot not in self.guards.states]
         for spot in (*self._dropped, *(spot for _, spot, _ in self._hyperparameters)):
             self.guards.use(spot)
-        self._small = [number for number, type_ in compiled.layouts if type_.ndim == 0]
+        self._small = compiled.small
+        self._own: list[Handle | None] = []
+        """What the last call has given to those, and to no others."""
         # The number of the tensor that each cell, by its id in the trace, is among those that the trace left.
         self._left = {
             id(cell): number for number, (_, ref, _) in enumerate(trace.escapes) if (cell := ref()) is not None
@@ -282,6 +298,9 @@ class Variant:
         live, cells, scalars = found
         trace, compiled = self.trace, self.compiled
         trace.mesh.keep(cells)
+        small = [cells[number] for number in self._small]
+        if len(self._own) != len(small) or any(a.handle is not b for a, b in zip(small, self._own, strict=True)):
+            trace.mesh.separate(small, cells)
         given_up = self._give_up(live, leaves)
         bound: tuple[Call, list[Change]] | None = None
 
@@ -289,12 +308,16 @@ class Variant:
             nonlocal bound
             left = compiled.settle(handles, cells)
             if bound is None:  # or else an interrupted call goes on with the objects that it has made
-                made = {ident: left[number] for ident, number in self._left.items()}
-                call = Call(trace.mesh, leaves, live, scalars, made)
+                given = {ident: left[number] for ident, number in self._left.items()}
+                call = Call(trace.mesh, leaves, live, scalars, given)
                 changes = trace.effects.repeat(self.guards, call)
                 bound = bound or (call, changes)  # a signal's handler may have done all this meanwhile
             for change in bound[1]:
                 change.make()
+            if compiled.left_updates or not self._own:
+                made = bound[0].made
+                living = {number: made[ident].cell for ident, number in self._left.items() if ident in made}
+                compiled.share(trace.mesh, cells, living)
             return undoing(bound[1])
 
         try:
@@ -305,6 +328,8 @@ class Variant:
                 leaf.grad = self._lost(TensorType(fake.dtype, tuple(fake.shape)))
             raise
         assert bound is not None
+        if not compiled.left_updates:
+            self._own = [cell.handle for cell in small]
         _require(trace, leaves)
         return compiled.results(trace, handles, scalars, bound[0])
 

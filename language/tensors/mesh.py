@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from types import FunctionType
 from typing import Any, Literal, Protocol, TypeVar
@@ -76,6 +76,7 @@ class _Workers:
         self.abstract = False
         self.executor: Executor | None = None
         self.states: weakref.WeakSet[State] = weakref.WeakSet()
+        self.twins: weakref.WeakSet[State] = weakref.WeakSet()
         self.names: weakref.WeakKeyDictionary[State, str] = weakref.WeakKeyDictionary()
         self.closed = False
 
@@ -322,6 +323,23 @@ class Mesh(MeshAlgebra):
             if not cell.kept:
                 self._workers.states.add(cell)
                 cell.kept = True
+
+    def share(self, cells: Iterable[State]) -> None:
+        """Note cells that were given one handle: the step numbers of all parameters are one value."""
+        self._workers.twins.update(cells)
+
+    def separate(self, taken: Iterable[State], cells: Collection[State]) -> None:
+        """Give cells that no step of `cells` updates a value of their own, where they share one that the step takes:
+        the step number of a parameter that trains no more."""
+        known = set(cells) if self._workers.twins else ()
+        for cell in taken if known else ():
+            handle = cell.handle
+            others = [twin for twin in self._workers.twins if twin.handle is handle and twin not in known]
+            if others and handle is not None:
+                (value,) = self.executor.shards(handle, [0])
+                own = self.executor.put(value, handle.type)
+                for twin in others:
+                    twin.handle = own
 
     def name(self, states: Iterable[tuple[str, State]]) -> None:
         """Note what programs call their state: for errors."""

@@ -50,6 +50,8 @@ class Seen:
             return type(value).__name__, str(value)
         if isinstance(value, PLAIN):
             return type(value).__name__, value
+        if hasattr(type(value), "__wrapped_program__"):
+            return self(value.__wrapped__)
         if id(value) in self.numbers:
             return "object", self.numbers[id(value)]
         self.numbers[id(value)] = len(self.numbers)
@@ -75,8 +77,6 @@ class Seen:
             return type(value).__name__, list(map(self, value))
         if isinstance(value, (set, frozenset)):
             return type(value).__name__, sorted(map(repr, map(self, value)))
-        if hasattr(type(value), "__wrapped_program__"):
-            return self.new(value.__wrapped__)
         if isinstance(value, types.FunctionType):
             return self.function(value)
         if isinstance(value, types.MethodType):

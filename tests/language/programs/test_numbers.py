@@ -149,3 +149,30 @@ def optimizers_that_only_slots_hold(w):
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
 def test_it_is_what_it_is_without_a_program(case: Case, mesh: Mesh) -> None:
     assert_alike(case, mesh)
+
+
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.NAdam])
+def test_step_numbers_of_layers_that_train_now_and_then(kind: Any, mesh: Mesh) -> None:
+    """Equal step numbers are one value on the workers, until one parameter steps and another does not."""
+
+    def now_and_then(w):
+        other, state = w["place"](nn.Linear(4, 4)), {"all": True}
+        optimizer = kind([*w["m"].parameters(), *other.parameters()], lr=0.05)
+
+        def eager(x):
+            optimizer.zero_grad()
+            loss = (other(w["m"](x)) if state["all"] else w["m"](x)).square().mean()
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        step = w["program"](eager)
+
+        def own(x):
+            return (eager if state["eager"] else step)(x).detach()
+
+        own.own = True  # the program, and the same code in the eager door on one state
+        state["eager"] = False
+        return own, lambda call: state.update(all=call % 2 == 0, eager=call in (2, 3))
+
+    assert_alike(now_and_then, mesh, calls=8)
