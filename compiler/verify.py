@@ -320,9 +320,11 @@ class _Verifier(_Check):
         if (outside.dtype, list(outside.shape)) != (inside.dtype, shape):
             self.fail(f"makes {types} of %{tensor.name}, which is {tensor.meta['type']}", node)
         if mesh_dim in self.graph.partitioned:
-            takes, gives = (placement, VARYING) if begins else (VARYING, placement)
+            allowed = [(placement, VARYING) if begins else (VARYING, placement)]
+            if begins and placement is None:
+                allowed.append((VARYING, VARYING))  # it varies already
             found = tensor.meta["type"].layout.placement(mesh_dim), types.layout.placement(mesh_dim)
-            if self.graph.mesh.sizes[mesh_dim] > 1 and found != (takes, gives):
+            if self.graph.mesh.sizes[mesh_dim] > 1 and found not in allowed:
                 self.fail(f"takes %{tensor.name}, which is {tensor.meta['type']}, along '{mesh_dim}'", node)
         self.placements(node, types, but=mesh_dim)
 

@@ -20,6 +20,7 @@ from monarch.language.tensors.operations import operations
 from monarch.language.tensors.tensor import DistributedTensor
 from monarch.language.workers.collectives import all_gather, all_to_all, permute, reduce, reduce_scatter, vary
 from monarch.language.workers.local import activate, local
+from monarch.language.workers.slices import slice_mesh, to_mesh
 
 __all__ = [
     "DistributedTensor",
@@ -55,4 +56,6 @@ operations.flush = flush
 operations.adopt = from_shards
 operations.position = position
 operations.reduce = reduce
+operations.slice_mesh = slice_mesh
+operations.to_mesh = to_mesh
 operations.program = lambda function, mesh: Program(function, mesh, CompileOptions())

@@ -69,6 +69,7 @@ if TYPE_CHECKING:
     from monarch.runtime.actors.functions import remote
     from monarch.runtime.actors.hosts import hosts
     from monarch.runtime.actors.meshes import HostMesh, this_host
+    from monarch.stdlib.fetching import fetch_shard, inspect
 
 __version__ = "0.1.0"
 
@@ -118,6 +119,7 @@ _HOMES = {
     "monarch.runtime.actors.functions": ("remote",),
     "monarch.runtime.actors.hosts": ("hosts",),
     "monarch.runtime.actors.meshes": ("HostMesh", "this_host"),
+    "monarch.stdlib.fetching": ("fetch_shard", "inspect"),
     "torch.distributed.tensor": ("Partial", "Replicate", "Shard"),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
@@ -158,10 +160,12 @@ __all__ = [
     "distribute",
     "distributed",
     "exceptions",
+    "fetch_shard",
     "get_global_config",
     "get_runtime_config",
     "heal_mesh",
     "hosts",
+    "inspect",
     "launch",
     "layout",
     "local",

@@ -483,6 +483,9 @@ def functionalize(
     walk.source, walk.backward, walk.module = None, False, ""
 
     finals = {label: walk.value(value) for label, value in updates.items()}
+    for entry in tape.inputs:
+        if entry.kind == "state" and entry.label in finals:
+            finals[str(entry.label)] = _varying_as(walk, finals[str(entry.label)], entry.type)
     shared = _shared_inputs(tape, finals, walk)
     new: dict[str, fx.Node] = {}
     aliases: dict[str, str] = {}
@@ -503,6 +506,15 @@ def functionalize(
     graph.output(given, new)
     _drop_dead(graph)
     return graph, aliases
+
+
+def _varying_as(walk: Functionalizer, node: fx.Node, state: TensorType) -> fx.Node:
+    """A state's new value, each worker's own along the mesh dims along which the state varies, also where a program has
+    written the same to all: the workers may write their own again."""
+    if node.op != "placeholder":
+        for mesh_dim in state.layout.varying:
+            node = walk.call(ops.to_varying, node, mesh_dim, None, type=tensor_type(node))
+    return node
 
 
 def _shared_inputs(tape: Tape, finals: Mapping[str, fx.Node], walk: Functionalizer) -> set[str]:

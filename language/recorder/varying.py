@@ -15,6 +15,7 @@ This is JAX's type system for `shard_map` ("varying manual axes"; `to_varying(x,
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -181,7 +182,7 @@ def check_gradients(tensors: Sequence[DistributedTensor], varying: tuple[str, ..
     if not torch.is_grad_enabled():
         return
     for tensor in tensors:
-        if tensor.requires_grad and varying_of(tensor) != varying:
+        if tensor.requires_grad and varying_of(tensor) != varying and not _recomputes():
             missing = [dim for dim in varying if dim not in varying_of(tensor)]
             raise ProgramError(
                 f"a value that varies along '{missing[0]}' meets {tensor._ref.type}, which does not, and needs a "
@@ -191,6 +192,18 @@ def check_gradients(tensors: Sequence[DistributedTensor], varying: tuple[str, ..
                 f"y = x * monarch.vary(w, {missing[0]!r})   # right: the same, said at the one place",
                 source=user_source(),
             )
+
+
+def _recomputes() -> bool:
+    """Whether a checkpoint computes values again that the backward pass has asked for: gradients go through the ops
+    that computed them first. (A reentrant checkpoint differentiates those that it computes again.)"""
+    frame = sys._getframe(1) if torch._C._current_autograd_node() is not None else None
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name == "unpack_hook" and code.co_filename.endswith("torch/utils/checkpoint.py"):
+            return True
+        frame = frame.f_back
+    return False
 
 
 _GRADIENTS = frozenset(["backward", "grad", "__set__", "register_hook", "retain_grad", "requires_grad_"])

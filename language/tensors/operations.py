@@ -28,6 +28,8 @@ class Operations:
         "read_known",
         "read_truth",
         "reduce",
+        "slice_mesh",
+        "to_mesh",
         "zeros",
     )
 
@@ -57,6 +59,10 @@ class Operations:
     """Records each worker's position along a mesh dim: (mesh, mesh dim) -> tensor."""
     reduce: Callable[..., Any]
     """Reduces what workers have of their own: (tensor, mesh dims, reduction, scatter, mesh) -> tensor."""
+    slice_mesh: Callable[..., Any]
+    """A tensor as workers at some positions have it: (tensor, positions)."""
+    to_mesh: Callable[..., Any]
+    """A tensor on a mesh: (tensor, mesh)."""
     program: Callable[..., Callable[..., Any]]
     """Makes a function a program of a mesh: (function, mesh)."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from copy import copy
 from typing import Any, Protocol
@@ -267,6 +268,16 @@ class DistributedTensor(torch.Tensor):
         reduced: DistributedTensor = operations.reduce(self, dims, reduction, scatter, mesh)
         return reduced
 
+    def slice_mesh(self, **positions: int) -> Any:
+        """The tensor as the workers at a position along mesh dims have it: `x.slice_mesh(data=0).to_mesh(x.mesh)` is
+        worker 0's on all workers. Raises MeshDimError for an unknown mesh dim, LayoutError for a position outside."""
+        return operations.slice_mesh(self, positions)
+
+    def to_mesh(self, mesh: Mesh) -> DistributedTensor:
+        """The tensor on its own mesh, which it is on: for another mesh a ProgramError says what to do."""
+        moved: DistributedTensor = operations.to_mesh(self, mesh)
+        return moved
+
     def wait(self) -> DistributedTensor:
         """Wait until the workers have computed it, and raise what went wrong there."""
         handle, mesh = self._value()
@@ -337,6 +348,11 @@ class DistributedTensor(torch.Tensor):
             return repr(self.full_tensor())
         if self._ref.cell.mesh.is_abstract:
             return repr(self)
+        if own := self._settled().type.layout.varying:
+            sizes = self.mesh.spec.sizes
+            points = (dict(zip(own, at, strict=True)) for at in itertools.product(*(range(sizes[dim]) for dim in own)))
+            each = (f"{at}: {self.to_local(**at)!r}" for at in points)
+            return "\n".join([*each, f"{self.tensor_type} on {self.mesh.spec}"])
         return f"{self.full_tensor()!r} : {self.tensor_type} on {self.mesh.spec}"
 
     def __format__(self, spec: str) -> str:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import monarch
+from monarch.exceptions import LayoutError, ProgramError
 from tests.language.partitioned import partitioned_mesh
 
 K = 4
@@ -114,3 +115,21 @@ def test_collectives_run_over_several_mesh_dims_the_first_outermost() -> None:
         torch.testing.assert_close(
             sums.full_tensor(), torch.stack([(blocks[0] + blocks[1]).sum(), (blocks[2] + blocks[3]).sum()])
         )
+
+
+def test_what_one_worker_has_goes_to_all_and_its_gradient_back() -> None:
+    x = torch.rand(4, 3)
+    with partitioned_mesh(a=2, b=2) as mesh:
+        placed = monarch.distribute(x, mesh, "[@(a,b), -]").requires_grad_()
+        body = monarch.local(lambda x: x.slice_mesh(a=1, b=-2).to_mesh(mesh), "[@(a,b), -]", mesh=mesh)
+        made = body(placed)
+        made.square().sum().backward()
+        expected = torch.zeros(4, 3)
+        expected[2] = 2 * x[2]
+        assert torch.equal(made.detach().full_tensor(), x[2:3])
+        assert placed.grad is not None
+        torch.testing.assert_close(placed.grad.full_tensor(), expected)  # type: ignore[attr-defined]
+        with pytest.raises(LayoutError, match="slice_mesh\\(a=2\\) of a mesh dim of 2 workers"):
+            placed.slice_mesh(a=2)
+        with pytest.raises(ProgramError, match="to_mesh\\(\\) from Mesh\\(a=2, b=2\\) to"):
+            placed.to_mesh(monarch.Mesh.abstract(a=2))

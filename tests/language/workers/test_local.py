@@ -151,13 +151,14 @@ def test_parameters_and_values_that_meet_what_varies_have_the_sum_of_the_workers
 def test_a_checkpointed_block_has_the_same_gradients() -> None:
     from torch.utils.checkpoint import checkpoint
 
-    x = torch.randn(8, 4)
-    dense = x.clone().requires_grad_()
-    (dense.exp() * dense.exp().sum()).sum().backward()
+    x, w = torch.randn(8, 4), torch.randn(4)
+    dense, weight = x.clone().requires_grad_(), w.clone().requires_grad_()
+    (dense.exp() * weight.sin() * dense.exp().sum()).tanh().sum().backward()
     with partitioned_mesh(data=4) as mesh:
+        parameter = monarch.distribute(w, mesh).requires_grad_()
 
         def block(x: torch.Tensor) -> torch.Tensor:
-            return x.exp() * monarch.reduce(x.exp().sum(), "data")
+            return (x.exp() * parameter.sin() * monarch.reduce(x.exp().sum(), "data")).tanh()
 
         @monarch.local(in_layouts="[@data, -]", out_layouts="[@data, -]", mesh=mesh)
         def body(x: torch.Tensor) -> Any:
@@ -166,9 +167,10 @@ def test_a_checkpointed_block_has_the_same_gradients() -> None:
         @monarch.program
         def step(x: "f32[8@data, 4]"):  # type: ignore[no-untyped-def,syntax]
             x.requires_grad_()
-            return torch.autograd.grad(body(x).sum(), x)[0]
+            return torch.autograd.grad(body(x).sum(), (x, parameter))
 
-        close(step(x), dense.grad)  # type: ignore[arg-type]
+        for found, wanted in zip(step(x), (dense, weight), strict=True):
+            close(found, wanted.grad)  # type: ignore[arg-type]
 
 
 # -- random numbers, in-place writes, nesting --------------------------------------------------------------------------

@@ -1,0 +1,36 @@
+"""`fetch_shard` and `inspect`: what one worker has of tensors. PyTorch Monarch's names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypeVar
+
+from torch.utils import _pytree
+
+from monarch.language import DistributedTensor
+from monarch.runtime.future import Future
+
+T = TypeVar("T")
+
+
+def fetch_shard(obj: T, shard: Mapping[str, int] | None = None, **coordinates: int) -> Future[T]:
+    """The tensors of a nest as one worker has them, plain: of a tensor that varies its own, else its block.
+
+        monarch.fetch_shard((loss, weights), data=1).result()
+
+    The worker is named by its coordinates, in a dict or by keyword; mesh dims that are left out are 0. The tensors are
+    fetched when the future's value is asked for. Raises MeshDimError for an unknown mesh dim.
+    """
+    where = {**(shard or {}), **coordinates}
+    tensors = [each for each in _pytree.tree_leaves(obj) if isinstance(each, DistributedTensor)]
+    for tensor in tensors:
+        for dim in where:
+            tensor.mesh.extent.position(dim)
+    future: Future[T] = Future.pending()
+    future.resolve(lambda: _pytree.tree_map_only(DistributedTensor, lambda x: x.to_local(**where), obj))
+    return future
+
+
+def inspect(obj: T, shard: Mapping[str, int] | None = None, **coordinates: int) -> T:
+    """The same, waited for: `print(monarch.inspect(x, data=1))`."""
+    return fetch_shard(obj, shard, **coordinates).result()
