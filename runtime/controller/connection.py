@@ -33,7 +33,7 @@ from monarch.runtime.shared.ring import Full, Space
 from monarch.runtime.shared.window import STAGING_BYTES
 
 SLEEP_MILLISECONDS = 50
-_PATIENCE = 10.0  # seconds in which workers end their session, once one of them has died
+PATIENCE = 10.0  # seconds in which workers end their session, once one of them has died
 _STAGING_KEEP = 8 << 20
 
 
@@ -206,7 +206,7 @@ class Connection(ABC):
             self.told = True
             self.lost()
             if not self._settled and self.actor_processes is None:
-                self.settle_death(_PATIENCE)
+                self.settle_death(PATIENCE)
             raise fresh(self.state.dead)
 
     # -- being watched (see `liveness`) ----------------------------------------------------------------------------
@@ -236,6 +236,8 @@ class Connection(ABC):
     def settle_death(self, seconds: float) -> bool:
         """Once the mesh has lost a worker, wait until the others have ended their session: then it is known which steps
         are done. Whether they have, after so many seconds at most. With the lock held."""
+        if self._settled:
+            return True
         self._patience = self._patience or time.monotonic() + seconds
         state, answered = self.state, set[int]()
         self._stop_all()

@@ -15,7 +15,7 @@ import torch
 from monarch.compiler.execution.executor import Handle
 from monarch.compiler.plan import DeviceMeshError, LostError, MeshSpec, MonarchError, TensorType
 from monarch.compiler.survival import value_line, worker_bytes
-from monarch.runtime.controller.connection import Connection
+from monarch.runtime.controller.connection import PATIENCE, Connection
 from monarch.runtime.controller.healing import Handles, Pairs, Placed, copies, find_sources, operands
 from monarch.runtime.controller.placing import places_of
 from monarch.runtime.controller.snapshots import Snapshots
@@ -59,6 +59,12 @@ class Restoring(ABC):
     def _from_survivors(self, remote: Remote, ranks: Sequence[int]) -> list[torch.Tensor]:
         """What workers hold of a value, from those that live and hold the same. Raises LostError where nobody does."""
         with self._lock:
+            if not self._connection.settle_death(PATIENCE):
+                late = ", ".join(map(str, self._state.expected))
+                raise MonarchError(
+                    f"a value of {self._mesh} cannot be read: it has lost a worker, and {late} do not answer",
+                    hint="they compute, or have been stopped: read it again, or end them.",
+                )
             places, alive = places_of(remote.type, self._mesh), self._state.survivors
             source = {rank: next((at for at in alive if places[at] == places[rank]), -1) for rank in ranks}
             if -1 in source.values():
@@ -119,6 +125,7 @@ class Restoring(ABC):
         answers = connection.ask_survivors(dict.fromkeys(alive, (wire.TABLE,))) if alive else {}
         tables = {rank: set(answer.tolist()) for rank, answer in answers.items()}
         self._waiting.extendleft(reversed(state.drop()))
+        self._fail_dependent()
         values = self._needed()
         pairs: dict[Pairs, dict[int, TensorType]] = {}
         lost: dict[int, TensorType] = {}
@@ -189,6 +196,17 @@ class Restoring(ABC):
     def _give_again(self, step: Step) -> None:
         step.noted, step.sequence, step.staged, step.error = False, -1, None, None
         self._give(step)
+
+    def _fail_dependent(self) -> None:
+        """Of the steps that wait, those that need what a failed step was to make cannot be given again."""
+        causes = {handle.id: handle.step.error for handle in self._handles.live() if handle.step.error is not None}
+        for step in tuple(self._waiting):
+            cause = next((causes[id] for id in operands(step) if id in causes), None)
+            if cause is not None:
+                assert step.again is not None
+                causes |= dict.fromkeys(step.again.makes, cause)
+                self._waiting.remove(step)
+                self._state.depend(step, cause)
 
     def _needed(self) -> dict[int, TensorType]:
         """The values that workers are to have before steps are given again, with their types."""

@@ -400,6 +400,11 @@ class ControllerState:
         self.told = None
         return again
 
+    def depend(self, step: Step, cause: MonarchError) -> None:
+        """A step that was to be given again needs what a failed one was to make: it fails likewise."""
+        step.error = fresh(cause)
+        self._fail(step, [])
+
     def renewed(self) -> None:
         """A new session begins, with all workers."""
         self.dead = None
