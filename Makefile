@@ -18,7 +18,7 @@ WEB := compiler/inspect/page/web
 MODULES := $(WEB)/node_modules/.package-lock.json
 PAGE := compiler/inspect/page/page.html
 
-.PHONY: help setup demo demo-hosts demo-ray test test-full test-ops chaos check lint format format-check types imports bench bench-gpu bench-peers proto clean demo-rdma test-rdma
+.PHONY: help setup demo demo-hosts demo-ray test test-full test-ops chaos simulate check lint format format-check types imports bench bench-gpu bench-peers proto clean demo-rdma test-rdma
 
 help:
 	@echo "make setup    a virtual environment in $(VENV), with torch, this package, editable, what tests need, and the page"
@@ -30,6 +30,7 @@ help:
 	@echo "make test-full  the same with all cases of tests of which make test runs a sample (tests/sample.py)"
 	@echo "make test-ops   play PyTorch's op database, and write benchmarks/results/ops.md; ARGS='fft' plays some entries"
 	@echo "make chaos      train with hundreds of random faults, on one host and on two, and compare the bits at the end"
+	@echo "make simulate   run a hundred thousand schedules of a simulated cluster; ARGS='--first 7 --count 1' runs one again"
 	@echo "make test-rdma   run the tests of RDMA in that virtual machine"
 	@echo "make check    lint, formatting, types and import rules; make format mends what can be mended"
 	@echo "make proto    write the Python of the control plane's messages (runtime/control/monarch.proto) anew"
@@ -82,6 +83,9 @@ test-ops: setup
 
 chaos: setup
 	OMP_WAIT_POLICY=passive $(BIN)/python -m tests.chaos $(ARGS)
+
+simulate: setup
+	$(BIN)/python -m tests.simulation $(ARGS)
 
 test-rdma: $(READY)
 	bash .ci/with-rdma $(BIN)/python -m pytest -p no:cacheprovider tests/runtime/transport -k verbs $(ARGS)

@@ -120,11 +120,24 @@ def _is_split(options: Options, node: fx.Node) -> bool:
 def inline(graph: Graph, node: fx.Node, *, unpadded: bool = False) -> None:
     """Replace one composite op by the ops that it consists of; `unpadded` for operands without their padding."""
     leaves, spec = pytree.tree_flatten((args_of(node), node.kwargs))
-    types: list[TensorType] = [leaf.meta["type"] for leaf in leaves if isinstance(leaf, fx.Node)]
-    tensors = [((each.unpadded if unpadded else each).shape, each.dtype) for each in types]
-    traced = _taken_apart(node.target, leaves, spec, tensors)
+    at = [i for i, leaf in enumerate(leaves) if isinstance(leaf, fx.Node)]
+    decomposition = composites()[node.target]
+
+    def call(*tensors: torch.Tensor) -> Any:
+        filled = list(leaves)
+        for i, tensor in zip(at, tensors, strict=True):
+            filled[i] = tensor
+        args, kwargs = pytree.tree_unflatten(filled, spec)
+        result = decomposition(*args, **kwargs)
+        return result if isinstance(result, torch.Tensor) else list(result)  # plain, where it is a named tuple
+
+    with FakeTensorMode():
+        types: list[TensorType] = [leaves[i].meta["type"] for i in at]
+        fakes = [torch.empty((t.unpadded if unpadded else t).shape, dtype=t.dtype) for t in types]
+    traced = make_fx(call, decomposition_table=composites(), tracing_mode="fake")(*fakes)
+    traced.graph.eliminate_dead_code()
     env: dict[fx.Node, Any] = {}
-    inputs = (leaf for leaf in leaves if isinstance(leaf, fx.Node))
+    inputs = iter(leaves[i] for i in at)
     with graph.fx.inserting_before(node):
         for inner in traced.graph.nodes:
             if inner.op == "placeholder":
@@ -145,42 +158,6 @@ def inline(graph: Graph, node: fx.Node, *, unpadded: bool = False) -> None:
             user.replace_all_uses_with(result)
             graph.fx.erase_node(user)
     graph.fx.erase_node(node)
-
-
-_TRACED: dict[object, fx.GraphModule] = {}
-"""What composites consist of, by op, arguments, and the operands' shapes and dtypes: a model has many that are alike,
-and to trace one takes milliseconds."""
-_MOST_TRACED = 1024
-
-
-def _taken_apart(
-    op: Any, leaves: list[Any], spec: pytree.TreeSpec, tensors: list[tuple[tuple[int, ...], torch.dtype]]
-) -> fx.GraphModule:
-    """What a composite with arguments `leaves` consists of; `tensors` are those that are nodes. Not to be changed."""
-    # 0.0 and -0.0 are equal, and so are 1 and True.
-    plain = tuple("" if isinstance(leaf, fx.Node) else repr(leaf) for leaf in leaves)
-    key = op, plain, repr(spec), tuple(tensors), torch.get_default_dtype()
-    if (found := _TRACED.get(key)) is not None:
-        return found
-    at = [i for i, leaf in enumerate(leaves) if isinstance(leaf, fx.Node)]
-    decomposition = composites()[op]
-
-    def call(*given: torch.Tensor) -> Any:
-        filled = list(leaves)
-        for i, tensor in zip(at, given, strict=True):
-            filled[i] = tensor
-        args, kwargs = pytree.tree_unflatten(filled, spec)
-        result = decomposition(*args, **kwargs)
-        return result if isinstance(result, torch.Tensor) else list(result)  # plain, where it is a named tuple
-
-    with FakeTensorMode():
-        fakes = [torch.empty(shape, dtype=dtype) for shape, dtype in tensors]
-    traced = make_fx(call, decomposition_table=composites(), tracing_mode="fake")(*fakes)
-    traced.graph.eliminate_dead_code()
-    if len(_TRACED) >= _MOST_TRACED:
-        _TRACED.clear()
-    _TRACED[key] = traced
-    return traced
 
 
 _DROPPED = ("device", "layout", "pin_memory", "memory_format")

@@ -1,0 +1,419 @@
+"""A simulated cluster: the control plane's own relays and outboxes, hosts and workers in miniature, joined by links on
+which everything can be late. Nothing happens by itself: `step` lets one thing happen, chosen by chance, and an eighth
+of a millisecond pass."""
+
+from __future__ import annotations
+
+import json
+import random
+from bisect import bisect
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any
+
+from monarch.runtime.control.message import Message
+from monarch.runtime.control.outbox import Outbox
+from monarch.runtime.control.records import (
+    Assembly,
+    Attach,
+    Attached,
+    Lost,
+    Part,
+    Progress,
+    Record,
+    Start,
+    ranges,
+    started,
+)
+from monarch.runtime.control.relay import PARENT, SERVICE, Call, Down, Drop, Event, Gone, Ready, Relay, Send, Up
+from monarch.runtime.shared import wire
+from monarch.runtime.worker.peers import pack, unpack
+from tests.runtime.control.simulated import CONTROLLER, info
+from tests.simulation.worker import Memory, Worker
+
+SECONDS_A_STEP = 1 / 8000
+IDLE_SECONDS = 0.25
+SECONDS, STEPS = 3600.0, 1_000_000
+"""A schedule that takes longer waits for something that never comes."""
+QUIET_STEPS = 400
+"""So many steps in which nobody hears of anything: only time can change that."""
+
+
+class Hangs(AssertionError):
+    """The controller waits for ever."""
+
+
+@dataclass
+class Chances:
+    """How often what can go wrong does, for each step of the cluster; `fail` for each step of a worker's program."""
+
+    kill: float = 0.0
+    link: float = 0.0
+    host: float = 0.0
+    fail: float = 0.0
+
+
+@dataclass
+class Link:
+    """One direction of a stream between two hosts: what waits to be sent, and what is under way."""
+
+    outbox: Outbox = field(default_factory=Outbox)
+    frames: deque[list[Record]] = field(default_factory=deque)
+
+
+@dataclass(frozen=True)
+class Named:
+    address: str
+
+
+class Host:
+    """A host's part of a mesh, as `hosts.service` has it."""
+
+    def __init__(self, cluster: Cluster, number: int) -> None:
+        self.cluster, self.number = cluster, number
+        self.address = f"host{number}:1"
+        self.workers: dict[int, Worker] = {}
+        self.memory: Memory | None = None
+        self.assembly = Assembly()
+        self.messages: deque[Message] = deque()
+        self.ended: deque[int] = deque()
+        """Ranks of workers that have ended, which nobody has heard of yet."""
+        self.attached = True
+
+    def receive(self, message: Message) -> None:
+        head = message.head
+        if message.kind == "start":
+            self._start(message.mesh, head)
+        elif message.kind == "stop":
+            self.stop()
+            self._say("stopped")
+        elif self.memory is None:
+            return
+        elif message.kind == "peers":
+            for worker in self.workers.values():
+                worker.packets.append(pack({"peers": {}}))
+        elif message.kind == "load":
+            self._command(int(head["command"]), wire.numbers(wire.LOAD, head["number"]))
+        elif message.kind == "commands":
+            command, view = int(head["first"]), memoryview(message.data)
+            while view:
+                (size,) = wire.RECORD.unpack_from(view)
+                self._command(command, bytes(view[wire.RECORD.size : wire.RECORD.size + size]))
+                view, command = view[wire.RECORD.size + size :], command + 1
+        elif message.kind == "release":
+            self.memory.released = int(head["step"])
+        elif message.kind == "dead":
+            self.memory.dead = True
+        elif message.kind == "say":
+            self.workers[int(head["rank"])].packets.append(bytes(message.data))
+        else:
+            assert message.kind == "renew", message.kind
+            self._renew(int(head["first"]), head["ranks"])
+
+    def _start(self, mesh: int, head: dict[str, Any]) -> None:
+        total = 1
+        for _, size in head["dims"]:
+            total *= size
+        each = total // head["hosts"]
+        self.mesh, self.here = mesh, range(self.number * each, (self.number + 1) * each)
+        self.memory = Memory(total)
+        self.next = self.epoch = 0
+        self.told = (-1, -1)
+        self.joined: dict[str, dict[int, Any]] = {"workers": {}, "links": {}}
+        for rank in self.here:
+            self._fork(rank, 0)
+
+    def _fork(self, rank: int, first: int) -> None:
+        assert self.memory is not None
+        cluster = self.cluster
+        self.workers[rank] = Worker(
+            rank, cluster.pid(), self.here, self.memory, first, self.epoch, cluster.mirror, cluster.fails
+        )
+
+    def _renew(self, first: int, ranks: Sequence[int]) -> None:
+        assert self.memory is not None
+        self.memory.begin(first)
+        self.next = first
+        self.epoch += 1
+        self.joined = {"workers": {}, "links": {}}
+        for rank in self.here:
+            if rank in ranks:
+                self.workers[rank].alive = False  # one that was given up is killed
+                self._fork(rank, first)
+            else:
+                self.workers[rank].epochs.append(self.epoch)
+                self.workers[rank].packets.append(wire.numbers(wire.SESSION, first))
+
+    def _command(self, number: int, body: bytes) -> None:
+        assert self.memory is not None
+        if number >= self.next:
+            assert number == self.next, "a command was left out"
+            self.memory.ring[number] = body
+            self.next = number + 1
+
+    def kill(self, rank: int) -> None:
+        self.workers[rank].alive = False
+        self.ended.append(rank)
+
+    def stop(self) -> None:
+        for worker in self.workers.values():
+            worker.alive = False
+        self.memory = None
+
+    def listen(self) -> None:
+        """Tell what the workers have said, how far they are, and which have ended."""
+        if self.memory is None:
+            return
+        done, over = self.memory.done, self.memory.over
+        finished = min(done[rank] for rank in self.here)
+        for rank, worker in self.workers.items():
+            while worker.said:
+                packet = worker.said.popleft()
+                if wire.UP_HEAD.unpack_from(packet)[0] == wire.STARTUP:
+                    self._startup(rank, unpack(packet))
+                else:
+                    self._say("packet", packet, rank=rank)
+        while self.ended:
+            rank = self.ended.popleft()
+            if not self.workers[rank].alive:
+                self.memory.dead = True
+                self._say("exited", rank=rank, how="was killed by SIGKILL", status=-9)
+        told = finished, min(max(done[rank], over[rank]) for rank in self.here)
+        if told != self.told:
+            self.told = told
+            self.cluster.up(self, Progress("progress", self.mesh, told))
+
+    def _startup(self, rank: int, what: dict[str, Any]) -> None:
+        kind = "workers" if "pid" in what else "links"
+        if "lost" in what:
+            self._say("lost", rank=rank, peer=what["lost"], why="the connection was reset")
+            return
+        self.joined[kind][rank] = what if kind == "workers" else what["links"]
+        if len(self.joined[kind]) == len(self.here):
+            self._say(kind, json.dumps(self.joined[kind]).encode())
+
+    def _say(self, kind: str, data: bytes = b"", **head: Any) -> None:
+        self.cluster.up(self, started(Message(kind, self.mesh, head=head, data=data), host=self.number))
+
+
+class Cluster:
+    """Also what `control.tree.HostTree` is to a mesh."""
+
+    def __init__(self, hosts: int, fan_out: int, chance: random.Random, chances: Chances) -> None:
+        self.chance, self.chances = chance, chances
+        self.now = 0.0
+        self.calm = True
+        """Nothing goes wrong as long as this is so."""
+        self.happened: list[str] = []
+        self.hosts = [Named(f"host{number}:1") for number in range(hosts)]
+        self.at = {number: Host(self, number) for number in range(hosts)}
+        self._relays: dict[int, Relay] = {CONTROLLER: Relay(controller=True)}
+        self._parent: dict[int, int] = {}
+        self._children: dict[int, dict[int, int]] = {CONTROLLER: {}}
+        self._index: dict[int, int] = {}
+        self._links: dict[tuple[int, int, str], Link] = {}
+        self._shown: dict[tuple[int, int], deque[tuple[int, Any]]] = {}
+        self._assembly = Assembly()
+        self._subscriber: tuple[Callable[[Message], None], Callable[[int, str], None]] | None = None
+        self._lost: dict[int, str] = {}
+        self._pids = 100
+        self._unheard = hosts
+        self._steps = self._quiet = 0
+        self._wrong = chances.kill + chances.link + chances.host
+        self._acts = (self._pass_on, self._show_some, self._serve, self._listen, self._work)
+        self._paces = list(accumulate(chance.choice([1, 2, 4]) for _ in self._acts))
+        self._feed(CONTROLLER, Down(Attach(0, tuple(host.address for host in self.hosts), fan_out, 1.0)))
+        while self._unheard:
+            self.step()
+
+    def pid(self) -> int:
+        self._pids += 1
+        return self._pids
+
+    def fails(self) -> bool:
+        """Whether a worker's step fails now."""
+        return not self.calm and self.chance.random() < self.chances.fail
+
+    # -- what a connection sees ------------------------------------------------------------------------------------
+
+    def send(self, message: Message, hosts: Sequence[int] | None = None) -> None:
+        self._feed(CONTROLLER, Down(started(message, targets=None if hosts is None else ranges(hosts))))
+        for _ in range(self.chance.randrange(4)):  # the world does not wait for the controller
+            self.step()
+
+    def subscribe(self, mesh: int, receive: Callable[[Message], None], lost: Callable[[int, str], None]) -> None:
+        self._subscriber = receive, lost
+
+    def unsubscribe(self, mesh: int) -> None:
+        self._subscriber = None
+
+    # -- the control plane -----------------------------------------------------------------------------------------
+
+    def up(self, host: Host, record: Record) -> None:
+        if host.attached:
+            self._feed(host.number, Up(SERVICE, record))
+
+    def _feed(self, at: int, event: Event) -> None:
+        for action in self._relays[at].handle(event):
+            match action:
+                case Send(to, record) if to == PARENT and at == CONTROLLER:
+                    self._heard(record)
+                case Send(to, record) if to == PARENT:
+                    self._put(self._parent[at], at, "up", record)
+                case Send(to, record) if to == SERVICE:
+                    assert isinstance(record, Start | Part)
+                    if (message := self.at[at].assembly.take(record)) is not None:
+                        self.at[at].messages.append(message)
+                case Send(to, record):
+                    self._put(at, self._children[at][to], "down", record)
+                case Call(child, attach):
+                    below = attach.number
+                    self._relays[below] = Relay()
+                    self._parent[below], self._index[below] = at, child
+                    self._children[at][child] = below
+                    self._children[below] = {}
+                    for way in ("up", "down"):
+                        self._links[at, below, way] = Link()
+                    self._put(at, below, "down", attach)
+                case Drop(child, reason):
+                    raise AssertionError(reason)
+
+    def _put(self, above: int, below: int, way: str, record: Record) -> None:
+        if (above, below, way) in self._links:
+            self._links[above, below, way].outbox.put(record)
+
+    def _heard(self, record: Record) -> None:
+        message: Message | None = None
+        if isinstance(record, Start | Part):
+            message = self._assembly.take(record)
+        elif isinstance(record, Progress):
+            message = Message(record.kind, record.mesh, progress=record.numbers)
+        elif isinstance(record, Attached):
+            self._unheard -= len(record.hosts)
+        elif isinstance(record, Lost):
+            for host in range(record.start, record.stop):
+                self._lost.setdefault(host, record.reason)
+                if self._subscriber is not None:
+                    self._subscriber[1](host, record.reason)
+        if message is not None and self._subscriber is not None and message.host not in self._lost:
+            self._subscriber[0](message)
+
+    def _arrive(self, above: int, below: int, way: str, records: list[Record]) -> None:
+        for record in records:
+            if way == "up":
+                self._feed(above, Up(self._index[below], record))
+            else:
+                self._feed(below, Down(record))
+                if isinstance(record, Attach):
+                    self._feed(below, Ready(info(below)))
+
+    def _cut_off(self, host: int) -> None:
+        """The stream to a host breaks, and all beneath it are out of reach."""
+        above = self._parent[host]
+        for key in [key for key in self._links if key[:2] == (above, host)]:
+            del self._links[key]
+        beneath = [host]
+        for number in beneath:
+            beneath += [each for each in self._children[number].values() if (number, each, "up") in self._links]
+            self.at[number].attached = False
+            self.at[number].stop()
+        self._feed(above, Gone(self._index[host], "the connection was reset"))
+
+    # -- between workers of different hosts --------------------------------------------------------------------------
+
+    def mirror(self, worker: Worker) -> None:
+        """Have the other hosts be shown what a worker shows on its own."""
+        memory, rank = worker.memory, worker.rank
+        shown = memory.progress[rank], memory.gave_up[rank], worker.shown
+        for number, host in self.at.items():
+            if host.memory is not None and rank not in host.here:
+                self._shown.setdefault((rank, number), deque()).append((worker.epoch, shown))
+
+    def _show(self, key: tuple[int, int]) -> None:
+        rank, number = key
+        epoch, (progress, gave_up, area) = self._shown[key].popleft()
+        host = self.at[number]
+        if host.memory is None:
+            return
+        counterpart = host.workers[host.here[rank % len(host.here)]]
+        if counterpart.alive and counterpart.joined and counterpart.epoch == epoch:  # or else the link has ended
+            host.memory.progress[rank], host.memory.gave_up[rank] = progress, gave_up
+            host.memory.area[rank, progress[0]] = area
+
+    def _break_link(self, one: Host, other: Host) -> None:
+        """Both ends of a link between workers find it broken."""
+        place = self.chance.randrange(len(one.here))
+        for mine, theirs in ((one, other), (other, one)):
+            worker = mine.workers[mine.here[place]]
+            if worker.alive and worker.joined and mine.memory is not None:
+                mine.memory.dead = True
+                worker.said.append(pack({"lost": theirs.here[place], "why": "reset"}))
+
+    # -- what happens ----------------------------------------------------------------------------------------------
+
+    def step(self) -> bool:
+        """Let one thing happen, or nothing; whether anything has lately."""
+        self.now += SECONDS_A_STEP
+        self._steps += 1
+        if self.now > SECONDS or self._steps > STEPS:
+            raise Hangs
+        if not self.calm and self.chance.random() < self._wrong:
+            self._go_wrong()
+        self._quiet = self._quiet + 1 if self._quiet < QUIET_STEPS else 0
+        self._acts[bisect(self._paces, self.chance.random() * self._paces[-1])]()
+        return self._quiet < QUIET_STEPS
+
+    def _pass_on(self) -> None:
+        if not self._links:
+            return
+        key = self.chance.choice(list(self._links))
+        link = self._links[key]
+        if link.frames and (not link.outbox or self.chance.random() < 0.5):
+            self._quiet = 0
+            self._arrive(*key, link.frames.popleft())
+        elif link.outbox:
+            self._quiet = 0
+            link.frames.append(link.outbox.take())
+
+    def _show_some(self) -> None:
+        if self._shown and self._shown[key := self.chance.choice(list(self._shown))]:
+            self._quiet = 0
+            self._show(key)
+
+    def _serve(self) -> None:
+        host = self.at[int(self.chance.random() * len(self.at))]
+        if host.messages:
+            self._quiet = 0
+            host.receive(host.messages.popleft())
+
+    def _listen(self) -> None:
+        self.at[int(self.chance.random() * len(self.at))].listen()
+
+    def _work(self) -> None:
+        host = self.at[int(self.chance.random() * len(self.at))]
+        if host.memory is not None:
+            worker = host.workers[self.chance.choice(host.here)]
+            if worker.alive:
+                next(worker.turns)
+
+    def _go_wrong(self) -> None:
+        up = [host for host in self.at.values() if host.memory is not None]
+        if not up:
+            return
+        host = self.chance.choice(up)
+        (what,) = self.chance.choices(
+            ("kill", "link", "host"), (self.chances.kill, self.chances.link, self.chances.host)
+        )
+        if what == "host":
+            self._cut_off(host.number)
+        elif what == "kill":
+            rank = self.chance.choice(host.here)
+            if not host.workers[rank].alive:
+                return
+            what = f"kill {rank}"
+            host.kill(rank)
+        elif len(up) > 1:
+            self._break_link(*self.chance.sample(up, 2))
+        self.happened.append(what)
