@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pickle
 import struct
+import sys
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -371,7 +372,7 @@ class MeshExecutor(Restoring):
                 raise MonarchError("a mesh in processes of actors takes no snapshots: it is not healed either")
             self._snapshots = self._state.log = None
             if every == 0:
-                self._connection.command(Step("forget snapshots"), wire.numbers(wire.TAKE, -1, -1))
+                self._connection.command(Step("forget snapshots"), wire.numbers(wire.TAKE, -1, sys.maxsize))
                 self._connection.publish()
                 return
             most = (self._connection.hosts if self._connection.hosts > 1 else self._mesh.workers) - 1

@@ -216,7 +216,9 @@ class Restoring(ABC):
         for handle in self._handles.live():
             if handle.step.error is not None:
                 handle.taken_by = handle.step  # whoever uses it is told
-            elif handle.id not in makes and (handle.taken_by is None or handle.taken_by in waiting):
+            elif (
+                handle.step.noted and handle.id not in makes and (handle.taken_by is None or handle.taken_by in waiting)
+            ):
                 values[handle.id] = handle.type
         for step in waiting:
             values.update((id, type_) for id, type_ in operands(step).items() if id not in makes)

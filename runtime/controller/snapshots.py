@@ -15,8 +15,8 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Iterator, Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import islice
 
 from monarch.compiler.plan import MeshSpec, TensorType
 from monarch.compiler.survival import worker_bytes
@@ -30,6 +30,16 @@ LOG_BYTES, LOG_STEPS = 256 << 20, 4096
 most."""
 
 logger = logging.getLogger("monarch")
+
+
+@dataclass(frozen=True)
+class _Whole:
+    """A snapshot that has arrived wherever it is kept."""
+
+    number: int
+    values: dict[int, TensorType]
+    since: int
+    """The command by which it was taken."""
 
 
 @dataclass
@@ -49,7 +59,8 @@ class _Taken:
 
 
 class Snapshots:
-    """Those of one mesh. Not thread-safe; where a call was interrupted, the snapshot under way is given up."""
+    """Those of one mesh. Not thread-safe. A call may be interrupted anywhere, and a signal's handler may come in
+    between with calls of its own: then the snapshot under way is given up. The whole one is replaced on one line."""
 
     def __init__(self, state: ControllerState, hosts: int, every: int, copies: int) -> None:
         self.every, self.copies = every, copies
@@ -60,10 +71,7 @@ class Snapshots:
         self._keepers = [[(rank + step * at) % mesh.workers for at in range(1, copies + 1)] for rank in _ranks(mesh)]
         """By rank, the workers that keep copies of its blocks: on other hosts, where there are several."""
         self.due = True
-        self.number = -1
-        """The snapshot that is whole."""
-        self._values: dict[int, TensorType] = {}
-        """What is in it."""
+        self._whole: _Whole | None = None
         self._holders: set[int] = set()
         """The workers that still have their part of it."""
         self._commits = 0  # since the last was taken
@@ -73,6 +81,11 @@ class Snapshots:
         state.log = deque()
 
     @property
+    def number(self) -> int:
+        """The snapshot that is whole; -1 where none is."""
+        return -1 if self._whole is None else self._whole.number
+
+    @property
     def under_way(self) -> bool:
         return self._taken is not None
 
@@ -80,17 +93,20 @@ class Snapshots:
         """A step was given to the workers."""
         self._commits += step.commits
         self.due = self.due or self._commits >= self.every or self._fills(1)
-        if self.number >= 0 and self._fills(4):
+        if self._whole is not None and self._fills(4):
             logger.warning("%s: the last snapshot is given up, for no later one could be made", self._mesh)
-            self.number = -1
+            self._whole = None
+        if self._whole is None and self._taken is None:
             self._log.clear()
 
     def _fills(self, times: int) -> bool:
         log = self._log
         if len(log) < self._measured:
             self._size = self._measured = 0
-        for _, again in islice(log, self._measured, len(log)):
-            self._size += len(again.data) + (len(again.record) if isinstance(again.record, bytes) else 0)
+        with suppress(IndexError):  # a handler has shortened it
+            for at in range(self._measured, len(log)):
+                again = log[at][1]
+                self._size += len(again.data) + (len(again.record) if isinstance(again.record, bytes) else 0)
         self._measured = len(log)
         return self._size > times * LOG_BYTES or len(log) > times * LOG_STEPS
 
@@ -104,7 +120,7 @@ class Snapshots:
         candidates = [
             (each.id, each.type, each.step, each.taken_by)
             for each in live
-            if each.step.error is None and (each.taken_by is None or each.taken_by.error is None)
+            if each.step.noted and each.step.error is None and (each.taken_by is None or each.taken_by.error is None)
         ]
         taken = self._taken = _Taken(self._next, Step("take a snapshot"), candidates)
         self._next += 1
@@ -117,27 +133,30 @@ class Snapshots:
         if taken is None or not self._is_done(taken.take) or not self._is_given(taken.sent):
             return
         if taken.values is None:
-            taken.values = {
+            values = {
                 id: type_
                 for id, type_, made, gone in taken.candidates
                 if made.error is None and (gone is None or (gone.error is not None and not gone.lost))
             }
-            taken.candidates.clear()
-            alone = {id: type_ for id, type_ in taken.values.items() if _is_alone(type_, self._mesh)}
+            alone = {id: type_ for id, type_ in values.items() if _is_alone(type_, self._mesh)}
+            pieces = deque[bytes]()
             for at in range(self.copies):
                 pairs = tuple((rank, self._keepers[rank][at]) for rank in _ranks(self._mesh))
-                taken.pieces.extend(copies(alone, self._mesh, pairs, wire.SEND, [taken.number]))
-            taken.at_once = -(-len(taken.pieces) // max(1, self.every // 2))
-        for _ in range(min(taken.at_once, len(taken.pieces))):
-            step = Step("send a snapshot")
-            taken.sent.append(step)
-            yield step, taken.pieces.popleft()
-        if not taken.pieces and all(map(self._is_done, taken.sent)):
+                pieces.extend(copies(alone, self._mesh, pairs, wire.SEND, [taken.number]))
+            at_once = -(-len(pieces) // max(1, self.every // 2))
+            taken.values, taken.pieces, taken.at_once = values, pieces, at_once
+        for _ in range(taken.at_once):
+            if taken.pieces and self._taken is taken:
+                step, piece = Step("send a snapshot"), taken.pieces[0]
+                taken.sent.append(step)
+                taken.pieces.popleft()
+                yield step, piece
+        if self._taken is taken and not taken.pieces and all(map(self._is_done, taken.sent)):
             self._finish(taken)
 
     def _is_given(self, steps: Sequence[Step]) -> bool:
         """Whether all of them were given to the workers. Where a call was interrupted, the snapshot is given up."""
-        if any(step.sequence < 0 for step in steps):
+        if not all(step.noted for step in steps):
             self._taken, self.due = None, True
         return self._taken is not None
 
@@ -145,16 +164,17 @@ class Snapshots:
         return self._is_given([step]) and step.sequence < self._state.finished_commands
 
     def _finish(self, taken: _Taken) -> None:
-        self._taken = None
         if failed := next((step.error for step in (taken.take, *taken.sent) if step.error is not None), None):
             logger.warning("%s: a snapshot could not be made: %s", self._mesh, failed.message)
+            self._taken = None
             return
         assert taken.values is not None
-        log = self._log
-        while log and (first := log[0])[0].sequence < taken.take.sequence:
+        everyone, log = set(_ranks(self._mesh)), self._log
+        whole = _Whole(taken.number, taken.values, taken.take.sequence)
+        self._whole, self._holders, self._taken = whole, everyone, None
+        while log and (first := log[0])[0].sequence < whole.since:
             _ = log.popleft() if log and log[0] is first else None
-        self.number, self._values, self._holders = taken.number, taken.values, set(_ranks(self._mesh))
-        logger.debug("%s: snapshot %d is whole, with %d values", self._mesh, self.number, len(self._values))
+        logger.debug("%s: snapshot %d is whole, with %d values", self._mesh, whole.number, len(whole.values))
 
     # -- after a death -----------------------------------------------------------------------------------------------
 
@@ -166,13 +186,14 @@ class Snapshots:
     def way_back(self, needed: Set[int]) -> list[bytes] | None:
         """The commands by which all workers have the values of the snapshot that is whole. None where some of these are
         lost too, or what is `needed` would not be there behind the replay."""
-        if self.number < 0 or any(step.lost for step, _ in self._log) or not needed <= self.made():
+        whole = self._whole
+        if whole is None or any(step.lost for step, _ in self._log) or not needed <= self.made():
             return None
         lacking = [rank for rank in _ranks(self._mesh) if rank not in self._holders]
         keepers = {rank: next((at for at in self._keepers[rank] if at in self._holders), None) for rank in lacking}
         by_pairs: dict[Pairs, dict[int, TensorType]] = {}
         alone: dict[int, TensorType] = {}
-        for id, type_ in self._values.items():
+        for id, type_ in whole.values.items():
             pairs = find_sources(type_, self._mesh, self._holders)
             if pairs:
                 by_pairs.setdefault(pairs, {})[id] = type_
@@ -180,28 +201,33 @@ class Snapshots:
                 alone[id] = type_
             elif pairs is None:
                 return None
-        records = [wire.numbers(wire.BACK, self.number)]
+        records = [wire.numbers(wire.BACK, whole.number)]
         for pairs, values in by_pairs.items():
             records += copies(values, self._mesh, pairs)
         for rank, keeper in keepers.items():
             if keeper is not None:
-                records += copies(alone, self._mesh, ((keeper, rank),), wire.GIVE, [self.number])
+                records += copies(alone, self._mesh, ((keeper, rank),), wire.GIVE, [whole.number])
         return records
+
+    def _since(self) -> list[tuple[Step, Again]]:
+        """What was given since, but for what failed, in order; once, though a former healing has given it again, or was
+        about to, as a step without a number shows."""
+        assert self._whole is not None
+        before = range(self._whole.since)
+        found = {step: again for step, again in self._log if step.sequence not in before and step.error is None}
+        return list(found.items())
 
     def made(self) -> set[int]:
         """The handles that have a value behind the way back and the replay."""
-        return set(self._values).union(*(again.makes for step, again in self._log if step.error is None))
+        assert self._whole is not None
+        return set(self._whole.values).union(*(again.makes for _, again in self._since()))
 
     def replay(self) -> list[Step]:
-        """The steps that are to be given again behind the way back: all since, but those that failed. From then on they
-        count as not given."""
-        steps = []
-        for step, again in self._log:
-            if step.error is None:
-                step.again = again
-                steps.append(step)
-        self._log.clear()
-        return steps
+        """The steps that are to be given again behind the way back, in order."""
+        since = self._since()
+        for step, again in since:
+            step.again = again
+        return [step for step, _ in since]
 
 
 def snapshot_bytes(live: Sequence[Remote], mesh: MeshSpec, copies: int) -> int:

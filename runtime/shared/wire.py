@@ -18,7 +18,7 @@ Down, from the controller to all workers at once (a record of the ring each; num
     ADOPT   a number, first handle, how many: what an actor of the worker's process has made becomes values
     COPY    how many pairs, pairs of a rank and the rank that is to get its blocks; then for each tensor its handle,
             dtype, dims, the block's shape
-    TAKE    a snapshot's number, and that of the one to keep beside it, or -1: all values as they are now
+    TAKE    a snapshot's number, or -1 for none: all values as they are now; snapshots below another number are dropped
     SEND    a snapshot's number; then as COPY: each target keeps copies of its source's blocks
     BACK    a snapshot's number: values are as they were in it; none where a worker does not have it
     GIVE    a snapshot's number; then as COPY: each source gives its target the blocks of it that it keeps

@@ -566,7 +566,7 @@ class WorkerState:
     def _take(self, step: int, body: bytearray) -> list[Message]:
         """Values that no step replaces are shared with the snapshot; `_run` copies the others before it does."""
         _, number, kept = wire.unpack_numbers(body)
-        self._snapshots = {at: each for at, each in self._snapshots.items() if at == kept}
+        self._snapshots = {at: each for at, each in self._snapshots.items() if at >= kept}
         tensors = {handle: value for handle, value in self.values.items() if isinstance(value, torch.Tensor)}
         if number >= 0:
             self._snapshots[number] = _Snapshot(tensors)

@@ -18,6 +18,8 @@ from torch.nn import functional as F
 import monarch
 from monarch.distributed import Mesh
 from monarch.exceptions import DeviceMeshError, LostError
+from monarch.testing import chaos
+from tests.sample import is_full
 
 CALLS = 24
 BATCHES = [(torch.randn(8, 8), torch.randint(4, (8,))) for _ in range(CALLS // 2)]
@@ -192,3 +194,28 @@ def test_what_is_lost_is_what_was_foretold(dead: tuple[int, ...]) -> None:
         foretold = survival.lost("1 worker" if len(dead) == 1 else "2 workers")
         assert {f"self.states.{at}" for at in LOST[dead]} <= set(foretold)
         assert len(dead) > 1 or len(foretold) == len(named)
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("every", [1, 1000])
+def test_an_interrupt_at_any_point_leaves_a_snapshot_and_the_steps_behind_it(every: int) -> None:
+    """Calls are interrupted, at one point after the other; state is then what it was when a worker's death took it."""
+    with Mesh(data=2) as mesh:
+        training = Training(mesh, {"*.weight": "[@data, -]"})
+        for _ in range(3):
+            training.call(0, []).item()
+        mesh.snapshots(every)
+        with chaos.interrupt(-1) as points:
+            training.call(0, []).item()
+        stride = 3 if is_full() else 97
+        for number, at in enumerate(range(0, points.passed, stride)):
+            with suppress(KeyboardInterrupt), chaos.interrupt(at):
+                training.call(0, []).item()
+            if number % 5 == 4:
+                before = training.left()
+                _kill(mesh.executor.worker_pids()[number % 2])  # type: ignore[attr-defined]
+                with pytest.raises(DeviceMeshError):
+                    while True:
+                        monarch.distribute(torch.zeros(2), mesh, "[-]").wait()
+                monarch.heal_mesh(mesh)
+                assert all(map(torch.equal, before, training.left())), at
