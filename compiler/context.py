@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from monarch.compiler.config import settings
 from monarch.compiler.graph import Graph
@@ -40,6 +40,8 @@ class Pass(ABC):
     """A rewrite of a graph, tested with text in, text out. Its docstring shows the rewrite."""
 
     name: str
+    regions: ClassVar[str] = "each"
+    """Whether the pass is run on "each" region of a graph as well, sees to them of its "own", or on "none"."""
 
     @abstractmethod
     def run(self, graph: Graph, context: Context) -> Graph:

@@ -78,6 +78,8 @@ class Graph:
     `returns`    the nodes (or None) that the program returns, in order
     `updates`    for each state that changes or is made, the node that holds its value after the step
     `constants`  the tensors that placeholders of kind "constant" stand for, by label
+    `regions`    the graphs that its ops with regions run (`ops.WITH_REGIONS`), by name: on the same mesh, with
+                 placeholders of kind "input" alone, and without updates
     """
 
     name: str
@@ -85,6 +87,7 @@ class Graph:
     fx: FxGraph = field(default_factory=FxGraph)
     partitioned: tuple[str, ...] = ()
     constants: dict[str, torch.Tensor] = field(default_factory=dict)
+    regions: dict[str, Graph] = field(default_factory=dict)
 
     # -- building ------------------------------------------------------------------------------------------------
 
@@ -152,12 +155,13 @@ class Graph:
         return type_.with_layout(type_.layout.only(self.partitioned))
 
     def empty_like(self) -> Graph:
-        """A graph with the same name, mesh and constants and no nodes: what a pass fills."""
-        return Graph(self.name, self.mesh, FxGraph(), self.partitioned, dict(self.constants))
+        """A graph with the same name, mesh, constants and regions and no nodes: what a pass fills."""
+        return Graph(self.name, self.mesh, FxGraph(), self.partitioned, dict(self.constants), dict(self.regions))
 
     def copy(self) -> Graph:
         """The same graph in nodes of its own, with the names, the order and what the nodes carry."""
         copy = self.empty_like()
+        copy.regions = {name: region.copy() for name, region in self.regions.items()}
         nodes: dict[Node, Node] = {}
         for node in self.fx.nodes:
             nodes[node] = copy.fx.node_copy(node, lambda n: nodes[n])

@@ -16,12 +16,14 @@ from monarch.compiler.execution.events import say, wanted
 from monarch.compiler.graph import Graph
 from monarch.compiler.kernels.fuse import FuseKernels
 from monarch.compiler.loading import load
+from monarch.compiler.ops.regions import each_region
 from monarch.compiler.partition import PartitionByMesh, nesting_order
 from monarch.compiler.partition.decide import mark_traced
 from monarch.compiler.passes.collectives import JoinCollectives, SimplifyReductions
 from monarch.compiler.passes.decompose import DecomposeSplit
 from monarch.compiler.passes.lookups import SimplifyLookups
 from monarch.compiler.passes.padding import DropPadding, PadForDivisibility, is_uneven
+from monarch.compiler.passes.predicates import AgreeOnPredicates
 from monarch.compiler.passes.simplify import SimplifyViews
 from monarch.compiler.plan import Plan
 from monarch.compiler.plan.arena import overlapping
@@ -48,7 +50,7 @@ Progress = Callable[[str, float, Graph], None]
 def pipeline(graph: Graph) -> list[Pass]:
     """The passes from a traced graph with global types to one with local types and explicit collectives. Those for
     padding run only where a mesh dim does not divide what it shards."""
-    uneven = is_uneven(graph)
+    uneven = _any_uneven(graph)
     return [
         SimplifyViews(),
         *([PadForDivisibility()] if uneven else []),
@@ -58,7 +60,12 @@ def pipeline(graph: Graph) -> list[Pass]:
         *([DropPadding()] if uneven else []),
         SimplifyReductions(),
         JoinCollectives(),
+        *([AgreeOnPredicates()] if graph.regions else []),
     ]
+
+
+def _any_uneven(graph: Graph) -> bool:
+    return is_uneven(graph) or any(map(_any_uneven, graph.regions.values()))
 
 
 def lowering(context: Context) -> list[Pass]:
@@ -95,6 +102,7 @@ PASSES: dict[str, Callable[[Graph], list[Pass]]] = {
     DropPadding.name: lambda graph: [DropPadding()],
     SimplifyReductions.name: lambda graph: [SimplifyReductions()],
     JoinCollectives.name: lambda graph: [JoinCollectives()],
+    AgreeOnPredicates.name: lambda graph: [AgreeOnPredicates()],
     FuseKernels.name: lambda graph: [FuseKernels()],
     "fuse-products": lambda graph: [_for_gpus().FuseProducts()],
     CommitLast.name: lambda graph: [CommitLast()],
@@ -184,6 +192,12 @@ def compile_graph(
     MonarchError for options that do not go together and a limit that cannot be kept.
     """
     options.check()
+    if graph.regions and (options.target != "cpu" or options.collectives in STARTED):
+        raise MonarchError(
+            f"'{graph.name}' has branches or loops on values, which run on CPUs alone: not for {options.target}",
+            hint="compile it for the CPU: leave out target= and collectives=; or compute both sides, and choose with\n"
+            "torch.where(condition, a, b).",
+        )
     context = Context(options, report)
     seconds = context.seconds
     partitioned = graph.copy()
@@ -231,7 +245,7 @@ def _run(steps: list[Pass], graph: Graph, context: Context, progress: Progress |
     seconds = context.seconds
     for step in steps:
         start = time.perf_counter()
-        graph = step.run(graph, context)
+        graph = _on_all(step, graph, context)
         seconds[step.name] = time.perf_counter() - start
         dump.after(step.name, graph)
         if wanted("passes"):
@@ -242,6 +256,13 @@ def _run(steps: list[Pass], graph: Graph, context: Context, progress: Progress |
         if progress is not None:
             progress(step.name, seconds[step.name], graph)
     return graph
+
+
+def _on_all(step: Pass, graph: Graph, context: Context) -> Graph:
+    """Run a pass on a graph, and on its regions if it is one for these."""
+    if step.regions == "each":
+        each_region(graph, lambda region: _on_all(step, region, context))
+    return step.run(graph, context)
 
 
 class _Dump:

@@ -40,21 +40,8 @@ def run_reference(
     partitioned.
     """
     mesh = graph.mesh if graph.partitioned else MeshSpec(())
-    workers = mesh.workers
-    env: dict[fx.Node, PerWorker] = {}
-    positions = list(mesh.coordinates())
-    for node in graph.fx.nodes:
-        if node.op == "placeholder":
-            env[node] = _place(graph, node, inputs, mesh)
-        elif node.op == "call_function":
-            if node.target is ops.wait:
-                env[node] = env[args_of(node)[0]]
-            elif isinstance(node.target, ops.MonarchOp) and node.target.collective:
-                env[node] = _collective(node, env, mesh)
-            else:
-                env[node] = [_local(node, env, worker, positions[worker], mesh) for worker in range(workers)]
-            if poison and "undefined" in node.meta:
-                env[node] = [_poisoned(node, value, mesh, rank) for rank, value in enumerate(env[node])]
+    env = {node: _place(graph, node, inputs, mesh) for node in graph.placeholders}
+    _run(graph, env, mesh, poison)
 
     def fetch(node: fx.Node | None) -> Any:
         if node is None:
@@ -64,6 +51,73 @@ def run_reference(
         return _fetched(env[node], type_ if graph.partitioned else _whole(type_), mesh)
 
     return [fetch(node) for node in graph.returns], {label: fetch(node) for label, node in graph.updates.items()}
+
+
+def _run(graph: Graph, env: dict[fx.Node, PerWorker], mesh: MeshSpec, poison: bool) -> None:
+    """Run a graph whose placeholders are in `env`, and put what each worker makes there."""
+    workers = mesh.workers
+    positions = list(mesh.coordinates())
+    for node in graph.fx.nodes:
+        if node.op == "call_function":
+            if node.target in ops.WITH_REGIONS:
+                env[node] = _control(graph, node, env, mesh, poison)
+            elif node.target is ops.wait:
+                env[node] = env[args_of(node)[0]]
+            elif isinstance(node.target, ops.MonarchOp) and node.target.collective:
+                env[node] = _collective(node, env, mesh)
+            else:
+                env[node] = [_local(node, env, worker, positions[worker], mesh) for worker in range(workers)]
+            if poison and "undefined" in node.meta:
+                env[node] = [_poisoned(node, value, mesh, rank) for rank, value in enumerate(env[node])]
+
+
+def _control(graph: Graph, node: fx.Node, env: dict[fx.Node, PerWorker], mesh: MeshSpec, poison: bool) -> PerWorker:
+    """A branch or a loop: all workers run the same regions, equally often. Gives each worker's results."""
+
+    def region(name: str, values: Sequence[PerWorker]) -> list[PerWorker]:
+        body = graph.regions[name]
+        inner = dict(zip(body.placeholders, values, strict=True))
+        _run(body, inner, mesh, poison)
+        return [inner[result] for result in body.returns if result is not None]
+
+    def agreed(predicate: PerWorker) -> bool:
+        answers = {bool(value) for value in predicate}
+        if len(answers) > 1:
+            raise GraphError(f"the workers disagree on the predicate of %{node.name}")
+        return answers.pop()
+
+    def number(at: int) -> PerWorker:
+        return [torch.tensor(at) for _ in range(mesh.workers)]
+
+    args = args_of(node)
+    if node.target is ops.cond:
+        predicate, operands, (then, otherwise) = args
+        results = region(then if agreed(env[predicate]) else otherwise, [env[each] for each in operands])
+    elif node.target is ops.while_loop:
+        carried, operands, (condition, body) = args
+        rest = [env[each] for each in operands]
+        results, at = [env[each] for each in carried], 0
+        while agreed(region(condition, [*results, *rest, number(at)])[0]):
+            results, at = region(body, [*results, *rest, number(at)]), at + 1
+    else:
+        carried, xs, operands, (combine,), length, reverse = args
+        rest = [env[each] for each in operands]
+        results = [env[each] for each in carried]
+        shapes = [graph.regions[combine].local_shape(type_) for type_ in node.meta["type"]]
+        dtypes = [type_.dtype for type_ in node.meta["type"]]
+        stacked = [
+            [torch.empty(shape, dtype=dtype) for _ in range(mesh.workers)]
+            for shape, dtype in zip(shapes[len(carried) :], dtypes[len(carried) :], strict=True)
+        ]
+        for at in reversed(range(length)) if reverse else range(length):
+            elements = [[value[at] for value in env[x]] for x in xs]
+            made = region(combine, [*results, *elements, *rest, number(at)])
+            results = made[: len(carried)]
+            for target, element in zip(stacked, made[len(carried) :], strict=True):
+                for whole, part in zip(target, element, strict=True):
+                    whole[at] = part
+        results += stacked
+    return [tuple(result[rank] for result in results) for rank in range(mesh.workers)]
 
 
 def _place(graph: Graph, node: fx.Node, inputs: Mapping[str | int, Value], mesh: MeshSpec) -> PerWorker:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NoReturn
 
 import torch
@@ -19,6 +20,7 @@ from monarch.compiler.loops.ir import KernelError, may_overwrite
 from monarch.compiler.loops.text import parse_kernel
 from monarch.compiler.ops import MonarchOp
 from monarch.compiler.ops.record import find
+from monarch.compiler.passes.predicates import AgreeOnPredicates, disagreeing
 from monarch.compiler.rules import rule_for, tensor_operands
 from monarch.compiler.text import op_name, print_node, print_type
 from monarch.compiler.types import REDUCTIONS, VARYING, Placement, TensorType, is_partial
@@ -37,12 +39,15 @@ def verify(graph: Graph, after: str = "", *, run: bool = False) -> None:
     - every value has a type that can lie on the mesh, and types fit along collectives and `getitem`
     - over the dims partitioned so far, operands and results lie as the ops' rules allow
     - collectives run over dims that are partitioned, and somebody reads what they give
+    - regions take and give what their ops do; a predicate is whole on every worker, and in the end the same to the bit
     - states are updated with values of their own shape, dtype and layout
 
     `run` also computes each op's result on tensors without data of one worker's shapes, and compares (slower: some
     0.2 ms an op).
     """
     _Verifier(graph, after).verify()
+    if after == AgreeOnPredicates.name and (node := disagreeing(graph)) is not None:
+        _Verifier(graph, after).fail("has a predicate that workers may round differently: no one tells them", node)
     if run:
         _Run(graph, after).run()
 
@@ -201,6 +206,8 @@ class _Verifier(_Check):
             self.kernel(node, given, types)
         elif op is ops.wait:
             self.wait(node, given, types)
+        elif op in ops.WITH_REGIONS:
+            self.control(node, given, types)
         elif op.collective:
             self.collective(node, op, given, types)
         elif op in (ops.shard, ops.first_only):
@@ -228,6 +235,54 @@ class _Verifier(_Check):
             self.fail("gives other tensors than its kernel", node, str(kernel).partition("\n")[0])
         if len(over) != len(gives) or any(at != -1 and not may_overwrite(kernel, i, at) for i, at in enumerate(over)):
             self.fail(f"cannot have its results over {over}", node)
+
+    def control(self, node: fx.Node, given: dict[str, Any], types: Any) -> None:
+        """What crosses the edges of an op's regions: the regions take and give it as the op does."""
+        names = given["regions"]
+        expected = 1 if node.target is ops.scan else 2
+        if not isinstance(names, list | tuple) or len(names) != expected:
+            self.fail(f"has to name {expected} regions", node)
+        if unknown := [name for name in names if name not in self.graph.regions]:
+            self.fail(f"names the region {unknown[0]!r}, which the graph does not have", node)
+        lists = [given.get(name, []) for name in ("carried", "xs", "operands")]
+        if not all(isinstance(each, list | tuple) and all(map(_is_tensor, each)) for each in lists):
+            self.fail("has to take lists of tensors", node)
+        carried, xs, operands = ([self.graph.type_so_far(value) for value in each] for each in lists)
+        takes = [*carried, *(_element(self, node, type_) for type_ in xs), *operands]
+        gives = list(types)
+        if node.target is ops.cond:
+            self.decides(given["predicate"], node)
+        else:
+            takes.append(TensorType(torch.int64, ()))
+            if gives[: len(carried)] != carried:
+                self.fail("carries values of other types than it gives", node)
+            gives = [*carried, *(_element(self, node, type_) for type_ in gives[len(carried) :])]
+        for at, name in enumerate(names):
+            region = self.graph.regions[name]
+            if region.mesh != self.graph.mesh or region.partitioned != self.graph.partitioned or region.updates:
+                self.fail(f"has the region '{name}', which is no part of this graph", node)
+            inputs = region.placeholders
+            wrong = [each for each in inputs if each.meta.get("kind") != "input"]
+            if wrong or [each.meta["label"] for each in inputs] != list(range(len(inputs))):
+                self.fail(f"has the region '{name}', which reads more than it is given", node)
+            if (found := [region.type_so_far(each) for each in inputs]) != takes:
+                self.fail(f"gives its region '{name}' other values than that takes", node, _listed(takes, found))
+            made = [None if each is None else region.type_so_far(each) for each in region.returns]
+            if node.target is ops.while_loop and at == 0:
+                if len(made) != 1 or region.returns[0] is None:
+                    self.fail(f"has the region '{name}', which gives no predicate", node)
+                self.decides(region.returns[0], node)
+            elif made != gives:
+                self.fail(f"has the region '{name}', which gives other values than it", node, _listed(gives, made))
+            _Verifier(region, self.lead.removeprefix("after ").removesuffix(": ")).verify()
+
+    def decides(self, predicate: Any, node: fx.Node) -> None:
+        """Every worker has the whole of a predicate."""
+        if not _is_tensor(predicate):
+            self.fail("has to take a predicate", node)
+        type_ = self.graph.type_so_far(predicate)
+        if type_ != TensorType(torch.bool, ()):
+            self.fail(f"has the predicate %{predicate.name}, which is {type_}: it has to be bool[], replicated", node)
 
     def on_worker(self, type_: Any) -> tuple[torch.dtype, tuple[int, ...]] | None:
         return (type_.dtype, self.graph.local_shape(type_)) if isinstance(type_, TensorType) else None
@@ -439,6 +494,10 @@ class _Run(_Check):
             given: dict[str, Any] = {**dict(zip(PARAMETERS[target], args, strict=False)), **kwargs}
             if target is ops.constrain:
                 return args[0]
+            if target in ops.WITH_REGIONS:
+                for name in given["regions"]:
+                    _Run(self.graph.regions[name], "").run()
+                return [self.empty(type_) for type_ in node.meta["type"]]
             if target is ops.commit:
                 return None
             if target is ops.wait:
@@ -486,6 +545,18 @@ class _Run(_Check):
             f"%{operand.name} : {print_type(operand.meta['type'], self.graph)}" for operand in node.all_input_nodes
         ]
         return "\n".join(lines)
+
+
+def _element(check: _Check, node: fx.Node, type_: TensorType) -> TensorType:
+    """The type of an element along dim 0."""
+    layout = type_.layout
+    if not type_.ndim or layout.shards[0]:
+        check.fail(f"goes along dim 0 of a value that is {type_}, and so not whole on every worker", node)
+    return TensorType(type_.dtype, type_.shape[1:], replace(layout, shards=layout.shards[1:]), type_.padding[1:])
+
+
+def _listed(first: list[Any], second: list[Any]) -> str:
+    return "\n".join(f"{', '.join(map(print_type, each))}" for each in (first, second))
 
 
 def _bind(function: Callable[..., Any], position: dict[str, int], sizes: Any) -> Callable[..., Any]:

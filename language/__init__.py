@@ -10,6 +10,7 @@ from monarch.language.placing.distribute import distribute, module_to_mesh
 from monarch.language.placing.shards import from_shards
 from monarch.language.programs.program import Program, Traced, program
 from monarch.language.recorder.constrain import constrain, layout
+from monarch.language.recorder.control import cond, scan, while_loop
 from monarch.language.recorder.dispatch import clone, dispatch, zeros
 from monarch.language.recorder.random import manual_seed
 from monarch.language.recorder.reading import read_item, read_known, read_truth
@@ -30,6 +31,7 @@ __all__ = [
     "Traced",
     "all_gather",
     "all_to_all",
+    "cond",
     "distribute",
     "heal_mesh",
     "layout",
@@ -41,6 +43,8 @@ __all__ = [
     "reduce",
     "reduce_scatter",
     "vary",
+    "scan",
+    "while_loop",
 ]
 
 operations.activate = activate

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from monarch.compiler.errors import MonarchError, ProgramError, Source
+from monarch.language.rewritten import rewritten
 
 
 class OperatorError(MonarchError, RuntimeError):
@@ -20,14 +21,18 @@ def branch_error(source: Source | None) -> ProgramError:
     """A tensor's value was asked for (`if t`, `float(t)`, `t.item()`, `range(t)`, `print(t)`) while a program was
     traced."""
     line = source.excerpt().splitlines()[0].strip() if source and source.excerpt() else "if loss > 0.1:"
-    width = max(len(line), len("y = torch.where(loss > 0.1, a, b)")) + 2
+    instead = rewritten(source)
+    right = instead or ["y = torch.where(loss > 0.1, a, b)"]
+    why = "the workers decide" if instead else "both sides are computed, the workers choose"
+    width = max(map(len, (line, *right))) + 2
     rows = [
         (line, "# wrong: the value lives on the workers, and this line runs once, when the program is traced"),
-        ("y = torch.where(loss > 0.1, a, b)", "# right: both sides are computed, the workers choose"),
+        *((code, "") for code in right[:-1]),
+        (right[-1], f"# right: {why}"),
         ("if step(x).item() > 0.1:", "# right outside the program: waits for the value"),
     ]
     return ProgramError(
         "a @monarch.program cannot branch on a tensor's value, or read it into Python",
-        hint="\n".join(f"{code:<{width}}{comment}" for code, comment in rows),
+        hint="\n".join(f"{code:<{width}}{comment}".rstrip() for code, comment in rows),
         source=source,
     )

@@ -54,6 +54,7 @@ if TYPE_CHECKING:
         Mesh,
         all_gather,
         all_to_all,
+        cond,
         distribute,
         heal_mesh,
         layout,
@@ -64,7 +65,9 @@ if TYPE_CHECKING:
         program,
         reduce,
         reduce_scatter,
+        scan,
         vary,
+        while_loop,
     )
     from monarch.runtime.actors.functions import remote
     from monarch.runtime.actors.hosts import hosts
@@ -104,6 +107,7 @@ _HOMES = {
         "Mesh",
         "all_gather",
         "all_to_all",
+        "cond",
         "distribute",
         "heal_mesh",
         "layout",
@@ -115,6 +119,8 @@ _HOMES = {
         "reduce",
         "reduce_scatter",
         "vary",
+        "scan",
+        "while_loop",
     ),
     "monarch.runtime.actors.functions": ("remote",),
     "monarch.runtime.actors.hosts": ("hosts",),
@@ -154,6 +160,7 @@ __all__ = [
     "all_to_all",
     "builtins",
     "clear_runtime_config",
+    "cond",
     "config",
     "configure",
     "configured",
@@ -178,10 +185,12 @@ __all__ = [
     "reduce",
     "reduce_scatter",
     "remote",
+    "scan",
     "sharding_rule",
     "spmd",
     "this_host",
     "vary",
+    "while_loop",
 ]
 
 

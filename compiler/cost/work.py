@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -23,11 +24,11 @@ from monarch.compiler.types import TensorType
 def graph_costs(graph: Graph) -> dict[str, Any]:
     """`{"ops": n, "collectives": {"data": {"all_reduce": {"count": n, "tensors": n, "bytes": n}}}}`.
 
-    Bytes are those that one worker puts in (for all_gather: gets out), summed over the collectives; a collective over
-    several mesh dims stands under "data,model".
+    Regions count once. Bytes are those that one worker puts in (for all_gather: gets out), summed over the collectives;
+    a collective over several mesh dims stands under "data,model".
     """
     collectives: dict[str, dict[str, dict[str, int]]] = {}
-    for node in graph.calls:
+    for node in (node for each in with_regions(graph) for node in each.calls):
         if not ops.is_collective(node.target):
             continue
         tensors, dims = args_of(node)[0], args_of(node)[1]
@@ -38,9 +39,16 @@ def graph_costs(graph: Graph) -> dict[str, Any]:
         entry["tensors"] += len(tensors)
         entry["bytes"] += bytes_sent(graph, node)
     return {
-        "ops": sum(1 for _ in graph.calls),
+        "ops": sum(1 for each in with_regions(graph) for _ in each.calls),
         "collectives": collectives,
     }
+
+
+def with_regions(graph: Graph) -> Iterator[Graph]:
+    """A graph and the regions of its ops, and theirs."""
+    yield graph
+    for region in graph.regions.values():
+        yield from with_regions(region)
 
 
 def bytes_sent(graph: Graph, node: fx.Node) -> int:

@@ -139,6 +139,29 @@ constrain = _op("constrain", "(tensor, layout)")
 """The tensor, laid out as the user says (`layout` is a Layout's text). Stands only before partitioning, which makes
 it so."""
 
+# -- ops with regions, which are graphs of the graph that they stand in (`Graph.regions`), by name ---------------------
+
+cond = _op("cond", "(predicate, operands, regions)")
+"""What the first of two regions makes of the operands where the predicate (bool[]) is true, else the second: a tuple.
+Both regions take the operands, and give results of the same types."""
+
+while_loop = _op("while_loop", "(carried, operands, regions)")
+"""As long as the first region gives true, what the second makes of the carried values takes their place: a tuple, of
+what is carried in the end. Both regions take the carried values, the operands, and the number of the round (i64[])."""
+
+scan = _op("scan", "(carried, xs, operands, regions, length, reverse)")
+"""For each i in 0 <= i < `length`, or from the last with `reverse`, what the one region makes of the carried values,
+element i of each of `xs` along dim 0, the operands and i (i64[]): the values carried on, then what is made of this
+element. A tuple: what is carried in the end, then what was made of the elements, stacked along a new dim 0."""
+
+WITH_REGIONS = (cond, while_loop, scan)
+
+
+def regions_at(target: object) -> int:
+    """Which argument of an op with regions names them; the one before it holds the operands."""
+    return 3 if target is scan else 2
+
+
 commit = _op("commit", "()", collective=True)
 """Where a step becomes certain: every worker waits here until all have come; only after it is state overwritten."""
 
@@ -154,8 +177,9 @@ def is_collective(target: object) -> bool:
 
 
 def acts(target: object) -> bool:
-    """Whether a node's target does something besides giving its result, so that it stays where nobody reads that."""
-    return target in (commit, check)
+    """Whether a node's target does something besides giving its result, so that it stays where nobody reads that. An op
+    with regions may: `functionalize` has left out those that do not."""
+    return target in (commit, check, *WITH_REGIONS)
 
 
 def by_name(name: str) -> MonarchOp | None:

@@ -16,6 +16,7 @@ from monarch.compiler.graph import args_of
 from monarch.compiler.partition.cost import FORBIDDEN, GATHER, STATE_GATHER, compute_cost, reshard_cost
 from monarch.compiler.partition.margins import margins
 from monarch.compiler.partition.options import Alternative, Options, Shape
+from monarch.compiler.partition.regions import RegionRule
 from monarch.compiler.partition.solve import CostNetwork
 from monarch.compiler.rules import PARTIAL, Strategy
 from monarch.compiler.types import Placement, TensorType, is_partial
@@ -101,12 +102,17 @@ def _shapes(options: Options, node: fx.Node) -> Sequence[Shape]:
 
 def _own_costs(options: Options, node: fx.Node, alternatives: list[Alternative]) -> list[float]:
     whole = 0.0
-    if node.target not in (operator.getitem, ops.constrain) and options.operands[node]:
+    rule = options.rules.get(node)
+    if node in options.edges:
+        pass
+    elif node.target not in (operator.getitem, ops.constrain) and options.operands[node]:
         whole = compute_cost(node, [_shapes(options, o)[0] for o in options.operands[node]], _shapes(options, node))
     costs = []
     for alternative in alternatives:
         divided = alternative.strategy.factor not in ("", PARTIAL)
         cost = whole / options.size if divided else whole
+        if isinstance(rule, RegionRule):
+            cost = rule.cost(alternative.strategy)
         if alternative.after != (alternative.gives if alternative.strategy.results else None):
             cost += reshard_cost(alternative.gives, alternative.after, options.nbytes(node), options.size)
         for operand in dict.fromkeys(options.operands[node]):

@@ -19,6 +19,7 @@ from torch import fx
 
 from monarch.compiler import ops
 from monarch.compiler.graph import Graph, args_of
+from monarch.compiler.partition.regions import Edge, Partition
 from monarch.compiler.partition.varying import strategy_of, varying_along
 from monarch.compiler.rules import Rule, Strategy, rule_for, tensor_operands
 from monarch.compiler.text import parse_layout
@@ -62,6 +63,8 @@ class Options:
     after: dict[fx.Node, set[Placement]] = field(default_factory=dict)
     free: dict[fx.Node, set[int]] = field(default_factory=dict)
     varying: set[fx.Node] = field(default_factory=set)
+    edges: dict[fx.Node, Edge] = field(default_factory=dict)
+    """For each op with regions."""
 
     def shape_of(self, node: fx.Node) -> Shape | tuple[Shape, ...]:
         """Local shapes over the mesh dims partitioned before this one."""
@@ -78,13 +81,16 @@ class Options:
         return float(size)
 
 
-def find_options(graph: Graph, mesh_dim: str) -> Options:
-    """Every alternative that the user's layouts lead to on `mesh_dim`."""
+def find_options(graph: Graph, mesh_dim: str, partition: Partition = lambda region: region) -> Options:
+    """Every alternative that the user's layouts lead to on `mesh_dim`; `partition` is how a region is partitioned."""
     options = Options(graph, mesh_dim, graph.mesh.sizes[mesh_dim], varying=varying_along(graph, mesh_dim))
     wanted: dict[fx.Node, set[int]] = {}  # dims on which some user of a pending sum has its other operands sharded
     for node in graph.calls:
         is_element = node.target is operator.getitem
         options.operands[node] = [args_of(node)[0]] if is_element else tensor_operands(node)
+        if node.target in ops.WITH_REGIONS:
+            options.edges[node] = Edge(graph, node, mesh_dim, partition)
+            options.edges[node].check(options.varying)
         if _is_free(options, node):
             options.free[node] = set()
     states, updates = graph.states, graph.updates
@@ -110,7 +116,11 @@ def find_options(graph: Graph, mesh_dim: str) -> Options:
 
 def _is_free(options: Options, node: fx.Node) -> bool:
     """Whether a value has dims and depends on no value that has any. Operands stand before their readers."""
-    if node.target in (operator.getitem, ops.constrain) or not _ndim(node) or node in options.varying:
+    if (
+        node.target in (operator.getitem, ops.constrain, *ops.WITH_REGIONS)
+        or not _ndim(node)
+        or node in options.varying
+    ):
         return False
     return all(operand in options.free or _ndim(operand) == 0 for operand in options.operands[node])
 
@@ -140,7 +150,9 @@ def _reach_call(options: Options, node: fx.Node, wanted: dict[fx.Node, set[int]]
         options.strategies[node] = [Strategy((placement,), (placement,), "")]
         reach = {placement: True}
     else:
-        if node not in options.rules:
+        if node in options.edges:
+            options.rules[node] = options.edges[node].rule(operands, [options.reach[each][0] for each in operands])
+        elif node not in options.rules:
             options.rules[node] = rule_for(node, options.shape_of)
         allowed: list[Strategy] = []
         results: list[dict[Placement, bool]] = []

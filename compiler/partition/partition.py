@@ -12,6 +12,7 @@ from monarch.compiler.context import Context, Pass
 from monarch.compiler.errors import LayoutError
 from monarch.compiler.execution.events import say
 from monarch.compiler.graph import Graph, args_of, provenance
+from monarch.compiler.ops.regions import each_region
 from monarch.compiler.ops.schema import is_view
 from monarch.compiler.partition.choose import choose
 from monarch.compiler.partition.decide import decide, decide_alone, mark_keys, pass_on
@@ -34,7 +35,11 @@ class PartitionByMesh(Pass):
     %g = all_gather([%w], ["data"], [1])  : (f32[1024, 1024])
     %v = getitem(%g, 0)    : f32[1024, 1024]
     %y = aten.mm(%x, %v)   : f32[32, 1024] of f32[64@data, 1024]
+
+    The regions of ops are partitioned with the op that they belong to.
     """
+
+    regions = "own"
 
     def __init__(self, mesh_dim: str) -> None:
         self.mesh_dim = mesh_dim
@@ -46,16 +51,28 @@ class PartitionByMesh(Pass):
             if context.report:
                 mark_keys(graph)
                 decide_alone(graph, self.mesh_dim)
+            each_region(graph, self.alone)
             graph.partitioned = (*graph.partitioned, self.mesh_dim)
         else:
             graph = self.partition(graph, context.report)
         if len(graph.partitioned) == len(graph.mesh.dims):
-            drop_constraints(graph)
-            announce(graph, context.options.strict)
+            self.finish(graph, context)
         return graph
 
-    def partition(self, graph: Graph, report: bool) -> Graph:
-        options = find_options(graph, self.mesh_dim)
+    def alone(self, region: Graph) -> Graph:
+        """A region over a mesh dim with one worker."""
+        each_region(region, self.alone)
+        region.partitioned = (*region.partitioned, self.mesh_dim)
+        return region
+
+    def finish(self, graph: Graph, context: Context) -> None:
+        drop_constraints(graph)
+        announce(graph, context.options.strict)
+        for region in graph.regions.values():
+            self.finish(region, context)
+
+    def partition(self, graph: Graph, report: bool = False) -> Graph:
+        options = find_options(graph, self.mesh_dim, self.partition)
         choice = choose(options, extra=report)
         if report:
             decide(options, choice)
@@ -119,6 +136,8 @@ def nesting_order(graph: Graph) -> tuple[str, ...]:
 
 
 def _user_layouts(graph: Graph) -> Iterator[tuple[str, Layout]]:
+    for region in graph.regions.values():
+        yield from _user_layouts(region)
     for node in graph.placeholders:
         yield f"{node.meta['kind']} {node.meta['label']!r}", node.meta["type"].layout
     for node in graph.calls:

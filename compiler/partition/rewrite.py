@@ -96,7 +96,9 @@ class _Rewrite:
     ) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
         """The op's target and arguments on this worker's shapes, with operands replaced by what was delivered."""
         target, args, kwargs = node.target, args_of(node), node.kwargs
-        if strategy.factor not in ("", PARTIAL) and node.target is not ops.constrain:
+        if edge := self.options.edges.get(node):
+            self.new.regions.update(edge.partitioned(strategy.operands, strategy.results))
+        elif strategy.factor not in ("", PARTIAL) and node.target is not ops.constrain:
             shapes = [self.local_shape(copy.meta["type"]) for copy in delivered]
             results = [
                 () if t is None else self.local_shape(t) for t in (types if isinstance(types, tuple) else (types,))

@@ -18,6 +18,7 @@ from monarch.compiler.context import Context, Pass
 from monarch.compiler.graph import Graph, args_of
 from monarch.compiler.names import find_op
 from monarch.compiler.ops.record import enter, record, recorded
+from monarch.compiler.partition import PartitionByMesh
 from monarch.compiler.partition.options import Options, find_options
 from monarch.compiler.types import TensorType
 
@@ -97,7 +98,7 @@ def composites() -> Decompositions:
 def _split_composites(graph: Graph, mesh_dim: str) -> list[fx.Node]:
     """The composite ops that this mesh dim splits: an operand lies sharded where the op needs it whole, and comes to
     lie so without anything being gathered for it (a fully sharded parameter, which is gathered, splits nothing)."""
-    options = find_options(graph, mesh_dim)
+    options = find_options(graph, mesh_dim, PartitionByMesh(mesh_dim).partition)
     found = [node for node in graph.calls if node.target in composites() and node in options.rules]
     return [node for node in found if _is_split(options, node)]
 

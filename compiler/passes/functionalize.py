@@ -24,7 +24,9 @@ from monarch.compiler import ops
 from monarch.compiler.errors import ProgramError, Source
 from monarch.compiler.graph import Graph, Provenance, Types, provenance, tensor_type
 from monarch.compiler.ops.record import enter, of_packet
+from monarch.compiler.ops.regions import acts_for_itself, drop_unread
 from monarch.compiler.ops.schema import memory_of, pure_form, viewed_operand
+from monarch.compiler.passes.lift import Lifted, lift, own_inputs
 from monarch.compiler.passes.numbers import with_tensors
 from monarch.compiler.passes.views import read_view, write_view
 from monarch.compiler.tape import Expr, Number, Op, Tape, Value
@@ -228,7 +230,9 @@ class Functionalizer(Emitter):
         outs = op.out if isinstance(op.out, tuple) else (op.out,)
         if any(out is not None and out.parent is not None for out in outs):
             return  # a view is read where it is used, for its base may have changed by then
-        if isinstance(op.func, ops.MonarchOp):
+        if op.func in ops.WITH_REGIONS:
+            self._with_regions(op, [self.decode(argument) for argument in op.args])
+        elif isinstance(op.func, ops.MonarchOp):
             self._own(op)
         elif (normalise := of_packet(op.func.overloadpacket, "normalise")) is not None:
             normalise(self, op)
@@ -263,6 +267,35 @@ class Functionalizer(Emitter):
             type_ = type_.with_layout(op.args[1])
             args = [args[0], str(op.args[1])]
         self.define(op.out, self.call(op.func, *args, type=type_))
+
+    def _with_regions(self, op: Op, args: list[Any]) -> None:
+        """An op with regions, whose names take the place of the tapes, and which takes the numbers that they read."""
+        at = ops.regions_at(op.func)
+        number = len({name.partition(".")[0] for name in self.graph.regions})
+        loop = op.func is not ops.cond
+        regions: dict[str, Graph] = {}
+        lifted: list[Lifted] = []
+        for region in args[at]:
+            walk = Functionalizer(f"{op.func.name}{number}.{region.role}", self.graph.mesh)
+            walk.inputs(region.tape)
+            for each in region.tape.ops:
+                walk.op(each)
+            held: set[fx.Node] = set()
+            walk.graph.output([_own_buffer(walk, walk.value(value), held) for value in region.returns], {})
+            _drop_dead(walk.graph)
+            lifted += (each for each in own_inputs(walk.graph) if each not in lifted)
+            regions[walk.graph.name] = walk.graph
+        for graph in regions.values():
+            lift(graph, lifted, loop)
+        self.graph.regions.update(regions)
+        args[at] = list(regions)
+        args[at - 1] = [
+            *args[at - 1],
+            *(self.seed() if kind == "seed" else self.scalar(label, dtype) for kind, label, dtype in lifted),
+        ]
+        node = self.call(op.func, *args, type=_types(op.out))
+        for index, out in enumerate(op.out):
+            self.define(out, self.item(node, index, out.type))
 
     def _aten(self, op: Op) -> None:
         written = memory_of(op.func).writes
@@ -546,13 +579,24 @@ def _own_buffer(walk: Functionalizer, node: fx.Node, held: set[fx.Node]) -> fx.N
     return node
 
 
+def written_inputs(tape: Tape, mesh: MeshSpec) -> list[int]:
+    """Which inputs of a tape it writes over, by position."""
+    walk = Functionalizer("", mesh)
+    walk.inputs(tape)
+    for op in tape.ops:
+        walk.op(op)
+    return [at for at, entry in enumerate(tape.inputs) if walk.value(entry.value) is not walk._initial[entry.value]]
+
+
 def _drop_dead(graph: Graph) -> None:
-    """Remove ops and placeholders that nothing depends on, and constants with them. A program's inputs stay."""
+    """Remove ops and placeholders that nothing depends on, and constants and regions with them. A program's inputs
+    stay."""
     for node in reversed(list(graph.fx.nodes)):
         if node.op == "output" or node.users or (node.op == "placeholder" and node.meta["kind"] == "input"):
             continue
-        if ops.acts(node.target):
+        if acts_for_itself(graph, node):
             continue
         if node.op == "placeholder" and node.meta["kind"] == "constant":
             graph.constants.pop(str(node.meta["label"]), None)
         graph.fx.erase_node(node)
+    drop_unread(graph)

@@ -83,8 +83,8 @@ def wrong_region(plan: Plan, instruction: Instruction) -> str | None:
         if region is None:
             continue
         size = region_bytes(region)
-        if region.offset % ALIGN or not size or region.offset + size > plan.arena:
-            return f"{size} bytes at {region.offset} are no region of an arena of {plan.arena} bytes"
+        if region.offset % ALIGN or not size or region.offset + size > plan.own_arena:
+            return f"{size} bytes at {region.offset} are no region of an arena of {plan.own_arena} bytes"
     return None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+from monarch.compiler import ops
 from monarch.compiler.attention import IN_PARTS
 from monarch.compiler.errors import MonarchError, PlanError
 from monarch.compiler.loops.ir import KernelError, may_overwrite
@@ -46,6 +47,13 @@ def check_plan(plan: Plan, fail: Callable[[str], NoReturn]) -> None:
     for spec in plan.outputs:
         if not held[spec.slot]:
             fail(f"output {spec.label!a} lies in slot {spec.slot}, which is empty at the end")
+    for name, function in plan.functions.items():
+        if plan.own_arena < 0:
+            fail("its arena is smaller than those of its functions")
+        kinds = {spec.kind for spec in function.inputs} | {spec.kind for spec in function.outputs}
+        if kinds - {"input", "return"} or any(function.donated) or function.mesh != plan.mesh:
+            fail(f"function {name!a} is a plan of its own")
+        check_plan(function, lambda message, name=name: fail(f"function {name!a}: {message}"))  # type: ignore[misc]
     if (found := overlapping(plan)) is not None:
         fail(f"what instruction {found[0]} writes into the arena is lost by {found[1]}, and still to be read")
     check_binaries(plan, fail)
@@ -91,6 +99,8 @@ def _check_own_op(instruction: Instruction, plan: Plan) -> None:
     given.update(instruction.kwargs)
     if instruction.op == "kernel":
         _check_kernel(**given)
+    if instruction.op in _WITH_FUNCTIONS:
+        _check_functions(instruction.op, given, plan)
     if instruction.op == "out_of_place":
         _check_out_of_place(**given)
     dims: list[Any] = [given["mesh_dim"]] if "mesh_dim" in given else []
@@ -101,6 +111,30 @@ def _check_own_op(instruction: Instruction, plan: Plan) -> None:
     for dim in dims:
         if not isinstance(dim, str) or dim not in plan.mesh.sizes or dims.count(dim) > 1:
             raise _Wrong(f"{dim!a} is not a dim of {plan.mesh}, or stands twice")
+
+
+_WITH_FUNCTIONS = frozenset(op.name for op in ops.WITH_REGIONS)
+
+
+def _check_functions(op: str, given: dict[str, Any], plan: Plan) -> None:
+    """The functions that an op calls have as many inputs and outputs as the op has values for them."""
+    lists = {name: given[name] for name in ("carried", "xs", "operands", "regions") if name in given}
+    if not all(isinstance(value, list) for value in lists.values()):
+        raise _Wrong(f"it takes lists as {', '.join(lists)}")
+    names = lists["regions"]
+    if len(names) != (1 if op == "scan" else 2) or not all(isinstance(n, str) and n in plan.functions for n in names):
+        raise _Wrong(f"it cannot call {names!a:.100}")
+    functions = [plan.functions[name] for name in names]
+    carried, xs = len(lists.get("carried", ())), len(lists.get("xs", ()))
+    takes = carried + xs + len(lists["operands"]) + (op != "cond")
+    if any(len(function.inputs) != takes for function in functions):
+        raise _Wrong(f"a function of it does not take {takes} values")
+    gives = [len(function.outputs) for function in functions]
+    right = {"cond": gives[0] == gives[-1], "while_loop": gives == [1, carried], "scan": gives[0] >= carried}
+    if not right[op]:
+        raise _Wrong("its functions give other values than it")
+    if op == "scan" and (type(given["length"]) is not int or given["length"] < 0 or type(given["reverse"]) is not bool):
+        raise _Wrong("its length is no number of rounds")
 
 
 def _check_out_of_place(op: Any, names: Any, values: Any, written: Any) -> None:

@@ -43,6 +43,14 @@ def encode_head(plan: Plan) -> dict[str, Any]:
         "donated": list(plan.donated),
         "constant_slots": dict(plan.constant_slots),
         "sources": [[source.file, source.line, source.column, source.end_column] for source in plan.sources],
+        **({"functions": _encode_functions(plan)} if plan.functions else {}),
+    }
+
+
+def _encode_functions(plan: Plan) -> dict[str, Any]:
+    return {
+        name: {**encode_head(function), "program": [encode_instruction(each) for each in function.instructions]}
+        for name, function in plan.functions.items()
     }
 
 

@@ -21,6 +21,8 @@ import hashlib
 import os
 import stat
 import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +35,7 @@ from monarch.compiler.errors import PlanError
 from monarch.compiler.plan.binaries import decode_binaries, encode_binaries
 from monarch.compiler.plan.check import check_plan
 from monarch.compiler.plan.container import AGAIN, dump_json, load_json, seal, unseal
-from monarch.compiler.plan.encode import Decoder, encode_head, encode_instruction, encode_options
+from monarch.compiler.plan.encode import MAX_DEPTH, Decoder, encode_head, encode_instruction, encode_options
 from monarch.compiler.plan.encode_report import decode_report, encode_report
 from monarch.compiler.plan.plan import Plan
 from monarch.compiler.types import DTYPE_NAMES
@@ -113,24 +115,54 @@ def plan_from_bytes(data: bytes, name: str = "the plan", *, report: bool = True)
     decoder = Decoder(name)
     rest = manifest.pop("options", {})  # where they are not the default's
     decoder.mapping(manifest, "the manifest", ("plan", "hash", "costs"))
-    head = decoder.mapping(
-        manifest["plan"],
-        "the plan",
-        (
-            "name",
-            "mesh",
-            "target",
-            "collectives",
-            "inputs",
-            "outputs",
-            "slots",
-            "arena",
-            "donated",
-            "constant_slots",
-            "sources",
-            *(["cuda_graphs"] if isinstance(manifest["plan"], dict) and "cuda_graphs" in manifest["plan"] else []),
-        ),
+    head = manifest["plan"]
+    constants = _load_constants(members[CONSTANTS], decoder)
+    program = _load_program(members[PROGRAM], decoder)
+    seen = load_json(members[REPORT], f"{REPORT} of {name}") if report else None
+    plan = _decode(head, program, constants, decoder, rest)
+    plan = replace(
+        plan,
+        graph=_load_text(GRAPH, members, decoder),
+        traced=_load_text(TRACED, members, decoder),
+        report=None
+        if seen is None
+        else decode_report(seen, decoder, plan.mesh, len(plan.instructions), len(plan.sources)),
+        binaries=decode_binaries(members[BINARIES], members[CODE], decoder),
+        costs=decoder.costs(manifest["costs"]),
+        hash=manifest["hash"],
     )
+    if manifest["hash"] != _hash(head, members[PROGRAM], members[CONSTANTS], (members[BINARIES], members[CODE])):
+        decoder.fail("its hash is not that of what it holds")
+    check_plan(plan, decoder.fail)
+    return plan
+
+
+_HEAD = (
+    "name",
+    "mesh",
+    "target",
+    "collectives",
+    "inputs",
+    "outputs",
+    "slots",
+    "arena",
+    "donated",
+    "constant_slots",
+    "sources",
+)
+
+
+def _decode(
+    head: Any,
+    program: list[Any],
+    constants: dict[str, torch.Tensor],
+    decoder: Decoder,
+    rest: dict[str, Any],
+    within: str = "",
+) -> Plan:
+    """What a worker runs of a plan, or of a function of one: `within` names that among the constants."""
+    there = [key for key in ("cuda_graphs", "functions") if isinstance(head, dict) and key in head]
+    head = decoder.mapping(head, "the plan", (*_HEAD, *there))
     mesh = decoder.mesh(head["mesh"])
     slots = decoder.integer(head["slots"], "the number of slots", 0, 2**31)
     constant_slots = {
@@ -140,36 +172,40 @@ def plan_from_bytes(data: bytes, name: str = "the plan", *, report: bool = True)
     donated = decoder.items(head["donated"], "'donated'")
     if any(type(entry) is not bool for entry in donated):
         decoder.fail("'donated' holds something else than true and false")
-    constants = _load_constants(members[CONSTANTS], decoder)
-    if set(constants) != set(constant_slots):
+    functions = decoder.mapping(head.get("functions", {}), "the functions")
+    if within.count(_WITHIN) >= MAX_DEPTH:
+        decoder.fail(f"functions are nested more than {MAX_DEPTH} deep")
+    made: dict[str, Plan] = {}
+    for called, function in functions.items():
+        entry = dict(decoder.mapping(function, f"function {called!a}"))
+        body = decoder.items(entry.pop("program", None), f"the program of {called!a}")
+        made[called] = _decode(entry, body, constants, decoder, rest, f"{within}{called}{_WITHIN}")
+    own = {
+        label.removeprefix(within): tensor
+        for label, tensor in constants.items()
+        if label.startswith(within) and not any(label.startswith(f"{within}{called}{_WITHIN}") for called in made)
+    }
+    if set(own) != set(constant_slots):
         decoder.fail("its constants are not those that it names slots for")
-    sources = decoder.sources(head["sources"])
-    instructions = tuple([decoder.instruction(entry) for entry in _load_program(members[PROGRAM], decoder)])
-    seen = load_json(members[REPORT], f"{REPORT} of {name}") if report else None
-    plan = Plan(
+    return Plan(
         name=decoder.string(head["name"], "its name"),
         mesh=mesh,
         inputs=decoder.values(head["inputs"], mesh, slots, INPUT_KINDS),
         outputs=decoder.values(head["outputs"], mesh, slots, OUTPUT_KINDS),
-        instructions=instructions,
+        instructions=tuple([decoder.instruction(entry) for entry in program]),
         slots=slots,
         arena=decoder.integer(head["arena"], "the size of the arena"),
         donated=tuple(donated),
-        constants={label: constants[label] for label in constant_slots},
+        constants={label: own[label] for label in constant_slots},
         constant_slots=constant_slots,
-        sources=sources,
-        options=decoder.options(head, rest),
-        graph=_load_text(GRAPH, members, decoder),
-        traced=_load_text(TRACED, members, decoder),
-        report=None if seen is None else decode_report(seen, decoder, mesh, len(instructions), len(sources)),
-        binaries=decode_binaries(members[BINARIES], members[CODE], decoder),
-        costs=decoder.costs(manifest["costs"]),
-        hash=manifest["hash"],
+        sources=decoder.sources(head["sources"]),
+        options=decoder.options({key: value for key, value in head.items() if key != "functions"}, rest),
+        functions=made,
     )
-    if manifest["hash"] != _hash(head, members[PROGRAM], members[CONSTANTS], (members[BINARIES], members[CODE])):
-        decoder.fail("its hash is not that of what it holds")
-    check_plan(plan, decoder.fail)
-    return plan
+
+
+_WITHIN = "/"
+"""Stands behind the name of a function in the names of its constants."""
 
 
 def hash_of(plan: Plan) -> str:
@@ -210,7 +246,7 @@ def _load_text(member: str, members: dict[str, bytes], decoder: Decoder) -> str:
 def _save_constants(plan: Plan) -> bytes:
     tensors: dict[str, torch.Tensor] = {}
     storages: set[int] = set()
-    for label, tensor in plan.constants.items():
+    for label, tensor in _all_constants(plan):
         if tensor.dtype not in DTYPE_NAMES:
             raise PlanError(f"constant '{label}' is of {tensor.dtype}, which a plan cannot hold")
         whole = tensor.detach().cpu().contiguous()
@@ -220,6 +256,13 @@ def _save_constants(plan: Plan) -> bytes:
         tensors[label] = whole.clone() if storage in storages else whole  # the format has no shared memory
         storages.add(storage)
     return save_tensors(tensors)
+
+
+def _all_constants(plan: Plan, within: str = "") -> Iterator[tuple[str, torch.Tensor]]:
+    """The constants of a plan and of its functions, by names that tell whose they are."""
+    yield from ((f"{within}{label}", tensor) for label, tensor in plan.constants.items())
+    for name, function in plan.functions.items():
+        yield from _all_constants(function, f"{within}{name}{_WITHIN}")
 
 
 def _load_constants(data: bytes, decoder: Decoder) -> dict[str, torch.Tensor]:

@@ -6,7 +6,7 @@ is as long for 4,096 workers as for two.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -80,6 +80,8 @@ class Plan:
     `traced`   the traced graph's text, with global types: the passes can be run on it again
     `report`   what the compiler knows of each value, for the inspector; None for plans compiled only to be run
     `arena`    the bytes that its regions need
+    `functions` plans for the same mesh that its instructions call, by name: branches, bodies of loops. They have inputs
+               of kind "input" and outputs of kind "return" alone, and write over none of their inputs
     `binaries` machine code for its kernels, for a GPU, ahead of time; empty where they are compiled when it is loaded
     `costs`    what the compiler reckoned: collectives and bytes by mesh dim, peak bytes, seconds by pass
     `hash`     of everything that a worker runs, hex; workers hold plans by it
@@ -100,6 +102,7 @@ class Plan:
     traced: str = ""
     report: Report | None = None
     arena: int = 0
+    functions: dict[str, Plan] = field(default_factory=dict)
     binaries: tuple[KernelBinary, ...] = ()
     costs: dict[str, Any] = field(default_factory=dict)
     hash: str = ""
@@ -107,6 +110,18 @@ class Plan:
     def __str__(self) -> str:
         """One line, for `print`; what it does is in `graph`, and in `monarchc inspect`."""
         return f"plan '{self.name}' on {self.mesh}, for {self.made_for}: {len(self.instructions)} instructions"
+
+    @property
+    def own_arena(self) -> int:
+        """Where in its arena that of the function begins that an instruction runs: none runs beside another."""
+        return self.arena - max((function.arena for function in self.functions.values()), default=0)
+
+    @property
+    def all_instructions(self) -> Iterator[Instruction]:
+        """Its instructions, and those of its functions."""
+        yield from self.instructions
+        for function in self.functions.values():
+            yield from function.all_instructions
 
     @property
     def target(self) -> str:

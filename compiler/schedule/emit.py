@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from monarch.compiler.cost.work import graph_costs
 from monarch.compiler.graph import Graph
+from monarch.compiler.plan.arena import ALIGN
 from monarch.compiler.plan.file import hash_of
 from monarch.compiler.plan.options import CompileOptions
 from monarch.compiler.plan.plan import Plan
@@ -23,10 +24,12 @@ def plan_of(schedule: Schedule, options: CompileOptions) -> Plan:
     graph = schedule.graph
     costs = graph_costs(graph)
     instructions, arena = schedule.instructions, 0
+    functions = {name: plan_of(Schedule(region), options) for name, region in graph.regions.items()}
     if options.target == "cpu":
         placing = Placing(schedule)
         arena, instructions = placing.run()
         costs["arena"] = {"bytes": arena, "least": lower_bound(placing.spans), "values": len(placing.spans)}
+    arena = -(-arena // ALIGN) * ALIGN + max((function.arena for function in functions.values()), default=0)
     plan = Plan(
         name=graph.name,
         mesh=graph.mesh,
@@ -40,6 +43,7 @@ def plan_of(schedule: Schedule, options: CompileOptions) -> Plan:
         sources=tuple(schedule.sources),
         options=options,
         arena=arena,
+        functions=functions,
         graph=str(graph),
         costs=costs,
     )

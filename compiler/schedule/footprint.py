@@ -17,8 +17,11 @@ from typing import Any
 import torch
 from torch import fx
 
+from monarch.compiler import ops
+from monarch.compiler.graph import Graph
 from monarch.compiler.local_ops import LOCAL_OPS
 from monarch.compiler.loops.text import parse_kernel
+from monarch.compiler.ops.regions import regions_of
 from monarch.compiler.plan.plan import Instruction, Slot
 from monarch.compiler.schedule.schedule import Schedule
 from monarch.compiler.text import find_op
@@ -113,8 +116,13 @@ class _Follower:
                     self.drop(value)
                 until_commit = []
             else:
-                value = self.result(next(calls), instruction)
+                call = next(calls)
+                value = self.result(call, instruction)
                 taken = self.hold(value, instruction.out)
+                if call.target in ops.WITH_REGIONS:
+                    within = max(map(_within, regions_of(graph, call)))
+                    taken += within
+                    self.dead.append(within)
                 self.slots[instruction.out] = value
             if number == stop:
                 break
@@ -168,6 +176,8 @@ class _Follower:
         mesh = self.schedule.graph.mesh
         if op == "getitem":
             return operator.getitem(*args)
+        if op in _WITH_REGIONS:
+            raise NotImplementedError
         if op in _COLLECTIVES:
             return _COLLECTIVES[op](mesh, *args, **kwargs)
         if op == "kernel":
@@ -187,6 +197,16 @@ class _Follower:
         return argument
 
 
+_WITH_REGIONS = frozenset(op.name for op in ops.WITH_REGIONS)
+
+
+def _within(region: Graph) -> int:
+    """What a region takes at its peak, besides what it is given."""
+    schedule = Schedule(region.copy())
+    found = footprint(schedule)
+    return found.peak[0] - sum(found.inputs.values())
+
+
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         yield value
@@ -200,7 +220,8 @@ def _empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
 
 
 def _gives_list(op: str) -> bool:
-    return op in _COLLECTIVES or op in ("kernel", "out_of_place") or len(find_op(op)._schema.returns) != 1
+    known = op in _COLLECTIVES or op in _WITH_REGIONS or op in ("kernel", "out_of_place")
+    return known or len(find_op(op)._schema.returns) != 1
 
 
 # -- collectives: what they give, on one worker ------------------------------------------------------------------------

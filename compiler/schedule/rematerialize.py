@@ -44,6 +44,7 @@ class Rematerialize(Pass):
     """
 
     name = "rematerialize"
+    regions = "none"
 
     def run(self, graph: Graph, context: Context) -> Graph:
         limit = context.options.memory_limit

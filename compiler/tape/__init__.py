@@ -1,6 +1,6 @@
 """What a recorder writes down of a user's program, before it is a graph."""
 
 from monarch.compiler.tape.numbers import FUNCTIONS, Expr, Number, evaluate
-from monarch.compiler.tape.tape import Input, Op, Tape, Value, View
+from monarch.compiler.tape.tape import Input, Op, Region, Tape, Value, View
 
-__all__ = ["FUNCTIONS", "Expr", "Input", "Number", "Op", "Tape", "Value", "View", "evaluate"]
+__all__ = ["FUNCTIONS", "Expr", "Input", "Number", "Op", "Region", "Tape", "Value", "View", "evaluate"]

@@ -74,7 +74,7 @@ class View:
 @dataclass(frozen=True, slots=True)
 class Op:
     """One recorded call, of a view too (its outputs then have parents). Arguments are Values, Exprs, Numbers, ints,
-    strings, None, dtypes and (nested) tuples of these;
+    strings, None, dtypes, Regions and (nested) tuples of these;
     `out` is a Value, a tuple of Values and Nones, or None for an op that only writes to its arguments."""
 
     func: Any
@@ -112,6 +112,28 @@ class Input:
     @property
     def key(self) -> tuple[Any, ...]:
         return (self.value, self.kind, self.type, self.same_as)
+
+
+class Region:
+    """What an op runs by itself, not once where it stands: a tape of its own, whose inputs are all of kind "input", in
+    order. `returns` are its results, of which an op may take the same twice. `role` is its name within the op."""
+
+    __slots__ = ("role", "tape", "returns")
+
+    def __init__(self, role: str, tape: Tape, returns: tuple[Value, ...]) -> None:
+        self.role = role
+        self.tape = tape
+        self.returns = returns
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        return (self.role, self.tape.key, self.returns)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Region) and other.key == self.key
+
+    def __hash__(self) -> int:
+        return hash(self.key)
 
 
 @dataclass

@@ -16,7 +16,8 @@ graph: COMMENT? _NL? "graph" "@" graph_name "on" mesh [partitioned] "{" COMMENT?
 graph_name: NAME | STRING
 partitioned: "partitioned" "<" NAME ("," NAME)* ">"
 
-?line: (value | update | return) _NL
+?line: (value | update | return | region) _NL
+region: "region" STRING "{" COMMENT? _NL line* "}"
 value: REF "=" (placeholder | call) ":" result [COMMENT]
 update: "update" STRING "=" REF [COMMENT]
 return: "return" [returned ("," returned)*] [COMMENT]

@@ -152,9 +152,14 @@ class _GraphReader(_Reader):
             mesh,
             partitioned=tuple(str(dim) for dim in partitioned),
         )
+        self.body(graph, tree)
+        return graph
+
+    def body(self, graph: Graph, tree: Parsed) -> None:
+        """Fill a graph with the lines of its text, or of that of a region."""
         returned = False
         for line in tree.children:
-            if not _is_tree(line) or line.data not in ("value", "update", "return"):
+            if not _is_tree(line) or line.data not in ("value", "update", "return", "region"):
                 continue
             if returned:
                 self.text.fail(_first(line) or tree.children[-1], "'return' has to be the last line of a graph")
@@ -162,6 +167,8 @@ class _GraphReader(_Reader):
                 if self.updates:
                     self.text.fail(line.children[0], "updates stand after the last value, before 'return'")
                 self.value(graph, line)
+            elif line.data == "region":
+                self.region(graph, line)
             elif line.data == "update":
                 self.update(line)
             else:
@@ -171,7 +178,17 @@ class _GraphReader(_Reader):
             end = self.text.text.count("\n", 0, self.text.text.rindex("}")) + 1
             hint = "end it with 'return %x', or with 'return' alone."
             self.text.fail_at(end, 1, "the graph has no 'return' line", hint)
-        return graph
+
+    def region(self, graph: Graph, line: Parsed) -> None:
+        label = line.children[0]
+        name = self.string(label)
+        if name in graph.regions:
+            self.text.fail(label, f"region {label} is defined twice")
+        if self.nodes:
+            self.text.fail(label, "regions stand before the first value")
+        region = graph.regions[name] = Graph(name, graph.mesh, partitioned=graph.partitioned)
+        self.body(region, line)
+        self.nodes, self.lines, self.updates = {}, {}, {}
 
     def value(self, graph: Graph, line: Parsed) -> None:
         ref, made, result, comment = line.children

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -33,7 +34,7 @@ def print_graph(graph: Graph, *, paths: bool = False, why: bool = True, modules:
     ]
     call_width = max((len(call) for call, _, _ in rows if len(call) <= CALL_COLUMN), default=0)
     type_width = max((len(type_) for _, type_, comment in rows if len(type_) <= TYPE_COLUMN and comment), default=0)
-    lines = [_header(graph)]
+    lines = [_header(graph), *_regions(graph, paths=paths, why=why, modules=modules)]
     for call, type_, comment in rows:
         line = f"  {call:{call_width}} : {type_}"
         lines.append(f"{line:{call_width + type_width + 5}}  {comment}" if comment else line)
@@ -44,6 +45,14 @@ def print_graph(graph: Graph, *, paths: bool = False, why: bool = True, modules:
         returns = ", ".join("none" if node is None else f"%{node.name}" for node in graph.returns)
         lines.append(f"  return {returns}".rstrip())
     return "\n".join([*lines, "}"])
+
+
+def _regions(graph: Graph, **options: bool) -> Iterator[str]:
+    """The lines of a graph's regions, which stand before its values."""
+    for name, region in graph.regions.items():
+        _, *lines = print_graph(region, **options).split("\n")
+        yield f"  region {_string(name)} {{"
+        yield from (f"  {line}" for line in lines)
 
 
 def print_node(node: fx.Node, graph: Graph | None = None) -> str:

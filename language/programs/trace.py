@@ -191,6 +191,9 @@ def trace(
             returned = function(*args, **kwargs)
         _check_containers(symbols, spec, args, kwargs)
         del args, kwargs
+        result = _result(recording, returned)
+        del returned, args, kwargs
+        recording.regions.clear()  # they keep alive what the program has let go of
         free = watch.read_at_each_call
         requiring, differentiated = _differentiated(symbols, leaves, given)
         for position in differentiated:
@@ -198,6 +201,7 @@ def trace(
             roots.append((("argument", position), leaves[position]))
             leaves[position].requires_grad_(symbols[position].requires_grad).grad = symbols[position].grad
         changes = snapshot.changes()
+        _check_regions(changes)
         guards = Guards(snapshot, entered, roots, free, moving, _rebound(changes), set(recording.states))
         effects = Effects(guards, recording, symbols, leaves)
         for held, now in changes:
@@ -319,6 +323,22 @@ def _rebound(changes: list[tuple[Held, Contents]]) -> set[tuple[int, Any]]:
             if was is not value and isinstance(was, DistributedTensor) and isinstance(value, DistributedTensor):
                 found.add((id(held.holder), key))
     return found
+
+
+def _check_regions(changes: list[tuple[Held, Contents]]) -> None:
+    """What a branch or a loop makes has a value only where it runs, and only as its result."""
+    for _, (_, values) in changes:
+        for value in pytree.tree_leaves(list(values)):
+            cell = value._ref.cell if isinstance(value, DistributedTensor) else None
+            if cell is None or not isinstance(cell.recording, Recording) or not cell.recording.inside:
+                continue
+            raise ProgramError(
+                f"{cell.recording.inside} makes a tensor ({cell.type}) and leaves it in Python, whichever way the "
+                "workers go",
+                hint="return it from the function, and store it outside.\n"
+                "An optimizer makes its state in its first step: take that outside of the branch, or in a program of "
+                "its own.",
+            )
 
 
 def _check_containers(symbols: list[Any], spec: Any, args: Any, kwargs: Any) -> None:

@@ -133,6 +133,7 @@ class _Call:
                 if number is not None:
                     return self.argument(number, place)
                 value = self.recording.constant(value)
+            self.recording.meet(value)
             return self.recording.value_of(value._ref), value._ref.fake
         if isinstance(value, (list, tuple)):
             pairs = [self.argument(entry) for entry in value]

@@ -55,13 +55,18 @@ class Recording:
         """Whether values that vary by worker are on the tape."""
         self.steps: list[tuple[int, OptimizerSnapshot]] = []
         """The state of optimizers before each of their steps, and the number of ops recorded until then."""
+        self.inside = ""
+        """What it is the region of: "the body of while_loop"."""
+        self.regions: list[Any] = []
+        """What has to live as long as the recording does: the regions of its ops, for the ids by which they know
+        tensors."""
         self.generator: torch.Tensor | None = None
         """The state of PyTorch's generator before the first seed was drawn from it, outside of programs."""
 
     def release(self) -> None:
         """Let go of cells and plain tensors: tensors keep the recording where they were last used."""
         self.states, self.made, self.constants, self._by_handle = {}, [], {}, {}
-        self.plain, self.steps = {}, []
+        self.plain, self.steps, self.regions = {}, [], []
 
     # -- values --------------------------------------------------------------------------------------------------
 
@@ -88,6 +93,12 @@ class Recording:
         known = self.states.get(id(cell))
         if known is not None:
             return known.value
+        if isinstance(cell.recording, Recording) and cell.recording.inside and cell.handle is None:
+            raise ProgramError(
+                f"this tensor ({cell.type}) was made in {cell.recording.inside}, and is used outside of it",
+                hint="return it there: only what the function returns has a value outside.",
+                source=user_source(),
+            )
         cell.check()
         if cell.cut and self.program and torch.is_grad_enabled():
             raise ProgramError(
@@ -154,6 +165,9 @@ class Recording:
         for made in result if isinstance(result, (list, tuple)) else (result,):
             if isinstance(made, torch.Tensor) and (storage := made.untyped_storage())._cdata not in outside:
                 self.plain[storage._cdata] = storage
+
+    def meet(self, tensor: DistributedTensor) -> None:
+        """Look at an operand before it is recorded: regions do."""
 
     # -- numbers -------------------------------------------------------------------------------------------------
 

@@ -148,6 +148,8 @@ class DistributedTensor(torch.Tensor):
     """
 
     _ref: Ref
+    _stands_in: bool = False
+    """Whether it stands for another tensor while a branch or a loop is recorded."""
 
     @staticmethod
     def __new__(cls, fake: torch.Tensor, ref: Ref, requires_grad: bool = False) -> DistributedTensor:

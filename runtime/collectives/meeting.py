@@ -186,6 +186,17 @@ class Meetings:
         except _Ended:
             pass
 
+    def look(self) -> None:
+        """Raises Aborted where another worker has failed this step, or one has died: what computes for long without a
+        collective asks."""
+        words = self.signals.words
+        if words[signals.DEAD]:
+            raise Aborted(words[signals.DEAD] - 1, died=True)
+        for rank in range(self.mesh.workers):
+            progress = words[LINE * (1 + rank)]
+            if progress & 1 and progress >> STEP_BITS == self.step:
+                raise Aborted(rank, died=False)
+
     def meet(self, group: Group) -> None:
         """Say that this worker has come, and wait until the whole group has."""
         self._at = arrive = self._at + 2

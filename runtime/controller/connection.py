@@ -501,7 +501,7 @@ def pack_plan(plan: Plan) -> bytes:
     """A plan, where the object lies that its kernels were built into, and the custom ops that it calls, for workers
     forked on this host."""
     native = plan.target == "cpu"
-    kernels = build_kernels([step.args[1] for step in plan.instructions if native and step.op == "kernel"])
+    kernels = build_kernels([step.args[1] for step in plan.all_instructions if native and step.op == "kernel"])
     return pickle.dumps((plan, kernels, definitions(plan)))
 
 

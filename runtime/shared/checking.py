@@ -13,6 +13,8 @@ from monarch.compiler.plan import OPS, Plan, PlanError, Slot
 from monarch.compiler.plan.waits import wrong_wait
 
 COLLECTIVES = frozenset(name for name, op in OPS.items() if op.collective)
+WITH_FUNCTIONS = frozenset({"cond", "while_loop", "scan"})
+"""Ops that call functions of their plan."""
 
 
 def check(plan: Plan) -> None:
@@ -21,7 +23,7 @@ def check(plan: Plan) -> None:
     for number, instruction in enumerate(plan.instructions):
         if instruction.op == "kernel" and (len(instruction.args) != 3 or instruction.kwargs):
             raise PlanError(f"instruction {number} of plan '{plan.name}': a kernel takes (tensors, text, over)")
-        if instruction.op not in LOCAL_OPS and instruction.op not in COLLECTIVES:
+        if instruction.op not in LOCAL_OPS and instruction.op not in COLLECTIVES | WITH_FUNCTIONS:
             overload(instruction.op)
         for slot in slots_of((instruction.args, tuple(instruction.kwargs.values()))):
             if slot not in written:
@@ -33,6 +35,8 @@ def check(plan: Plan) -> None:
         written.difference_update(instruction.free)
     if (wrong := wrong_wait(plan)) is not None:
         raise PlanError(f"instruction {wrong[0]} of plan '{plan.name}': {wrong[1]}")
+    for function in plan.functions.values():
+        check(function)
     for spec in plan.outputs:
         if spec.slot not in written:
             raise PlanError(f"output {spec.label!r} of plan '{plan.name}' is empty slot {spec.slot}")

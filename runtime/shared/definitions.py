@@ -50,7 +50,7 @@ def define(given: tuple[Definition, ...]) -> None:
 
 
 def _called(plan: Plan) -> Iterator[str]:
-    for instruction in plan.instructions:
+    for instruction in plan.all_instructions:
         yield str(instruction.args[0]) if instruction.op == "out_of_place" else instruction.op
 
 

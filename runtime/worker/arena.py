@@ -38,6 +38,18 @@ class Arena:
         return torch.frombuffer(self._memory, dtype=region.dtype, count=count, offset=region.offset).view(region.shape)
 
 
+class Part:
+    """The arena from a byte on: where that of a function of a plan lies."""
+
+    def __init__(self, arena: Arena | Part, start: int) -> None:
+        self._arena = arena
+        self._start = start
+
+    def at(self, region: Region) -> torch.Tensor:
+        """The tensor that lies there."""
+        return self._arena.at(region._replace(offset=self._start + region.offset))
+
+
 def _mapped(size: int) -> mmap.mmap | None:
     if not size:
         return None

@@ -43,7 +43,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import CodeType, FrameType, TracebackType
 from typing import Any, Protocol
@@ -54,8 +54,9 @@ from monarch.compiler.local_ops import LOCAL_OPS
 from monarch.compiler.plan import DTYPE_NAMES, OPS, Instruction, Plan, PlanError, Region, Slot
 from monarch.compiler.plan.stretches import Stretch
 from monarch.runtime.processes.looking import running
-from monarch.runtime.shared.checking import slots_of
-from monarch.runtime.worker.arena import Arena
+from monarch.runtime.shared.checking import WITH_FUNCTIONS, slots_of
+from monarch.runtime.worker import control
+from monarch.runtime.worker.arena import Arena, Part
 from monarch.runtime.worker.bindings import resolve, resolve_into
 
 _LITERALS = (str, torch.dtype, torch.device, torch.layout, torch.memory_format)
@@ -69,11 +70,14 @@ _PARAMETERS = {
 
 @dataclass
 class Place:
-    """Where in a plan an exception came from."""
+    """Where in a plan, or in a function of one, an exception came from."""
 
+    plan: Plan
     number: int
     instruction: Instruction
     operands: list[str]
+    whole: bool = True
+    """Whether `plan` is the frame's, and not a function of it."""
 
 
 class Observer(Protocol):
@@ -122,7 +126,7 @@ class Frame:
         self,
         plan: Plan,
         bind: Callable[..., Callable[..., Any]],
-        arena: Arena | None = None,
+        arena: Arena | Part | None = None,
         graphs: Graphs | None = None,
     ) -> None:
         self.plan = plan
@@ -133,8 +137,12 @@ class Frame:
         self._kept: list[Any] = []
         self._lines_of: dict[CodeType, dict[int, int]] = {}
         self._regions: dict[str, Region] = {}
+        arena = Arena(plan.arena) if arena is None else arena
+        self._functions = {
+            name: Frame(function, bind, Part(arena, plan.own_arena)) for name, function in plan.functions.items()
+        }
         self._calls = [self._call(instruction) for instruction in plan.instructions]
-        self.use(Arena(plan.arena) if arena is None else arena)
+        self.use(arena)
         self._commit = ""
         if any(plan.donated) and not any(instruction.op == "commit" for instruction in plan.instructions):
             # States are replaced by all workers or by none, also where nothing is written in place.
@@ -153,9 +161,11 @@ class Frame:
                 return f"in {instruction.op}{f' ({source.file}:{source.line})' if source else ''}"
         return ""
 
-    def use(self, arena: Arena) -> None:
+    def use(self, arena: Arena | Part) -> None:
         """From the next run on, use this arena."""
         self._globals.update((name, arena.at(region)) for name, region in self._regions.items())
+        for function in self._functions.values():
+            function.use(Part(arena, self.plan.own_arena))
 
     def measure(self, observer: Observer | None) -> None:
         """From the next run on, tell the observer what happens; with None, nothing any more."""
@@ -268,6 +278,8 @@ class Frame:
             tensors, text, over = args
             into = f", ({', '.join(map(self._placed, instruction.regions))},)" if instruction.regions else ""
             return f"{self._name(self._bind(op, text, over))}({self._text(tensors)}{into})"
+        if op in WITH_FUNCTIONS:
+            return self._control(op, args)
         function = self._bind(op) if op in LOCAL_OPS else resolve(op)
         parts = [self._text(arg) for arg in args]
         for name, value in kwargs.items():
@@ -278,6 +290,24 @@ class Frame:
             function, argument = resolve_into(op)
             parts.append(f"{argument}={self._placed(instruction.regions[0])}")
         return f"{self._name(function)}({', '.join(parts)})"
+
+    def _control(self, op: str, args: Sequence[Any]) -> str:
+        """What calls functions of the plan."""
+        if op == "scan":
+            *values, names, length, reverse = args
+            (combine,) = self._run(names)
+            run = control.scan(self.plan.functions[names[0]], combine, self._bind("look"), length, reverse)
+        else:
+            *values, names = args
+            run = control.cond(*self._run(names)) if op == "cond" else self._while(names)
+        return f"{self._name(run)}({', '.join(map(self._text, values))})"
+
+    def _while(self, names: Sequence[str]) -> Callable[..., Any]:
+        condition, body = self._run(names)
+        return control.while_loop(condition, body, self._bind("look"))
+
+    def _run(self, names: Sequence[str]) -> list[Function]:
+        return [self._functions[name].run for name in names]
 
     def _placed(self, region: Region | None) -> str:
         """A global that is the tensor in the arena."""
@@ -325,7 +355,10 @@ class Frame:
     # -- errors ----------------------------------------------------------------------------------------------------
 
     def place(self, traceback: TracebackType | None) -> Place | None:
-        """The instruction from which an exception came."""
+        """The instruction from which an exception came: of a function, where one was called."""
+        for function in self._functions.values():
+            if (found := function.place(traceback)) is not None:
+                return replace(found, whole=False)
         return _place(self.plan, self._lines_of, traceback)
 
 
@@ -339,7 +372,7 @@ def _place(plan: Plan, lines_of: Mapping[CodeType, dict[int, int]], traceback: T
             instruction = plan.instructions[number]
             values = traceback.tb_frame.f_locals
             slots = slots_of((instruction.args, tuple(instruction.kwargs.values())))
-            found = Place(number, instruction, [_describe(values.get(f"s{slot}")) for slot in slots])
+            found = Place(plan, number, instruction, [_describe(values.get(f"s{slot}")) for slot in slots])
         traceback = traceback.tb_next  # a stretch is called by the step
     return found
 

@@ -49,6 +49,8 @@ class Steps(Protocol):
 
     def commit(self) -> Callable[[], None]: ...
 
+    def look(self) -> None: ...
+
     def by(self, backend: str) -> Any: ...
 
     @property
@@ -378,10 +380,11 @@ class WorkerState:
         """Note from which op of the plan an error comes, and from which line of the user's."""
         place = plan.frame.place(error.__traceback__)
         if place is not None:
-            report.op = plan.instructions[place.number].op  # as the plan has it, also where a GPU runs a kernel for it
+            # As the plan has it, also where a GPU runs a kernel for it.
+            report.op = plan.instructions[place.number].op if place.whole else place.instruction.op
             report.operands = tuple(place.operands[:_OPERANDS])
-            if 0 <= place.instruction.source < len(plan.sources):
-                source = plan.sources[place.instruction.source]
+            if 0 <= place.instruction.source < len(place.plan.sources):
+                source = place.plan.sources[place.instruction.source]
                 report.source = (source.file, source.line, source.column, source.end_column)
 
     def _commit(self) -> Callable[[], None]:
@@ -419,6 +422,8 @@ class WorkerState:
             return bind(self._kernels, text, over, torch.get_num_threads())
         if name in LOCAL_OPS:
             return partial(LOCAL_OPS[name], self._position, self._sizes)
+        if name == "look":
+            return self._collectives.look
         if name == "wait" and not self._ahead:
             return _there
         bound: Callable[..., Any] = getattr(self._moves, name)(*arguments)

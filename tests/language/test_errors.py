@@ -73,10 +73,10 @@ def test_branching_shows_the_wrong_call_beside_the_right_ones(mesh: Mesh) -> Non
         "test_errors.py: error: a @monarch.program cannot branch on a tensor's value, or read it into Python",
         "      if x.sum() > 3:",
         "         ^^^^^^^^^^^",
-        "  if x.sum() > 3:                    "
+        "  if x.sum() > 3:                                          "
         "# wrong: the value lives on the workers, and this line runs once, when the program is traced",
-        "  y = torch.where(loss > 0.1, a, b)  # right: both sides are computed, the workers choose",
-        "  if step(x).item() > 0.1:           # right outside the program: waits for the value",
+        "  x = monarch.cond(x.sum() > 3, lambda: x + 1, lambda: x)  # right: the workers decide",
+        "  if step(x).item() > 0.1:                                 # right outside the program: waits for the value",
     )
 
 

@@ -1,0 +1,321 @@
+"""Recording what a branch or a loop runs: a tape of its own, which takes what it reads of the program as inputs.
+
+While a region is recorded, PyTorch's functions are given stand-ins for tensors of the program that require gradients:
+leaves of the region's own autograd graph. So the gradients of its results with respect to all that it reads can be
+asked for later, and what that runs is recorded behind the region's own ops: the region of the backward pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+from monarch.compiler import ops
+from monarch.compiler.errors import ProgramError
+from monarch.compiler.passes.functionalize import written_inputs
+from monarch.compiler.tape import Input, Op, Region, Tape, Value
+from monarch.compiler.types import TensorType
+from monarch.language.recorder.recording import Recording, current
+from monarch.language.source import user_source
+from monarch.language.tensors.shapes import make_fake
+from monarch.language.tensors.tensor import Cell, DistributedTensor, Ref
+
+aten = torch.ops.aten
+
+
+class RegionRecording(Recording):
+    """The tape of a region. What it reads of the recording `outer` becomes an input: the whole of a storage, which it
+    then views as the program does."""
+
+    def __init__(self, outer: Recording, inside: str) -> None:
+        super().__init__(outer.mesh, program=True)
+        self.outer = outer
+        self.inside = inside
+        self.tape.values = outer.tape.values  # so that no value of it is taken for one of the program's
+        self.scalars, self.guards, self.plain = outer.scalars, outer.guards, outer.plain
+        self.input_cells = set(outer.input_cells)
+        self.reads: dict[int, tuple[Ref, Value]] = {}
+        """By cell, the storages of the program that it reads, and their values here."""
+        self.stand_ins: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        """By id, the tensors of the program that require gradients, and what stands for them."""
+        self._known: dict[int, tuple[Ref, Value]] = {}
+
+    def value_of(self, ref: Ref) -> Value:
+        if ref.recording is self:
+            return ref.value  # type: ignore[return-value]
+        known = self._known.get(id(ref))
+        if known is None:
+            known = self._known[id(ref)] = (ref, self._read(ref))
+        return known[1]
+
+    def _read(self, ref: Ref) -> Value:
+        if ref.parent is not None:
+            view = ref.view
+            assert view is not None
+            parent = self.value_of(ref.parent)
+            value = self.tape.value(ref.fake, parent, view)
+            out = value if view.output is None else (*(None,) * view.output, value)
+            self.tape.ops.append(
+                Op(view.func, (parent, *view.args), view.kwargs, out, view.source, view.backward, view.module)
+            )
+            return value
+        if (read := self.reads.get(id(ref.cell))) is not None:
+            return read[1]
+        self.outer.value_of(ref)
+        value = self.tape.value(ref.fake)
+        self._take(value)
+        self.reads[id(ref.cell)] = (ref, value)
+        return value
+
+    def _take(self, value: Value) -> None:
+        self.tape.inputs.append(Input(value, "input", len(self.tape.inputs), value.type))
+
+    def constant(self, tensor: torch.Tensor) -> DistributedTensor:
+        return self.outer.constant(tensor)
+
+    def given(self, like: torch.Tensor, requires_grad: bool = False) -> DistributedTensor:
+        """An input that stands for no one value of the program."""
+        fake = make_fake(tuple(like.shape), like.dtype)
+        value = self.tape.value(fake)
+        self._take(value)
+        cell = Cell(self.mesh, value.type)
+        cell.recording = self
+        self.input_cells.add(id(cell))
+        return DistributedTensor(fake, Ref(cell, fake, recording=self, value=value), requires_grad)
+
+    def stand_in(self, tensor: torch.Tensor) -> torch.Tensor:
+        """What PyTorch's functions take for a tensor of the program that requires a gradient."""
+        assert isinstance(tensor, DistributedTensor)
+        known = self.stand_ins.get(id(tensor))
+        if known is None:
+            made = DistributedTensor(tensor._ref.fake, tensor._ref, requires_grad=True)
+            made._stands_in = True
+            source: torch.Tensor = tensor
+            if isinstance(self.outer, RegionRecording) and self.outer.is_outside(tensor):
+                source = self.outer.stand_in(tensor)
+            known = self.stand_ins[id(tensor)] = (source, made)
+            self.outer.regions.append(tensor)  # an id names a tensor only as long as it lives
+        return known[1]
+
+    def is_outside(self, tensor: torch.Tensor) -> bool:
+        """Whether it is a tensor of the program that requires a gradient."""
+        return (
+            isinstance(tensor, DistributedTensor)
+            and tensor.requires_grad
+            and tensor._ref.recording is not self  # nor a view that was made here of what is outside
+            and not tensor._stands_in
+        )
+
+    def meet(self, tensor: DistributedTensor) -> None:
+        """Raises ProgramError for a tensor that should have a stand-in: its gradient would be lost."""
+        if torch.is_grad_enabled() and self.is_outside(tensor):
+            raise _bypassed()
+
+
+def _bypassed() -> ProgramError:
+    return ProgramError(
+        "a torch.autograd.Function in a branch or a loop is given a tensor from outside that requires a gradient",
+        hint="pass the tensor to the branch or the loop as an operand, or give the Function x.view_as(x).",
+        source=user_source(),
+    )
+
+
+_GRAD: Any = torch.Tensor.grad
+_DATA: Any = torch.Tensor.data
+_REFUSED = {
+    torch.Tensor.backward: "loss.backward() in a branch or a loop would write .grad, whichever way the workers go",
+    _GRAD.__set__: "a branch or a loop sets .grad, whichever way the workers go",
+    _GRAD.__delete__: "a branch or a loop deletes .grad, whichever way the workers go",
+    _DATA.__set__: "a branch or a loop sets .data, whichever way the workers go",
+}
+
+
+class _StandIns(TorchFunctionMode):
+    """Gives PyTorch's functions the stand-ins."""
+
+    def __init__(self, region: RegionRecording) -> None:
+        super().__init__()
+        self.region = region
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if current.recording is not self.region:  # but one within it
+            return func(*args, **kwargs)
+        if func in _REFUSED:
+            raise ProgramError(
+                _REFUSED[func],
+                hint="return the gradients: grads = torch.autograd.grad(loss, parameters), and use them outside.",
+                source=user_source(),
+            )
+        if func == _GRAD.__get__:
+            return func(*args, **kwargs)
+        args, kwargs = pytree.tree_map_only(
+            torch.Tensor, lambda t: self.region.stand_in(t) if self.region.is_outside(t) else t, (args, kwargs)
+        )
+        return func(*args, **kwargs)
+
+
+@contextmanager
+def recording_to(region: RegionRecording) -> Iterator[None]:
+    """Let this thread's calls go to a region."""
+    before, current.recording = current.recording, region
+    try:
+        with _StandIns(region):
+            yield
+    finally:
+        current.recording = before
+
+
+@dataclass
+class Traced:
+    """A function that was recorded as a region: what it was given (last, the number of the round), and its results,
+    flattened; `tensors` says for each leaf of `spec` whether it is a tensor, and not None."""
+
+    region: RegionRecording
+    given: list[DistributedTensor]
+    spec: Any
+    results: list[DistributedTensor] = field(default_factory=list)
+    tensors: list[bool] = field(default_factory=list)
+
+    @property
+    def types(self) -> list[TensorType]:
+        return [TensorType(each.dtype, tuple(each.shape)) for each in self.results]
+
+    @property
+    def values(self) -> tuple[Value, ...]:
+        return tuple(self.region.value_of(each._ref) for each in self.results)
+
+
+def trace_region(
+    outer: Recording,
+    inside: str,
+    function: Callable[..., Any],
+    args: Callable[[RegionRecording], tuple[list[DistributedTensor], Any]],
+) -> Traced:
+    """Record what a function does. `args(region)` makes its inputs, and the arguments that it is called with. Raises
+    ProgramError for a result that is no tensor, and for tensors that it leaves elsewhere."""
+    region = RegionRecording(outer, inside)
+    outer.regions.append(region)
+    with recording_to(region):
+        given, arguments = args(region)
+        index = region.given(torch.empty((), dtype=torch.int64, device="meta"))
+        returned = function(*arguments)
+        leaves, spec = pytree.tree_flatten(returned)
+        made = Traced(region, [*given, index], spec)
+        for leaf in leaves:
+            made.tensors.append(leaf is not None)
+            if isinstance(leaf, torch.Tensor):
+                if not isinstance(leaf, DistributedTensor):
+                    leaf = region.constant(leaf)
+                elif region.is_outside(leaf):
+                    leaf = region.stand_in(leaf)
+                region.value_of(leaf._ref)
+                made.results.append(leaf)
+            elif leaf is not None:
+                raise ProgramError(
+                    f"{inside} gives {leaf!r:.60}, a {type(leaf).__name__}",
+                    hint="its results have to be tensors, and lists, tuples and dicts of these.",
+                    source=user_source(),
+                )
+    for _, made_for in region.stand_ins.values():
+        if made_for.grad is not None:
+            raise ProgramError(
+                f"{inside} gives a tensor its gradient, whichever way the workers go",
+                hint="return the gradients: grads = torch.autograd.grad(loss, parameters), and use them outside.",
+                source=user_source(),
+            )
+    return made
+
+
+# -- putting a region onto the tape ------------------------------------------------------------------------------------
+
+
+Reads = dict[int, Ref]
+"""Storages of the program, by their cells."""
+
+
+@dataclass
+class Call:
+    """An op with regions, as it is put together: `reads` are the storages that its regions take as operands, `written`
+    others, which they also write over, and which the op gives the new value of."""
+
+    outer: Recording
+    reads: Reads
+    written: Reads
+
+    @staticmethod
+    def of(outer: Recording, traced: Sequence[Traced]) -> Call:
+        reads: Reads = {}
+        changed: set[int] = set()
+        for each in traced:
+            tape = each.region.tape
+            values = {tape.inputs[at].value for at in written_inputs(tape, outer.mesh.spec)}
+            for cell, (ref, value) in each.region.reads.items():
+                reads[cell] = ref
+                if value in values:
+                    changed.add(cell)
+        written = {cell: reads.pop(cell) for cell in list(reads) if cell in changed}
+        return Call(outer, reads, written)
+
+    def values(self, refs: Reads) -> tuple[Value, ...]:
+        """What storages hold now."""
+        return tuple(self.outer.value_of(ref) for ref in refs.values())
+
+    def region(self, role: str, traced: Traced, inputs: Sequence[Any], returns: Sequence[Value], index: bool) -> Region:
+        """A region whose inputs are values of its own, and what storages (`Reads`) hold; then the number of the
+        round."""
+        own = traced.region
+        values: list[Value] = []
+        for entry in inputs:
+            values += [entry] if isinstance(entry, Value) else own_values(traced, entry)
+        if index:
+            values.append(own.value_of(traced.given[-1]._ref))
+        taken = [Input(value, "input", at, value.type) for at, value in enumerate(values)]
+        return Region(role, Tape(taken, list(own.tape.ops), own.tape.values), tuple(returns))
+
+    def append(
+        self, op: ops.MonarchOp, args: tuple[Any, ...], types: Sequence[TensorType], at: int
+    ) -> list[DistributedTensor]:
+        """Record the op, which gives tensors of these types, and in front of number `at` what is left in the storages
+        that it writes."""
+        left = [TensorType(ref.fake.dtype, tuple(ref.fake.shape)) for ref in self.written.values()]
+        tape = self.outer.tape
+        outs = [tape.value(make_fake(type_.shape, type_.dtype)) for type_ in (*types[:at], *left, *types[at:])]
+        self.outer.append(op, args, (), tuple(outs))
+        for out, ref in zip(outs[at:], self.written.values(), strict=False):
+            self.outer.append(aten.copy_.default, (self.outer.value_of(ref), out), (), None)
+        del outs[at : at + len(left)]
+        return [self.outer.new(make_fake(out.shape, out.dtype), out) for out in outs]
+
+
+def own_values(traced: Traced, storages: Reads) -> tuple[Value, ...]:
+    """The values of storages of the program in a region: what they hold there now, or as its inputs what they held."""
+    return tuple(traced.region.value_of(ref) for ref in storages.values())
+
+
+def snapshot(outer: Recording, value: Value) -> Value:
+    """The value that a storage has now."""
+    copy = Value(outer.tape.values, value.dtype, value.shape)
+    outer.tape.values += 1
+    outer.append(aten.clone.default, (value,), (), copy)
+    return copy
+
+
+def first_value(region: RegionRecording, value: Value) -> Value:
+    """The value that an input of a region has before the region writes over it."""
+    copy = Value(region.tape.values, value.dtype, value.shape)
+    region.tape.values += 1
+    region.tape.ops.insert(0, Op(aten.clone.default, (value,), (), copy))
+    return copy
+
+
+def restored(traced: Traced, results: Sequence[torch.Tensor]) -> Any:
+    """An op's results in the form in which its functions give them."""
+    made = iter(results)
+    return pytree.tree_unflatten([next(made) if each else None for each in traced.tensors], traced.spec)
