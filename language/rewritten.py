@@ -46,10 +46,10 @@ def _instead(node: ast.If | ast.While | ast.IfExp, tree: ast.Module) -> Iterator
     if isinstance(node, ast.While):
         if names and not node.orelse:
             carried = ", ".join(names)
-            body = _value(node.body, names)
-            if body is None:
+            round_ = _value(node.body, names)
+            if round_ is None:
                 yield from _function("body_fn", carried, node.body, carried)
-            function = "body_fn" if body is None else f"lambda {carried}: {body}"
+            function = "body_fn" if round_ is None else f"lambda {carried}: {round_}"
             comma = "," if len(names) == 1 else ""
             yield f"{carried}{comma} = monarch.while_loop(lambda {carried}: {test}, {function}, ({carried}{comma}))"
         return

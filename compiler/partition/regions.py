@@ -63,8 +63,7 @@ class Edge:
         return self.graph.mesh.sizes[self.mesh_dim]
 
     def check(self, varying: set[fx.Node]) -> None:
-        """Raises LayoutError where a value that varies along the mesh dim would cross the edge: workers that have values
-        of their own need not go the same way."""
+        """Raises LayoutError where a value that varies along the mesh dim would cross the edge."""
         crossing = [operand for operand in tensor_operands(self.node) if operand in varying]
         for name in self.names:
             region = self.graph.regions[name]
