@@ -191,9 +191,6 @@ def trace(
             returned = function(*args, **kwargs)
         _check_containers(symbols, spec, args, kwargs)
         del args, kwargs
-        result = _result(recording, returned)
-        del returned, args, kwargs
-        recording.regions.clear()  # they keep alive what the program has let go of
         free = watch.read_at_each_call
         requiring, differentiated = _differentiated(symbols, leaves, given)
         for position in differentiated:
@@ -213,6 +210,7 @@ def trace(
         effects.settle_returned(result.leaves)
         changed = [change for held, _ in changes if (change := Change.since(held)) is not None]
         del changes, symbols
+        recording.regions.clear()  # they keep alive what the program has let go of
         labels_of = state_names(environment, watch.optimizers)
         escapes = _escapes(recording, effects)
     except BaseException:
