@@ -7,7 +7,7 @@ import collections
 import functools
 import operator
 from collections.abc import Callable
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any
 
 import torch
@@ -300,7 +300,7 @@ class _Writer:
                 self.expect(number, position, name)
 
     def parts(self, number: int, node: Node, h: str) -> None:
-        if issubclass(node.type, functools._lru_cache_wrapper):
+        if issubclass(node.type, (functools._lru_cache_wrapper, MappingProxyType)):
             self.otherwise(number, node, h)
             return
         for position, key in enumerate(node.keys):

@@ -129,6 +129,13 @@ class CannotRepeat(Exception):
 _CONTAINERS = (dict, list, tuple, set, frozenset, collections.deque, collections.OrderedDict, collections.defaultdict)
 
 
+@dataclass(frozen=True)
+class Again:
+    """A result that is another one, by its number."""
+
+    number: int
+
+
 def _is_container(value: Any) -> bool:
     """Whether another call can make a container like it, with entries of its own."""
     return type(value) in _CONTAINERS or (isinstance(value, tuple) and hasattr(value, "_fields"))
@@ -220,14 +227,14 @@ class Effects:
     def settle_returned(self, leaves: list[Any]) -> None:
         """Have the traced call return the objects that it leaves."""
         for number, leaf in enumerate(leaves):
-            if not isinstance(leaf, (Value, Expr)):
+            if not isinstance(leaf, (Value, Expr, Again)):
                 leaves[number] = self._settled(leaf)
 
     def returned(self, leaves: list[Any]) -> dict[int, Make]:
         """How another call finds or makes the objects among a program's results that are not tensors or plain."""
         found: dict[int, Make] = {}
         for number, leaf in enumerate(leaves):
-            if type(leaf) not in PLAIN and not isinstance(leaf, (Value, Expr)):
+            if type(leaf) not in PLAIN and not isinstance(leaf, (Value, Expr, Again)):
                 try:
                     found[number] = self._make(leaf)
                 except CannotRepeat as reason:

@@ -325,6 +325,8 @@ class Parts(Held):
     def read(cls, holder: Any) -> Contents:
         if isinstance(holder, weakref.ref):
             return ["()"], [holder()]
+        if isinstance(holder, types.MappingProxyType):
+            return ["[]"], gc.get_referents(holder)[:1]
         if isinstance(holder, functools._lru_cache_wrapper):
             held = [holder.__wrapped__, *_remembered(holder)]
             return list(range(len(held))), held
@@ -533,7 +535,7 @@ def kind_of(value: Any) -> type[Held] | str | None:
         return Function
     if isinstance(value, _MADE_OF_PARTS) or hasattr(kind, "__wrapped_program__"):
         return Parts
-    if kind is functools._lru_cache_wrapper:
+    if kind is functools._lru_cache_wrapper or kind is types.MappingProxyType:
         return Parts
     if kind is types.GeneratorType and inspect.getgeneratorstate(value) == inspect.GEN_CREATED:
         return CONSTANT  # the program has not run it: a context manager that decorates a function keeps one
@@ -572,13 +574,13 @@ def _kind_of_instance(kind: Any) -> type[Held] | str:
         return OPAQUE
     if any("__dict__" in vars(base) for base in kind.__mro__):
         return Attributes
-    return CONSTANT if len(kind.__mro__) == 2 else OPAQUE  # an `object` with nothing in it
+    return CONSTANT if kind.__basicsize__ == object.__basicsize__ else OPAQUE  # an `object` with nothing in it
 
 
 _CONSTANT_TYPES: tuple[type, ...] = (
     *(torch.SymInt, torch.SymFloat, torch.SymBool, types.MethodWrapperType, types.WrapperDescriptorType),
     *(types.MethodDescriptorType, types.ClassMethodDescriptorType, types.GetSetDescriptorType),
-    *(types.MemberDescriptorType, types.MappingProxyType, types.GenericAlias, types.UnionType, dataclasses.Field),
+    *(types.MemberDescriptorType, types.GenericAlias, types.UnionType, dataclasses.Field),
 )
 
 

@@ -20,7 +20,7 @@ from monarch.compiler.passes.functionalize import functionalize
 from monarch.compiler.tape import Expr, Tape, Value
 from monarch.compiler.types import TensorType
 from monarch.language.optimizers.watch import OptimizerWatch
-from monarch.language.programs.effects import Change, Effects, Make
+from monarch.language.programs.effects import Again, Change, Effects, Make
 from monarch.language.programs.entered import Entered
 from monarch.language.programs.environment import Environment, state_names
 from monarch.language.programs.guards import Guards, views_of
@@ -39,7 +39,7 @@ from monarch.language.tensors.tensor import Cell, DistributedTensor
 @dataclass(frozen=True)
 class Result:
     """What a program gives back: a pytree whose leaves are the program's results (`Value`s), numbers of the call
-    (`Expr`s) and Python objects."""
+    (`Expr`s), results that stand there again (`Again`) and Python objects."""
 
     leaves: list[Any]
     spec: Any
@@ -388,8 +388,11 @@ def _result(recording: Recording, returned: Any, keeps: Callable[[Any], bool]) -
     call returns the one that is there."""
     leaves, spec = pytree.tree_flatten(returned, is_leaf=keeps)
     found: list[Any] = []
-    for leaf in leaves:
-        if isinstance(leaf, DistributedTensor):
+    first: dict[int, int] = {}
+    for number, leaf in enumerate(leaves):
+        if isinstance(leaf, DistributedTensor) and first.setdefault(id(leaf), number) != number:
+            found.append(Again(first[id(leaf)]))
+        elif isinstance(leaf, DistributedTensor):
             if leaf.mesh is not recording.mesh:
                 raise ProgramError(f"the program returns a tensor on another mesh: {leaf.mesh!r}")
             found.append(leaf if keeps(leaf) else recording.value_of(leaf._ref))

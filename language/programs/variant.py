@@ -18,7 +18,7 @@ from monarch.compiler.plan import CompileOptions, Plan
 from monarch.compiler.tape import Expr, Value, evaluate
 from monarch.compiler.types import TensorType
 from monarch.language.compile import compile_graph
-from monarch.language.programs.effects import Call, Change, undoing
+from monarch.language.programs.effects import Again, Call, Change, undoing
 from monarch.language.programs.guards import views_of
 from monarch.language.programs.nodes import Live
 from monarch.language.programs.trace import Trace
@@ -133,6 +133,8 @@ class Compiled:
                 fake, handle = self.fakes[taken], handles[taken]
                 taken += 1
                 results.append(DistributedTensor(fake, Ref(Cell(trace.mesh, handle.type, handle), fake)))
+            elif isinstance(leaf, Again):
+                results.append(results[leaf.number])
             elif isinstance(leaf, Expr):
                 results.append(evaluate(leaf, scalars))
             elif call is not None and number in trace.returned:

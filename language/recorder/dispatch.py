@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from monarch.compiler.errors import MonarchError, ProgramError
@@ -512,10 +513,12 @@ class _Factories(TorchDispatchMode):
             sys.settrace(watching)
 
     def _dispatch(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        if find_mesh(args, kwargs) is not None:
-            return dispatch(func, args, kwargs)
         recording = current.recording
         assert recording is not None
+        if find_mesh(args, kwargs) is not None:
+            if not func._schema.is_mutable or (plain_args := _of_plain(recording, func, args, kwargs)) is None:
+                return dispatch(func, args, kwargs)
+            args, kwargs = plain_args
         plain = list(_tensors((*args, *kwargs.values())))
         if func is aten.lift_fresh.default:
             return _literal(recording, args[0])
@@ -529,6 +532,20 @@ class _Factories(TorchDispatchMode):
         if not any("Tensor" in str(value.type) for value in func._schema.returns):
             return func(*args, **kwargs)
         return dispatch(func, args, kwargs)
+
+
+def _of_plain(recording: Recording, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """The arguments of a call that writes to plain tensors of the program's own (`mask[0] = 1.0`), with plain tensors
+    for all others; None where these are not known while the program is traced."""
+    if not all(recording.is_own(tensor) for tensor in _tensors(_written(func, args, kwargs).values())):
+        return None
+    leaves, spec = pytree.tree_flatten((args, kwargs))
+    for at, leaf in enumerate(leaves):
+        if isinstance(leaf, DistributedTensor):
+            leaves[at] = known_value(recording, leaf)
+            if leaves[at] is None:
+                return None
+    return pytree.tree_unflatten(leaves, spec)
 
 
 def _literal(recording: Recording, tensor: torch.Tensor) -> DistributedTensor:

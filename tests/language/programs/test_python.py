@@ -3,6 +3,7 @@ code does without it, down to which objects are the same."""
 
 from __future__ import annotations
 
+import array
 import collections
 import contextvars
 import dataclasses
@@ -11,6 +12,7 @@ import functools
 import itertools
 import os
 import pathlib
+import types
 import typing
 import weakref
 from collections.abc import Callable
@@ -440,6 +442,22 @@ def containers(w):
 
 
 @case
+def memory_of_others(w):
+    numbers, rates = array.array("f", [1.0, 2.0]), {"rate": 1.0}
+    seen, raw = types.MappingProxyType(rates), bytearray(b"ab")
+
+    def step(x):
+        return x * numbers[0] * seen["rate"] + raw[0]
+
+    def change(call):
+        numbers[0] = float(call)
+        rates["rate"] = call + 0.5
+        raw[0] = call
+
+    return step, change
+
+
+@case
 def enums(w):
     class Flags(enum.IntFlag):
         A = 1
@@ -542,6 +560,33 @@ def returned_state(w):
         return total, total[1:], state["last"], state["pair"], state, x * 2, [total]
 
     return step, lambda call: (total.mul_(2), state["last"].add_(1))
+
+
+@case
+def one_result_twice(w):
+    state = {"gate": True}
+
+    def step(x):
+        states = []
+        for _ in range(3):
+            x = w["m"](x).detach() if state["gate"] else x
+            states.append(x)
+        return x, tuple(states)
+
+    return step, lambda call: state.update(gate=call % 2 == 1)
+
+
+@case
+def masks_made_inside(w):
+    bias = torch.arange(4.0)
+
+    def step(x):
+        mask = bias.clone()
+        mask[0] = 5
+        mask[1:3] = torch.tensor(2.0)
+        return x * mask + bias
+
+    return step, lambda call: bias.add_(1)
 
 
 @case
