@@ -144,8 +144,11 @@ class Graph:
     def local_shape(self, type: TensorType) -> tuple[int, ...]:
         """The shape that ops of this graph see: divided over the mesh dims partitioned so far, whole over the
         others."""
+        if not any(type.layout.shards):
+            return type.shape
+        sizes = self.mesh.sizes
         return tuple(
-            size // math.prod(self.mesh.sizes[name] for name in names if name in self.partitioned)
+            size // math.prod(sizes[name] for name in names if name in self.partitioned) if names else size
             for size, names in zip(type.shape, type.layout.shards, strict=True)
         )
 

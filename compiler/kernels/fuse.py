@@ -280,9 +280,10 @@ class _Fusion:
         own, gone = 1 << one.number, 1 << two.number
         one.before = (one.before | two.before) & ~(own | gone)
         one.needs = (one.needs | two.needs) - {one.number, two.number}
+        either, kept, gained = own | gone, ~gone, own | one.before
         for unit in self.units.values():
-            if unit is not one and unit.before & (own | gone):
-                unit.before = unit.before & ~gone | own | one.before
+            if unit.before & either and unit is not one:
+                unit.before = unit.before & kept | gained
             if two.number in unit.needs:
                 unit.needs.discard(two.number)
                 unit.needs.add(one.number)
