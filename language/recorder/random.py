@@ -26,9 +26,16 @@ from monarch.language.errors import OperatorError
 from monarch.language.recorder.dispatch import mesh_now
 from monarch.language.recorder.recording import Recording, outside_programs, recording_for
 from monarch.language.recorder.validation import check
-from monarch.language.recorder.varying import active_dims, from_varying, to_varying, vary, varying_together
+from monarch.language.recorder.varying import (
+    active_dims,
+    checkpoint_part,
+    from_varying,
+    is_computed_again,
+    to_varying,
+    vary,
+    varying_together,
+)
 from monarch.language.source import user_source
-from monarch.language.tensors.mesh import Mesh
 from monarch.language.tensors.shapes import run_fake
 from monarch.language.tensors.tensor import DistributedTensor
 
@@ -44,6 +51,8 @@ class _Streams:
     """The streams of a program that is traced."""
 
     def __init__(self) -> None:
+        self.own: dict[Any, tuple[str, ...]] = {}
+        """The mesh dims along which workers have drawn numbers of their own, by stream and seed."""
         self.seeded: list[tuple[int, int]] = []
         """Seeds that the program has given, and the number of the next stream behind each."""
 
@@ -62,6 +71,10 @@ class _Streams:
 
 
 _streams = threading.local()
+
+_own_eager: dict[Any, tuple[str, ...]] = {}
+"""The same for the draws of their own outside of programs, by seed: the last of them."""
+_REMEMBERED = 2**16
 
 
 def next_seed() -> int:
@@ -99,18 +112,34 @@ def _draw(distribution: str, shape: Any, dtype: torch.dtype, like: DistributedTe
     mesh = like.mesh if like is not None else mesh_now()
     recording = recording_for(mesh)
     shape = tuple(int(size) for size in shape)
-    dims = _own_draws(mesh, [] if like is None else [like])
+    if like is None and not recording.program and checkpoint_part():
+        raise ProgramError(
+            "a checkpoint in per-worker code outside of programs draws random numbers that are like no tensor",
+            hint="it would draw others when it computes its values again: use torch.rand_like(x), or a program.",
+            source=user_source(),
+        )
+    stream, key = _stream(recording)
+    dims = _own_draws(recording, key, [] if like is None else [like])
     if not dims:
-        return recording.own(ops.random, (distribution, shape, dtype, *_stream(recording)), shape, dtype)
+        return recording.own(ops.random, (distribution, shape, dtype, *stream), shape, dtype)
     shape = (mesh.size(dims), *shape)
-    return _own_part(recording.own(ops.random, (distribution, shape, dtype, *_stream(recording)), shape, dtype), dims)
+    return _own_part(recording.own(ops.random, (distribution, shape, dtype, *stream), shape, dtype), dims)
 
 
-def _own_draws(mesh: Mesh, operands: Sequence[DistributedTensor]) -> tuple[str, ...]:
+def _own_draws(recording: Recording, key: Any, operands: Sequence[DistributedTensor]) -> tuple[str, ...]:
     """The mesh dims along which each worker draws numbers of its own: those of the per-worker code that this is, and
-    those along which an operand varies."""
+    those along which an operand varies. A checkpoint that computes its values again draws as it did first."""
+    mesh = recording.mesh
+    drawn = _streams.now.own if recording.program else _own_eager
+    if is_computed_again() and key in drawn:
+        return drawn[key]
     found = {*active_dims(mesh), *varying_together(operands)}
-    return tuple(dim for dim in mesh.mesh_dim_names if dim in found)
+    dims = tuple(dim for dim in mesh.mesh_dim_names if dim in found)
+    if dims:
+        drawn[key] = dims
+        while len(drawn) > _REMEMBERED:
+            del drawn[next(iter(drawn))]
+    return dims
 
 
 def _own_part(drawn: DistributedTensor, dims: tuple[str, ...]) -> DistributedTensor:
@@ -122,14 +151,16 @@ def _own_part(drawn: DistributedTensor, dims: tuple[str, ...]) -> DistributedTen
     return own
 
 
-def _stream(recording: Recording) -> tuple[Any, ...]:
-    """The number of a draw's stream, and its seed where that is not the call's."""
+def _stream(recording: Recording) -> tuple[tuple[Any, ...], Any]:
+    """The number of a draw's stream, and its seed where that is not the call's, as arguments; and what tells the draw
+    from others, and is the same where the generator's state is restored."""
     if not recording.program:
         if recording.generator is None:
             recording.generator = torch.get_rng_state()
-        return 0, recording.lift(next_seed())
+        number = next_seed()
+        return (0, recording.lift(number)), number
     stream, seed = _streams.now.next()
-    return (stream,) if seed is None else (stream, seed)
+    return ((stream,) if seed is None else (stream, seed)), (stream, seed)
 
 
 def _sample(distribution: str, *parameters: torch.Tensor) -> DistributedTensor:
@@ -137,12 +168,13 @@ def _sample(distribution: str, *parameters: torch.Tensor) -> DistributedTensor:
     tensors = [each for each in parameters if isinstance(each, DistributedTensor)]
     mesh = tensors[0].mesh
     recording = recording_for(mesh)
-    dims = _own_draws(mesh, tensors)
+    stream, key = _stream(recording)
+    dims = _own_draws(recording, key, tensors)
     if dims:
         tensors = [_for_all(each, dims) for each in tensors]
     values = tuple(recording.value_of(each._ref) for each in tensors)
     shape, dtype = tuple(tensors[0].shape), tensors[0].dtype
-    drawn = recording.own(ops.sample, (distribution, values, *_stream(recording)), shape, dtype)
+    drawn = recording.own(ops.sample, (distribution, values, *stream), shape, dtype)
     return _own_part(drawn, dims) if dims else drawn
 
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Iterable, Iterator, Sequence
+from types import FrameType
 from typing import Any
 
 import torch
@@ -182,7 +183,9 @@ def check_gradients(tensors: Sequence[DistributedTensor], varying: tuple[str, ..
     if not torch.is_grad_enabled():
         return
     for tensor in tensors:
-        if tensor.requires_grad and varying_of(tensor) != varying and not _recomputes():
+        if tensor.requires_grad and varying_of(tensor) != varying:
+            if torch._C._current_autograd_node() is not None and checkpoint_part() == "unpack_hook":
+                return  # gradients go through the ops that computed these values first
             missing = [dim for dim in varying if dim not in varying_of(tensor)]
             raise ProgramError(
                 f"a value that varies along '{missing[0]}' meets {tensor._ref.type}, which does not, and needs a "
@@ -194,16 +197,23 @@ def check_gradients(tensors: Sequence[DistributedTensor], varying: tuple[str, ..
             )
 
 
-def _recomputes() -> bool:
-    """Whether a checkpoint computes values again that the backward pass has asked for: gradients go through the ops
-    that computed them first. (A reentrant checkpoint differentiates those that it computes again.)"""
-    frame = sys._getframe(1) if torch._C._current_autograd_node() is not None else None
+def checkpoint_part() -> str:
+    """The function of torch's checkpoints that runs what runs now, "" where none does: "unpack_hook" while values are
+    computed again that the backward pass has asked for, "backward" while a reentrant one computes and
+    differentiates."""
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        code = frame.f_code
-        if code.co_name == "unpack_hook" and code.co_filename.endswith("torch/utils/checkpoint.py"):
-            return True
+        if frame.f_code.co_filename.endswith("torch/utils/checkpoint.py"):
+            found = frame.f_code.co_name
+            if found in ("unpack_hook", "backward", "checkpoint"):
+                return found
         frame = frame.f_back
-    return False
+    return ""
+
+
+def is_computed_again() -> bool:
+    """Whether a checkpoint computes values again, which it does outside of the code in which it computed them first."""
+    return torch._C._current_autograd_node() is not None and checkpoint_part() in ("unpack_hook", "backward")
 
 
 _GRADIENTS = frozenset(["backward", "grad", "__set__", "register_hook", "retain_grad", "requires_grad_"])

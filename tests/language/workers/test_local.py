@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import monarch
 from monarch.compiler.text import parse_graph, print_graph
@@ -149,8 +150,6 @@ def test_parameters_and_values_that_meet_what_varies_have_the_sum_of_the_workers
 
 
 def test_a_checkpointed_block_has_the_same_gradients() -> None:
-    from torch.utils.checkpoint import checkpoint
-
     x, w = torch.randn(8, 4), torch.randn(4)
     dense, weight = x.clone().requires_grad_(), w.clone().requires_grad_()
     (dense.exp() * weight.sin() * dense.exp().sum()).tanh().sum().backward()
@@ -171,6 +170,33 @@ def test_a_checkpointed_block_has_the_same_gradients() -> None:
 
         for found, wanted in zip(step(x), (dense, weight), strict=True):
             close(found, wanted.grad)  # type: ignore[arg-type]
+
+
+def test_a_checkpoint_draws_each_workers_numbers_again() -> None:
+    with partitioned_mesh(data=2, model=2) as mesh:
+
+        def block(x: torch.Tensor) -> torch.Tensor:
+            return nn.functional.dropout(x.exp() * torch.rand(4)).exp()
+
+        def gradients(recomputed: bool) -> tuple[torch.Tensor, torch.Tensor]:
+            @monarch.local(in_layouts="[@data, -]", out_layouts="[@(data,model), -]", mesh=mesh)
+            def body(x: torch.Tensor) -> Any:
+                return checkpoint(block, x, use_reentrant=False) if recomputed else block(x)
+
+            @monarch.program
+            def step(x: "f32[8@data, 4]"):  # type: ignore[no-untyped-def,syntax]
+                x = x.detach().requires_grad_()
+                y = body(x)
+                return y, torch.autograd.grad(y.sum(), x)[0]
+
+            torch.manual_seed(1)
+            made, gradient = step(torch.ones(8, 4))
+            return made.full_tensor(), gradient.full_tensor()
+
+        for first, second in zip(gradients(False), gradients(True), strict=True):
+            assert torch.equal(first, second)
+        with mesh.activate(), pytest.raises(ProgramError, match="draws random numbers that are like no tensor"):
+            checkpoint(block, monarch.distribute(torch.ones(4), mesh).requires_grad_(), use_reentrant=False)
 
 
 # -- random numbers, in-place writes, nesting --------------------------------------------------------------------------
