@@ -57,7 +57,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+@pytest.mark.parametrize("optimizer", ["adamw", pytest.param("sgd", marks=pytest.mark.full)])
 def test_a_training_step_gives_the_numbers_of_dense_pytorch(case: str, optimizer: str) -> None:
     mesh, layout_of, inputs = CASES[case]
     step = gpt_step(mesh, layout_of, inputs, optimizer=optimizer)

@@ -35,9 +35,9 @@ def measured(steps: tuple[Step, ...], worker: int) -> dict[int, int]:
 @pytest.mark.parametrize(
     ("kind", "dims"),
     [
-        ("data", {"data": 2}),
+        pytest.param("data", {"data": 2}, marks=pytest.mark.full),
         ("fully sharded", {"data": 2}),
-        ("tensor", {"data": 1, "model": 2}),
+        pytest.param("tensor", {"data": 1, "model": 2}, marks=pytest.mark.full),
         ("nested", {"data": 2, "model": 2}),
     ],
 )
