@@ -23,7 +23,8 @@ from rich.table import Table
 from benchmarks.measure import HEAD, Row, cells, duration, table
 
 COMPARED = (
-    "train_step uneven kernels memory tracing all_reduce across transports dispatch start warm_start actors".split()
+    *"train_step uneven named kernels memory tracing all_reduce across transports dispatch start".split(),
+    *"warm_start actors".split(),
 )
 COMPILER = "compile_time"
 PAGE = "page"

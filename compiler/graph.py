@@ -45,6 +45,7 @@ from torch.fx import Node
 
 from monarch.compiler.errors import Source
 from monarch.compiler.shown import text_of
+from monarch.compiler.symbols import has_names
 from monarch.compiler.types import MeshSpec, TensorType
 
 Types = TensorType | tuple[TensorType | None, ...] | None
@@ -183,6 +184,12 @@ def provenance(node: Node) -> Provenance:
     """Where a node's op comes from."""
     found: Provenance = node.meta.get("provenance", UNKNOWN)
     return found
+
+
+def is_of_named_size(node: Node) -> bool:
+    """Whether a node, or an argument of its call, has a size that is not known when the program is compiled."""
+    types = node.meta["type"] if isinstance(node.meta["type"], tuple) else (node.meta["type"],)
+    return any(type_ is not None and has_names(type_.shape) for type_ in types) or has_names((node.args, node.kwargs))
 
 
 def tensor_type(node: Node) -> TensorType:

@@ -33,11 +33,13 @@ from monarch.compiler.plan.report import peak
 from monarch.compiler.plan.waits import STARTED
 from monarch.compiler.report import build_report
 from monarch.compiler.schedule.commit import CommitLast
-from monarch.compiler.schedule.emit import plan_of
+from monarch.compiler.schedule.emit import plan_of, template_of
 from monarch.compiler.schedule.overlap import OverlapCollectives
 from monarch.compiler.schedule.rematerialize import Rematerialize
 from monarch.compiler.schedule.schedule import Schedule
+from monarch.compiler.schedule.template import Template
 from monarch.compiler.sizes import parse_bytes
+from monarch.compiler.symbols import Scope
 from monarch.compiler.text import print_graph
 from monarch.compiler.verify import verify
 
@@ -225,6 +227,19 @@ def compile_graph(
     if wanted("plan"):
         say("plan", f"{graph.name}: the plan\n{plan.graph}")
     return replace(plan, costs={**plan.costs, "seconds": seconds})
+
+
+def compile_template(graph: Graph, options: CompileOptions, scope: Scope) -> Template:
+    """The plan of a traced graph of named sizes, for workers on CPUs: one for all sizes that meet the conditions that
+    the scope has afterwards. The argument is not changed. Raises what `compile_graph` does, and MonarchError where the
+    graph branches or loops on values."""
+    options.check()
+    if graph.regions:
+        raise MonarchError("it branches or loops on values, in regions that have no named sizes")
+    context = Context(options)
+    partitioned = graph.copy()
+    partitioned = _run([*pipeline(partitioned), *lowering(context)], partitioned, context)
+    return template_of(Schedule(partitioned), options, scope)
 
 
 def _with_binaries(plan: Plan, graph: Graph, when: str, seconds: dict[str, float], progress: Progress | None) -> Plan:

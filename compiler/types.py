@@ -24,6 +24,7 @@ import torch
 from monarch.compiler.errors import LayoutError
 from monarch.compiler.mesh import check_dims
 from monarch.compiler.shown import html_of
+from monarch.compiler.symbols import is_named, value_at
 
 Placement = int | str | None
 
@@ -289,8 +290,14 @@ class TensorType:
     def local_shape(self, mesh: MeshSpec) -> tuple[int, ...]:
         """The shape of what one worker holds, with padding: the same on all workers."""
         return tuple(
-            -(-size // _parts(names, mesh)) for size, names in zip(self.shape, self.layout.shards, strict=True)
+            size // parts if size % (parts := _parts(names, mesh)) == 0 else -(-size // parts)
+            for size, names in zip(self.shape, self.layout.shards, strict=True)
         )
+
+    def at(self, values: Mapping[str, int]) -> TensorType:
+        """This type where named sizes have these values."""
+        shape: tuple[int, ...] = value_at(self.shape, values)
+        return TensorType(self.dtype, shape, self.layout, value_at(self.padding, values))
 
     def with_layout(self, layout: Layout) -> TensorType:
         """The same tensor in another layout."""
@@ -312,6 +319,13 @@ class TensorType:
                 f"the layout of {name} has {self.layout.ndim} dims, and {name} has {self.ndim}",
                 hint=f"{name} is {DTYPE_NAMES[self.dtype]}{list(self.shape)}: give one entry for each of its dims.",
             )
+        for size in self.shape:
+            if is_named(size) and str(size) in mesh.sizes:
+                raise LayoutError(
+                    f"a size of {name} is named '{size}', as a mesh dim is: {self}",
+                    hint=f"to shard a dim over '{size}' write its size before: 64@{size}, n@{size}. "
+                    "A size that changes needs another name.",
+                )
         seen: set[str] = set()
         for mesh_dim in self.layout.mesh_dims:
             if mesh_dim not in mesh.sizes:

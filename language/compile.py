@@ -4,16 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 from monarch.compiler.config import settings
 from monarch.compiler.execution.events import Place, heard
 from monarch.compiler.graph import Graph
 from monarch.compiler.loading import load
 from monarch.compiler.plan import CompileOptions, Plan
+from monarch.compiler.symbols import Scope
+
+if TYPE_CHECKING:
+    from monarch.compiler.schedule.template import Template
 
 Compile = Callable[[Graph], Plan]
 
+CompileTemplate = Callable[[Graph, Scope], Any]
+
 _compile: Compile | None = None
+_template: CompileTemplate | None = None
 
 
 def compile_graph(
@@ -30,6 +38,19 @@ def compile_graph(
     return plan
 
 
+def compile_template(graph: Graph, options: CompileOptions, scope: Scope) -> Template:
+    """The plan of a traced graph of named sizes, for all that meet the conditions which the scope then has."""
+    if _template is not None:
+        return _template(graph, scope)
+    template: Template = load("monarch.compiler.pipeline:compile_template")(graph, options, scope)
+    return template
+
+
+def compiles_templates() -> bool:
+    """Whether what compiles here gives plans for all values of named sizes."""
+    return _compile is None or _template is not None
+
+
 def eager_options() -> CompileOptions:
     """For ops that were recorded outside of any program, which get generated kernels only where all ops do: users who
     try things out should not wait for a compiler."""
@@ -43,11 +64,13 @@ def partition_graph(graph: Graph, options: CompileOptions) -> Graph:
 
 
 @contextmanager
-def compiling_with(compile: Compile) -> Iterator[None]:
-    """Compile with another compiler within a block: a test's, or one with other passes."""
-    global _compile
-    before, _compile = _compile, compile
+def compiling_with(compile: Compile, template: CompileTemplate | None = None) -> Iterator[None]:
+    """Compile with another compiler within a block: a test's, or one with other passes. Without `template`, programs
+    of named sizes are compiled for each of their values."""
+    global _compile, _template
+    before = _compile, _template
+    _compile, _template = compile, template
     try:
         yield
     finally:
-        _compile = before
+        _compile, _template = before

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from monarch.compiler.errors import LayoutError, MonarchError, ProgramError
+from monarch.compiler.symbols import has_names, is_named
 from monarch.compiler.text import parse_type
 from monarch.compiler.types import DTYPES, TensorType
 from monarch.language.layouts import from_annotation
@@ -51,11 +52,23 @@ def arguments_of(
             bound.arguments[name] = _argument(name, given[name], mesh, path)
         elif name not in example:
             type_ = _annotated(parameter)
+            if type_ is not None and has_names(type_.shape):
+                raise _unnamed(name, type_)
             if type_ is not None:
                 bound.arguments[name] = torch.empty(type_.shape, dtype=type_.dtype, device="meta")
             elif parameter.default is parameter.empty:
                 raise _missing(parameter, path, mesh)
     return bound.args, bound.kwargs
+
+
+def _unnamed(name: str, type: TensorType) -> ProgramError:
+    names = sorted({str(size) for size in type.shape if is_named(size)})
+    plural = "s" * (len(names) > 1)
+    return ProgramError(
+        f"the size{plural} {', '.join(names)} of '{name}' ({type}) {'have' if plural else 'has'} no value here",
+        hint=f"say which to compile for: --arg '{name}={type.at(dict.fromkeys(names, 64))}', "
+        "or return arguments from a function example_inputs() beside the program.",
+    )
 
 
 def _example(program: Program[Any, Any], module: ModuleType, signature: inspect.Signature) -> dict[str, Any]:

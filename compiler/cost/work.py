@@ -17,6 +17,7 @@ from monarch.compiler.loops.contraction import contraction
 from monarch.compiler.loops.text import parse_kernel
 from monarch.compiler.ops.schema import is_view
 from monarch.compiler.rules import tensor_operands
+from monarch.compiler.symbols import example
 from monarch.compiler.text import op_name
 from monarch.compiler.types import TensorType
 
@@ -52,9 +53,9 @@ def with_regions(graph: Graph) -> Iterator[Graph]:
 
 
 def bytes_sent(graph: Graph, node: fx.Node) -> int:
-    """The bytes that one worker puts into a collective (for all_gather: gets out)."""
+    """The bytes that one worker puts into a collective (for all_gather: gets out), for named sizes in the example."""
     types = node.meta["type"] if node.target is ops.all_gather else [t.meta["type"] for t in args_of(node)[0]]
-    return sum(local_bytes(graph, type_) for type_ in types)
+    return sum(example(local_bytes(graph, type_)) for type_ in types)
 
 
 def local_bytes(graph: Graph, type_: object) -> int:

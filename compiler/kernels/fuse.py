@@ -22,7 +22,7 @@ from torch import fx
 from monarch.compiler import ops
 from monarch.compiler.context import Context, Pass
 from monarch.compiler.cost.machine import MACHINES
-from monarch.compiler.graph import Graph, args_of, provenance
+from monarch.compiler.graph import Graph, args_of, is_of_named_size, provenance
 from monarch.compiler.kernels.lower import Group, LoweringContext, Space, Unfusable, lower_group, space_of
 from monarch.compiler.kernels.lower.values import is_transparent, key_of, lowering_of
 from monarch.compiler.kernels.recompute import AGAIN, compute_again
@@ -114,6 +114,8 @@ class _Fusion:
         self.heavy: dict[fx.Node, int] = {}
         """How many ops stand before a node that cannot be in kernels: matrix products, attention, collectives."""
         self.refused: set[tuple[frozenset[fx.Node], frozenset[fx.Node]]] = set()
+        self.named: set[fx.Node] = set()
+        """Values of named sizes, and views of them: kernels have sizes in them, and read through views."""
         self.find_units()
 
     def unit(self, node: fx.Node) -> _Unit:
@@ -131,7 +133,13 @@ class _Fusion:
                 continue
             region += ops.is_collective(node.target)
             unit = _Unit(len(self.units), [node], region)
+            call = node.all_input_nodes[0] if node.target is operator.getitem else node
+            reads_named = any(operand in self.named for operand in (*call.all_input_nodes, *node.all_input_nodes))
+            if is_of_named_size(node) or (reads_named and is_transparent(self.keys[node])):
+                self.named.add(node)
             try:
+                if reads_named or node in self.named:
+                    raise Unfusable("its sizes are not known")
                 unit.spaces = [space_of(node, self.context)]
                 unit.lowered = lower_group([node], [node], unit.spaces, self.context)
                 unit.cost = self.cost_of(unit.lowered)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from monarch.compiler.graph import Graph, args_of, provenance, tensor_type
+from monarch.compiler.graph import Graph, args_of, is_of_named_size, provenance, tensor_type
 from monarch.compiler.kernels.lower.values import arguments, is_lowered, is_transparent, key_of
 from monarch.compiler.types import Layout, TensorType
 
@@ -69,15 +69,17 @@ class _Rewrite:
     def run(self) -> set[fx.Node]:
         there = set(self.graph.fx.nodes)
         for node in list(self.graph.calls):
-            if node.target is aten.nll_loss_forward.default and self.is_plain_loss(node):
+            if node.target is aten.nll_loss_forward.default and not is_of_named_size(node) and self.is_plain_loss(node):
                 self.take_loss_apart(node)
         self.places = self.find_places()
         for node in list(self.graph.calls):
-            if node.target is aten._log_softmax.default and self.is_worth_parting(node):
+            if node.target is aten._log_softmax.default and not is_of_named_size(node) and self.is_worth_parting(node):
                 self.take_log_softmax_apart(node)
         self.places = self.find_places()
         for node in reversed(list(self.graph.calls)):
-            if self.is_cheap(node) and self.are_apart(node, readers := list(self.readers(node))):
+            if is_of_named_size(node) or not self.is_cheap(node):
+                continue
+            if self.are_apart(node, readers := list(self.readers(node))):
                 self.move(node, readers, node in there or node in self.instead)
         return set(self.graph.fx.nodes) - there - self.instead
 

@@ -13,6 +13,7 @@ from monarch.compiler import ops
 from monarch.compiler.graph import Graph, args_of
 from monarch.compiler.loops.ir import Buffer
 from monarch.compiler.loops.text import parse_kernel
+from monarch.compiler.symbols import examples
 from monarch.compiler.types import TensorType
 
 aten = torch.ops.aten
@@ -20,7 +21,8 @@ aten = torch.ops.aten
 
 def tensors_of(graph: Graph) -> dict[fx.Node, Buffer]:
     """Every value that is one tensor. Strides are found by running the ops on tensors without data; where they turn out
-    otherwise on a worker, a kernel's operand is copied first, so that they decide speed alone."""
+    otherwise on a worker, a kernel's operand is copied first, so that they decide speed alone. A named size has the
+    value of the example: no kernel has such values."""
     found: dict[fx.Node, Buffer] = {}
     meta: dict[fx.Node, Any] = {}
     for node in graph.fx.nodes:
@@ -56,7 +58,7 @@ def _run(graph: Graph, node: fx.Node, meta: dict[fx.Node, Any]) -> Any:
         target: Any = node.target
         if target in (aten.view.default, aten._unsafe_view.default):
             target = aten.reshape.default
-        args = fx.node.map_arg(args_of(node), lambda n: meta[n])
+        args = fx.node.map_arg(examples(args_of(node)), lambda n: meta[n])
         kwargs = dict(fx.node.map_arg(node.kwargs, lambda n: meta[n]))
         if "device" in kwargs or not any(isinstance(n, fx.Node) for n in node.all_input_nodes):
             return _made(graph, types)
@@ -75,7 +77,7 @@ def _made(graph: Graph, types: Any) -> Any:
         return tuple(_made(graph, type_) for type_ in types)
     if types is None:
         return None
-    return torch.empty(graph.local_shape(types), dtype=types.dtype, device="meta")
+    return torch.empty(examples(graph.local_shape(types)), dtype=types.dtype, device="meta")
 
 
 def _fits(graph: Graph, result: Any, types: Any) -> bool:
@@ -84,7 +86,7 @@ def _fits(graph: Graph, result: Any, types: Any) -> bool:
         type_ is None
         or (
             isinstance(tensor, torch.Tensor)
-            and tensor.shape == graph.local_shape(type_)
+            and tensor.shape == examples(graph.local_shape(type_))
             and tensor.dtype == type_.dtype
         )
         for tensor, type_ in zip(results, wanted, strict=True)

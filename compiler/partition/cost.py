@@ -16,6 +16,7 @@ from torch import fx
 from monarch.compiler.cost.flops import matrix_flops
 from monarch.compiler.cost.machine import BALANCED
 from monarch.compiler.ops.schema import is_view
+from monarch.compiler.symbols import examples
 from monarch.compiler.types import VARYING, Placement, is_partial
 
 STATE_GATHER = 0.01
@@ -60,6 +61,7 @@ def compute_cost(node: fx.Node, operands: Sequence[tuple[int, ...]], results: Se
     packet = getattr(node.target, "overloadpacket", node.target)
     if is_view(node.target):
         return 0.0
+    operands, results = examples(list(operands)), examples(list(results))
     flops = matrix_flops(packet, operands, results)
     touched = 4.0 * (sum(map(math.prod, operands)) + sum(map(math.prod, results)))
     return flops / BALANCED.rate(torch.float32) + touched / BALANCED.memory

@@ -22,6 +22,7 @@ from monarch.compiler.graph import Graph, args_of
 from monarch.compiler.partition.regions import Edge, Partition
 from monarch.compiler.partition.varying import strategy_of, varying_along
 from monarch.compiler.rules import Rule, Strategy, rule_for, tensor_operands
+from monarch.compiler.symbols import example
 from monarch.compiler.text import parse_layout
 from monarch.compiler.types import Placement, TensorType, is_partial
 
@@ -77,7 +78,7 @@ class Options:
         type_: TensorType = node.meta["type"]
         size = type_.dtype.itemsize
         for length in self.graph.local_shape(type_):
-            size *= length
+            size *= example(length)
         return float(size)
 
 

@@ -14,6 +14,7 @@ from monarch.compiler.context import Context, Pass
 from monarch.compiler.graph import Graph, args_of, provenance, tensor_type
 from monarch.compiler.ops.schema import is_view
 from monarch.compiler.states import StateKey
+from monarch.compiler.symbols import example
 
 BUCKET_BYTES = 32 * 2**20
 """Past this size joining saves nothing: one collective's fixed cost is then far below what its bytes take."""
@@ -161,7 +162,7 @@ def _bucket_of(node: fx.Node, at: dict[fx.Node, float], first_call: float, label
         group = StateKey.of(next((labels[r] for r in results if r in labels), "")).layer
     reduction = next((r for r in rest if isinstance(r, (str, int))), "")
     key: tuple[object, ...] = (ops.name_of(node.target), tuple(dims), str(reduction), group)
-    nbytes = sum(tensor_type(t).nbytes for t in tensors)
+    nbytes = sum(example(tensor_type(t).nbytes) for t in tensors)
     if node.target is ops.permute:
         key += (str(rest),)
     return _Bucket(key, [node], earliest, latest, nbytes, late=state)

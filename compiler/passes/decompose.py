@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import fx
@@ -16,10 +16,12 @@ from torch.utils import _pytree as pytree
 
 from monarch.compiler.context import Context, Pass
 from monarch.compiler.graph import Graph, args_of
+from monarch.compiler.loading import load
 from monarch.compiler.names import find_op
 from monarch.compiler.ops.record import enter, record, recorded
 from monarch.compiler.partition import PartitionByMesh
 from monarch.compiler.partition.options import Options, find_options
+from monarch.compiler.symbols import scope_of
 from monarch.compiler.types import TensorType
 
 aten = torch.ops.aten
@@ -132,10 +134,19 @@ def inline(graph: Graph, node: fx.Node, *, unpadded: bool = False) -> None:
         result = decomposition(*args, **kwargs)
         return result if isinstance(result, torch.Tensor) else list(result)  # plain, where it is a named tuple
 
-    with FakeTensorMode():
-        types: list[TensorType] = [leaves[i].meta["type"] for i in at]
-        fakes = [torch.empty((t.unpadded if unpadded else t).shape, dtype=t.dtype) for t in types]
-    traced = make_fx(call, decomposition_table=composites(), tracing_mode="fake")(*fakes)
+    types: list[TensorType] = [leaves[i].meta["type"] for i in at]
+    shapes = [(t.unpadded if unpadded else t).shape for t in types]
+    scope = next((found for shape in shapes for size in shape if (found := scope_of(size)) is not None), None)
+    symbols: Any = None if scope is None else load("monarch.compiler.symbolic:symbols_of")(scope)
+    with FakeTensorMode(shape_env=None if symbols is None else symbols.environment):
+        if symbols is not None:
+            shapes = [symbols.torch_shape(shape) for shape in shapes]
+            leaves = [symbols.torch_sizes(leaf) for leaf in leaves]
+        fakes = [torch.empty(shape, dtype=t.dtype) for shape, t in zip(shapes, types, strict=True)]
+    mode: Literal["fake", "symbolic"] = "fake" if symbols is None else "symbolic"
+    traced = make_fx(call, decomposition_table=composites(), tracing_mode=mode)(*fakes)
+    if symbols is not None:
+        symbols.close()
     traced.graph.eliminate_dead_code()
     env: dict[fx.Node, Any] = {}
     inputs = iter(leaves[i] for i in at)
@@ -146,7 +157,10 @@ def inline(graph: Graph, node: fx.Node, *, unpadded: bool = False) -> None:
             elif inner.op == "get_attr":
                 env[inner] = _constant(graph, getattr(traced, inner.target))
             elif inner.op == "call_function":
-                env[inner] = _copy(graph, inner, env, node)
+                if isinstance(made := inner.meta.get("val"), torch.SymInt):
+                    env[inner] = symbols.size(made)
+                else:
+                    env[inner] = _copy(graph, inner, env, node, symbols)
     results: Any = fx.node.map_arg(args_of(traced.graph.output_node())[0], lambda n: env[n])
     if isinstance(node.meta["type"], TensorType):
         results.meta["type"] = node.meta["type"]  # which says what of it is padding
@@ -164,7 +178,7 @@ def inline(graph: Graph, node: fx.Node, *, unpadded: bool = False) -> None:
 _DROPPED = ("device", "layout", "pin_memory", "memory_format")
 
 
-def _copy(graph: Graph, inner: fx.Node, env: dict[fx.Node, Any], node: fx.Node) -> Any:
+def _copy(graph: Graph, inner: fx.Node, env: dict[fx.Node, Any], node: fx.Node, symbols: Any) -> Any:
     if inner.target in (aten.detach.default, aten.alias.default, aten.lift_fresh_copy.default):
         return env[args_of(inner)[0]]
     args = fx.node.map_arg(args_of(inner), lambda n: env[n])
@@ -173,7 +187,11 @@ def _copy(graph: Graph, inner: fx.Node, env: dict[fx.Node, Any], node: fx.Node) 
     copy = graph.call(inner.target, *args, type=None, **kwargs)
     copy.meta.update({k: v for k, v in node.meta.items() if k not in ("type", "undefined")})
     copy.meta["type"] = pytree.tree_map(
-        lambda value: TensorType(value.dtype, tuple(value.shape)) if isinstance(value, torch.Tensor) else None,
+        lambda value: (
+            TensorType(value.dtype, tuple(value.shape) if symbols is None else symbols.shape(tuple(value.shape)))
+            if isinstance(value, torch.Tensor)
+            else None
+        ),
         inner.meta["val"],
     )
     if isinstance(copy.meta["type"], list):

@@ -101,7 +101,8 @@ def _select(value: Value, parent: Value) -> tuple[int, int]:
         assert value.view.output is not None  # type: ignore[union-attr]
         return _dim(value, parent), value.view.output  # type: ignore[union-attr]
     dim = _dim(value, parent)
-    return dim, argument(value, 1, "index") % parent.shape[dim]
+    index = argument(value, 1, "index")
+    return dim, index + parent.shape[dim] if index < 0 else index
 
 
 def read_reshape(emit: Emitter, value: Value, parent: Value, base: fx.Node) -> fx.Node:

@@ -13,6 +13,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from monarch.compiler.symbols import is_multiple
 from monarch.compiler.types import Placement
 
 Dim = tuple[str, ...]
@@ -78,7 +79,7 @@ class Rule:
     def _strategies_of(self, k: int) -> list[Strategy]:
         found = [Strategy((None,) * len(self.operands), (None,) * len(self.results), "")]
         for factor, size in self.sizes.items():
-            if size > 1 and size % k == 0 and factor not in self.whole:
+            if size > 1 and factor not in self.whole and is_multiple(size, k):
                 strategy = self._shard(factor)
                 if strategy is not None:
                     found.append(strategy)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from functools import lru_cache
 
@@ -13,6 +12,7 @@ from monarch.compiler.rules.line import Line, Shape, factor_names, line
 from monarch.compiler.rules.localize import LocalCall, Localized, localizer
 from monarch.compiler.rules.register import sharding_rule
 from monarch.compiler.rules.rule import Rule
+from monarch.compiler.symbols import common_factor
 
 LINEAR = [{0}]
 
@@ -59,7 +59,7 @@ def view_rule(source: Shape, target: Shape) -> Rule:
             elif b == 1:
                 j += 1
                 b = target[j] if j < len(target) else 1
-            elif (common := math.gcd(a, b)) > 1:
+            elif (common := common_factor(a, b)) > 1:
                 name = next(names)
                 add(left, i, name, common)
                 add(right, j, name, common)

@@ -20,6 +20,7 @@ from monarch.compiler.loops.text import parse_kernel
 from monarch.compiler.plan.arena import ALIGN, PRODUCTS, is_row_major, out_form
 from monarch.compiler.plan.plan import Instruction, Region
 from monarch.compiler.schedule.schedule import Schedule
+from monarch.compiler.symbols import example
 from monarch.compiler.types import TensorType
 
 LEAST_BYTES = 4096
@@ -76,7 +77,7 @@ def lower_bound(spans: Sequence[Span]) -> int:
 
 @dataclass
 class Placing:
-    """Which results of a schedule's instructions lie in the arena, and where."""
+    """Which results of a schedule's instructions lie in the arena, and where; in the example, for named sizes."""
 
     schedule: Schedule
     dense: set[fx.Node] = field(default_factory=set)
@@ -98,7 +99,7 @@ class Placing:
             types = self.results(at, call, instructions[number])
             if any(types):
                 found.append((number, types))
-        arena, offsets = pack(self.spans)
+        arena, offsets = pack([replace(span, size=example(span.size)) for span in self.spans])
         starts = iter(offsets)
         placed = list(instructions)
         for number, types in found:
@@ -140,7 +141,12 @@ class Placing:
         for value in values:
             root = self.schedule.roots[value]
             sharing = self.schedule.members.get(root, (root,))
-            if size < LEAST_BYTES or root in self.foreign or any(each not in self.schedule.last for each in sharing):
+            if (
+                example(size) < LEAST_BYTES
+                or not size
+                or root in self.foreign
+                or any(each not in self.schedule.last for each in sharing)
+            ):
                 return None
             last = max(last, *(self.schedule.last[each] for each in sharing))
         self.spans.append(Span(-(-size // ALIGN) * ALIGN, at, last))

@@ -10,8 +10,10 @@ from monarch.compiler.plan.arena import ALIGN
 from monarch.compiler.plan.file import hash_of
 from monarch.compiler.plan.options import CompileOptions
 from monarch.compiler.plan.plan import Plan
-from monarch.compiler.schedule.arena import Placing, lower_bound
+from monarch.compiler.schedule.arena import Placing, Span, lower_bound
 from monarch.compiler.schedule.schedule import Schedule
+from monarch.compiler.schedule.template import Template
+from monarch.compiler.symbols import Scope, example
 
 
 def emit_plan(graph: Graph, options: CompileOptions) -> Plan:
@@ -21,14 +23,28 @@ def emit_plan(graph: Graph, options: CompileOptions) -> Plan:
 
 def plan_of(schedule: Schedule, options: CompileOptions) -> Plan:
     """The plan of a schedule: its instructions, on CPUs with places in the arena, and what else a worker needs."""
+    plan, _ = written(schedule, options)
+    return replace(plan, hash=hash_of(plan))
+
+
+def template_of(schedule: Schedule, options: CompileOptions, scope: Scope) -> Template:
+    """The same for a program of named sizes, those of `scope`."""
+    plan, spans = written(schedule, options)
+    return Template(plan, tuple(spans), scope)
+
+
+def written(schedule: Schedule, options: CompileOptions) -> tuple[Plan, list[Span]]:
+    """A plan without its hash, and what lies in the arena, in the order of the instructions' regions."""
     graph = schedule.graph
     costs = graph_costs(graph)
-    instructions, arena = schedule.instructions, 0
+    instructions, arena, spans = schedule.instructions, 0, []
     functions = {name: plan_of(Schedule(region), options) for name, region in graph.regions.items()}
     if options.target == "cpu":
         placing = Placing(schedule)
         arena, instructions = placing.run()
-        costs["arena"] = {"bytes": arena, "least": lower_bound(placing.spans), "values": len(placing.spans)}
+        spans = placing.spans
+        least = lower_bound([replace(span, size=example(span.size)) for span in spans])
+        costs["arena"] = {"bytes": arena, "least": least, "values": len(spans)}
     arena = -(-arena // ALIGN) * ALIGN + max((function.arena for function in functions.values()), default=0)
     plan = Plan(
         name=graph.name,
@@ -47,4 +63,4 @@ def plan_of(schedule: Schedule, options: CompileOptions) -> Plan:
         graph=str(graph),
         costs=costs,
     )
-    return replace(plan, hash=hash_of(plan))
+    return plan, spans

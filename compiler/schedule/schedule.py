@@ -22,6 +22,7 @@ from monarch.compiler.ops.record import enter, of_packet
 from monarch.compiler.ops.schema import viewed_operand
 from monarch.compiler.plan.plan import Instruction, Slot, ValueSpec
 from monarch.compiler.schedule.failing import before_the_commit
+from monarch.compiler.symbols import same
 
 aten = torch.ops.aten
 
@@ -208,7 +209,7 @@ class Schedule:
         if target in self.overlapping or self.is_part(target):
             return None
         a, b = tensor_type(target), tensor_type(result)
-        if a.dtype != b.dtype or self.graph.local_shape(a) != self.graph.local_shape(b):
+        if a.dtype != b.dtype or not same(self.graph.local_shape(a), self.graph.local_shape(b)):
             return None
         root = self.roots[target]
         if root.op == "placeholder" and (

@@ -8,6 +8,7 @@ into a pure Graph.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -143,10 +144,12 @@ class Tape:
     inputs: list[Input] = field(default_factory=list)
     ops: list[Op] = field(default_factory=list)
     values: int = 0
+    sizes: Callable[[tuple[Any, ...]], tuple[int, ...]] = tuple
+    """What of a tensor's shape stands on the tape: a trace with named sizes puts Sizes for torch's symbols."""
 
     def value(self, tensor: torch.Tensor, parent: Value | None = None, view: View | None = None) -> Value:
         """A new Value with the dtype and shape of `tensor`."""
-        value = Value(self.values, tensor.dtype, tuple(tensor.shape), parent, view)
+        value = Value(self.values, tensor.dtype, self.sizes(tuple(tensor.shape)), parent, view)
         self.values += 1
         return value
 

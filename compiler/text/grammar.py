@@ -37,7 +37,7 @@ tuple: "(" [entry ("," entry)*] ")"
 local: type ["of" type]
 
 type: NAME "[" [size ("," size)*] "]" tail*
-size: (INT | PADDED) ["@" axes]
+size: (INT | PADDED | NAME) ["@" axes]
 axes: NAME | "(" NAME ("," NAME)* ")"
 ?tail: partial | varying
 partial: "partial" "<" NAME ":" NAME ("," NAME)* ">"

@@ -14,6 +14,7 @@ from torch import fx
 from monarch.compiler.errors import GraphError, LayoutError
 from monarch.compiler.graph import Graph
 from monarch.compiler.names import CONSTANTS, UnknownOp, find_op
+from monarch.compiler.symbols import symbol
 from monarch.compiler.text.comment import parse_comment
 from monarch.compiler.text.grammar import Parsed, Text
 from monarch.compiler.types import DTYPES, REDUCTIONS, Layout, MeshSpec, TensorType
@@ -124,8 +125,12 @@ class _Reader:
         sizes = [entry.children for entry in rest if entry is not None and entry.data == "size"]
         layout = self.layout([self.axes(axes) for _, axes in sizes], tree)
         written = [_size_and_padding(size) for size, _ in sizes]
+        named = [size.type == "NAME" for size, _ in sizes]
         padding = tuple(0 if pad is None else self.int(pad, "padding", 1) for _, pad in written)
-        shape = tuple(self.int(size) + pad for (size, _), pad in zip(written, padding, strict=True))
+        shape = tuple(
+            symbol(str(size)) if is_name else self.int(size) + pad
+            for (size, _), pad, is_name in zip(written, padding, named, strict=True)
+        )
         return TensorType(DTYPES[dtype], shape, layout, padding)
 
 

@@ -14,6 +14,7 @@ from monarch.compiler.errors import GraphError
 from monarch.compiler.graph import Graph, provenance
 from monarch.compiler.names import CONSTANT_NAMES, op_name
 from monarch.compiler.shown import shows_as
+from monarch.compiler.symbols import same
 from monarch.compiler.text.comment import print_comment
 from monarch.compiler.types import TensorType
 
@@ -73,7 +74,7 @@ def print_type(type_: object, graph: Graph | None = None) -> str:
     if graph is None or not all(name in graph.mesh.sizes for name in type_.layout.mesh_dims):
         return str(type_)
     local = graph.local_shape(type_)
-    return str(type_) if local == type_.shape else f"{TensorType(type_.dtype, local)} of {type_}"
+    return str(type_) if same(local, type_.shape) else f"{TensorType(type_.dtype, local)} of {type_}"
 
 
 def _header(graph: Graph) -> str:

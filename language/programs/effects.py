@@ -12,6 +12,7 @@ import torch
 
 from monarch.compiler.errors import ProgramError
 from monarch.compiler.execution.executor import Handle, TakeBack
+from monarch.compiler.symbols import is_named
 from monarch.compiler.tape import Expr, Value, evaluate
 from monarch.language.errors import branch_error
 from monarch.language.programs import snapshot as kinds
@@ -120,6 +121,10 @@ def undoing(changes: list[Change]) -> TakeBack | None:
 
 
 Make = Callable[[Call], Any]
+
+
+class Specialise(Exception):
+    """A program cannot be traced for all values of its named sizes: why."""
 
 
 class CannotRepeat(Exception):
@@ -234,7 +239,7 @@ class Effects:
         """How another call finds or makes the objects among a program's results that are not tensors or plain."""
         found: dict[int, Make] = {}
         for number, leaf in enumerate(leaves):
-            if type(leaf) not in PLAIN and not isinstance(leaf, (Value, Expr, Again)):
+            if type(leaf) not in PLAIN and not isinstance(leaf, (Value, Expr, Again)) and not is_named(leaf):
                 try:
                     found[number] = self._make(leaf)
                 except CannotRepeat as reason:
@@ -250,6 +255,8 @@ class Effects:
     def _make_new(self, value: Any) -> Make:
         if type(value) in PLAIN:
             return lambda call: value
+        if isinstance(value, (torch.SymInt, torch.SymBool)):
+            raise Specialise("it leaves a named size in Python")
         if isinstance(value, torch.SymFloat):
             expr = value.node.expr
             return lambda call: evaluate(expr, call.scalars)

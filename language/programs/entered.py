@@ -195,6 +195,8 @@ class Entered:
     def _say(self, what: str, frame: FrameType | None) -> None:
         while frame is not None and not belongs_to_user(frame.f_code):
             frame = frame.f_back
+        if frame is not None and str(frame.f_globals.get("__name__")).partition(".")[0] == "sympy":
+            return  # it draws the order in which it asks for what it knows of named sizes
         if self.unknown is None and frame is not None:
             self.unknown = what, Source(frame.f_code.co_filename, frame.f_lineno)
 

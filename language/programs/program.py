@@ -7,26 +7,27 @@ import functools
 import inspect
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, ParamSpec, TypeVar, overload
 
 import torch
 from torch.utils import _pytree as pytree
 
-from monarch.compiler.errors import MonarchError, ProgramError, Source
+from monarch.compiler.errors import ProgramError, Source
 from monarch.compiler.graph import Graph
 from monarch.compiler.loading import load
 from monarch.compiler.plan import CompileOptions, Plan
 from monarch.compiler.sizes import parse_bytes
+from monarch.compiler.symbols import Scope, has_names
 from monarch.compiler.types import TensorType
-from monarch.language.compile import compile_graph, partition_graph
+from monarch.language.compile import compile_graph, compiles_templates, partition_graph
 from monarch.language.errors import TracedAgainWarning
-from monarch.language.layouts import from_annotation
 from monarch.language.programs.arrays import ARRAYS, as_annotated
 from monarch.language.programs.environment import Environment, find_environment
+from monarch.language.programs.named import Families, Specialised, bound, family_of, symbols_for, values_of
 from monarch.language.programs.nodes import Path
-from monarch.language.programs.snapshot import PLAIN
+from monarch.language.programs.signature import parameters, signature, tensor_annotations, written
 from monarch.language.programs.trace import Trace, trace, undone
 from monarch.language.programs.variant import Compiled, Variant, first_run, type_of
 from monarch.language.recorder.recording import current_program, turns
@@ -67,8 +68,6 @@ class Traced:
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _OFTEN = 8
 """After so many traces in which the same place has changed, the program says so."""
-_LEAVES = frozenset((DistributedTensor, torch.Tensor, torch.nn.Parameter, float, int, bool, str))
-"""Types of arguments that are known to hold no others."""
 _SIGNATURES, _PLANS, _VARIANTS = 256, 64, 8
 """How many signatures a program remembers, and of each how many plans and traces: those that were used last."""
 
@@ -96,6 +95,7 @@ class _Memory:
 
     def __init__(self, mesh: Mesh | None) -> None:
         self.varying: set[tuple[str, str]] = set()
+        self.specialised = Specialised()
         self.forget(mesh)
 
     def forget(self, mesh: Mesh | None) -> None:
@@ -103,6 +103,7 @@ class _Memory:
         self.entries: dict[Any, _Entry] = {}
         self.last: tuple[Any, _Entry] = None, _Entry()
         """The signature that was called last, which is compared without its hash."""
+        self.families = Families()
         self.resolved = mesh
         self.only: Mesh | None = None
         """The only mesh of the process when the program needed one: kept until it is closed."""
@@ -121,10 +122,11 @@ class Program(Generic[P, R]):
         self._memory = _Memory(mesh)
         self._bound: dict[int, tuple[weakref.ref[Any], dict[str, Any]]] = {}
         """What its methods consist of, but for the object that each is bound to, by its id."""
-        self._annotations = _tensor_annotations(function)
+        self._annotations = tensor_annotations(function)
+        self._names_sizes = any(has_names(type_.shape) for type_ in self._annotations.values())
         self._positions = [
             (number, parameter.name)
-            for number, parameter in enumerate(_parameters(function))
+            for number, parameter in enumerate(parameters(function))
             if parameter.name in self._annotations and parameter.kind in _POSITIONAL
         ]
 
@@ -142,7 +144,7 @@ class Program(Generic[P, R]):
         if memory.only is not None and memory.only.is_closed:
             memory.forget(self._mesh)
         args, kwargs = self._converted(args, kwargs)
-        key, leaves, spec = self._signature(args, kwargs)
+        key, leaves, spec = signature(args, kwargs)
         mesh = memory.resolved
         if mesh is not None and mesh.pending is not None:
             mesh.flush()
@@ -155,7 +157,16 @@ class Program(Generic[P, R]):
                     entry.variants.remove(variant)
                     entry.variants.insert(0, variant)
                 return variant.run(leaves, found)
-        return self._trace_and_run(entry, args, kwargs, leaves, spec)
+        named = self._named(args, kwargs) if self._names_sizes else []
+        values = values_of(named, self._annotations)
+        family = None
+        if values and self._keeps_names:
+            family = family_of(leaves, spec, named, self._annotations, values)
+        if family is not None and (known := self._memory.families.find(family, values, leaves)) is not None:
+            variant, found = known
+            entry.variants = [variant, *entry.variants[: _VARIANTS - 1]]
+            return variant.run(leaves, found)
+        return self._trace_and_run(entry, args, kwargs, leaves, spec, values, family)
 
     def _entry(self, key: Any, args: Any, kwargs: Any) -> _Entry:
         """What is known of a signature, which stands at the end from now on."""
@@ -194,7 +205,26 @@ class Program(Generic[P, R]):
                 ) from None
         return made
 
-    def _trace_and_run(self, entry: _Entry, args: Any, kwargs: Any, leaves: list[Any], spec: Any) -> Any:
+    @property
+    def _name(self) -> str:
+        return getattr(self, "__name__", "program")
+
+    @property
+    def _keeps_names(self) -> bool:
+        """Whether its plans can be for all values of named sizes."""
+        options = self.options
+        return options.target == "cpu" and options.memory_limit is None and compiles_templates()
+
+    def _trace_and_run(
+        self,
+        entry: _Entry,
+        args: Any,
+        kwargs: Any,
+        leaves: list[Any],
+        spec: Any,
+        values: dict[str, int],
+        family: Any,
+    ) -> Any:
         """Run the function, which says what this call does; later calls do the same while its guards hold."""
         place: Path | None = None
         if entry.variants:
@@ -205,20 +235,16 @@ class Program(Generic[P, R]):
                 if (hyperparameter := last.trace.fixed.get((place or ())[: length + 1])) is not None:
                     self._memory.varying.add(hyperparameter)
         entry.variants = [variant for variant in entry.variants if not variant.guards.dead]
-        found = self._trace(args, kwargs, leaves, spec, entry.moving)
-        compiled = next((known for known in entry.compiled if known.serves(found)), None)
-        if compiled is None:
-            try:
-                compiled = Compiled(found, self.options)
-            except BaseException:
-                found.undo()
-                raise
-        else:
+        found, compiled = self._traced(entry, args, kwargs, leaves, spec, values, family)
+        if compiled in entry.compiled:
             entry.compiled.remove(compiled)
         entry.compiled = [compiled, *entry.compiled[: _PLANS - 1]]
         result = first_run(compiled, found, leaves)
         if found.cannot is None:
-            entry.variants = [Variant(compiled, found), *entry.variants[: _VARIANTS - 1]]
+            variant = Variant(compiled, found)
+            entry.variants = [variant, *entry.variants[: _VARIANTS - 1]]
+            if compiled.template is not None:
+                self._memory.families.keep(family, variant)
             why: tuple[str, Source | None] | None = None
             if place is not None:
                 name = next((step for step in reversed(place) if isinstance(step, str)), "")
@@ -226,8 +252,54 @@ class Program(Generic[P, R]):
         else:
             place, why = None, found.cannot
         self._say(entry, place, why)
+        if compiled.template is None and self._keeps_names:
+            self._memory.specialised.note(self._name, leaves, self._names(args, kwargs, leaves), self._annotations)
         found.release()
         return result
+
+    def _traced(
+        self,
+        entry: _Entry,
+        args: Any,
+        kwargs: Any,
+        leaves: list[Any],
+        spec: Any,
+        values: dict[str, int],
+        family: Any,
+    ) -> tuple[Trace, Compiled]:
+        """A trace and its plan: for all values of the named sizes where `family` says so and that can be."""
+        symbols = None if family is None else symbols_for(values)
+        failed: Exception | None = None
+        if symbols is not None:
+            try:
+                return self._traced_once(entry, args, kwargs, leaves, spec, values, family, symbols)
+            except Exception as error:  # whatever it is: without names either it is the user's to see, or there is none
+                failed = error
+        found = self._traced_once(entry, args, kwargs, leaves, spec, values, family, None)
+        if failed is not None:
+            self._memory.specialised.why(self._name, failed)
+        return found
+
+    def _traced_once(
+        self,
+        entry: _Entry,
+        args: Any,
+        kwargs: Any,
+        leaves: list[Any],
+        spec: Any,
+        values: dict[str, int],
+        family: Any,
+        symbols: Any,
+    ) -> tuple[Trace, Compiled]:
+        found = self._trace(args, kwargs, leaves, spec, entry.moving, values, symbols)
+        try:
+            compiled = next((known for known in entry.compiled if known.serves(found)), None)
+            if compiled is None and symbols is not None:
+                compiled = self._memory.families.compiled(family, values, found)
+            return found, compiled or Compiled(found, self.options, values)
+        except BaseException:
+            found.undo()
+            raise
 
     def _say(self, entry: _Entry, place: Path | None, why: tuple[str, Source | None] | None) -> None:
         """Say once that a program is traced again at each call."""
@@ -279,10 +351,10 @@ class Program(Generic[P, R]):
         """Name, signature and mesh, for a notebook. Traces nothing."""
         code = getattr(inspect.unwrap(self.__wrapped__), "__code__", None)
         mesh = self._memory.resolved or find_environment(self.__wrapped__).mesh()
-        parameters: list[tuple[str, TensorType | str]] = []
-        for parameter in _parameters(self.__wrapped__):
+        shown: list[tuple[str, TensorType | str]] = []
+        for parameter in parameters(self.__wrapped__):
             annotated = self._annotations.get(parameter.name)
-            parameters.append((str(parameter).partition(":")[0].partition("=")[0], annotated or _written(parameter)))
+            shown.append((str(parameter).partition(":")[0].partition("=")[0], annotated or written(parameter)))
         known = len(self._memory.entries)
         notes = [f"traced for {known} signature{'s' * (known != 1)}"] if known else []
         if mesh is None:
@@ -290,7 +362,7 @@ class Program(Generic[P, R]):
         draw = load("monarch.compiler.inspect.html:program_html")
         html: str = draw(
             getattr(self, "__name__", "program"),
-            parameters,
+            shown,
             mesh.spec if mesh is not None else None,
             mesh.ranks if mesh is not None else None,
             str(Source(code.co_filename, code.co_firstlineno)) if code is not None else "",
@@ -300,19 +372,29 @@ class Program(Generic[P, R]):
 
     def _look(self, args: Any, kwargs: Any) -> Graph:
         args, kwargs = self._converted(args, kwargs)
-        _, leaves, spec = self._signature(args, kwargs)
+        _, leaves, spec = signature(args, kwargs)
         self._check_annotations(args, kwargs)
-        with undone(self._trace(args, kwargs, leaves, spec, set())) as found:
+        values = values_of(self._named(args, kwargs), self._annotations)
+        with undone(self._trace(args, kwargs, leaves, spec, set(), values)) as found:
             return found.graph
 
     # -- tracing -------------------------------------------------------------------------------------------------
 
-    def _trace(self, args: Any, kwargs: Any, leaves: list[Any], spec: Any, moving: set[Path]) -> Trace:
+    def _trace(
+        self,
+        args: Any,
+        kwargs: Any,
+        leaves: list[Any],
+        spec: Any,
+        moving: set[Path],
+        values: Mapping[str, int],
+        symbols: Any = None,
+    ) -> Trace:
         environment = find_environment(self.__wrapped__)
         mesh = self._find_mesh(leaves, environment)
         self._memory.resolved = mesh
         types = {
-            number: self._type(leaf, number, args, kwargs, mesh)
+            number: self._type(leaf, args, kwargs, mesh, values, None if symbols is None else symbols.scope)
             for number, leaf in enumerate(leaves)
             if isinstance(leaf, torch.Tensor)
         }
@@ -322,7 +404,18 @@ class Program(Generic[P, R]):
         names = self._names(args, kwargs, leaves)
         given = pytree.tree_leaves((args, kwargs))
         return trace(
-            self.__wrapped__, name, mesh, environment, leaves, spec, given, types, names, self._memory.varying, moving
+            self.__wrapped__,
+            name,
+            mesh,
+            environment,
+            leaves,
+            spec,
+            given,
+            types,
+            names,
+            self._memory.varying,
+            moving,
+            symbols,
         )
 
     def _names(self, args: Any, kwargs: Any, leaves: list[Any]) -> dict[int, str]:
@@ -370,44 +463,13 @@ class Program(Generic[P, R]):
 
     # -- signatures ----------------------------------------------------------------------------------------------
 
-    def _signature(self, args: Any, kwargs: Any) -> tuple[Any, list[Any], Any]:
-        """A key that is equal for calls that one trace serves, the flat arguments, and their pytree structure (None
-        where the arguments are a flat tuple)."""
-        leaves = list(args)
-        spec: Any = None
-        nested = [leaf for leaf in leaves if type(leaf) not in _LEAVES]
-        if kwargs or any(isinstance(leaf, (list, tuple, dict)) or pytree.is_namedtuple(leaf) for leaf in nested):
-            leaves, spec = pytree.tree_flatten((args, kwargs))
-        key: list[Any] = [*_modes(), spec]
-        for number, leaf in enumerate(leaves):
-            if isinstance(leaf, torch.Tensor):
-                if isinstance(leaf, DistributedTensor):
-                    cell = leaf._ref.cell
-                    cell.mesh.flush()
-                    cell.raise_failure()
-                    if leaf._ref.parent is not None or (cell.recording is not None and cell.handle is None):
-                        leaves[number] = leaf = _settled(leaf)
-                        cell = leaf._ref.cell
-                    key += (id(cell.mesh), cell.type, leaf.requires_grad)
-                else:
-                    key += (leaf.dtype, leaf.shape, leaf.requires_grad)
-            elif type(leaf) is float:
-                key.append(float)
-            elif type(leaf) is complex:
-                key += (complex, repr(leaf))
-            elif type(leaf) in PLAIN and type(leaf) is not slice:
-                key += (type(leaf), leaf)
-            else:
-                key.append(type(leaf))  # guards look into it
-        return tuple(key), leaves, spec
-
-    def _type(self, leaf: torch.Tensor, number: int, args: Any, kwargs: Any, mesh: Mesh) -> TensorType:
-        if not isinstance(leaf, DistributedTensor):
-            for name, argument in self._named(args, kwargs):
-                if argument is leaf:
-                    annotated = self._annotations[name]
-                    annotated.check(mesh.spec, f"'{name}'")
-                    return annotated
+    def _type(
+        self, leaf: torch.Tensor, args: Any, kwargs: Any, mesh: Mesh, values: Mapping[str, int], scope: Scope | None
+    ) -> TensorType:
+        for name, argument in self._named(args, kwargs):
+            if argument is leaf and (self._names_sizes or not isinstance(leaf, DistributedTensor)):
+                self._annotations[name].check(mesh.spec, f"'{name}'")
+                return bound(self._annotations[name], values, scope)
         return type_of(leaf)
 
     def _converted(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
@@ -429,8 +491,12 @@ class Program(Generic[P, R]):
         return [(name, value) for name, value in bound.arguments.items() if name in self._annotations]
 
     def _check_annotations(self, args: Any, kwargs: Any) -> None:
-        for name, value in self._named(args, kwargs):
+        named = self._named(args, kwargs)
+        values = values_of(named, self._annotations)
+        for name, value in named:
             wanted = self._annotations[name]
+            if isinstance(value, torch.Tensor) and value.ndim == wanted.ndim:
+                wanted = bound(wanted, values, None)
             if not isinstance(value, torch.Tensor):
                 raise ProgramError(
                     f"argument '{name}' is {type(value).__name__}, and is annotated as {wanted}",
@@ -454,53 +520,6 @@ class Program(Generic[P, R]):
                 hint=f"'{name}' is {found}, and is annotated as {wanted}.\n{remedy}",
                 source=user_source(),
             )
-
-
-def _settled(leaf: DistributedTensor) -> DistributedTensor:
-    ref = leaf._settled()
-    return leaf if ref is leaf._ref else DistributedTensor(ref.fake, ref, requires_grad=leaf.requires_grad)
-
-
-def _modes() -> tuple[Any, ...]:
-    """PyTorch's settings that change what Python code traces to."""
-    return (
-        torch.is_grad_enabled(),
-        torch.is_inference_mode_enabled(),
-        torch.get_default_dtype(),
-        torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu"),
-        torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda"),
-        torch.are_deterministic_algorithms_enabled(),
-    )
-
-
-def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
-    try:
-        return list(inspect.signature(function).parameters.values())
-    except (TypeError, ValueError):  # a callable that does not say
-        return []
-
-
-def _written(parameter: inspect.Parameter) -> str:
-    """A parameter's annotation, where it is no tensor type, and default, as written."""
-    annotation = parameter.annotation
-    text = "" if annotation is parameter.empty else inspect.formatannotation(annotation).strip("'")
-    return text if parameter.default is parameter.empty else f"{text} = {parameter.default!r}".strip()
-
-
-def _tensor_annotations(function: Callable[..., Any]) -> dict[str, TensorType]:
-    found: dict[str, TensorType] = {}
-    while isinstance(function, functools.partial):
-        function = function.func
-    for name, annotation in getattr(function, "__annotations__", {}).items():
-        try:
-            type_ = from_annotation(annotation, getattr(function, "__globals__", {}))
-        except MonarchError as error:
-            code = getattr(function, "__code__", None)
-            source = Source(code.co_filename, code.co_firstlineno) if code is not None else None
-            raise type(error)(f"parameter '{name}': {error.message}", hint=error.hint, source=source) from None
-        if type_ is not None and name != "return":
-            found[name] = type_
-    return found
 
 
 @overload

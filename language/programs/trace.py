@@ -17,10 +17,11 @@ from torch.utils import _pytree as pytree
 from monarch.compiler.errors import ProgramError, Source
 from monarch.compiler.graph import Graph
 from monarch.compiler.passes.functionalize import functionalize
+from monarch.compiler.symbols import Scope, has_names, is_named, poly_of
 from monarch.compiler.tape import Expr, Tape, Value
 from monarch.compiler.types import TensorType
 from monarch.language.optimizers.watch import OptimizerWatch
-from monarch.language.programs.effects import Again, Change, Effects, Make
+from monarch.language.programs.effects import Again, Change, Effects, Make, Specialise
 from monarch.language.programs.entered import Entered
 from monarch.language.programs.environment import Environment, state_names
 from monarch.language.programs.guards import Guards, views_of
@@ -30,9 +31,10 @@ from monarch.language.programs.snapshot import PLAIN, Contents, Held, Snapshot, 
 from monarch.language.recorder.dispatch import tracing
 from monarch.language.recorder.random import counting_streams
 from monarch.language.recorder.recording import Recording, current
+from monarch.language.recorder.scalar import ScalarNode
 from monarch.language.source import user_source
 from monarch.language.tensors.mesh import Mesh
-from monarch.language.tensors.shapes import to_fake
+from monarch.language.tensors.shapes import make_fake, to_fake
 from monarch.language.tensors.tensor import Cell, DistributedTensor
 
 
@@ -79,6 +81,8 @@ class Trace:
     """Where each hyperparameter is found: its place, and its number among several."""
     requiring: list[tuple[int, bool]]
     """The plain arguments, by number, that the program has require a gradient, or none."""
+    scope: Scope | None
+    """The named sizes that it is valid for all values of, under conditions; None where it has none."""
     cannot: tuple[str, Source | None] | None
     """Why a later call has to trace again, with the line, where no guards can say what it would do."""
     changes: list[Change]
@@ -110,11 +114,8 @@ class Trace:
     @cached_property
     def key(self) -> Any:
         """Equal for equal programs."""
-        return (
-            self.tape.key,
-            tuple(self.result.values),
-            tuple(value for _, _, value in self.escapes),
-        )
+        key = self.tape.key if self.scope is None else _unscoped(self.tape.key)
+        return key, tuple(self.result.values), tuple(value for _, _, value in self.escapes)
 
     def release(self) -> None:
         """Let go of what only the traced call needed, and keep nothing of the user's alive."""
@@ -149,17 +150,18 @@ def trace(
     names: dict[int, str],
     varying: set[tuple[str, str]],
     moving: set[Path],
+    symbols: Any = None,
 ) -> Trace:
     """Run `function` with symbolic arguments and record it.
 
     `leaves` and `spec` are the flattened (args, kwargs), and `given` what the caller passed for each; `types` gives the
     type of each tensor leaf, `names` the parameters' names where they have one; `varying` are the hyperparameters that
-    are known to vary, and `moving` the places at which there are other tensors from call to call. Whatever fails,
-    Python's state is what it was.
+    are known to vary, and `moving` the places at which there are other tensors from call to call; `symbols` are the
+    named sizes in `types`, if there are any. Whatever fails, Python's state is what it was.
     """
     mesh.flush()
     before = current.recording
-    recording = Recording(mesh, program=True)
+    recording = Recording(mesh, True, symbols)
     watch = OptimizerWatch(recording, environment.optimizers, varying)
     snapshot = Snapshot()
     entered = Entered(snapshot)
@@ -179,28 +181,32 @@ def trace(
         watch.restore()
 
     try:
-        symbols, arguments = _symbols(recording, leaves, types, names)
-        args, kwargs = pytree.tree_unflatten(symbols, spec)
+        inputs_, arguments = _symbolic(recording, leaves, types, names)
+        args, kwargs = pytree.tree_unflatten(inputs_, spec)
         with ExitStack() as stack:
             stack.enter_context(torch.enable_grad() if torch.is_grad_enabled() else torch.no_grad())
             stack.enter_context(counting_streams())
             stack.enter_context(watch.watching())
             stack.enter_context(module_paths(environment))
             stack.enter_context(tracing(recording))
+            if symbols is not None:
+                stack.enter_context(symbols.tracing())
             stack.enter_context(entered.watching())
             returned = function(*args, **kwargs)
-        _check_containers(symbols, spec, args, kwargs)
+        _check_containers(inputs_, spec, args, kwargs)
         del args, kwargs
         free = watch.read_at_each_call
-        requiring, differentiated = _differentiated(symbols, leaves, given)
+        requiring, differentiated = _differentiated(inputs_, leaves, given)
         for position in differentiated:
             snapshot.visit(leaves[position])
             roots.append((("argument", position), leaves[position]))
-            leaves[position].requires_grad_(symbols[position].requires_grad).grad = symbols[position].grad
+            leaves[position].requires_grad_(inputs_[position].requires_grad).grad = inputs_[position].grad
         changes = snapshot.changes()
         _check_regions(changes)
+        if any(isinstance(value, _NAMED) for _, (_, values) in changes for value in values):
+            raise Specialise("it leaves a named size in Python")
         guards = Guards(snapshot, entered, roots, free, moving, _rebound(changes), set(recording.states))
-        effects = Effects(guards, recording, symbols, leaves)
+        effects = Effects(guards, recording, inputs_, leaves)
         for held, now in changes:
             effects.add(held, now)
         result = _result(recording, returned, effects.keeps)
@@ -209,10 +215,12 @@ def trace(
             effects.settle(held, now)
         effects.settle_returned(result.leaves)
         changed = [change for held, _ in changes if (change := Change.since(held)) is not None]
-        del changes, symbols
+        del changes, inputs_
         recording.regions.clear()  # they keep alive what the program has let go of
         labels_of = state_names(environment, watch.optimizers)
         escapes = _escapes(recording, effects)
+        if any(has_names(value.shape) for _, value in escapes):
+            raise Specialise("it leaves a tensor of a named size in Python")
     except BaseException:
         current.recording = before  # an interrupt may come where a context manager would have given this back
         undo()
@@ -246,6 +254,8 @@ def trace(
     if cannot is None and any(spot is None for spot, _ in sources.values()):
         cannot = "it makes an optimizer", None
     recording.release()
+    if symbols is not None:
+        symbols.close()
     return Trace(
         name=name,
         mesh=mesh,
@@ -267,10 +277,20 @@ def trace(
         returned=returned,
         sources={label: (spot, index) for label, (spot, index) in sources.items() if spot is not None},
         requiring=requiring,
+        scope=None if symbols is None else symbols.scope,
         cannot=cannot,
         changes=changed,
         undo=undo,
     )
+
+
+def _unscoped(key: Any) -> Any:
+    """A tape's key with sizes that can be compared with another trace's."""
+    if isinstance(key, tuple):
+        return tuple([_unscoped(entry) for entry in key])
+    if isinstance(key, TensorType):
+        return str(key)
+    return poly_of(key) if is_named(key) else key
 
 
 def _differentiated(
@@ -361,15 +381,20 @@ def _spots(snapshot: Snapshot, guards: Guards, cells: list[Cell]) -> list[tuple[
     return [found.get(id(cell)) for cell in cells]
 
 
-def _symbols(
+_NAMED = (torch.SymInt, torch.SymBool)
+
+
+def _symbolic(
     recording: Recording, leaves: list[Any], types: dict[int, TensorType], names: dict[int, str]
 ) -> tuple[list[Any], dict[str, int]]:
     """Symbolic arguments: tensors become inputs, floats Scalars."""
-    symbols: list[Any] = []
+    made: list[Any] = []
     arguments: dict[str, int] = {}
     for number, leaf in enumerate(leaves):
         if isinstance(leaf, torch.Tensor):
-            symbol: Any = recording.input(to_fake(leaf), number, types[number], names.get(number))
+            symbol: Any = recording.input(
+                _fake(recording, leaf, types[number]), number, types[number], names.get(number)
+            )
             symbol.requires_grad_(leaf.requires_grad)
             if isinstance(leaf, DistributedTensor) and leaf.is_leaf:
                 symbol.grad = leaf.grad
@@ -379,8 +404,15 @@ def _symbols(
             symbol = recording.scalar(label, leaf)
         else:
             symbol = leaf
-        symbols.append(symbol)
-    return symbols, arguments
+        made.append(symbol)
+    return made, arguments
+
+
+def _fake(recording: Recording, leaf: torch.Tensor, type: TensorType) -> torch.Tensor:
+    """An argument without data, with torch's symbols for its named sizes."""
+    if not has_names(type.shape):
+        return to_fake(leaf)
+    return make_fake(recording.symbols.torch_shape(type.shape), leaf.dtype)
 
 
 def _result(recording: Recording, returned: Any, keeps: Callable[[Any], bool]) -> Result:
@@ -396,8 +428,12 @@ def _result(recording: Recording, returned: Any, keeps: Callable[[Any], bool]) -
             if leaf.mesh is not recording.mesh:
                 raise ProgramError(f"the program returns a tensor on another mesh: {leaf.mesh!r}")
             found.append(leaf if keeps(leaf) else recording.value_of(leaf._ref))
-        elif isinstance(leaf, torch.SymFloat):
+        elif isinstance(leaf, torch.SymFloat) and isinstance(leaf.node, ScalarNode):
             found.append(leaf.node.expr)
+        elif isinstance(leaf, torch.SymInt):
+            found.append(recording.symbols.size(leaf))
+        elif isinstance(leaf, (torch.SymFloat, torch.SymBool)):
+            found.append(float(leaf) if isinstance(leaf, torch.SymFloat) else bool(leaf))
         else:
             found.append(leaf)
     return Result(found, spec)

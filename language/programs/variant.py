@@ -7,7 +7,9 @@ program does at a call, and then the call is one command and what the trace left
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from copy import copy
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils import _pytree as pytree
@@ -15,9 +17,10 @@ from torch.utils import _pytree as pytree
 from monarch.compiler.errors import DeviceMeshError, MonarchError
 from monarch.compiler.execution.executor import Bind, Handle, TakeBack
 from monarch.compiler.plan import CompileOptions, Plan
+from monarch.compiler.symbols import is_named, value_at
 from monarch.compiler.tape import Expr, Value, evaluate
 from monarch.compiler.types import TensorType
-from monarch.language.compile import compile_graph
+from monarch.language.compile import compile_graph, compile_template
 from monarch.language.programs.effects import Again, Call, Change, undoing
 from monarch.language.programs.guards import views_of
 from monarch.language.programs.nodes import Live
@@ -27,14 +30,23 @@ from monarch.language.tensors.mesh import Mesh
 from monarch.language.tensors.shapes import make_fake
 from monarch.language.tensors.tensor import Cell, DistributedTensor, Failure, Ref
 
+if TYPE_CHECKING:
+    from monarch.compiler.schedule.template import Template
+
 _INPUT, _STATE, _SCALAR, _SEED = range(4)
 
 
 class Compiled:
-    """The plan of a traced graph, which all traces with this graph share."""
+    """The plan of a traced graph, which all traces with this graph share. `values` are those of its named sizes."""
 
-    def __init__(self, trace: Trace, options: CompileOptions) -> None:
-        self.plan: Plan = compile_graph(trace.graph, options)
+    def __init__(self, trace: Trace, options: CompileOptions, values: Mapping[str, int] = MappingProxyType({})) -> None:
+        self.values = values
+        self.template: Template | None = None
+        if trace.scope is None:
+            self.plan: Plan = compile_graph(trace.graph, options)
+        else:
+            self.template = compile_template(trace.graph, options, trace.scope)
+            self.plan = self.template.at(values)
         self.ran = False
         self.key = trace.key
         self.constants = trace.constants
@@ -55,7 +67,9 @@ class Compiled:
                 self.fetch.append((_SCALAR, str(spec.label)))
             else:
                 self.fetch.append((_SEED, None))
-        self.layouts = [(states[str(spec.label)], spec.type) for spec in self.plan.inputs if spec.kind == "state"]
+        self._shapes = [(value.shape, value.dtype) for value in trace.result.values]
+        self._states = states
+        self._typed()
         self.returns = sum(spec.kind == "return" for spec in self.plan.outputs)
         self.state_updates: list[tuple[int, int]] = []
         """The states, by number, that take an output's handle, and the output."""
@@ -70,12 +84,26 @@ class Compiled:
         """The outputs that several states or left tensors take."""
         self.small = [number for number, type_ in self.layouts if type_.ndim == 0]
         """The states that may share a value with others, which the plan does not know."""
-        self.fakes = [make_fake(value.shape, value.dtype) for value in trace.result.values]
+
+    def _typed(self) -> None:
+        """Take from the plan what depends on its sizes."""
+        states = (spec for spec in self.plan.inputs if spec.kind == "state")
+        self.layouts = [(self._states[str(spec.label)], spec.type) for spec in states]
+        self.fakes = [make_fake(value_at(shape, self.values), dtype) for shape, dtype in self._shapes]
+
+    def at(self, values: Mapping[str, int]) -> Compiled:
+        """The same for other values of the named sizes, which meet the conditions: nothing is compiled."""
+        assert self.template is not None
+        found = copy(self)
+        found.values, found.plan, found.ran = values, self.template.at(values), False
+        found._typed()
+        return found
 
     def serves(self, trace: Trace) -> bool:
-        """Whether a trace has this graph."""
+        """Whether a trace of the same call's sizes has this graph."""
         return (
-            self.key == trace.key
+            (self.template is None) == (trace.scope is None)
+            and self.key == trace.key
             and len(self.constants) == len(trace.constants)
             and all(_same_values(a, b) for a, b in zip(self.constants, trace.constants, strict=True))
         )
@@ -137,6 +165,8 @@ class Compiled:
                 results.append(results[leaf.number])
             elif isinstance(leaf, Expr):
                 results.append(evaluate(leaf, scalars))
+            elif is_named(leaf):
+                results.append(value_at(leaf, self.values))
             elif call is not None and number in trace.returned:
                 results.append(trace.returned[number](call))
             else:
@@ -249,6 +279,12 @@ class Variant:
         self._left = {
             id(cell): number for number, (_, ref, _) in enumerate(trace.escapes) if (cell := ref()) is not None
         }
+
+    def at(self, compiled: Compiled) -> Variant:
+        """The same trace with a plan for other sizes."""
+        found = copy(self)
+        found.compiled = compiled
+        return found
 
     # -- whether it fits a call ----------------------------------------------------------------------------------
 

@@ -33,6 +33,7 @@ from monarch.language.recorder.recording import (
     source_now,
     turns,
 )
+from monarch.language.recorder.scalar import ScalarNode
 from monarch.language.recorder.varying import (
     active,
     check_gradients,
@@ -139,6 +140,14 @@ class _Call:
         if isinstance(value, (list, tuple)):
             pairs = [self.argument(entry) for entry in value]
             return tuple(pair[0] for pair in pairs), [pair[1] for pair in pairs]
+        if isinstance(value, torch.SymInt):
+            return self.recording.symbols.size(value), value
+        if isinstance(value, torch.SymBool):
+            return Number.of(bool(value)), bool(value)
+        if isinstance(value, torch.SymFloat) and not isinstance(
+            value.node, ScalarNode
+        ):  # of named sizes: for this value alone
+            return self.argument(float(value), place)
         if isinstance(value, torch.SymFloat):
             node = value.node
             if place not in self.lifts:

@@ -37,10 +37,12 @@ class StateInput:
 class Recording:
     """A tape being written, and how its values belong to cells."""
 
-    def __init__(self, mesh: Mesh, program: bool) -> None:
+    def __init__(self, mesh: Mesh, program: bool, symbols: Any = None) -> None:
+        """`symbols` are the named sizes of a program (`tensors.symbolic.Symbols`), where it has any."""
         self.mesh = mesh
         self.program = program
-        self.tape = Tape()
+        self.symbols = symbols
+        self.tape = Tape() if symbols is None else Tape(sizes=symbols.shape)
         self.states: dict[int, StateInput] = {}
         self.made: list[tuple[weakref.ref[Cell], Value]] = []
         self.constants: dict[int, tuple[torch.Tensor, int, DistributedTensor]] = {}

@@ -411,11 +411,11 @@ def test_errors_name_the_file(tmp_path: Path) -> None:
 def test_long_lines_are_shown_around_the_error() -> None:
     sizes = ", ".join(["1"] * 100)
     with pytest.raises(LayoutError) as caught:
-        parse_type(f"f32[{sizes}, x, {sizes}]")
+        parse_type(f"f32[{sizes}, @, {sizes}]")
     first, line, caret = str(caught.value).splitlines()
-    assert first == "tensor type, column 305: expected a whole number, not 'x'"
+    assert first == "tensor type, column 305: expected a name or a whole number, not '@'"
     assert len(line) < 120
-    assert line.startswith("  …") and line[len(caret) - 1] == "x"
+    assert line.startswith("  …") and line[len(caret) - 1] == "@"
 
 
 @pytest.mark.parametrize("argument", ["[" * 3000 + "]" * 3000, "9" * 5000])

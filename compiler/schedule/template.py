@@ -1,0 +1,56 @@
+"""The plan of a program of named sizes: one for all their values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from monarch.compiler.plan.file import hash_of
+from monarch.compiler.plan.plan import Instruction, Plan, Region, ValueSpec
+from monarch.compiler.schedule.arena import Span, pack
+from monarch.compiler.symbols import Scope, value_at
+
+
+@dataclass(frozen=True)
+class Template:
+    """A plan with sizes that are expressions, the conditions under which it is right, and what it takes to run it.
+
+    `plan`   its types, instructions' arguments and regions have Sizes; offsets in the arena are those of the example
+    `spans`  what lies in the arena, in the order of the instructions' regions
+    `scope`  the names, and the conditions on them
+    """
+
+    plan: Plan
+    spans: tuple[Span, ...]
+    scope: Scope
+
+    def at(self, values: Mapping[str, int]) -> Plan:
+        """The plan for these sizes, which meet the conditions: nothing is compiled for it."""
+        plan = self.plan
+        arena, offsets = pack([replace(span, size=value_at(span.size, values)) for span in self.spans])
+        starts = iter(offsets)
+        instructions = tuple(_at(instruction, values, starts) for instruction in plan.instructions)
+        made = replace(
+            plan,
+            inputs=_values_at(plan.inputs, values),
+            outputs=_values_at(plan.outputs, values),
+            instructions=instructions,
+            arena=arena,
+        )
+        return replace(made, hash=hash_of(made))
+
+
+def _at(instruction: Instruction, values: Mapping[str, int], starts: Iterator[int]) -> Instruction:
+    regions = tuple(
+        region and Region(next(starts), region.dtype, value_at(region.shape, values)) for region in instruction.regions
+    )
+    return replace(
+        instruction,
+        args=value_at(instruction.args, values),
+        kwargs=value_at(instruction.kwargs, values),
+        regions=regions,
+    )
+
+
+def _values_at(specs: tuple[ValueSpec, ...], values: Mapping[str, int]) -> tuple[ValueSpec, ...]:
+    return tuple(replace(spec, type=spec.type.at(values)) for spec in specs)

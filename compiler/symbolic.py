@@ -1,0 +1,146 @@
+"""Named sizes in torch's shape functions: torch's own symbols, and the Sizes of ours that they are.
+
+Torch decides on its symbols as on any sizes and notes each decision; at the end these become conditions of the scope.
+Only programs of named sizes load this, and SymPy with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import sympy
+import torch
+from torch._dispatch.python import enable_python_dispatcher
+from torch._dynamo.source import ConstantSource
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
+from torch.utils import _sympy
+
+from monarch.compiler.symbols import Condition, Poly, Scope, Size, extreme, quotient, remainder, value_at
+
+
+class Unknown(Exception):
+    """An expression of torch's that is no Size."""
+
+
+class Symbols:
+    """The named sizes of one program, with the value that each has in the traced call."""
+
+    def __init__(self, scope: Scope) -> None:
+        self.scope = scope
+        self.environment = ShapeEnv(duck_shape=False)
+        self._names: dict[sympy.Symbol, str] = {}
+        self._symints: dict[str, torch.SymInt] = {}
+        for name, value in scope.examples.items():
+            source = ConstantSource(name)
+            made = self.environment.create_symbol(value, source=source, dynamic_dim=DimDynamic.DYNAMIC)
+            self._names[made] = name
+            self._symints[name] = self.environment.create_symintnode(made, hint=value, source=source)  # type: ignore[assignment]
+
+    def torch_sizes(self, value: Any) -> Any:
+        """A Size, or a list or tuple with Sizes in it, with torch's symbols for ours."""
+        if isinstance(value, (list, tuple)):
+            return type(value)([self.torch_sizes(entry) for entry in value])
+        return value_at(value, self._symints)  # type: ignore[arg-type]
+
+    def torch_shape(self, shape: tuple[int, ...]) -> tuple[Any, ...]:
+        """A shape with torch's symbols for ours."""
+        return tuple([self.torch_sizes(size) for size in shape])
+
+    @contextmanager
+    def tracing(self) -> Iterator[None]:
+        """Have torch use its shape functions in Python, which take symbols."""
+        with enable_python_dispatcher():
+            yield
+
+    def size(self, value: Any) -> int:
+        """The Size that an int of torch's is; one without an expression of ours is taken for the number that it is."""
+        if not isinstance(value, torch.SymInt):
+            return int(value)
+        try:
+            return Size(self._poly(value.node.expr), self.scope)
+        except Unknown:
+            return int(value)
+
+    def shape(self, shape: tuple[Any, ...]) -> tuple[int, ...]:
+        """The Sizes of a tensor's shape."""
+        return tuple([size if type(size) is int else self.size(size) for size in shape])
+
+    def close(self) -> None:
+        """Give the scope what torch has decided. What has no expression of ours fixes all sizes."""
+        for guard in self.environment.guards:
+            try:
+                for condition in self._conditions(guard.expr, True):
+                    self.scope.note(condition, "the program, or PyTorch for it")
+            except Unknown:
+                for name, value in self.scope.examples.items():
+                    fixed = Poly.of({(name,): 1}).plus(Poly.number(value), -1)
+                    self.scope.note(Condition(fixed, "==", True), f"PyTorch, by {guard.expr}")
+
+    def _conditions(self, expr: Any, truth: bool) -> Iterator[Condition]:
+        if isinstance(expr, sympy.Not):
+            yield from self._conditions(expr.args[0], not truth)
+        elif isinstance(expr, sympy.And) and truth or isinstance(expr, sympy.Or) and not truth:
+            for each in expr.args:
+                yield from self._conditions(each, truth)
+        elif isinstance(expr, sympy.core.relational.Relational):
+            left, right = (self._poly(side) for side in expr.args)
+            relation, sign, holds = _RELATIONS[type(expr)]
+            difference = left.plus(right, -1) if sign > 0 else right.plus(left, -1)
+            yield Condition(difference, relation, holds is truth)
+        else:
+            raise Unknown
+
+    def _poly(self, expr: Any) -> Poly:
+        if isinstance(expr, (int, sympy.Integer)):
+            return Poly.number(int(expr))
+        if isinstance(expr, sympy.Symbol):
+            if expr not in self._names:
+                raise Unknown
+            return Poly.of({(self._names[expr],): 1})
+        args = expr.args
+        if isinstance(expr, sympy.Pow) and isinstance(args[1], sympy.Integer) and 0 < int(args[1]) < 16:
+            args = (args[0],) * int(args[1])
+        elif not isinstance(expr, (sympy.Add, sympy.Mul, *_DIVIDED, *_REST, *_MAX, *_MIN)):
+            raise Unknown
+        polys = [self._poly(arg) for arg in args]
+        found = polys[0]
+        for other in polys[1:]:
+            if isinstance(expr, sympy.Add):
+                found = found.plus(other)
+            elif isinstance(expr, (sympy.Mul, sympy.Pow)):
+                found = found.times(other)
+            elif isinstance(expr, _DIVIDED):
+                found = quotient(found, other)
+            elif isinstance(expr, _REST):
+                found = remainder(found, other)
+            else:
+                found = extreme("max" if isinstance(expr, _MAX) else "min", found, other)
+        return found
+
+
+_functions = _sympy.functions
+_DIVIDED = (_functions.FloorDiv, _functions.CleanDiv)
+_REST = (_functions.Mod, _functions.PythonMod)
+_MAX, _MIN = (_functions.Max, sympy.Max), (_functions.Min, sympy.Min)
+_RELATIONS: dict[Any, tuple[str, int, bool]] = {
+    sympy.Eq: ("==", 1, True),
+    sympy.Ne: ("==", 1, False),
+    sympy.Gt: (">", 1, True),
+    sympy.Le: (">", 1, False),
+    sympy.Lt: (">", -1, True),
+    sympy.Ge: (">", -1, False),
+}
+"""For each of SymPy's relations: ours, whether of left - right or of right - left, and whether it holds then."""
+
+_symbols: WeakKeyDictionary[Scope, Symbols] = WeakKeyDictionary()
+
+
+def symbols_of(scope: Scope) -> Symbols:
+    """Torch's symbols for those of a scope: always the same."""
+    found = _symbols.get(scope)
+    if found is None:
+        found = _symbols[scope] = Symbols(scope)
+    return found

@@ -1,0 +1,198 @@
+"""The named sizes of a program: what they are at a call, and the traces that serve all their values."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from monarch.compiler.errors import PerformanceWarning, ProgramError
+from monarch.compiler.loading import load
+from monarch.compiler.symbols import LEAST, Scope, Size, has_names, is_named, poly_of
+from monarch.compiler.types import DTYPE_NAMES, TensorType
+from monarch.language.programs.nodes import Live
+from monarch.language.programs.signature import add_plain, modes
+from monarch.language.programs.trace import Trace
+from monarch.language.programs.variant import Compiled, Variant, type_of
+from monarch.language.source import user_source
+from monarch.language.tensors.tensor import Cell, DistributedTensor
+
+FAMILIES, MEMBERS = 64, 8
+"""How many signatures with names a program remembers, and how many traces of each."""
+
+
+def values_of(named: Iterable[tuple[str, Any]], annotations: Mapping[str, TensorType]) -> dict[str, int]:
+    """What the names in the arguments' annotations stand for at a call. Raises ProgramError where one stands for two
+    numbers. `named` are the annotated arguments."""
+    values: dict[str, int] = {}
+    first: dict[str, str] = {}
+    for argument, value in named:
+        wanted = annotations[argument]
+        if not has_names(wanted.shape) or not isinstance(value, torch.Tensor) or value.ndim != wanted.ndim:
+            continue
+        for at, (size, found) in enumerate(zip(wanted.shape, value.shape, strict=True)):
+            if not is_named(size):
+                continue
+            name = str(size)
+            place = f"dim {at} of '{argument}'"
+            if values.setdefault(name, found) != found:
+                raise ProgramError(
+                    f"the size '{name}' is {values[name]} in {first[name]}, and {found} in {place}",
+                    hint="a name stands for one number in a call: give the other size a name of its own, "
+                    "or pass tensors that agree.",
+                    source=user_source(),
+                )
+            first.setdefault(name, place)
+    return values
+
+
+def family_of(
+    leaves: list[Any], spec: Any, named: Iterable[tuple[str, Any]], annotations: Mapping[str, TensorType], values: Any
+) -> Any:
+    """A key that is equal for calls that differ in the values of named sizes alone."""
+    name_of = {id(value): name for name, value in named}
+    key: list[Any] = [*modes(), spec, *((name, value) for name, value in values.items() if value < LEAST)]
+    for leaf in leaves:
+        name = name_of.get(id(leaf))
+        if isinstance(leaf, torch.Tensor):
+            type_ = str(type_of(leaf) if name is None else annotations[name])
+            key += (id(leaf.mesh) if isinstance(leaf, DistributedTensor) else 0, type_, leaf.requires_grad)
+        else:
+            add_plain(key, leaf)
+    return tuple(key)
+
+
+def symbols_for(values: Mapping[str, int]) -> Any:
+    """The named sizes of a trace, or None where all are 0 or 1, which are not named: such dims broadcast, or are
+    empty."""
+    names = {name: value for name, value in values.items() if value >= LEAST}
+    return load("monarch.compiler.symbolic:symbols_of")(Scope(names)) if names else None
+
+
+def bound(type: TensorType, values: Mapping[str, int], scope: Scope | None) -> TensorType:
+    """An annotation's type for a call: with the sizes of `scope`, and numbers for the other names."""
+
+    def size(written: int) -> int:
+        if not is_named(written):
+            return written
+        name = str(written)
+        if scope is None or name not in scope.examples:
+            return values[name]
+        return Size(poly_of(written), scope)  # type: ignore[arg-type]
+
+    return TensorType(type.dtype, tuple(map(size, type.shape)), type.layout)
+
+
+class Specialised:
+    """The shapes of arguments for which a program was compiled, to say once how one plan could serve them all."""
+
+    def __init__(self) -> None:
+        self._shapes: dict[Any, list[tuple[tuple[int, ...], ...]]] = {}
+        self._said = self._told = False
+
+    def why(self, program: str, error: Exception) -> None:
+        """Say once why a program is compiled for each value of its named sizes."""
+        if self._told:
+            return
+        self._told = True
+        what = getattr(error, "message", None) or str(error).partition("\n")[0] or type(error).__name__
+        warnings.warn(
+            f"the program '{program}' is compiled for each value of its named sizes: {what}",
+            PerformanceWarning,
+            stacklevel=6,
+        )
+
+    def note(
+        self, program: str, leaves: list[Any], names: Mapping[int, str], annotations: Mapping[str, TensorType]
+    ) -> None:
+        """Note that a program was compiled for these arguments. Say the annotations that would have spared it with the
+        third shape. `names` are those of the parameters, by the leaves' numbers."""
+        spelled = self._spelled(leaves, names, annotations)
+        if spelled:
+            warnings.warn(
+                f"the program '{program}' is compiled for each shape of its arguments. "
+                f"Name the sizes that change, and one plan serves them all: {spelled}",
+                PerformanceWarning,
+                stacklevel=5,
+            )
+
+    def _spelled(self, leaves: list[Any], names: Mapping[int, str], annotations: Mapping[str, TensorType]) -> str:
+        numbers = [
+            number
+            for number, leaf in enumerate(leaves)
+            if isinstance(leaf, torch.Tensor) and names.get(number) is not None and names[number] not in annotations
+        ]
+        if self._said or not numbers:
+            return ""
+        types = [type_of(leaves[number]) for number in numbers]
+        key = tuple((names[number], type_.dtype, type_.layout) for number, type_ in zip(numbers, types, strict=True))
+        if len(self._shapes) >= FAMILIES:
+            self._shapes.clear()
+        seen = self._shapes.setdefault(key, [])
+        shapes = tuple(type_.shape for type_ in types)
+        if shapes in seen or any(size < LEAST for shape in shapes for size in shape):
+            return ""
+        seen.append(shapes)
+        if len(seen) < _OFTEN:
+            return ""
+        self._said = True
+        return ", ".join(_spelled(seen, [names[number] for number in numbers], types))
+
+
+_OFTEN = 3
+_LETTERS = "nmklpqrs"
+
+
+def _spelled(seen: list[tuple[tuple[int, ...], ...]], names: list[str], types: list[TensorType]) -> Iterator[str]:
+    """The annotations of the arguments that have changed, with a name for each size that has: the same for those that
+    have always been equal."""
+    letters: dict[tuple[int, ...], str] = {}
+    for at, (name, type_) in enumerate(zip(names, types, strict=True)):
+        heads: list[object] = []
+        for sizes in zip(*(shapes[at] for shapes in seen), strict=True):
+            if len(set(sizes)) > 1 and sizes not in letters and len(letters) < len(_LETTERS):
+                letters[sizes] = _LETTERS[len(letters)]
+            heads.append(letters.get(sizes, sizes[-1]))
+        if any(isinstance(head, str) for head in heads):
+            yield f'{name}: "{DTYPE_NAMES[type_.dtype]}{type_.layout.dims_text(heads)}"'
+
+
+class Families:
+    """The traces of a program that serve all values of its named sizes, under conditions, by signature."""
+
+    def __init__(self) -> None:
+        self._known: dict[Any, list[Variant]] = {}
+
+    def find(
+        self, key: Any, values: Mapping[str, int], leaves: list[Any]
+    ) -> tuple[Variant, tuple[Live, list[Cell], dict[str, float]]] | None:
+        """A trace that serves these sizes, with a plan for them, and what a call of it reads."""
+        for variant in self._known.get(key, ()):
+            template, scope = variant.compiled.template, variant.trace.scope
+            if template is None or scope is None or not (scope.holds(values) and template.scope.holds(values)):
+                continue
+            found = variant.holds(leaves)
+            if found is not None:
+                return variant.at(variant.compiled.at(values)), found
+        return None
+
+    def compiled(self, key: Any, values: Mapping[str, int], trace: Trace) -> Compiled | None:
+        """The plan of an earlier trace with this graph, for these sizes."""
+        for variant in self._known.get(key, ()):
+            known = variant.compiled
+            if known.template is not None and known.serves(trace) and known.template.scope.holds(values):
+                return known.at(values)
+        return None
+
+    def keep(self, key: Any, variant: Variant) -> None:
+        """Remember a trace."""
+        known = self._known.pop(key, [])
+        while len(self._known) >= FAMILIES:
+            del self._known[next(iter(self._known))]
+        alive = [each for each in known if not each.guards.dead]
+        self._known[key] = [variant, *alive[: MEMBERS - 1]]
+
+    def __iter__(self) -> Iterator[Variant]:
+        return (variant for known in self._known.values() for variant in known)

@@ -1,0 +1,105 @@
+"""The signature of a call: what of its arguments a trace depends on."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from monarch.compiler.errors import MonarchError, Source
+from monarch.compiler.types import TensorType
+from monarch.language.layouts import from_annotation
+from monarch.language.programs.snapshot import PLAIN
+from monarch.language.tensors.tensor import DistributedTensor
+
+_LEAVES = frozenset((DistributedTensor, torch.Tensor, torch.nn.Parameter, float, int, bool, str))
+"""Types of arguments that are known to hold no others."""
+
+
+def signature(args: Any, kwargs: Any) -> tuple[Any, list[Any], Any]:
+    """A key that is equal for calls that one trace serves, the flat arguments, and their pytree structure (None where
+    the arguments are a flat tuple)."""
+    leaves = list(args)
+    spec: Any = None
+    nested = [leaf for leaf in leaves if type(leaf) not in _LEAVES]
+    if kwargs or any(isinstance(leaf, (list, tuple, dict)) or pytree.is_namedtuple(leaf) for leaf in nested):
+        leaves, spec = pytree.tree_flatten((args, kwargs))
+    key: list[Any] = [*modes(), spec]
+    for number, leaf in enumerate(leaves):
+        if isinstance(leaf, torch.Tensor):
+            if isinstance(leaf, DistributedTensor):
+                cell = leaf._ref.cell
+                cell.mesh.flush()
+                cell.raise_failure()
+                if leaf._ref.parent is not None or (cell.recording is not None and cell.handle is None):
+                    leaves[number] = leaf = settled(leaf)
+                    cell = leaf._ref.cell
+                key += (id(cell.mesh), cell.type, leaf.requires_grad)
+            else:
+                key += (leaf.dtype, leaf.shape, leaf.requires_grad)
+        else:
+            add_plain(key, leaf)
+    return tuple(key), leaves, spec
+
+
+def add_plain(key: list[Any], leaf: Any) -> None:
+    """Add what a trace depends on of an argument that is no tensor to a signature's key."""
+    if type(leaf) is float:
+        key.append(float)
+    elif type(leaf) is complex:
+        key += (complex, repr(leaf))
+    elif type(leaf) in PLAIN and type(leaf) is not slice:
+        key += (type(leaf), leaf)
+    else:
+        key.append(type(leaf))  # guards look into it
+
+
+def settled(leaf: DistributedTensor) -> DistributedTensor:
+    ref = leaf._settled()
+    return leaf if ref is leaf._ref else DistributedTensor(ref.fake, ref, requires_grad=leaf.requires_grad)
+
+
+def modes() -> tuple[Any, ...]:
+    """PyTorch's settings that change what Python code traces to."""
+    return (
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        torch.get_default_dtype(),
+        torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu"),
+        torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda"),
+        torch.are_deterministic_algorithms_enabled(),
+    )
+
+
+def parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    try:
+        return list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):  # a callable that does not say
+        return []
+
+
+def written(parameter: inspect.Parameter) -> str:
+    """A parameter's annotation, where it is no tensor type, and default, as written."""
+    annotation = parameter.annotation
+    text = "" if annotation is parameter.empty else inspect.formatannotation(annotation).strip("'")
+    return text if parameter.default is parameter.empty else f"{text} = {parameter.default!r}".strip()
+
+
+def tensor_annotations(function: Callable[..., Any]) -> dict[str, TensorType]:
+    found: dict[str, TensorType] = {}
+    while isinstance(function, functools.partial):
+        function = function.func
+    for name, annotation in getattr(function, "__annotations__", {}).items():
+        try:
+            type_ = from_annotation(annotation, getattr(function, "__globals__", {}))
+        except MonarchError as error:
+            code = getattr(function, "__code__", None)
+            source = Source(code.co_filename, code.co_firstlineno) if code is not None else None
+            raise type(error)(f"parameter '{name}': {error.message}", hint=error.hint, source=source) from None
+        if type_ is not None and name != "return":
+            found[name] = type_
+    return found

@@ -1,0 +1,237 @@
+"""Programs of named sizes: one trace and one compile for all their values, the numbers of dense PyTorch, and conditions
+that hold on both of their sides."""
+
+from __future__ import annotations
+
+import random
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from monarch.compiler.errors import LayoutError, PerformanceWarning, ProgramError
+from monarch.language import program
+from tests.language import partitioned
+from tests.language.models import (
+    TinyGPT,
+    assert_same_parameters,
+    make_step,
+    token_batch,
+    token_loss,
+    twins,
+)
+from tests.language.partitioned import partitioned_mesh
+
+WIDTH = 8
+WEIGHT = torch.linspace(-1, 1, WIDTH * WIDTH).reshape(WIDTH, WIDTH)
+TABLE = torch.linspace(-2, 2, 11 * WIDTH).reshape(11, WIDTH)
+
+
+@pytest.fixture(autouse=True)
+def nothing_specialises() -> Iterator[None]:
+    """A program that is compiled for each value, where it should not be, fails its test."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", PerformanceWarning)
+        partitioned.COMPILED.clear()
+        yield
+
+
+def views(x: "f32[b@data, t, 8]") -> Any:
+    heads = x.view(x.shape[0], x.shape[1], 2, 4).transpose(1, 2)
+    return heads.reshape(x.shape[0] * 2, -1, 4), x.flatten(0, 1), x[:, -1], x[:, 1:], x.transpose(0, 1).contiguous()
+
+
+def reductions(x: "f32[b@data, t, 8]") -> Any:
+    return (
+        x.sum(),
+        x.mean(1),
+        x.amax((0, 2)),
+        x.std(1),
+        x.softmax(1),
+        x.cumsum(1),
+        F.layer_norm(x, (8,)),
+        x.logsumexp(0),
+    )
+
+
+def attention(x: "f32[b@data, t, 8]") -> Any:
+    q = (x @ WEIGHT).view(x.shape[0], x.shape[1], 2, 4).transpose(1, 2)
+    fast = F.scaled_dot_product_attention(q, q, q, is_causal=True)
+    mask = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()
+    scores = (q @ q.transpose(-1, -2)).masked_fill(~mask, -torch.inf).softmax(-1)
+    return fast, scores @ q
+
+
+def joined(x: "f32[b@data, t, 8]") -> Any:
+    first, second = x.split(4, dim=-1)
+    return torch.cat([x, x * 2], 1), torch.cat([second, first], -1), torch.stack([x, -x]), F.pad(x, (0, 0, 1, 2))
+
+
+def convolved(x: "f32[b@data, t, 8]") -> Any:
+    kernel = WEIGHT[:6].reshape(2, 8, 3)
+    return F.conv1d(x.transpose(1, 2), kernel, padding=1), F.conv1d(x.transpose(1, 2), kernel, padding=2, stride=2)
+
+
+def made(x: "f32[b@data, t, 8]") -> Any:
+    places = torch.arange(x.shape[1])
+    return x + places[:, None], torch.zeros(x.shape[1], 3), x / x.shape[1], torch.full((x.shape[0],), 7), x.shape[1] - 1
+
+
+PROGRAMS: dict[str, Callable[..., Any]] = {
+    function.__name__: function for function in (views, reductions, attention, joined, convolved, made)
+}
+
+
+def assert_equal(found: Any, wanted: Any) -> None:
+    assert len(found) == len(wanted)
+    for ours, theirs in zip(found, wanted, strict=True):
+        if isinstance(theirs, torch.Tensor):
+            torch.testing.assert_close(ours.full_tensor(), theirs, rtol=1e-4, atol=1e-5)
+        else:
+            assert ours == theirs and type(ours) is type(theirs)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("kernels", [False, True])
+def test_one_plan_gives_the_numbers_of_all_sizes(name: str, kernels: bool) -> None:
+    function = PROGRAMS[name]
+    draw = random.Random(f"{name}{kernels}")
+    sizes = [(draw.choice([2, 6, 10, 13, 15]), draw.choice([3, 5, 7, 9, 11])) for _ in range(5)]
+    with partitioned_mesh(data=2, kernels=kernels) as mesh:
+        step = program(mesh=mesh)(function)
+        partitioned.COMPILED.clear()
+        for batch, length in sizes:
+            x = torch.randn(batch, length, WIDTH, generator=torch.Generator().manual_seed(batch * length))
+            assert_equal(step(x), function(x))
+        divides = {batch % 2 for batch, _ in sizes}
+        assert len(partitioned.COMPILED) <= len(divides)
+
+
+def test_lengths_that_grow_by_one_compile_once() -> None:
+    def generate(tokens: "i64[1, t]") -> Any:
+        hidden = F.embedding(tokens, TABLE) @ WEIGHT
+        return (hidden[:, -1] @ TABLE.T).argmax(-1)
+
+    with partitioned_mesh(data=2) as mesh:
+        step = program(mesh=mesh)(generate)
+        tokens = torch.tensor([[3, 1]])
+        for _ in range(6):
+            following = step(tokens).full_tensor()
+            assert torch.equal(following, generate(tokens))
+            tokens = torch.cat([tokens, following[None]], 1)
+        assert partitioned.COMPILED == ["generate"]
+
+
+def test_training_with_a_new_length_each_step_compiles_once() -> None:
+    def gpt() -> TinyGPT:
+        return TinyGPT(vocabulary=16, width=8, heads=2, layers=1, length=20)
+
+    with partitioned_mesh(data=2) as mesh:
+        model, plain = twins(gpt, mesh)
+        ours, theirs = (torch.optim.AdamW(m.parameters(), lr=1e-2, eps=1e-3) for m in (model, plain))
+        run, reference = make_step(model, ours, token_loss), make_step(plain, theirs, token_loss)
+
+        @program(mesh=mesh)
+        def step(tokens: "i64[b@data, t]", targets: "i64[b@data, t]") -> torch.Tensor:
+            return run(tokens, targets)
+
+        for seed, (rows, length) in enumerate([(4, 5), (4, 7), (2, 3), (6, 8), (4, 6)]):
+            batch = token_batch(seed, rows, length, 16)
+            torch.testing.assert_close(step(*batch).full_tensor(), reference(*batch), rtol=1e-4, atol=1e-5)
+        assert_same_parameters(model, plain)
+        assert len(partitioned.COMPILED) <= 2  # the optimizer's state is made in the first step
+
+
+def test_a_condition_is_noticed_on_both_sides() -> None:
+    def branches(x: "f32[n]") -> Any:
+        return (x * 2).sum() if x.shape[0] > 5 else (x * 3).sum()
+
+    with partitioned_mesh(data=2) as mesh:
+        step = program(mesh=mesh)(branches)
+        for size in (3, 5, 6, 9, 4, 2, 100):
+            x = torch.arange(float(size))
+            assert step(x).item() == branches(x).item()
+        assert len(partitioned.COMPILED) == 2
+
+
+def test_a_size_taken_as_a_number_is_compiled_for_each() -> None:
+    def loops(x: "f32[n]") -> Any:
+        total = x.sum()
+        for at in range(x.shape[0]):
+            total = total + at
+        return total
+
+    with partitioned_mesh(data=2) as mesh:
+        step = program(mesh=mesh)(loops)
+        for size in (3, 4, 3, 4):
+            x = torch.arange(float(size))
+            assert step(x).item() == loops(x).item()
+        assert len(partitioned.COMPILED) == 2
+
+
+def test_sizes_0_and_1_are_programs_of_their_own() -> None:
+    def twice(x: "f32[n, m]") -> Any:
+        return x * 2, x.sum(0)
+
+    with partitioned_mesh(data=2) as mesh:
+        step = program(mesh=mesh)(twice)
+        for rows, columns in [(3, 4), (1, 4), (0, 4), (3, 1), (1, 1), (5, 6)]:
+            x = torch.randn(rows, columns)
+            assert_equal(step(x), twice(x))
+
+
+def test_a_name_stands_for_one_number() -> None:
+    def add(x: "f32[n]", y: "f32[n]") -> Any:
+        return x + y
+
+    with partitioned_mesh(data=2) as mesh:
+        step = program(mesh=mesh)(add)
+        with pytest.raises(ProgramError, match="the size 'n' is 3 in dim 0 of 'x', and 4 in dim 0 of 'y'"):
+            step(torch.ones(3), torch.ones(4))
+        assert step(torch.ones(4), torch.ones(4)).full_tensor().tolist() == [2.0] * 4
+
+
+def test_a_tensor_left_in_python_is_compiled_for_each_size_and_says_so() -> None:
+    class Holder:
+        kept: Any = None
+
+    holder = Holder()
+
+    def keeps(x: "f32[n]") -> Any:
+        holder.kept = x * 2
+        return x + 1
+
+    with partitioned_mesh(data=2) as mesh:
+        step = program(mesh=mesh)(keeps)
+        with pytest.warns(PerformanceWarning, match="it leaves a tensor of a named size in Python"):
+            step(torch.ones(3))
+        for size in (3, 5):
+            step(torch.ones(size))
+            assert holder.kept.full_tensor().tolist() == [2.0] * size
+        assert partitioned.COMPILED == []
+
+
+def test_the_third_shape_says_how_to_spell_the_sizes() -> None:
+    def step(x: torch.Tensor, y: torch.Tensor, scale: float) -> Any:
+        return (x * scale).sum(0) + y
+
+    with partitioned_mesh(data=2) as mesh:
+        compiled = program(mesh=mesh)(step)
+        compiled(torch.ones(2, 4), torch.ones(4), 1.0)
+        compiled(torch.ones(3, 6), torch.ones(6), 1.0)
+        compiled(torch.ones(3, 6), torch.ones(6), 2.0)
+        with pytest.warns(PerformanceWarning, match=r'x: "f32\[n, m\]", y: "f32\[m\]"'):
+            compiled(torch.ones(5, 7), torch.ones(7), 1.0)
+        compiled(torch.ones(6, 8), torch.ones(8), 1.0)
+
+
+def test_a_size_is_not_named_as_a_mesh_dim() -> None:
+    def step(x: "f32[4, data]") -> Any:
+        return x * 2
+
+    with partitioned_mesh(data=2) as mesh:
+        with pytest.raises(LayoutError, match="a size of 'x' is named 'data', as a mesh dim is"):
+            program(mesh=mesh)(step)(torch.ones(4, 4))
