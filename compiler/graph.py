@@ -80,7 +80,7 @@ class Graph:
     `updates`    for each state that changes or is made, the node that holds its value after the step
     `constants`  the tensors that placeholders of kind "constant" stand for, by label
     `regions`    the graphs that its ops with regions run (`ops.WITH_REGIONS`), by name: on the same mesh, with
-                 placeholders of kind "input" alone, and without updates
+                 inputs and constants alone, and without updates
     """
 
     name: str
@@ -121,6 +121,11 @@ class Graph:
     @property
     def placeholders(self) -> list[Node]:
         return [node for node in self.fx.nodes if node.op == "placeholder"]
+
+    @property
+    def inputs(self) -> list[Node]:
+        """The placeholders of kind "input": all that a region takes, besides constants."""
+        return [node for node in self.placeholders if node.meta["kind"] == "input"]
 
     @property
     def states(self) -> dict[str, TensorType]:

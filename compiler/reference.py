@@ -76,7 +76,8 @@ def _control(graph: Graph, node: fx.Node, env: dict[fx.Node, PerWorker], mesh: M
 
     def region(name: str, values: Sequence[PerWorker]) -> list[PerWorker]:
         body = graph.regions[name]
-        inner = dict(zip(body.placeholders, values, strict=True))
+        inner = {node: _place(body, node, {}, mesh) for node in body.placeholders if node.meta["kind"] == "constant"}
+        inner |= zip(body.inputs, values, strict=True)
         _run(body, inner, mesh, poison)
         return [inner[result] for result in body.returns if result is not None]
 

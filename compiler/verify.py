@@ -261,8 +261,8 @@ class _Verifier(_Check):
             region = self.graph.regions[name]
             if region.mesh != self.graph.mesh or region.partitioned != self.graph.partitioned or region.updates:
                 self.fail(f"has the region '{name}', which is no part of this graph", node)
-            inputs = region.placeholders
-            wrong = [each for each in inputs if each.meta.get("kind") != "input"]
+            inputs = region.inputs
+            wrong = [each for each in region.placeholders if each.meta.get("kind") not in ("input", "constant")]
             if wrong or [each.meta["label"] for each in inputs] != list(range(len(inputs))):
                 self.fail(f"has the region '{name}', which reads more than it is given", node)
             if (found := [region.type_so_far(each) for each in inputs]) != takes:

@@ -57,6 +57,9 @@ class Edge:
         self.carried = 0 if node.target is ops.cond else len(args[0])
         self.xs = len(args[1]) if node.target is ops.scan else 0
         self.names = names_of(node)
+        self._rules: dict[object, RegionRule] = {}
+        self._made: dict[object, Graph] = {}
+        """Regions that were partitioned already, by name and by what they take and give."""
 
     @property
     def size(self) -> int:
@@ -80,6 +83,13 @@ class Edge:
     def rule(self, operands: Sequence[fx.Node], reach: Sequence[Iterable[Placement]]) -> RegionRule:
         """The ways to run the call, from the placements that its operands can have."""
         able = [self.able(at, operand, found) for at, (operand, found) in enumerate(zip(operands, reach, strict=True))]
+        key = tuple(map(tuple, able))
+        if key not in self._rules:
+            self._rules[key] = self.rule_of(operands, able)
+        return self._rules[key]
+
+    def rule_of(self, operands: Sequence[fx.Node], able: Sequence[list[Placement]]) -> RegionRule:
+        """The ways to run the call, from those in which each operand can be sharded."""
         whole: Placements = (None,) * len(operands)
         natural = tuple(found[0] if found else None for found in able)
         # Weights may be gathered once in front, rather than wherever a region reads them.
@@ -163,9 +173,15 @@ class Edge:
 
     def one(self, name: str, taken: Placements, wanted: Placements | None) -> Graph:
         """One region, partitioned, with its results as they are `wanted`."""
+        key = (name, self.inputs(taken), wanted)
+        if key not in self._made:
+            self._made[key] = self.made(name, taken, wanted)
+        return self._made[key]
+
+    def made(self, name: str, taken: Placements, wanted: Placements | None) -> Graph:
         region = self.graph.regions[name].copy()
         region.name = name
-        for node, placement in zip(region.placeholders, self.inputs(taken), strict=True):
+        for node, placement in zip(region.inputs, self.inputs(taken), strict=True):
             node.meta["type"] = tensor_type(node).place(self.mesh_dim, placement)
         marks: list[fx.Node] = []
         output = region.fx.output_node()

@@ -50,7 +50,7 @@ class AgreeOnPredicates(Pass):
 
     def run(self, graph: Graph, context: Context) -> Graph:
         if _dims(graph):
-            _Agree(graph, [None] * len(graph.placeholders)).run()
+            _Agree(graph, None).run()
         return graph
 
 
@@ -59,23 +59,24 @@ def disagreeing(graph: Graph) -> fx.Node | None:
     if not _dims(graph):
         return None
     found: list[fx.Node] = []
-    _Agree(graph, [None] * len(graph.placeholders), found).run()
+    _Agree(graph, None, found).run()
     return found[0] if found else None
 
 
 class _Agree:
-    """`given` says which of the graph's placeholders are exact; None for those of a whole program. With `found` nothing
+    """`given` says which of a region's inputs are exact; None for a whole program. With `found` nothing
     is changed: the ops whose predicates would be are put there."""
 
-    def __init__(self, graph: Graph, given: Sequence[bool | None], found: list[fx.Node] | None = None) -> None:
+    def __init__(self, graph: Graph, given: Sequence[bool] | None, found: list[fx.Node] | None = None) -> None:
         self.graph = graph
         self.found = found
         self.results: dict[fx.Node, list[bool]] = {}
         """For each op with regions which of its results are exact."""
         self.exact: dict[fx.Node, bool] = {
-            node: node.meta["kind"] in ("scalar", "seed", "constant", "input") if known is None else known
-            for node, known in zip(graph.placeholders, given, strict=True)
+            node: node.meta["kind"] in ("scalar", "seed", "constant", "input") for node in graph.placeholders
         }
+        if given is not None:
+            self.exact |= zip(graph.inputs, given, strict=True)
 
     def run(self) -> list[bool]:
         """Make every predicate agreed; gives which results are exact."""
