@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from hypothesis import given, settings, strategies
 
 from monarch.compiler.errors import GraphError, LayoutError, MonarchError, PlanError
 from monarch.compiler.pipeline import compile_graph, partition_graph
@@ -98,7 +99,7 @@ WRONG = {
     "a float as predicate": ("cond(%p,", "cond(%s,", "has to be bool"),
     "too few inputs": ("[%x], [", "[], [", "other values than that takes"),
     "one region": (', "cond0.else"]', "]", "has to name 2 regions"),
-    "a state": (f"%a = input 0{' ' * 18}: f32[8, 4]\n    %b = aten.mul", '%a = state "w" : f32[8, 4]\n    %b = aten.mul', "reads more"),
+    "a state": ('"cond0.then" {\n    %a = input 0', '"cond0.then" {\n    %a = state "w"', "reads more than it is"),
     "what it gives": (": (f32[8, 4])", ": (f32[4, 8])", "gives other values|element 0"),
 }  # fmt: skip
 
@@ -109,6 +110,76 @@ def test_the_verifier_finds_what_crosses_the_edge_wrongly(case: str) -> None:
     assert before in COND
     with pytest.raises(GraphError, match=words):
         verify(parse_graph(COND.replace(before, after)))
+
+
+STEPS = {
+    "tanh": "aten.tanh({})",
+    "product": "aten.mm({}, %w)",
+    "softmax": "aten._softmax({}, 1, false)",
+    "rows": "aten._softmax({}, 0, false)",
+    "flip": "aten.flip({}, [0])",
+    "sum": "aten.cumsum({}, 1)",
+}
+LAYOUTS = ("8, 8", "8@data, 8", "8, 8@model", "8@data, 8@model", "8@(data,model), 8", "8@model, 8@data")
+
+
+def chain(steps: list[str], name: str) -> str:
+    """Lines that take %a and %w, and make %name."""
+    lines, value = [], "%a"
+    for number, step in enumerate(steps):
+        lines.append(f"    %{name}{number} = {STEPS[step].format(value)} : f32[8, 8]")
+        value = f"%{name}{number}"
+    return "\n".join([*lines, f"    %{name} = aten.mul.Tensor({value}, 0.5) : f32[8, 8]"])
+
+
+def region_program(op: str, first: list[str], second: list[str], layouts: tuple[str, str]) -> str:
+    index = "    %n = input {} : i64[]\n"
+    given = "    %a = input 0 : f32[8, 8]\n    %w = input 1 : f32[8, 8]\n"
+    if op == "cond":
+        regions = [given + chain(first, "r") + "\n    return %r", given + chain(second, "r") + "\n    return %r"]
+        call = '%c = cond(%p, [%x, %v], ["one", "two"]) : (f32[8, 8])'
+    elif op == "while_loop":
+        test = "    %s = aten.sum(%a) : f32[]\n    %l = aten.lt.Scalar(%n, 3) : bool[]\n    return %l"
+        regions = [given + index.format(2) + test, given + index.format(2) + chain(first, "r") + "\n    return %r"]
+        call = '%c = while_loop([%x], [%v], ["one", "two"]) : (f32[8, 8])'
+    else:
+        taken = given.replace("%w = input 1 : f32[8, 8]", "%e = input 1 : f32[8]\n    %w = input 2 : f32[8, 8]")
+        body = f"    %b = aten.add.Tensor(%a, %e) : f32[8, 8]\n{chain(first, 'r')}\n{chain(second, 'q')}"
+        regions = [taken + index.format(3) + body + "\n    return %r, %q"]
+        call = '%c = scan([%x], [%v], [%v], ["one"], 8, true) : (f32[8, 8], f32[8, 8, 8])'
+    text = "".join(f'  region "{name}" {{\n{body}\n  }}\n' for name, body in zip(("one", "two"), regions, strict=False))
+    results = "  %y = getitem(%c, 0) : f32[8, 8]\n"
+    returns = "%y"
+    if op == "scan":
+        results, returns = results + "  %q = getitem(%c, 1) : f32[8, 8, 8]\n", "%y, %q"
+    return (
+        f"graph @f on mesh<data=2, model=2> {{\n{text}  %x = input 0 : f32[{layouts[0]}]\n"
+        f"  %v = input 1 : f32[{layouts[1]}]\n  %s = aten.sum(%x) : f32[]\n  %p = aten.gt.Scalar(%s, 0) : bool[]\n"
+        f"  {call}\n{results}  return {returns}\n}}"
+    )
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    op=strategies.sampled_from(["cond", "while_loop", "scan"]),
+    first=strategies.lists(strategies.sampled_from(sorted(STEPS)), max_size=3),
+    second=strategies.lists(strategies.sampled_from(sorted(STEPS)), max_size=3),
+    layouts=strategies.tuples(strategies.sampled_from(LAYOUTS), strategies.sampled_from(LAYOUTS)),
+    seed=strategies.integers(0, 3),
+)
+def test_any_region_gives_on_any_layout_what_one_worker_makes(
+    op: str, first: list[str], second: list[str], layouts: tuple[str, str], seed: int
+) -> None:
+    graph = parse_graph(region_program(op, first, second, layouts))
+    verify(graph, run=True)
+    generator = torch.Generator().manual_seed(seed)
+    inputs = {at: torch.randn(8, 8, generator=generator) for at in range(2)}
+    wanted, _ = run_reference(graph, inputs)
+    partitioned = partition_graph(graph)
+    verify(partitioned, run=True)
+    found, _ = run_reference(partitioned, inputs, poison=True)
+    for got, want in zip(found, wanted, strict=True):
+        torch.testing.assert_close(got, want)
 
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
