@@ -9,6 +9,9 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+# Threads that wait for each other spinning take the cores from the tests beside this one. Read when torch is loaded.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
@@ -47,6 +50,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     cannot fork workers any more, and with a browser open it has an event loop running."""
     last = ("transport", "launch", "page")
     items.sort(key=lambda item: max((last.index(part) + 1 for part in item.path.parts if part in last), default=0))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """`-n auto`: one more than there are cores, which are idle where a test waits for its processes."""
+    return len(os.sched_getaffinity(0)) + 1
 
 
 @pytest.hookimpl(optionalhook=True)

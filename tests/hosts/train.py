@@ -27,7 +27,7 @@ def train(
     """The loss of each step, and the transports between hosts."""
     torch.manual_seed(0)
     with Mesh(data=data, model=model, hosts=hosts) as mesh:
-        plain = GPT(vocabulary=64, width=32, heads=4, layers=2, sequence=SEQUENCE)
+        plain = GPT(vocabulary=64, width=32, heads=4, layers=1, sequence=SEQUENCE)
         gpt = monarch.module_to_mesh(plain, mesh, layouts=tensor_parallel(plain, mesh, "model"))
         optimizer = torch.optim.AdamW(gpt.parameters(), lr=1e-2)
 

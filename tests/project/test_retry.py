@@ -32,6 +32,8 @@ def run(folder: Path, tests: str, *arguments: str) -> tuple[int, list[str]]:
     (folder / "test_it.py").write_text(ONCE + tests)
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "MONARCH"))}
     environment["PYTHONPATH"] = str(ROOT)
+    # No other plugins that are installed: each second run would load them all.
+    environment |= {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_PLUGINS": "xdist.plugin,pytest_timeout"}
     command = [sys.executable, "-m", "pytest", "-p", "tests.retry", "--retry", "-p", "no:cacheprovider", *arguments]
     result = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
     return result.returncode, (result.stdout + result.stderr).splitlines()

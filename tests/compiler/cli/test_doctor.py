@@ -6,7 +6,6 @@ import io
 import json
 import re
 import subprocess
-import sys
 from dataclasses import replace
 
 from rich.console import Console
@@ -15,6 +14,7 @@ from monarch.compiler.cli.doctor import show, toolchain
 from monarch.runtime.hosts.doctor.facts import Facts, Measured
 from monarch.runtime.hosts.doctor.findings import sections
 from monarch.runtime.transport import plug
+from tests import python
 from tests.runtime.hosts.doctor.facts import CONNECTX, FACTS, LIMITS, MACHINE
 
 SHOWN = """\
@@ -89,9 +89,8 @@ def test_this_machines_compiler_is_tried() -> None:
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    code = "from monarch.compiler.cli.hosts import main; main()"
-    command = [sys.executable, "-c", code, "doctor", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, env={"PATH": "/usr/bin:/bin"})
+    command = ["-c", "from monarch.compiler.cli.hosts import main; main()", "doctor", *arguments]
+    return python.run(*command, capture_output=True, text=True, timeout=120, env={"PATH": "/usr/bin:/bin"})
 
 
 def test_a_run_on_this_machine() -> None:

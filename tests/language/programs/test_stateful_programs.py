@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -19,6 +19,7 @@ from monarch.compiler.execution.factories import executors_by
 from monarch.language import Mesh, distribute, module_to_mesh, program
 from monarch.language.compile import compiling_with
 from tests.language.dense import DenseExecutor, plan_of
+from tests.sample import examples
 
 PRELUDE = """
 import collections, functools
@@ -302,7 +303,7 @@ BODIES = st.lists(st.sampled_from(INSIDE), min_size=1, max_size=6)
 CHANGES = st.lists(st.lists(st.sampled_from(OUTSIDE), max_size=2), min_size=3, max_size=7)
 
 
-@settings(max_examples=400)
+@examples(150, 400)
 @given(BODIES, CHANGES)
 @example(["s.a = s.a * 0.5 + x", "s.b.mul_(0.5)"], [[], [], ["s.b = s.a"], [], []])
 @example(["y = y + getattr(S, 'late', 0.0)", "S.late = s.f"], [[], [], []])

@@ -9,10 +9,11 @@ import subprocess
 
 import pytest
 
+from tests import python
+
 LAUNCH = """
 import os, signal, sys
 import monarch.launch
-from tests import python
 hosts = monarch.launch.local(1)
 print(*(info.pid for info in hosts._attached.attached.tree.hosts), flush=True)
 sys.stdin.readline()
