@@ -49,8 +49,9 @@ def test_unknown_passes() -> None:
     assert str(caught.value) == (
         "unknown pass 'partition-by-dta'\n"
         "  did you mean partition-by-data? Passes are simplify-views, pad-for-divisibility, decompose, "
-        "simplify-lookups, partition-by-mesh, drop-padding, simplify-reductions, join-collectives, fuse-kernels, "
-        "fuse-products, commit-last, rematerialize, overlap-collectives, partition-by-data, partition-by-model."
+        "simplify-lookups, partition-by-mesh, drop-padding, simplify-reductions, join-collectives, "
+        "agree-on-predicates, fuse-kernels, fuse-products, commit-last, rematerialize, overlap-collectives, "
+        "partition-by-data, partition-by-model."
     )
 
 
