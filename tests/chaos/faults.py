@@ -196,7 +196,7 @@ def _(scene: Scene) -> Iterator[None]:
 
 @kind("a worker is killed, and Ctrl-C", ends=True)
 def _(scene: Scene) -> Iterator[None]:
-    chaos.kill(scene.mesh, scene.worker(), scene.instruction())
+    scene.kill_soon(scene.worker())  # and not in the step, which the interrupt may keep from being taken
     with chaos.interrupt(scene.chance.randrange(scene.points[0])):
         yield
 

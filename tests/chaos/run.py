@@ -79,6 +79,7 @@ def _suffer(kind: Kind, scene: Scene, given: Sequence[Batch], number: int, loss:
             assert _step(training, given, number) == loss, what
     except (DeviceMeshError, MonarchError, KeyboardInterrupt) as raised:
         error = raised
+    said = isinstance(error, DeviceMeshError) and error.program == "step"  # by its own call, or its result
     for timer in scene.timers:
         timer.join()
     while kind.ends and not (isinstance(error, DeviceMeshError) and error.mesh_lost):
@@ -95,7 +96,7 @@ def _suffer(kind: Kind, scene: Scene, given: Sequence[Batch], number: int, loss:
         lift()
     applied = training.applied()
     assert applied in (number, number + 1), what
-    if isinstance(error, DeviceMeshError) and error.step is not None and error.program == "step":
+    if said:
         assert applied == number, f"{what}: the step that is said to have failed is applied"
     return Outcome(kind.name, "" if error is None else type(error).__name__, error and told, healed)
 

@@ -62,16 +62,17 @@ class Training:
         """Of the step's plan."""
 
     def prepare(self, batch: tuple[torch.Tensor, torch.Tensor]) -> int:
-        """Take the steps in which the program is compiled, with the optimizer's state that the first makes; gives at
-        how many points one that is compiled can be interrupted."""
-        for _ in range(3):
-            self.step(*batch).item()
-        with chaos.interrupt(-1) as points:
-            self.step(*batch).item()
+        """Take the steps in which the program is compiled and its calls become quick; gives at how many points one that
+        is can be interrupted."""
+        passed = []
+        for _ in range(12):
+            with chaos.interrupt(-1) as points:
+                self.step(*batch).item()
+            passed.append(points.passed)
         plans = [plan() for plan, _ in self.mesh.executor._plans.values()]  # type: ignore[attr-defined]
         self.instructions = max(len(plan.instructions) for plan in plans if plan is not None)
         self._before = int(self.done.full_tensor())
-        return points.passed
+        return min(passed)
 
     def applied(self) -> int:
         """How many steps have been applied since `prepare`."""
