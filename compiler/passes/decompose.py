@@ -120,6 +120,11 @@ def _is_split(options: Options, node: fx.Node) -> bool:
     )
 
 
+_TRACED: dict[object, fx.GraphModule] = {}
+"""What composites consist of, by op, arguments, and the operands' shapes and dtypes. Not to be changed."""
+_MOST_TRACED = 1024
+
+
 def inline(graph: Graph, node: fx.Node, *, unpadded: bool = False) -> None:
     """Replace one composite op by the ops that it consists of; `unpadded` for operands without their padding."""
     leaves, spec = pytree.tree_flatten((args_of(node), node.kwargs))
@@ -144,10 +149,20 @@ def inline(graph: Graph, node: fx.Node, *, unpadded: bool = False) -> None:
             leaves = [symbols.torch_sizes(leaf) for leaf in leaves]
         fakes = [torch.empty(shape, dtype=t.dtype) for shape, t in zip(shapes, types, strict=True)]
     mode: Literal["fake", "symbolic"] = "fake" if symbols is None else "symbolic"
-    traced = make_fx(call, decomposition_table=composites(), tracing_mode=mode)(*fakes)
-    if symbols is not None:
-        symbols.close()
-    traced.graph.eliminate_dead_code()
+    # Composites that are alike are traced once. 0.0 and -0.0 are equal, and so are 1 and True: keys hold texts.
+    plain = tuple("" if isinstance(leaf, fx.Node) else repr(leaf) for leaf in leaves)
+    operands = tuple((tuple(shape), t.dtype) for shape, t in zip(shapes, types, strict=True))
+    key = None if symbols is not None else (node.target, plain, repr(spec), operands, torch.get_default_dtype())
+    traced = _TRACED.get(key)
+    if traced is None:
+        traced = make_fx(call, decomposition_table=composites(), tracing_mode=mode)(*fakes)
+        traced.graph.eliminate_dead_code()
+        if symbols is not None:
+            symbols.close()
+        if key is not None:
+            if len(_TRACED) >= _MOST_TRACED:
+                _TRACED.clear()
+            _TRACED[key] = traced
     env: dict[fx.Node, Any] = {}
     inputs = iter(leaves[i] for i in at)
     with graph.fx.inserting_before(node):

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
-from monarch.compiler.context import Pass
+from monarch.compiler.context import Context, Pass
 from monarch.compiler.partition import PartitionByMesh
+from monarch.compiler.passes import decompose
 from monarch.compiler.passes.collectives import JoinCollectives, SimplifyReductions
 from monarch.compiler.passes.decompose import DecomposeSplit
 from monarch.compiler.passes.lookups import SimplifyLookups
 from monarch.compiler.passes.simplify import SimplifyViews
+from monarch.compiler.plan.options import CompileOptions
 from monarch.compiler.schedule.commit import CommitLast
+from monarch.compiler.text import parse_graph
 
 Expect = Callable[[str, Pass], None]
 
@@ -54,6 +58,27 @@ def test_a_softmax_over_a_whole_dim_stays(expect: Expect) -> None:
         }""",
         DecomposeSplit(),
     )
+
+
+def test_composites_share_what_they_consist_of_where_all_but_the_operands_is_equal() -> None:
+    text = """graph @f on mesh<model=2> {{
+          %x = input 0                           : f32[4, 8@model]
+          %w = state "w"                         : f32[8]
+          %n = aten.native_layer_norm(%x, [8], %w, %w, {first}) : (f32[4, 8], f32[4, 1], f32[4, 1])
+          %a = getitem(%n, 0)                    : f32[4, 8]
+          %m = aten.native_layer_norm(%x, [8], %w, %w, {second}) : (f32[4, 8], f32[4, 1], f32[4, 1])
+          %b = getitem(%m, 0)                    : f32[4, 8]
+          return %a, %b
+        }}"""
+
+    def numbers(first: str, second: str) -> list[float]:
+        graph = DecomposeSplit().run(parse_graph(text.format(first=first, second=second)), Context(CompileOptions()))
+        return [number for node in graph.calls for number in node.args if isinstance(number, float)]
+
+    before = len(decompose._TRACED)
+    assert numbers("0.375", "0.375") == [0.375, 0.375] and len(decompose._TRACED) == before + 1
+    assert numbers("0.0", "-0.0") == [0.0, 0.0]
+    assert [math.copysign(1, number) for number in numbers("0.0", "-0.0")] == [1.0, -1.0]
 
 
 def test_a_sum_of_one_term_is_that_term(expect: Expect) -> None:
