@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import os
 import socket
+import warnings
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -15,11 +18,13 @@ import monarch
 from benchmarks.measure import Row, interleaved, seconds, table
 from monarch.compiler.plan import Instruction, MeshSpec, Plan, Slot, TensorType, ValueSpec
 from monarch.distributed import Mesh
+from monarch.language.errors import TracedAgainWarning
 from monarch.runtime.controller.executor import start_local
 
 WORKERS = 2
 COUNT = 300
 CALLS = 100  # few enough that the controller waits for no step of before
+TRACED = 5
 REPETITIONS = 25
 
 
@@ -103,22 +108,73 @@ def rows_of_programs(pingpong: PingPong) -> list[Row]:
         def step(x: torch.Tensor) -> torch.Tensor:
             return (x @ x).sum()
 
-        def called() -> float:
-            def steps() -> None:
-                for _ in range(CALLS):
-                    step(x)
+        @monarch.program
+        def partial(x: torch.Tensor) -> torch.Tensor:
+            return (x * 2).sum()
 
-            took = seconds(steps) / CALLS
-            step(x).item()
-            return took
+        sharded = monarch.distribute(torch.randn(4, 4), mesh, "[@w, -]")
+        found = []
+        for what, program, value in (("its value", step, x), ("its partial sum", partial, sharded)):
+            read, bare = interleaved(
+                lambda program=program, value=value: seconds(lambda: program(value).item(), COUNT),
+                lambda: seconds(pingpong.once, COUNT),
+                REPETITIONS,
+                3,
+            )
+            found.append(Row(f"a program called, and {what} read by item()", read, bare, "ping-pong, 2 processes", 3.0))
+        only, bare = interleaved(lambda: called(step, x), lambda: seconds(pingpong.once, COUNT), REPETITIONS, 3)
+        found.append(Row("a program called, and not waited for", only, bare, "ping-pong, 2 processes", 1.0))
+        return [*found, *rows_of_effects(step, x)]
 
-        step(x).item()
-        read, bare = interleaved(
-            lambda: seconds(lambda: step(x).item(), COUNT), lambda: seconds(pingpong.once, COUNT), REPETITIONS, 3
-        )
-        found = [Row("a program called, and its value read by item()", read, bare, "ping-pong, 2 processes", 3.0)]
-        only, bare = interleaved(called, lambda: seconds(pingpong.once, COUNT), REPETITIONS, 3)
-        return [*found, Row("a program called, and not waited for", only, bare, "ping-pong, 2 processes", 1.0)]
+
+class Kept:
+    """What programs write in Python."""
+
+    def __init__(self, mean: torch.Tensor) -> None:
+        self.mean, self.last = mean, mean
+        self.seen: dict[str, torch.Tensor] = {}
+        self.history: list[torch.Tensor] = []
+
+
+def rows_of_effects(step: Callable[[Any], Any], x: torch.Tensor) -> list[Row]:
+    """Programs that write Python: attributes and entries are set anew at each call; where a list grows that the program
+    can read, the program is traced at each call."""
+    kept = Kept(step(x))
+
+    @monarch.program
+    def writing(x: torch.Tensor) -> torch.Tensor:
+        found = (x @ x).sum()
+        kept.mean = 0.9 * kept.mean + 0.1 * found
+        kept.last, kept.seen["twice"] = found, found * 2
+        return found
+
+    @monarch.program
+    def appending(x: torch.Tensor) -> torch.Tensor:
+        found = (x @ x).sum()
+        kept.history.append(found)
+        return found
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", TracedAgainWarning)
+        wrote, bare = interleaved(lambda: called(writing, x), lambda: called(step, x), REPETITIONS, 3)
+        grew, same = interleaved(lambda: called(appending, x, TRACED), lambda: called(step, x), TRACED, 1)
+    name = "a program that writes nothing"
+    return [
+        Row("a program called that writes two attributes and an entry", wrote, bare, name),
+        Row("a program called that appends to a list, traced each time", grew, same, name),
+    ]
+
+
+def called(program: Callable[[Any], Any], x: torch.Tensor, times: int = CALLS) -> float:
+    """Seconds for a call that is not waited for."""
+
+    def steps() -> None:
+        for _ in range(times):
+            program(x)
+
+    took = seconds(steps) / times
+    program(x).item()
+    return took
 
 
 if __name__ == "__main__":
