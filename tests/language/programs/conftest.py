@@ -1,0 +1,23 @@
+"""What tests of programs share."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture
+def traces(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the programs that are traced."""
+    found: list[str] = []
+    module = sys.modules["monarch.language.programs.program"]
+    real = module.trace
+
+    def trace(function: Any, name: str, *rest: Any) -> Any:
+        found.append(name)
+        return real(function, name, *rest)
+
+    monkeypatch.setattr(module, "trace", trace)
+    return found
