@@ -22,8 +22,8 @@ class Frame:
     inside: bool = True
     program: str = ""
     no_grad: bool = False
-    catches: bool = False
-    """Whether a `try` of the function catches what is raised here."""
+    catches: tuple[type[BaseException] | None, ...] = ()
+    """What a `try` of the function catches of what is raised here; None for a class that is not Python's own."""
     returns: list[Value] = field(default_factory=list)
 
     def frame_of(self, scope: Scope) -> Frame | None:

@@ -7,6 +7,7 @@ gone through twice, and functions of the file are followed where they are called
 from __future__ import annotations
 
 import ast
+import builtins
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -241,7 +242,8 @@ class Interpreter(Expressions):
         self.body(node.orelse, frame)
 
     def _if(self, node: ast.If, frame: Frame) -> None:
-        if not frame.catches and (_only_raises(node.body) or _only_raises(node.orelse)):
+        raising = next((body for body in (node.body, node.orelse) if _only_raises(body)), None)
+        if raising is not None and not self._caught(raising[-1], frame):
             # Traced is the other branch alone, where a tensor's value decides.
             self.truth(node.test, frame, only_raises=True)
             holds = not _only_raises(node.body)
@@ -289,7 +291,21 @@ class Interpreter(Expressions):
             frame.env[name] = join(frame.env[name], value) if name in frame.env else value
 
     def _assert(self, node: ast.Assert, frame: Frame) -> None:
-        self.truth(node.test, frame, only_raises=not frame.catches)
+        self.truth(node.test, frame, only_raises=not self._caught(node, frame))
+
+    def _caught(self, node: ast.stmt, frame: Frame) -> bool:
+        """Whether the function may catch what an assert or a raise raises."""
+        kind: type[BaseException] | None = AssertionError
+        if isinstance(node, ast.Raise):
+            kind = self._exception(node.exc.func if isinstance(node.exc, ast.Call) else node.exc, frame)
+        return any(kind is None or caught is None or issubclass(kind, caught) for caught in frame.catches)
+
+    def _exception(self, node: ast.expr | None, frame: Frame) -> type[BaseException] | None:
+        """The class of Python's own that an expression names."""
+        dotted = None if node is None else self.file.dotted(node, frame.scope)
+        module, _, name = (dotted or "").rpartition(".")
+        found = getattr(builtins, name, None) if module == "builtins" else None
+        return found if isinstance(found, type) and issubclass(found, BaseException) else None
 
     def _with(self, node: ast.With, frame: Frame) -> None:
         before = frame.no_grad
@@ -310,7 +326,9 @@ class Interpreter(Expressions):
 
     def _try(self, node: ast.Try, frame: Frame) -> None:
         before, catches = dict(frame.env), frame.catches
-        frame.catches = catches or bool(node.handlers)
+        for handler in node.handlers:
+            classes = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
+            frame.catches += tuple(BaseException if each is None else self._exception(each, frame) for each in classes)
         self.body(node.body, frame)
         frame.catches = catches
         self._merge(frame, before)
