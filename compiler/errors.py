@@ -102,7 +102,8 @@ class DeviceMeshError(MonarchError, RuntimeError):
     `host`                   the host that it is on
     `exit_status`, `signal`  of a worker that has ended: what it exited with (negative: of a signal), and "SIGKILL"
     `log`                    the last lines that it printed (20 at most, 4 KiB at most)
-    `step`, `program`        the number of the step that failed among the mesh's commands, and the program's name
+    `step`, `program`        the number among the mesh's commands of the first step that is not applied, and the
+                             program's name
     `op`                     the op that failed: "aten.index_select.default"
     `mesh_lost`              the mesh takes no steps any more, until `monarch.heal_mesh` has replaced the worker
 

@@ -77,11 +77,11 @@ class Connection(ABC):
 
     # -- commands --------------------------------------------------------------------------------------------------
 
-    def enter(self) -> None:
-        """Finish what an interrupted call has begun, and raise where the mesh cannot take a command. With the lock
-        held."""
+    def enter(self, program: str = "") -> None:
+        """Finish what an interrupted call has begun, and raise where the mesh cannot take a command, of a program of
+        this name if of any. With the lock held."""
         self.settle()
-        self.ready()
+        self.ready(program)
         if self.healing:  # further up in this thread: this is a signal's handler
             raise MonarchError(f"the mesh {self.mesh} is being healed", hint="use it when heal_mesh has returned.")
 
@@ -197,7 +197,7 @@ class Connection(ABC):
     def news(self) -> None:
         """Where a worker is known to have died, find out who and how. With the lock held."""
 
-    def ready(self) -> None:
+    def ready(self, program: str = "") -> None:
         """Raise where the mesh is closed or lost."""
         if self.closing:
             raise MonarchError(f"the mesh {self.mesh} is closed")
@@ -207,7 +207,7 @@ class Connection(ABC):
             self.lost()
             if not self._settled and self.actor_processes is None:
                 self.settle_death(PATIENCE)
-            raise fresh(self.state.dead)
+            raise self.state.refused(program)
 
     # -- being watched (see `liveness`) ----------------------------------------------------------------------------
 

@@ -288,7 +288,7 @@ class MeshExecutor(Restoring):
         bind: Bind | None = None,
     ) -> list[Handle]:
         with self._lock:
-            self._connection.enter()
+            self._connection.enter(plan.name)
             start = clock()
             known = self._plans.get(id(plan))
             record = known[1] if known is not None and known[0]() is plan else self._load(plan)

@@ -377,6 +377,16 @@ class ControllerState:
         error = fresh(self.dead)
         return error.knowing(step=step.sequence, program=step.name)
 
+    def refused(self, program: str) -> DeviceMeshError:
+        """The error of a program that is called when the mesh is lost. It names the first step that is not applied: this
+        call, unless somebody was told of an earlier one. The step that the death stopped, which stands in the message,
+        may be one that is given again."""
+        assert self.dead is not None
+        if self.told is None:
+            return fresh(self.dead).knowing(step=self.next_command, program=program)
+        names = {step.sequence: step.name for step in self._under_way}
+        return fresh(self.dead).knowing(step=self.told, program=names.get(self.told, ""))
+
     def drop(self) -> list[Step]:
         """Give up the step of which somebody was told that it failed, and all behind it; forget what else is under way,
         and give the steps of it that are to be given again, in order."""

@@ -310,8 +310,12 @@ def test_what_is_under_way_is_given_again_or_dropped() -> None:
     state.report(Report("aborted", 0, 2, op="all_reduce", source=("train.py", 7, 0, 0)))
     state.settled()
     assert [state.is_done(step) for step in steps[:3]] == [True, False, False]
+    error = state.refused("evaluate")  # a call that comes now: all that were accepted before it are given again
+    assert (error.step, error.program) == (5, "evaluate")
     error = state.lost_step(steps[2])
     assert isinstance(error, DeviceMeshError) and error.step == state.told == 2
+    error = state.refused("evaluate")
+    assert (error.step, error.program) == (2, "train")
     assert state.drop() == [steps[1]]
     assert [step.error is not None for step in steps] == [False, False, True, True, True]
     state.renewed()
