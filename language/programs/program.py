@@ -28,7 +28,7 @@ from monarch.language.programs.environment import Environment, find_environment
 from monarch.language.programs.named import Families, Specialised, bound, family_of, symbols_for, values_of
 from monarch.language.programs.nodes import Path
 from monarch.language.programs.signature import parameters, signature, tensor_annotations, written
-from monarch.language.programs.trace import Trace, trace, undone
+from monarch.language.programs.trace import Attempt, Trace, trace
 from monarch.language.programs.variant import Compiled, Variant, first_run, type_of
 from monarch.language.recorder.recording import current_program, turns
 from monarch.language.source import user_source
@@ -235,11 +235,16 @@ class Program(Generic[P, R]):
                 if (hyperparameter := last.trace.fixed.get((place or ())[: length + 1])) is not None:
                     self._memory.varying.add(hyperparameter)
         entry.variants = [variant for variant in entry.variants if not variant.guards.dead]
-        found, compiled = self._traced(entry, args, kwargs, leaves, spec, values, family)
-        if compiled in entry.compiled:
-            entry.compiled.remove(compiled)
-        entry.compiled = [compiled, *entry.compiled[: _PLANS - 1]]
-        result = first_run(compiled, found, leaves)
+        attempt = Attempt()
+        try:
+            found, compiled = self._traced(entry, args, kwargs, leaves, spec, values, family, attempt)
+            if compiled in entry.compiled:
+                entry.compiled.remove(compiled)
+            entry.compiled = [compiled, *entry.compiled[: _PLANS - 1]]
+            result = first_run(compiled, found, leaves, attempt)
+        except BaseException:
+            attempt.take_back()
+            raise
         if found.cannot is None:
             variant = Variant(compiled, found)
             entry.variants = [variant, *entry.variants[: _VARIANTS - 1]]
@@ -266,16 +271,18 @@ class Program(Generic[P, R]):
         spec: Any,
         values: dict[str, int],
         family: Any,
+        attempt: Attempt,
     ) -> tuple[Trace, Compiled]:
         """A trace and its plan: for all values of the named sizes where `family` says so and that can be."""
         symbols = None if family is None else symbols_for(values)
         failed: Exception | None = None
         if symbols is not None:
             try:
-                return self._traced_once(entry, args, kwargs, leaves, spec, values, family, symbols)
+                return self._traced_once(entry, args, kwargs, leaves, spec, values, family, symbols, attempt)
             except Exception as error:  # whatever it is: without names either it is the user's to see, or there is none
+                attempt.take_back()
                 failed = error
-        found = self._traced_once(entry, args, kwargs, leaves, spec, values, family, None)
+        found = self._traced_once(entry, args, kwargs, leaves, spec, values, family, None, attempt)
         if failed is not None:
             self._memory.specialised.why(self._name, failed)
         return found
@@ -290,16 +297,13 @@ class Program(Generic[P, R]):
         values: dict[str, int],
         family: Any,
         symbols: Any,
+        attempt: Attempt,
     ) -> tuple[Trace, Compiled]:
-        found = self._trace(args, kwargs, leaves, spec, entry.moving, values, symbols)
-        try:
-            compiled = next((known for known in entry.compiled if known.serves(found)), None)
-            if compiled is None and symbols is not None:
-                compiled = self._memory.families.compiled(family, values, found)
-            return found, compiled or Compiled(found, self.options, values)
-        except BaseException:
-            found.undo()
-            raise
+        found = self._trace(args, kwargs, leaves, spec, entry.moving, values, symbols, attempt)
+        compiled = next((known for known in entry.compiled if known.serves(found)), None)
+        if compiled is None and symbols is not None:
+            compiled = self._memory.families.compiled(family, values, found)
+        return found, compiled or Compiled(found, self.options, values)
 
     def _say(self, entry: _Entry, place: Path | None, why: tuple[str, Source | None] | None) -> None:
         """Say once that a program is traced again at each call."""
@@ -375,8 +379,14 @@ class Program(Generic[P, R]):
         _, leaves, spec = signature(args, kwargs)
         self._check_annotations(args, kwargs)
         values = values_of(self._named(args, kwargs), self._annotations)
-        with undone(self._trace(args, kwargs, leaves, spec, set(), values)) as found:
-            return found.graph
+        attempt = Attempt()
+        try:
+            found = self._trace(args, kwargs, leaves, spec, set(), values, None, attempt)
+            graph = found.graph
+        finally:
+            attempt.take_back()
+        found.release()
+        return graph
 
     # -- tracing -------------------------------------------------------------------------------------------------
 
@@ -388,7 +398,8 @@ class Program(Generic[P, R]):
         spec: Any,
         moving: set[Path],
         values: Mapping[str, int],
-        symbols: Any = None,
+        symbols: Any,
+        attempt: Attempt,
     ) -> Trace:
         environment = find_environment(self.__wrapped__)
         mesh = self._find_mesh(leaves, environment)
@@ -416,6 +427,7 @@ class Program(Generic[P, R]):
             self._memory.varying,
             moving,
             symbols,
+            attempt,
         )
 
     def _names(self, args: Any, kwargs: Any, leaves: list[Any]) -> dict[int, str]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from types import MethodType
@@ -49,6 +49,32 @@ class Result:
     @property
     def values(self) -> list[Value]:
         return [leaf for leaf in self.leaves if isinstance(leaf, Value)]
+
+
+class Attempt:
+    """A call that is traced. Wherever it fails or is interrupted, until its step is given to the workers, what it has
+    changed in Python is taken back:
+
+        attempt = Attempt()
+        try:
+            ...  # trace with it, run the step, and say `attempt.given = True` where the step is bound
+        except BaseException:
+            attempt.take_back()
+            raise
+    """
+
+    def __init__(self) -> None:
+        self.mesh: Mesh | None = None
+        self.given = False
+        self.undo: Callable[[], None] = _nothing
+
+    def take_back(self) -> None:
+        """Put Python's objects back to what they were, unless the step has been given."""
+        if self.mesh is not None:
+            self.mesh.settle()  # a step that was given when the interrupt came is bound first
+        if not self.given:
+            self.undo()
+        self.undo = _nothing
 
 
 @dataclass
@@ -150,14 +176,15 @@ def trace(
     names: dict[int, str],
     varying: set[tuple[str, str]],
     moving: set[Path],
-    symbols: Any = None,
+    symbols: Any,
+    attempt: Attempt,
 ) -> Trace:
     """Run `function` with symbolic arguments and record it.
 
     `leaves` and `spec` are the flattened (args, kwargs), and `given` what the caller passed for each; `types` gives the
     type of each tensor leaf, `names` the parameters' names where they have one; `varying` are the hyperparameters that
     are known to vary, and `moving` the places at which there are other tensors from call to call; `symbols` are the
-    named sizes in `types`, if there are any. Whatever fails, Python's state is what it was.
+    named sizes in `types`, if there are any. `attempt` can take back what `function` changes in Python.
     """
     mesh.flush()
     before = current.recording
@@ -180,6 +207,7 @@ def trace(
         snapshot.restore()
         watch.restore()
 
+    attempt.mesh, attempt.undo = mesh, undo
     try:
         inputs_, arguments = _symbolic(recording, leaves, types, names)
         args, kwargs = pytree.tree_unflatten(inputs_, spec)
@@ -223,7 +251,6 @@ def trace(
             raise Specialise("it leaves a tensor of a named size in Python")
     except BaseException:
         current.recording = before  # an interrupt may come where a context manager would have given this back
-        undo()
         raise
     taken: set[str] = set(recording.scalars) | {"seed"}
     states = _labelled(
@@ -465,16 +492,6 @@ def _labelled(cells: list[tuple[str | None, Cell]], taken: set[str], fallback: s
         taken.add(label)
         found.append((label, cell))
     return found
-
-
-@contextmanager
-def undone(found: Trace) -> Iterator[Trace]:
-    """A trace that is only looked at: nothing of it stays."""
-    try:
-        yield found
-    finally:
-        found.undo()
-        found.release()
 
 
 def _nothing() -> None:

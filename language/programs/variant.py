@@ -24,7 +24,7 @@ from monarch.language.compile import compile_graph, compile_template
 from monarch.language.programs.effects import Again, Call, Change, undoing
 from monarch.language.programs.guards import views_of
 from monarch.language.programs.nodes import Live
-from monarch.language.programs.trace import Trace
+from monarch.language.programs.trace import Attempt, Trace
 from monarch.language.recorder.random import next_seed
 from monarch.language.tensors.mesh import Mesh
 from monarch.language.tensors.shapes import make_fake
@@ -207,34 +207,27 @@ def _same_values(first: torch.Tensor, second: torch.Tensor) -> bool:
     )
 
 
-def first_run(compiled: Compiled, trace: Trace, leaves: list[Any]) -> Any:
-    """Run the step of the call that was traced: Python is as the trace left it. If it fails, the trace is undone."""
+def first_run(compiled: Compiled, trace: Trace, leaves: list[Any], attempt: Attempt) -> Any:
+    """Run the step of the call that was traced: Python is as the trace left it. Says so when the step is given."""
     scalars = {label: float(leaves[number]) for label, number in trace.arguments.items()}
     scalars.update(trace.hyperparameters)
     cells = [cell for _, cell in trace.states]
     trace.mesh.keep(cells)
     trace.mesh.name(trace.states)
 
-    bound, undo = False, undoing(trace.changes)
+    undo = undoing(trace.changes)
 
     def bind(handles: list[Handle]) -> TakeBack | None:
-        nonlocal bound
         left = compiled.settle(handles, cells)
         living = {number: cell for number in left if (cell := trace.escapes[number][1]()) is not None}
         for number, cell in living.items():
             cell.set(left[number])
         compiled.share(trace.mesh, cells, living)
-        bound = True
+        attempt.given = True
         return undo
 
-    try:
-        trace.mesh.separate([cells[number] for number in compiled.small], cells)
-        handles = compiled.run(trace, leaves, scalars, cells, bind)
-    except BaseException:
-        trace.mesh.settle()
-        if not bound:  # or else it was interrupted behind the step's being given to the workers
-            trace.undo()
-        raise
+    trace.mesh.separate([cells[number] for number in compiled.small], cells)
+    handles = compiled.run(trace, leaves, scalars, cells, bind)
     if trace.escapes and not compiled.ran:
         # Python holds tensors that this step makes first, such as an optimizer's state: wait whether it does.
         try:
