@@ -470,8 +470,21 @@ class Tensor(Held):
             holder.grad = value
         elif key == "_backward_hooks":
             holder._backward_hooks = value
-        elif key not in ("_version", "data_ptr", "shape", "bytes"):
+        elif key not in _READ_ANEW:
             Attributes.put(holder, key, value)
+
+    def changed(self) -> Contents | None:
+        # Each reading makes new objects of these, also where nothing has changed.
+        keys, values = self.read(self.holder)
+        before = dict(zip(*self.before, strict=True))
+        now = [
+            before[key] if key in _READ_ANEW and before.get(key) == value else value
+            for key, value in zip(keys, values, strict=True)
+        ]
+        return None if same_entries(self.before, (keys, now)) else (keys, now)
+
+
+_READ_ANEW = ("_version", "data_ptr", "shape", "bytes")
 
 
 def _address(tensor: torch.Tensor) -> int:

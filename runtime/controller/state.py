@@ -378,8 +378,8 @@ class ControllerState:
         return error.knowing(step=step.sequence, program=step.name)
 
     def refused(self, program: str) -> DeviceMeshError:
-        """The error of a program that is called when the mesh is lost. It names the first step that is not applied: this
-        call, unless somebody was told of an earlier one. The step that the death stopped, which stands in the message,
+        """The error of a program called when the mesh is lost. It names the first step that is not applied: this
+        call, or an earlier one that somebody was told of. The step that the death stopped, which stands in the message,
         may be one that is given again."""
         assert self.dead is not None
         if self.told is None:

@@ -210,6 +210,17 @@ def test_steady_states_are_not_traced(pattern: Callable[..., Any], mesh: Mesh, t
     assert len(traces) <= 5  # the queue grows three times
 
 
+@pytest.mark.filterwarnings("error::monarch.language.errors.TracedAgainWarning")
+def test_plain_tensors_beside_what_a_program_reads_are_no_reason_to_trace_again(mesh: Mesh, traces: list[str]) -> None:
+    settings = types.SimpleNamespace(rate=2.0, mask=torch.ones(3), nested=[{"table": torch.ones(300, 2)}])
+    step = program(lambda x, given: (x * settings.rate * given.rate).sum(), mesh=mesh)
+    for _ in range(4):
+        assert step(torch.ones(2, 3), settings) == 24
+    assert len(traces) == 1
+    settings.rate = 3.0
+    assert step(torch.ones(2, 3), settings) == 54
+
+
 def test_nonlocals_and_globals(mesh: Mesh) -> None:
     total = distribute(torch.zeros(2), mesh)
     rounds = 1
