@@ -310,6 +310,12 @@ def _results_of_write(
 ) -> Any:
     """Put a call that writes to its arguments on the tape. Of its results some are tensors that it writes."""
     written = _written(func, args, kwargs)
+    if func.namespace == "aten" and any(isinstance(value, list) for value in written.values()):
+        raise ProgramError(
+            f"{func.overloadpacket} changes lists of tensors in place, which cannot be recorded",
+            hint="a GradScaler does so: leave it out, with bfloat16 no gradient needs scaling.",
+            source=user_source(),
+        )
     for tensor in (each for value in written.values() for each in (value if isinstance(value, list) else [value])):
         if not isinstance(tensor, DistributedTensor):
             raise _plain_write(tensor)
@@ -349,12 +355,6 @@ def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[s
     for position, argument in enumerate(func._schema.arguments):
         if argument.is_write:
             value = args[position] if position < len(args) else kwargs.get(argument.name)
-            if isinstance(value, (list, tuple)) and func.namespace == "aten":
-                raise ProgramError(
-                    f"{func.overloadpacket} changes lists of tensors in place, which cannot be recorded",
-                    hint="a GradScaler does so: leave it out, with bfloat16 no gradient needs scaling.",
-                    source=user_source(),
-                )
             if value is not None:
                 found[argument.name] = list(value) if isinstance(value, tuple) else value
     return found

@@ -73,6 +73,8 @@ class Restoring(ABC):
                     assert self._state.dead is not None
                     raise fresh(self._state.dead)
                 message, hint = self._lost_text([("the value", remote.type)])
+                if self._snapshots is not None and self._snapshots.brings_back(remote.id):
+                    hint = "monarch.heal_mesh(mesh) brings it back from a snapshot: read it again then."
                 raise LostError(message, hint=hint)
             asked = dict.fromkeys(set(source.values()), (wire.ASK, remote.id))
             found = self._connection.ask_survivors(asked)
@@ -256,10 +258,12 @@ class Restoring(ABC):
         listed = [f"  {value_line(name, type_, self._mesh)}" for name, type_ in lost]
         shown = "\n".join(listed[:16] + [f"and {len(listed) - 16} more"] * (len(listed) > 16))
         over = {name for _, type_ in lost for name in type_.layout.mesh_dims}
+        advice = "mesh.snapshots(every=10) has another worker keep a copy of such tensors."
+        if self._snapshots is not None:
+            advice = "The workers that kept copies of them have ended too: mesh.snapshots(every=10, copies=2) has more."
         return (
             f"{len(lost)} tensor{'s' * (len(lost) != 1)} of {self._mesh} cannot be restored: {who}",
             f"no other worker holds the same blocks of\n{shown}\n"
             f"A mesh dim along which a tensor is replicated keeps it; these are not over {', '.join(sorted(over))}.\n"
-            "mesh.snapshots(every=10) has another worker keep a copy of such tensors.\n"
-            "Make a new mesh, and start again from the last checkpoint.",
+            f"{advice}\nMake a new mesh, and start again from the last checkpoint.",
         )

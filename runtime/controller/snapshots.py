@@ -217,6 +217,10 @@ class Snapshots:
         found = {step: again for step, again in self._log if step.sequence not in before and step.error is None}
         return list(found.items())
 
+    def brings_back(self, id: int) -> bool:
+        """Whether healing makes this value again."""
+        return self._whole is not None and id in self.made()
+
     def made(self) -> set[int]:
         """The handles that have a value behind the way back and the replay."""
         assert self._whole is not None

@@ -69,7 +69,8 @@ def inference_batch_norm(x: torch.Tensor) -> Any:
 )
 def test_it_is_what_pytorch_computes(function: Callable[..., Any]) -> None:
     x = torch.randn(4, 4)
-    for one, other in zip(made_by(function, x), function(x), strict=True):
+    results = {id(result): result for result in function(x)}  # a graph gives each once
+    for one, other in zip(made_by(function, x), results.values(), strict=True):
         torch.testing.assert_close(one, other)
 
 

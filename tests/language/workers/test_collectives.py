@@ -79,7 +79,7 @@ def test_a_collective_and_its_gradient_are_those_of_the_dense_computation(case: 
             loss = monarch.reduce(weighted(value, mesh.rank("d"), table), "d")
             return loss, monarch.vary(value, "d").flatten()
 
-        @monarch.program
+        @monarch.program(mesh=mesh)
         def step(x: "f32[16@d, 3]"):  # type: ignore[no-untyped-def,syntax]
             x.requires_grad_()
             loss, values = body(x)

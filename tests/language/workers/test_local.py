@@ -58,7 +58,7 @@ def test_training_with_per_worker_code_in_the_middle_is_the_dense_training(dims:
         of_mesh = torch.optim.SGD([*model.parameters(), *placed.parameters()], lr=0.1)
         inner = monarch.local(model, "[@data, -]", "[@data, -]", mesh=mesh, dims=dims)
 
-        @monarch.program
+        @monarch.program(mesh=mesh)
         def step(x: "f32[8@data, 4]", y: "f32[8@data, 1]"):  # type: ignore[no-untyped-def,syntax]
             of_mesh.zero_grad()
             loss = (placed(inner(x * 2)) - y).square().mean()
@@ -85,7 +85,7 @@ def test_the_other_mesh_dims_are_sharded_as_everywhere() -> None:
             assert x.shape == (4, 4)
             return x.exp() / monarch.reduce(x.sum(), "data")
 
-        @monarch.program
+        @monarch.program(mesh=mesh)
         def step(x: "f32[8@data, 4@model]"):  # type: ignore[no-untyped-def,syntax]
             return body(x)
 
@@ -163,7 +163,7 @@ def test_a_checkpointed_block_has_the_same_gradients() -> None:
         def body(x: torch.Tensor) -> Any:
             return checkpoint(block, x, use_reentrant=False)
 
-        @monarch.program
+        @monarch.program(mesh=mesh)
         def step(x: "f32[8@data, 4]"):  # type: ignore[no-untyped-def,syntax]
             x.requires_grad_()
             return torch.autograd.grad(body(x).sum(), (x, parameter))
@@ -183,7 +183,7 @@ def test_a_checkpoint_draws_each_workers_numbers_again() -> None:
             def body(x: torch.Tensor) -> Any:
                 return checkpoint(block, x, use_reentrant=False) if recomputed else block(x)
 
-            @monarch.program
+            @monarch.program(mesh=mesh)
             def step(x: "f32[8@data, 4]"):  # type: ignore[no-untyped-def,syntax]
                 x = x.detach().requires_grad_()
                 y = body(x)
@@ -243,7 +243,7 @@ def test_buffers_that_are_made_in_it_take_what_varies_and_state_does_not() -> No
             kept.copy_(monarch.reduce(x.sum(0), "data"))
             return buffer.sum(1), kept * 1
 
-        @monarch.program
+        @monarch.program(mesh=mesh)
         def step(x: "f32[8@data, 3]"):  # type: ignore[no-untyped-def,syntax]
             return body(x)
 
@@ -253,7 +253,7 @@ def test_buffers_that_are_made_in_it_take_what_varies_and_state_does_not() -> No
         close(total, x.sum(0))
         close(kept, x.sum(0))
 
-        @monarch.program
+        @monarch.program(mesh=mesh)
         def wrong(x: "f32[8@data, 3]"):  # type: ignore[no-untyped-def,syntax]
             return monarch.local(lambda x: kept.add_(x.sum(0)), "[@data, -]", mesh=mesh)(x)
 

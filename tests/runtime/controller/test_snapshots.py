@@ -155,6 +155,21 @@ def test_a_death_while_the_mesh_goes_back(executor: MeshExecutor, monkeypatch: p
     loop.check()
 
 
+def test_what_a_dead_worker_alone_held_is_read_again_once_the_mesh_is_healed(executor: MeshExecutor) -> None:
+    loop = Loop(executor)
+    executor.snapshots(2, 1)
+    loop.run(6)
+    kill(executor, 0)
+    with pytest.raises(DeviceMeshError):
+        while True:
+            executor.put(torch.zeros(4), R)
+    with pytest.raises(LostError) as info:
+        executor.shards(loop.states[-1][0])
+    assert info.value.hint == "monarch.heal_mesh(mesh) brings it back from a snapshot: read it again then."
+    executor.heal([])
+    loop.check()
+
+
 def test_the_worker_and_all_that_keep_its_blocks_are_too_much(executor: MeshExecutor) -> None:
     loop = Loop(executor)
     executor.snapshots(2, 1)
@@ -163,6 +178,7 @@ def test_the_worker_and_all_that_keep_its_blocks_are_too_much(executor: MeshExec
     with pytest.raises(LostError, match="cannot be restored") as info:
         loop.run(8)
     assert f"w: {W}" in info.value.hint and "r:" not in info.value.hint
+    assert "The workers that kept copies of them have ended too" in info.value.hint
 
 
 def test_steps_that_fail_are_not_done_again(executor: MeshExecutor) -> None:

