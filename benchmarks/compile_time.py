@@ -101,7 +101,7 @@ def step_time(layers: int, steps: int = 30) -> StepTime:
             loss = train_step(tokens, targets)
             seconds.append(time.perf_counter() - start)
             loss.item()
-        variant = next(iter(train_step._entries.values())).variants[0]
+        variant = next(iter(train_step._memory.entries.values())).variants[0]
         checks = []
         for _ in range(200):
             start = time.perf_counter()

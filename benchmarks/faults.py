@@ -24,7 +24,7 @@ import monarch
 from benchmarks.measure import Row, interleaved, table
 from benchmarks.train_step import endless, loss_of, make_model, make_optimizer
 from monarch.distributed import Mesh
-from monarch.stdlib.parallel import data_parallel
+from monarch.stdlib.parallel import data_parallel, fully_shard
 
 WORKERS, BATCH, STEPS, REPETITIONS = 4, 16, 5, 5
 TOLD_SECONDS = 0.3
@@ -39,7 +39,7 @@ def training(checkpoint: Path | None = None, sharded: bool = False) -> Iterator[
     if checkpoint is not None:
         model.load_state_dict(torch.load(checkpoint))
     with Mesh(data=WORKERS) as mesh:
-        layouts = {"*.weight": "[@data, -]"} if sharded else data_parallel(model)
+        layouts = fully_shard(model, mesh, "data") if sharded else data_parallel(model)
         model = monarch.module_to_mesh(model, mesh, layouts=layouts)
         optimizer = make_optimizer(model)
 
