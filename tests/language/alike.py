@@ -37,6 +37,19 @@ def world(mesh: Mesh | None) -> dict[str, Any]:
     }
 
 
+def fit(w: dict[str, Any], x: torch.Tensor) -> torch.Tensor:
+    """One step of training in a world."""
+    loss: torch.Tensor = w["m"](x).square().mean()
+    loss.backward()
+    w["o"].step()
+    w["o"].zero_grad()
+    return loss
+
+
+def nothing(call: int) -> None:
+    """No change behind a call."""
+
+
 class Seen:
     """Plain data for all that can be reached from values. An object that is met again is its number: the same objects
     are at the same places."""
@@ -61,9 +74,7 @@ class Seen:
     def new(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             whole = value.full_tensor() if hasattr(value, "full_tensor") else value
-            own = {
-                key: entry for key, entry in vars(value).items() if key not in ("_ref", "_is_param", "_backward_hooks")
-            }
+            own = {key: entry for key, entry in vars(value).items() if key not in _MACHINERY}
             grad = None if not value.is_leaf or value.grad is None else self(value.grad)
             return whole.detach(), value.is_leaf and value.requires_grad, grad, self.entries(own)
         if isinstance(value, np.ndarray):

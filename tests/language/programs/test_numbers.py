@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from monarch.language import Mesh
-from tests.language.alike import assert_alike
+from tests.language.alike import assert_alike, fit, nothing
 
 CASES: list[Callable[..., Any]] = []
 Case = Callable[..., Any]
@@ -23,18 +23,6 @@ Case = Callable[..., Any]
 def case(function: Case) -> Case:
     CASES.append(function)
     return function
-
-
-def fit(w, x):
-    loss = w["m"](x).square().mean()
-    loss.backward()
-    w["o"].step()
-    w["o"].zero_grad()
-    return loss
-
-
-def nothing(call):
-    pass
 
 
 def number(function: Callable[[Any, float], Any]) -> Case:

@@ -26,7 +26,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
 
 from monarch.language import Mesh, program
-from tests.language.alike import assert_alike
+from tests.language.alike import assert_alike, fit, nothing
 
 CASES: list[Callable[..., Any]] = []
 Case = Callable[..., Any]
@@ -35,18 +35,6 @@ Case = Callable[..., Any]
 def case(function: Case) -> Case:
     CASES.append(function)
     return function
-
-
-def fit(w, x):
-    loss = w["m"](x).square().mean()
-    loss.backward()
-    w["o"].step()
-    w["o"].zero_grad()
-    return loss
-
-
-def nothing(call):
-    pass
 
 
 # -- objects and classes ---------------------------------------------------------------------------------------------
