@@ -284,7 +284,8 @@ class Size(_Int):
     __slots__ = ("poly", "scope")
     poly: Poly
     scope: Scope | None
-    """Where decisions on it are noted. None for a Size of a plan's file: nothing can be decided on it."""
+    """Where decisions on it are noted. None for a Size that was read from text, as an annotation is: nothing can be
+    decided on it."""
 
     def __new__(cls, poly: Poly, scope: Scope | None = None) -> int:  # type: ignore[misc]
         value = poly.value
