@@ -139,6 +139,18 @@ constrain = _op("constrain", "(tensor, layout)")
 """The tensor, laid out as the user says (`layout` is a Layout's text). Stands only before partitioning, which makes
 it so."""
 
+# -- between the meshes of one program ---------------------------------------------------------------------------------
+
+transfer = _op("transfer", "(tensor, mesh, layout)")
+"""The tensor on another of the graph's meshes, which `mesh` names, in a layout (its text, or None: the one that it has,
+as far as the dims' names and sizes fit). Stands only in graphs of several meshes; each part then has its half of it:"""
+
+send = _op("send", "(tensor, transfer)")
+"""Give what this part has of a tensor to the part that receives transfer number `transfer`. Makes nothing."""
+
+recv = _op("recv", "(transfer, shape, dtype)")
+"""What transfer number `transfer` brings: the worker's block, of `shape`, with zeros where no one sends anything."""
+
 # -- ops with regions, which are graphs of the graph that they stand in (`Graph.regions`), by name ---------------------
 
 cond = _op("cond", "(predicate, operands, regions)")
@@ -179,7 +191,7 @@ def is_collective(target: object) -> bool:
 def acts(target: object) -> bool:
     """Whether a node's target does something besides giving its result, so that it stays where nobody reads that. An op
     with regions may: `functionalize` has left out those that do not."""
-    return target in (commit, check, *WITH_REGIONS)
+    return target in (commit, check, send, recv, *WITH_REGIONS)
 
 
 def by_name(name: str) -> MonarchOp | None:

@@ -16,9 +16,10 @@ from monarch.compiler.errors import (
 from monarch.compiler.loading import load
 from monarch.compiler.ops import OPS
 from monarch.compiler.plan.options import BACKENDS, TARGETS, CompileOptions, check_backend, check_target
-from monarch.compiler.plan.plan import Instruction, Plan, Region, Slot, ValueSpec, set_files
+from monarch.compiler.plan.plan import Instruction, Part, Plan, Region, Slot, ValueSpec, set_files
 from monarch.compiler.plan.report import Alternative, Decision, Report, Value
 from monarch.compiler.plan.trace import Command, Handled, Span, Step, Trace, TracedPlan
+from monarch.compiler.plan.transfers import Route, Transfer, routes
 from monarch.compiler.sizes import format_bytes
 from monarch.compiler.types import DTYPE_NAMES, DTYPES, REDUCTIONS, Layout, MeshSpec, TensorType
 
@@ -43,7 +44,9 @@ __all__ = [
     "LostError",
     "MeshSpec",
     "MonarchError",
+    "Part",
     "Region",
+    "Route",
     "Plan",
     "PlanError",
     "Report",
@@ -54,11 +57,13 @@ __all__ = [
     "TensorType",
     "Trace",
     "TracedPlan",
+    "Transfer",
     "Value",
     "ValueSpec",
     "check_backend",
     "check_target",
     "format_bytes",
+    "routes",
 ]
 
 set_files(lambda: load("monarch.compiler.plan.file"))

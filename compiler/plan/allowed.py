@@ -33,7 +33,7 @@ TORCH_NAMESPACES = frozenset(
 PARAMETERS: dict[str, tuple[str, ...]] = {
     name: tuple(part.strip() for part in op.signature.strip("()").split(",") if part.strip())
     for name, op in OPS.items()
-    if name != "constrain"
+    if name not in ("constrain", "transfer")
 }
 """The parameters of each of our ops that a worker runs."""
 

@@ -13,12 +13,26 @@ from monarch.compiler.loops.text import parse_kernel
 from monarch.compiler.plan.allowed import PARAMETERS, RefusedOp, UnknownOp, allow
 from monarch.compiler.plan.arena import overlapping, slots_in, wrong_region
 from monarch.compiler.plan.binaries import check_binaries
+from monarch.compiler.plan.check_parts import MOVING, wrong_parts
 from monarch.compiler.plan.plan import Instruction, Plan, Slot
 from monarch.compiler.plan.waits import wrong_wait
 
 
 def check_plan(plan: Plan, fail: Callable[[str], NoReturn]) -> None:
     """Call `fail` with what is wrong, if anything is. Raises PlanError where an op of the user's is not registered."""
+    if plan.parts:
+        if (wrong := wrong_parts(plan)) is not None:
+            fail(wrong)
+        for part in plan.parts:
+            check_part(part.plan, lambda message, part=part: fail(f"part {part.name!a}: {message}"))  # type: ignore[misc]
+        return
+    if plan.transfers or any(instruction.op in MOVING for instruction in plan.all_instructions):
+        fail("it sends and receives, and has no parts")
+    check_part(plan, fail)
+
+
+def check_part(plan: Plan, fail: Callable[[str], NoReturn]) -> None:
+    """The same for a plan without parts, or for one part's, whatever it sends and receives."""
     frame = len(plan.inputs) + len(plan.constant_slots) + len(plan.instructions)
     if plan.slots > frame:
         fail(f"it has {plan.slots} slots for {frame} values")
@@ -53,7 +67,9 @@ def check_plan(plan: Plan, fail: Callable[[str], NoReturn]) -> None:
         kinds = {spec.kind for spec in function.inputs} | {spec.kind for spec in function.outputs}
         if kinds - {"input", "return"} or any(function.donated) or function.mesh != plan.mesh:
             fail(f"function {name!a} is a plan of its own")
-        check_plan(function, lambda message, name=name: fail(f"function {name!a}: {message}"))  # type: ignore[misc]
+        if any(instruction.op in MOVING for instruction in function.instructions):
+            fail(f"function {name!a} sends or receives")
+        check_part(function, lambda message, name=name: fail(f"function {name!a}: {message}"))  # type: ignore[misc]
     if (found := overlapping(plan)) is not None:
         fail(f"what instruction {found[0]} writes into the arena is lost by {found[1]}, and still to be read")
     check_binaries(plan, fail)

@@ -14,9 +14,11 @@ from typing import Any, NoReturn
 import torch
 
 from monarch.compiler.errors import LayoutError, MonarchError, PlanError, Source
+from monarch.compiler.mesh import MeshShapeError, NDSlice, Shape
 from monarch.compiler.names import CONSTANT_NAMES, CONSTANTS
 from monarch.compiler.plan.options import BACKENDS, ROUNDINGS, TARGETS, CompileOptions, check_backend
 from monarch.compiler.plan.plan import Instruction, Plan, Region, Slot, ValueSpec
+from monarch.compiler.plan.transfers import Transfer
 from monarch.compiler.types import DTYPE_NAMES, DTYPES, Layout, MeshSpec, TensorType
 
 MAX_DEPTH = 32
@@ -30,6 +32,8 @@ UNTRUSTED = "plan.save() does not write this: do not use the file, and compile t
 
 def encode_head(plan: Plan) -> dict[str, Any]:
     """Everything of a plan that a worker needs but its instructions and constants."""
+    if plan.parts:
+        return _encode_parts(plan)
     return {
         "name": plan.name,
         "mesh": [list(dim) for dim in plan.mesh.dims],
@@ -42,16 +46,48 @@ def encode_head(plan: Plan) -> dict[str, Any]:
         "arena": plan.arena,
         "donated": list(plan.donated),
         "constant_slots": dict(plan.constant_slots),
-        "sources": [[source.file, source.line, source.column, source.end_column] for source in plan.sources],
+        "sources": [_encode_source(source) for source in plan.sources],
         **({"functions": _encode_functions(plan)} if plan.functions else {}),
     }
 
 
 def _encode_functions(plan: Plan) -> dict[str, Any]:
+    return {name: _encode_whole(function) for name, function in plan.functions.items()}
+
+
+def _encode_whole(plan: Plan) -> dict[str, Any]:
+    """A plan that another one holds, with its instructions."""
+    return {**encode_head(plan), "program": [encode_instruction(each) for each in plan.instructions]}
+
+
+def _encode_parts(plan: Plan) -> dict[str, Any]:
+    """The head of a plan of several parts. Its inputs and outputs are given by their parts' numbers: each is the next
+    one of that part."""
     return {
-        name: {**encode_head(function), "program": [encode_instruction(each) for each in function.instructions]}
-        for name, function in plan.functions.items()
+        "name": plan.name,
+        "mesh": [list(dim) for dim in plan.mesh.dims],
+        "target": plan.target,
+        "collectives": plan.collectives,
+        "inputs": [spec.part for spec in plan.inputs],
+        "outputs": [spec.part for spec in plan.outputs],
+        "parts": [[part.name, _encode_place(part.place), _encode_whole(part.plan)] for part in plan.parts],
+        "transfers": [_encode_transfer(transfer) for transfer in plan.transfers],
     }
+
+
+def _encode_place(place: Shape) -> list[Any]:
+    """`[labels, offset, sizes, strides]`."""
+    return [place.labels, place.ndslice.offset, place.ndslice.sizes, place.ndslice.strides]
+
+
+def _encode_transfer(transfer: Transfer) -> list[Any]:
+    types = encode_type(transfer.sent), encode_type(transfer.received)
+    line = transfer.line and _encode_source(transfer.line)
+    return [transfer.source, transfer.target, *types, transfer.name, line, transfer.offset, transfer.nbytes]
+
+
+def _encode_source(source: Source) -> list[Any]:
+    return [source.file, source.line, source.column, source.end_column]
 
 
 def encode_options(plan: Plan) -> dict[str, Any]:
@@ -227,8 +263,10 @@ class Decoder:
             self.fail(error.message)
         return type_
 
-    def values(self, value: Any, mesh: MeshSpec, slots: int, kinds: Sequence[str]) -> tuple[ValueSpec, ...]:
-        """Inputs or outputs: each of one of `kinds`, in a slot below `slots`."""
+    def values(
+        self, value: Any, mesh: MeshSpec, slots: int, kinds: Sequence[str], part: int = 0
+    ) -> tuple[ValueSpec, ...]:
+        """Inputs or outputs: each of one of `kinds`, in a slot below `slots`, of part number `part`."""
         specs = []
         for entry in self.items(value, "the list of inputs or outputs"):
             kind, label, type_, slot = self.items(entry, "an input or output", 4)
@@ -237,20 +275,45 @@ class Decoder:
             if type(label) not in (int, str):
                 self.fail(f"the label of an input or output is {short(label)}")
             what = f"{kind} {short(label)}"
-            specs.append(
-                ValueSpec(
-                    kind, label, self.type(type_, mesh, what), self.integer(slot, f"the slot of {what}", 0, slots)
-                )
-            )
+            type_, slot = self.type(type_, mesh, what), self.integer(slot, f"the slot of {what}", 0, slots)
+            specs.append(ValueSpec(kind, label, type_, slot, part))
         return tuple(specs)
 
     def sources(self, value: Any) -> tuple[Source, ...]:
-        sources = []
-        for entry in self.items(value, "the list of source lines"):
-            file, *numbers = self.items(entry, "a source line", 4)
-            line, column, end = (self.integer(number, "a source line's number") for number in numbers)
-            sources.append(Source(self.string(file, "a source line's file"), line, column, end))
-        return tuple(sources)
+        return tuple(self.source(entry) for entry in self.items(value, "the list of source lines"))
+
+    def source(self, value: Any) -> Source:
+        file, *numbers = self.items(value, "a source line", 4)
+        line, column, end = (self.integer(number, "a source line's number") for number in numbers)
+        return Source(self.string(file, "a source line's file"), line, column, end)
+
+    def place(self, value: Any, what: str) -> Shape:
+        """Which workers a part has."""
+        labels, offset, sizes, strides = self.items(value, what, 4)
+        sizes = [self.integer(size, f"a size of {what}", 1, 2**31) for size in self.items(sizes, what)]
+        strides = [self.integer(stride, f"a stride of {what}", 1, 2**31) for stride in self.items(strides, what)]
+        first = self.integer(offset, f"the first worker of {what}", 0, 2**31)
+        try:
+            return Shape(self.strings(labels, what), NDSlice(offset=first, sizes=sizes, strides=strides))
+        except MeshShapeError as error:
+            self.fail(f"{what} cannot be: {error.message}")
+
+    def transfer(self, value: Any, meshes: Sequence[MeshSpec]) -> Transfer:
+        """A transfer between two of the parts, whose meshes these are."""
+        source, target, sent, received, name, line, offset, nbytes = self.items(value, "a transfer", 8)
+        ends = [self.integer(end, "a part of a transfer", 0, len(meshes)) for end in (source, target)]
+        text = self.string(name, "a transfer's name")
+        what = f"transfer {short(text)}"
+        return Transfer(
+            ends[0],
+            ends[1],
+            self.type(sent, meshes[ends[0]], f"{what} as it is sent"),
+            self.type(received, meshes[ends[1]], f"{what} as it is received"),
+            text,
+            None if line is None else self.source(line),
+            self.integer(offset, f"the place of {what}"),
+            self.integer(nbytes, f"the bytes of {what}"),
+        )
 
     def costs(self, value: Any, depth: int = 0) -> dict[str, Any]:
         """Free JSON, of some depth."""

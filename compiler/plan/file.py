@@ -21,10 +21,10 @@ import hashlib
 import os
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError
@@ -37,8 +37,10 @@ from monarch.compiler.plan.check import check_plan
 from monarch.compiler.plan.container import AGAIN, dump_json, load_json, seal, unseal
 from monarch.compiler.plan.encode import MAX_DEPTH, Decoder, encode_head, encode_instruction, encode_options
 from monarch.compiler.plan.encode_report import decode_report, encode_report
-from monarch.compiler.plan.plan import Plan
+from monarch.compiler.plan.plan import Part, Plan
 from monarch.compiler.types import DTYPE_NAMES
+
+T = TypeVar("T")
 
 PROGRAM, GRAPH, TRACED, REPORT, CONSTANTS, BINARIES, CODE = MEMBERS = (
     "program.jsonl",
@@ -159,8 +161,12 @@ def _decode(
     decoder: Decoder,
     rest: dict[str, Any],
     within: str = "",
+    part: int = 0,
 ) -> Plan:
-    """What a worker runs of a plan, or of a function of one: `within` names that among the constants."""
+    """What a worker runs of a plan, or of a function or part of one: `within` names that among the constants, and
+    `part` is the part's number."""
+    if isinstance(head, dict) and "parts" in head:
+        return _decode_parts(head, program, constants, decoder, rest)
     there = [key for key in ("cuda_graphs", "functions") if isinstance(head, dict) and key in head]
     head = decoder.mapping(head, "the plan", (*_HEAD, *there))
     mesh = decoder.mesh(head["mesh"])
@@ -177,8 +183,7 @@ def _decode(
         decoder.fail(f"functions are nested more than {MAX_DEPTH} deep")
     made: dict[str, Plan] = {}
     for called, function in functions.items():
-        entry = dict(decoder.mapping(function, f"function {called!a}"))
-        body = decoder.items(entry.pop("program", None), f"the program of {called!a}")
+        entry, body = _taken_apart(function, f"function {called!a}", decoder)
         made[called] = _decode(entry, body, constants, decoder, rest, f"{within}{called}{_WITHIN}")
     own = {
         label.removeprefix(within): tensor
@@ -190,8 +195,8 @@ def _decode(
     return Plan(
         name=decoder.string(head["name"], "its name"),
         mesh=mesh,
-        inputs=decoder.values(head["inputs"], mesh, slots, INPUT_KINDS),
-        outputs=decoder.values(head["outputs"], mesh, slots, OUTPUT_KINDS),
+        inputs=decoder.values(head["inputs"], mesh, slots, INPUT_KINDS, part),
+        outputs=decoder.values(head["outputs"], mesh, slots, OUTPUT_KINDS, part),
         instructions=tuple([decoder.instruction(entry) for entry in program]),
         slots=slots,
         arena=decoder.integer(head["arena"], "the size of the arena"),
@@ -204,8 +209,61 @@ def _decode(
     )
 
 
+def _taken_apart(value: Any, what: str, decoder: Decoder) -> tuple[dict[str, Any], list[Any]]:
+    """The head and the instructions of a plan that another one holds."""
+    head = dict(decoder.mapping(value, what))
+    return head, decoder.items(head.pop("program", None), f"the program of {what}")
+
+
+_PARTS = ("name", "mesh", "target", "collectives", "inputs", "outputs", "parts", "transfers")
+
+
+def _decode_parts(
+    head: dict[str, Any], program: list[Any], constants: dict[str, torch.Tensor], decoder: Decoder, rest: dict[str, Any]
+) -> Plan:
+    """A plan of several parts."""
+    decoder.mapping(head, "the plan", _PARTS)
+    if program:
+        decoder.fail("it has parts, and instructions of its own")
+    parts: list[Part] = []
+    for number, value in enumerate(decoder.items(head["parts"], "the parts")):
+        name, place, whole = decoder.items(value, "a part", 3)
+        name = decoder.string(name, "a part's name")
+        if any(name == each.name for each in parts):
+            decoder.fail(f"it has two parts named {name[:60]!a}")
+        entry, body = _taken_apart(whole, f"part {name[:60]!a}", decoder)
+        if "parts" in entry:
+            decoder.fail(f"part {name[:60]!a} has parts of its own")
+        plan = _decode(entry, body, constants, decoder, rest, f"{name}{_WITHIN}", number)
+        parts.append(Part(name, decoder.place(place, f"the place of part {name[:60]!a}"), plan))
+    if any(not label.startswith(tuple(f"{part.name}{_WITHIN}" for part in parts)) for label in constants):
+        decoder.fail("its constants are not those that it names slots for")
+    meshes = [part.plan.mesh for part in parts]
+    return Plan(
+        name=decoder.string(head["name"], "its name"),
+        mesh=decoder.mesh(head["mesh"]),
+        inputs=_joined([part.plan.inputs for part in parts], head["inputs"], "inputs", decoder),
+        outputs=_joined([part.plan.outputs for part in parts], head["outputs"], "outputs", decoder),
+        instructions=(),
+        slots=0,
+        donated=_joined([part.plan.donated for part in parts], head["inputs"], "inputs", decoder),
+        options=decoder.options(head, rest),
+        parts=tuple(parts),
+        transfers=tuple(decoder.transfer(each, meshes) for each in decoder.items(head["transfers"], "the transfers")),
+    )
+
+
+def _joined(each: Sequence[tuple[T, ...]], order: Any, what: str, decoder: Decoder) -> tuple[T, ...]:
+    """What the parts have each, in the order in which the numbers of the parts stand."""
+    numbers = [decoder.integer(part, f"a part of its {what}", 0, len(each)) for part in decoder.items(order, what)]
+    if any(numbers.count(part) != len(own) for part, own in enumerate(each)):
+        decoder.fail(f"its {what} are not those of its parts")
+    rest = [iter(own) for own in each]
+    return tuple(next(rest[part]) for part in numbers)
+
+
 _WITHIN = "/"
-"""Stands behind the name of a function in the names of its constants."""
+"""Stands behind the name of a function or a part in the names of its constants."""
 
 
 def hash_of(plan: Plan) -> str:
@@ -259,8 +317,10 @@ def _save_constants(plan: Plan) -> bytes:
 
 
 def _all_constants(plan: Plan, within: str = "") -> Iterator[tuple[str, torch.Tensor]]:
-    """The constants of a plan and of its functions, by names that tell whose they are."""
+    """The constants of a plan and of its functions or parts, by names that tell whose they are."""
     yield from ((f"{within}{label}", tensor) for label, tensor in plan.constants.items())
+    for part in plan.parts:
+        yield from _all_constants(part.plan, f"{part.name}{_WITHIN}")
     for name, function in plan.functions.items():
         yield from _all_constants(function, f"{within}{name}{_WITHIN}")
 

@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import torch
 
 from monarch.compiler.errors import Source
+from monarch.compiler.mesh import Shape
 from monarch.compiler.plan.options import CompileOptions
 from monarch.compiler.plan.report import Report
+from monarch.compiler.plan.transfers import Route, Transfer, routes
 from monarch.compiler.types import MeshSpec, TensorType
 
 if TYPE_CHECKING:
@@ -30,12 +32,14 @@ class Slot(NamedTuple):
 @dataclass(frozen=True)
 class ValueSpec:
     """An input or output of a plan. `kind` is "input", "state", "constant", "scalar" or "seed" for inputs, "return" or
-    "state" for outputs; `label` an input's position or a state's name; `slot` where it lies in the worker's frame."""
+    "state" for outputs; `label` an input's position or a state's name; `slot` where it lies in the worker's frame: of a
+    plan of several parts, in the frame of the workers of part number `part`, of whose mesh `type` speaks."""
 
     kind: str
     label: str | int
     type: TensorType
     slot: int
+    part: int = 0
 
 
 class Region(NamedTuple):
@@ -67,6 +71,21 @@ class Instruction:
 
 
 @dataclass(frozen=True)
+class Part:
+    """What some of a mesh's workers run of a plan.
+
+    `name`   what the graph calls their mesh
+    `place`  which of the mesh's workers they are, in the order in which `plan.mesh` numbers them
+    `plan`   their instructions, a plan on their own mesh with slots, constants and an arena of its own. Its inputs and
+             outputs are those of the whole plan with this part's number, in their order
+    """
+
+    name: str
+    place: Shape
+    plan: Plan
+
+
+@dataclass(frozen=True)
 class Plan:
     """A compiled program.
 
@@ -82,6 +101,10 @@ class Plan:
     `arena`    the bytes that its regions need
     `functions` plans for the same mesh that its instructions call, by name: branches, bodies of loops. They have inputs
                of kind "input" and outputs of kind "return" alone, and write over none of their inputs
+    `parts`    where the program is of several meshes, what each runs. The plan then has no instructions, slots,
+               constants or functions of its own, and `mesh` is the one that all parts are of. A scalar or seed that
+               several parts read is an input of each. Parts have no workers in common
+    `transfers` the values that parts send to one another, in the global order of their instructions
     `binaries` machine code for its kernels, for a GPU, ahead of time; empty where they are compiled when it is loaded
     `costs`    what the compiler reckoned: collectives and bytes by mesh dim, peak bytes, seconds by pass
     `hash`     of everything that a worker runs, hex; workers hold plans by it
@@ -103,13 +126,17 @@ class Plan:
     report: Report | None = None
     arena: int = 0
     functions: dict[str, Plan] = field(default_factory=dict)
+    parts: tuple[Part, ...] = ()
+    transfers: tuple[Transfer, ...] = ()
     binaries: tuple[KernelBinary, ...] = ()
     costs: dict[str, Any] = field(default_factory=dict)
     hash: str = ""
 
     def __str__(self) -> str:
         """One line, for `print`; what it does is in `graph`, and in `monarchc inspect`."""
-        return f"plan '{self.name}' on {self.mesh}, for {self.made_for}: {len(self.instructions)} instructions"
+        count = sum(len(part.plan.instructions) for part in self.parts) or len(self.instructions)
+        between = f" in {len(self.parts)} parts, {len(self.transfers)} transfers" if self.parts else ""
+        return f"plan '{self.name}' on {self.mesh}, for {self.made_for}: {count} instructions{between}"
 
     @property
     def own_arena(self) -> int:
@@ -118,10 +145,18 @@ class Plan:
 
     @property
     def all_instructions(self) -> Iterator[Instruction]:
-        """Its instructions, and those of its functions."""
+        """Its instructions, and those of its functions and parts."""
         yield from self.instructions
         for function in self.functions.values():
             yield from function.all_instructions
+        for part in self.parts:
+            yield from part.plan.all_instructions
+
+    def routes(self, number: int) -> tuple[Route, ...]:
+        """Who reads which block from whom in a transfer, by its number."""
+        transfer = self.transfers[number]
+        source, target = self.parts[transfer.source].plan.mesh, self.parts[transfer.target].plan.mesh
+        return routes(transfer.sent, source, transfer.received, target)
 
     @property
     def target(self) -> str:
