@@ -8,6 +8,8 @@ again once it need not, so what comes to an end in one order does so in all.
 
 from __future__ import annotations
 
+from typing import Any
+
 from monarch.compiler.plan.plan import Instruction, Plan
 from monarch.compiler.plan.transfers import Transfer, area_bytes
 
@@ -135,8 +137,7 @@ def shares(first: Transfer, second: Transfer) -> bool:
     )
 
 
-def _number(instruction: Instruction) -> int:
-    """The transfer that an instruction names: its last argument of `send`, its first of `recv`."""
+def _number(instruction: Instruction) -> Any:
+    """The transfer that an instruction names: the second argument of `send`, the first of `recv`."""
     at = 1 if instruction.op == "send" else 0
-    number: int = instruction.args[at] if len(instruction.args) > at else instruction.kwargs.get("transfer")
-    return number
+    return instruction.args[at] if len(instruction.args) > at else instruction.kwargs.get("transfer")
