@@ -12,8 +12,7 @@ from typing import Any
 
 import torch
 
-from monarch.language.programs.nodes import Live, Node, Spot
-from monarch.language.programs.snapshot import (
+from monarch.language.programs.kinds import (
     MISSING,
     Attributes,
     Class,
@@ -25,6 +24,7 @@ from monarch.language.programs.snapshot import (
     Sequence,
     Tensor,
 )
+from monarch.language.programs.nodes import Live, Node, Spot
 from monarch.language.tensors.tensor import DistributedTensor
 
 _DICTS = (dict, collections.OrderedDict, collections.defaultdict)

@@ -15,10 +15,11 @@ from monarch.compiler.execution.executor import Handle, TakeBack
 from monarch.compiler.symbols import is_named
 from monarch.compiler.tape import Expr, Value, evaluate
 from monarch.language.errors import branch_error
-from monarch.language.programs import snapshot as kinds
+from monarch.language.programs import kinds
+from monarch.language.programs.classify import CONSTANT, kind_of
 from monarch.language.programs.guards import Guards
+from monarch.language.programs.kinds import MISSING, PLAIN, Contents, Held, same_entries
 from monarch.language.programs.nodes import Live, Spot
-from monarch.language.programs.snapshot import MISSING, PLAIN, Contents, Held, kind_of, same_entries
 from monarch.language.recorder.recording import Recording
 from monarch.language.source import user_source
 from monarch.language.tensors.mesh import Mesh
@@ -279,7 +280,7 @@ class Effects:
             return self._once(lambda call: kept.clone())
         if _is_container(value):
             return self._once(self._container(value))
-        if kind_of(value) == kinds.CONSTANT:
+        if kind_of(value) == CONSTANT:
             return lambda call: value
         raise CannotRepeat(f"makes an object of type {type(value).__name__}")
 

@@ -18,12 +18,11 @@ import torch
 
 from monarch.compiler.errors import Source
 from monarch.language.programs.checks import Found, compile_check
+from monarch.language.programs.classify import OPAQUE, kind_of
 from monarch.language.programs.entered import Entered
-from monarch.language.programs.nodes import Key, Live, Node, Path, Spot
-from monarch.language.programs.snapshot import (
+from monarch.language.programs.kinds import (
     CLASS_MACHINERY,
     HAS_CLASS,
-    OPAQUE,
     PLAIN,
     Attributes,
     Class,
@@ -32,10 +31,10 @@ from monarch.language.programs.snapshot import (
     Held,
     Names,
     Slots,
-    Snapshot,
     Tensor,
-    kind_of,
 )
+from monarch.language.programs.nodes import Key, Live, Node, Path, Spot
+from monarch.language.programs.snapshot import Snapshot
 from monarch.language.tensors.tensor import DistributedTensor, Ref
 
 _OFTEN = 3

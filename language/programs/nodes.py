@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from monarch.language.programs.snapshot import MISSING, Attributes, Class, Held, Names, Slots, Tensor, same_plain
+from monarch.language.programs.kinds import MISSING, Attributes, Class, Held, Names, Slots, Tensor, same_plain
 
 Path = tuple[Any, ...]
 """How a place is reached: where it starts, and a key for each step."""

@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 from monarch.compiler.errors import MonarchError, Source
 from monarch.compiler.types import TensorType
 from monarch.language.layouts import from_annotation
-from monarch.language.programs.snapshot import PLAIN
+from monarch.language.programs.kinds import PLAIN
 from monarch.language.tensors.tensor import DistributedTensor
 
 _LEAVES = frozenset((DistributedTensor, torch.Tensor, torch.nn.Parameter, float, int, bool, str))

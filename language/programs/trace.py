@@ -25,9 +25,10 @@ from monarch.language.programs.effects import Again, Change, Effects, Make, Spec
 from monarch.language.programs.entered import Entered
 from monarch.language.programs.environment import Environment, state_names
 from monarch.language.programs.guards import Guards, views_of
+from monarch.language.programs.kinds import PLAIN, Contents, Held, Tensor
 from monarch.language.programs.modules import module_paths
 from monarch.language.programs.nodes import Path, Spot
-from monarch.language.programs.snapshot import PLAIN, Contents, Held, Snapshot, Tensor
+from monarch.language.programs.snapshot import Snapshot
 from monarch.language.recorder.dispatch import tracing
 from monarch.language.recorder.random import counting_streams
 from monarch.language.recorder.recording import Recording, current

@@ -1,0 +1,121 @@
+"""Which kind of object a value is: how its contents are held, or that it has none that can change."""
+
+from __future__ import annotations
+
+import contextvars
+import dataclasses
+import functools
+import inspect
+import types
+import weakref
+from types import FunctionType, ModuleType
+from typing import Any, cast
+
+import torch
+
+from monarch.language.programs.kinds import (
+    CONTAINERS,
+    PLAIN,
+    Array,
+    Attributes,
+    Class,
+    Function,
+    Held,
+    Names,
+    Own,
+    Parts,
+    Slots,
+    Tensor,
+    Variable,
+    slots_of,
+)
+
+MOST_ENTRIES = 10_000
+"""A container with more entries is not looked through."""
+_HEAP = 1 << 9
+
+
+CONSTANT, OPAQUE = "constant", "opaque"
+"""Other kinds: objects that a program cannot see change, and objects of which we cannot know whether they do."""
+
+_CONSTANT_MODULES = (
+    *("torch._ops", "torch._C", "torch.fx", "torch._subclasses", "torch.library", "torch._higher_order_ops"),
+    *("logging", "_thread", "threading", "re", "typing", "abc", "warnings", "functools"),
+    *("monarch.language", "monarch.compiler", "monarch.runtime"),
+    *("inspect", "importlib", "_frozen_importlib", "_frozen_importlib_external"),
+    *("datetime", "decimal", "fractions", "uuid", "torch.autograd.function", "torch.utils.hooks", "dataclasses"),
+)
+_MADE_OF_PARTS = (*(kind for kind in Parts.names if kind is not types.BuiltinMethodType), weakref.ref)
+
+
+def kind_of(value: Any) -> type[Held] | str | None:
+    """How a value is held: None for plain values."""
+    kind: Any = type(value)
+    if kind in PLAIN:
+        return None
+    if isinstance(value, torch.Tensor):
+        return Tensor
+    for container, held in CONTAINERS:
+        if isinstance(value, container):
+            if len(cast("Any", value)) > MOST_ENTRIES:
+                return OPAQUE
+            return Own if hasattr(value, "__dict__") and is_users_class(kind) else held
+    if kind is FunctionType:
+        return Function
+    if isinstance(value, _MADE_OF_PARTS) or hasattr(kind, "__wrapped_program__"):
+        return Parts
+    if kind is functools._lru_cache_wrapper or kind is types.MappingProxyType:
+        return Parts
+    if kind is types.GeneratorType and inspect.getgeneratorstate(value) == inspect.GEN_CREATED:
+        return CONSTANT  # the program has not run it: a context manager that decorates a function keeps one
+    if kind is contextvars.ContextVar:
+        return Variable
+    if isinstance(value, ModuleType):
+        return Names
+    if isinstance(value, type):
+        return Class if is_users_class(value) else CONSTANT
+    if isinstance(value, types.BuiltinFunctionType):
+        return CONSTANT if value.__self__ is None or isinstance(value.__self__, (ModuleType, type)) else Parts
+    return _kind_of_instance(kind)
+
+
+@functools.cache
+def _kind_of_instance(kind: Any) -> type[Held] | str:
+    module = kind.__module__ or ""
+    if kind is object:  # a sentinel
+        return CONSTANT
+    if isinstance(kind, type) and issubclass(kind, _CONSTANT_TYPES):
+        return CONSTANT
+    if kind.__name__ != "_local" and any(module == name or module.startswith(name + ".") for name in _CONSTANT_MODULES):
+        return CONSTANT
+    if module == "numpy" and kind.__name__ == "ndarray":
+        return Array
+    if module == "numpy" and kind.__name__ != "Generator":
+        return CONSTANT  # scalars and dtypes
+    if slots_of(kind):
+        return Slots
+    if (
+        module in ("random", "io", "_io")
+        or kind.__name__ == "_local"
+        or not kind.__flags__ & _HEAP
+        and kind is not types.SimpleNamespace
+    ):
+        return OPAQUE
+    if any("__dict__" in vars(base) for base in kind.__mro__):
+        return Attributes
+    return CONSTANT if kind.__basicsize__ == object.__basicsize__ else OPAQUE  # an `object` with nothing in it
+
+
+_CONSTANT_TYPES: tuple[type, ...] = (
+    *(torch.SymInt, torch.SymFloat, torch.SymBool, types.MethodWrapperType, types.WrapperDescriptorType),
+    *(types.MethodDescriptorType, types.ClassMethodDescriptorType, types.GetSetDescriptorType),
+    *(types.MemberDescriptorType, types.GenericAlias, types.UnionType, dataclasses.Field),
+)
+
+
+@functools.cache
+def is_users_class(kind: Any) -> bool:
+    root = (kind.__module__ or "").partition(".")[0]
+    return root not in ("builtins", "torch", "monarch", "typing", "collections", "abc", "enum", "numpy") and bool(
+        kind.__flags__ & _HEAP
+    )

@@ -1,0 +1,526 @@
+"""The kinds of Python objects that a program can reach: how the contents of each are read, compared and put back.
+
+A `Held` keeps the contents that one object had when it was first met.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import gc
+import types
+import weakref
+from collections.abc import Iterable
+from types import CodeType, MethodType, ModuleType
+from typing import Any, ClassVar, cast
+
+import torch
+
+from monarch.language.source import is_users_file
+from monarch.language.tensors.tensor import DistributedTensor
+
+
+class _Missing:
+    def __repr__(self) -> str:
+        return "nothing"
+
+
+MISSING: Any = _Missing()
+"""What a name or cell holds that has no value."""
+
+PLAIN: frozenset[type] = frozenset(
+    (
+        *(int, float, bool, complex, str, bytes, type(None), type(...), type(NotImplemented), range, slice, _Missing),
+        *(torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format, CodeType),
+    )
+)
+"""Types whose values are compared by type and equality."""
+
+Contents = tuple[list[Any], list[Any]]
+"""An object's keys and values, in order."""
+
+
+class Held:
+    """One object, and what it held when it was first met."""
+
+    by_identity: ClassVar[bool] = True
+    """Whether another object with the same contents is another thing to the program; a list of the same entries is
+    not."""
+
+    __slots__ = ("before", "holder")
+
+    def __init__(self, holder: Any) -> None:
+        self.holder = holder
+        self.before = self.read(holder)
+
+    @classmethod
+    def read(cls, holder: Any) -> Contents:
+        raise NotImplementedError
+
+    @classmethod
+    def get(cls, holder: Any, key: Any) -> Any:
+        """The value of one key, or MISSING."""
+        return dict(zip(*cls.read(holder), strict=True)).get(key, MISSING)
+
+    @classmethod
+    def put(cls, holder: Any, key: Any, value: Any) -> None:
+        """Give one key its value; MISSING takes it away."""
+        raise NotImplementedError
+
+    @classmethod
+    def fill(cls, holder: Any, keys: list[Any], values: list[Any]) -> None:
+        """Make these the contents, in this order."""
+        now = dict(zip(*cls.read(holder), strict=True))
+        wanted = dict(zip(keys, values, strict=True))
+        for key in now.keys() - wanted.keys():
+            cls.put(holder, key, MISSING)
+        for key, value in wanted.items():
+            if now.get(key, MISSING) is not value:
+                cls.put(holder, key, value)
+
+    def changed(self) -> Contents | None:
+        """The contents now; None where they are those noted."""
+        now = self.read(self.holder)
+        return None if same_entries(self.before, now) else now
+
+    def restore(self) -> None:
+        if self.changed() is not None:
+            self.fill(self.holder, *self.before)
+
+
+def same_entries(first: Contents, second: Contents) -> bool:
+    """Whether both have the same objects under the same keys, in the same order."""
+    return (
+        len(first[0]) == len(second[0])
+        and all(
+            a is b or (type(a) is type(b) and type(a) is str and a == b)
+            for a, b in zip(first[0], second[0], strict=True)
+        )
+        and all(a is b for a, b in zip(first[1], second[1], strict=True))
+    )
+
+
+class Attributes(Held):
+    """An instance's `__dict__`."""
+
+    @classmethod
+    def read(cls, holder: Any) -> Contents:
+        entries = holder.__dict__
+        return list(entries), list(entries.values())
+
+    @classmethod
+    def get(cls, holder: Any, key: Any) -> Any:
+        return holder.__dict__.get(key, MISSING)
+
+    @classmethod
+    def put(cls, holder: Any, key: Any, value: Any) -> None:
+        if value is MISSING:
+            holder.__dict__.pop(key, None)
+        else:
+            holder.__dict__[key] = value
+
+    @classmethod
+    def fill(cls, holder: Any, keys: list[Any], values: list[Any]) -> None:
+        holder.__dict__.clear()
+        holder.__dict__.update(zip(keys, values, strict=True))
+
+
+@functools.cache
+def slots_of(kind: Any) -> tuple[tuple[str, Any], ...]:
+    """The slots of a class, with their descriptors."""
+    return tuple(
+        (name, value)
+        for base in kind.__mro__
+        for name, value in vars(base).items()
+        if isinstance(value, types.MemberDescriptorType) and "__slots__" in vars(base)
+    )
+
+
+class Slots(Held):
+    """The slots of an instance that has any, and its `__dict__` where it has one."""
+
+    @classmethod
+    def read(cls, holder: Any) -> Contents:
+        keys, values = Attributes.read(holder) if hasattr(holder, "__dict__") else ([], [])
+        for name, slot in slots_of(cast("Any", type(holder))):
+            keys.append(name)
+            try:
+                values.append(slot.__get__(holder))
+            except AttributeError:
+                values.append(MISSING)
+        return keys, values
+
+    @classmethod
+    def put(cls, holder: Any, key: Any, value: Any) -> None:
+        slot = dict(slots_of(cast("Any", type(holder)))).get(key)
+        if slot is None:
+            Attributes.put(holder, key, value)
+        elif value is not MISSING:
+            slot.__set__(holder, value)
+        elif slot.__get__(holder, type(holder)) is not MISSING:
+            slot.__delete__(holder)
+
+
+class Mapping(Held):
+    """A dict."""
+
+    by_identity = False
+
+    @classmethod
+    def read(cls, holder: Any) -> Contents:
+        return list(dict.keys(holder)), list(dict.values(holder))
+
+    @classmethod
+    def get(cls, holder: Any, key: Any) -> Any:
+        return dict.get(holder, key, MISSING)
+
+    @classmethod
+    def put(cls, holder: Any, key: Any, value: Any) -> None:
+        if value is MISSING:
+            dict.pop(holder, key, None)
+        else:
+            dict.__setitem__(holder, key, value)
+
+    @classmethod
+    def fill(cls, holder: Any, keys: list[Any], values: list[Any]) -> None:
+        holder.clear()
+        for key, value in zip(keys, values, strict=True):
+            holder[key] = value
+
+
+class Sequence(Held):
+    """A list, tuple or deque: its keys are numbers."""
+
+    by_identity = False
+
+    @classmethod
+    def read(cls, holder: Any) -> Contents:
+        values = list(holder)
+        return list(range(len(values))), values
+
+    @classmethod
+    def fill(cls, holder: Any, keys: list[Any], values: list[Any]) -> None:
+        if isinstance(holder, tuple):
+            return
+        kept = list(holder)
+        if len(kept) <= len(values) and all(a is b for a, b in zip(kept, values, strict=False)):
+            holder.extend(values[len(kept) :])
+        else:
+            holder.clear()
+            holder.extend(values)
+
+
+class Members(Held):
+    """A set: its keys are numbers, in the order in which it is iterated."""
+
+    by_identity = False
+    read = Sequence.read
+
+    @classmethod
+    def fill(cls, holder: Any, keys: list[Any], values: list[Any]) -> None:
+        holder.clear()
+        holder.update(values)
+
+
+class Attribute:
+    """The key of an attribute, beside those of a container's entries. Equal names are one object."""
+
+    __slots__ = ("name",)
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+_attribute = functools.cache(Attribute)
+
+
+class Own(Held):
+    """A container of a class of the user's: its entries, and its attributes."""
+
+    by_identity = False
+
+    @classmethod
+    def read(cls, holder: Any) -> Contents:
+        keys, values = _container_kind(holder).read(holder)
+        return [*keys, *map(_attribute, holder.__dict__)], [*values, *holder.__dict__.values()]
+
+    @classmethod
+    def put(cls, holder: Any, key: Any, value: Any) -> None:
+        if isinstance(key, Attribute):
+            Attributes.put(holder, key.name, value)
+        else:
+            _container_kind(holder).put(holder, key, value)
+
+    @classmethod
+    def fill(cls, holder: Any, keys: list[Any], values: list[Any]) -> None:
+        count = next((at for at, key in enumerate(keys) if isinstance(key, Attribute)), len(keys))
+        _container_kind(holder).fill(holder, keys[:count], values[:count])
+        Attributes.fill(holder, [key.name for key in keys[count:]], values[count:])
+
+
+def _container_kind(value: Any) -> type[Held]:
+    return next(held for container, held in CONTAINERS if isinstance(value, container))
+
+
+class Function(Held):
+    """A function: its code, defaults, the variables that it closes over, and its attributes (with a dot before)."""
+
+    @classmethod
+    def read(cls, holder: Any) -> Contents:
+        keys: list[Any] = ["__code__", "__defaults__", "__kwdefaults__"]
+        values: list[Any] = [holder.__code__, holder.__defaults__, holder.__kwdefaults__]
+        for name, cell in zip(holder.__code__.co_freevars, holder.__closure__ or (), strict=False):
+            keys.append(name)
+            try:
+                values.append(cell.cell_contents)
+            except ValueError:
+                values.append(MISSING)
+        for name, value in holder.__dict__.items():
+            keys.append(f".{name}")
+            values.append(value)
+        return keys, values
+
+    @classmethod
+    def put(cls, holder: Any, key: Any, value: Any) -> None:
+        if key.startswith("."):
+            Attributes.put(holder, key[1:], value)
+        elif key in holder.__code__.co_freevars:
+            cell = holder.__closure__[holder.__code__.co_freevars.index(key)]
+            if value is MISSING:
+                del cell.cell_contents
+            else:
+                cell.cell_contents = value
+        else:
+            setattr(holder, key, value)
+
+
+class Parts(Held):
+    """The parts of a method, partial, weak reference, property or program, which never change."""
+
+    by_identity = False
+    names: ClassVar[dict[type, tuple[str, ...]]] = {
+        MethodType: ("__self__", "__func__"),
+        functools.partial: ("func", "args", "keywords"),
+        property: ("fget", "fset", "fdel"),
+        staticmethod: ("__func__",),
+        classmethod: ("__func__",),
+        functools.cached_property: ("func",),
+        types.BuiltinMethodType: ("__self__",),
+    }
+
+    @classmethod
+    def read(cls, holder: Any) -> Contents:
+        if isinstance(holder, weakref.ref):
+            return ["()"], [holder()]
+        if isinstance(holder, types.MappingProxyType):
+            return ["[]"], gc.get_referents(holder)[:1]
+        if isinstance(holder, functools._lru_cache_wrapper):
+            held = [holder.__wrapped__, *_remembered(holder)]
+            return list(range(len(held))), held
+        names = next((names for kind, names in cls.names.items() if isinstance(holder, kind)), ("__wrapped__",))
+        return list(names), [getattr(holder, name) for name in names]
+
+    def changed(self) -> Contents | None:
+        return None
+
+
+def _remembered(cached: Any) -> list[Any]:
+    """The arguments and results that an `lru_cache` remembers, which only the garbage collector is shown."""
+    found: list[Any] = []
+    for value in gc.get_referents(cached):
+        if type(value) is dict and value is not cached.__dict__:
+            entries = [each for each in value.values() if type(each).__name__ != "_lru_list_elem"]
+            found += [len(value), *entries]
+        elif not isinstance(value, type):
+            found.append(value)
+    return found
+
+
+class Variable(Held):
+    """A `contextvars.ContextVar`: its value in the caller's context."""
+
+    @classmethod
+    def read(cls, holder: Any) -> Contents:
+        return ["()"], [holder.get(MISSING)]
+
+    @classmethod
+    def put(cls, holder: Any, key: Any, value: Any) -> None:
+        if value is not MISSING:  # without its token a variable cannot be taken back its first value
+            holder.set(value)
+
+
+class Class(Held):
+    """A class of the user's: its methods and attributes, not its bases'."""
+
+    @classmethod
+    def read(cls, holder: Any) -> Contents:
+        entries = {key: value for key, value in vars(holder).items() if key not in CLASS_MACHINERY}
+        return list(entries), list(entries.values())
+
+    @classmethod
+    def put(cls, holder: Any, key: Any, value: Any) -> None:
+        if value is MISSING:
+            type.__delattr__(holder, key)
+        else:
+            type.__setattr__(holder, key, value)
+
+
+CLASS_MACHINERY = frozenset(
+    "__doc__ __module__ __dict__ __weakref__ __qualname__ __annotations__ __abstractmethods__ _abc_impl __slots__ "
+    "__firstlineno__ __static_attributes__ __parameters__ __orig_bases__ __dataclass_fields__ __match_args__".split()
+)
+
+
+class Names(Held):
+    """Some names of a module, or of a function's globals: those that code names."""
+
+    def __init__(self, holder: Any) -> None:
+        self.holder = holder
+        self.before = [], []
+
+    @property
+    def is_librarys(self) -> bool:
+        """Whether it is a module of Python's, PyTorch's or ours."""
+        return isinstance(self.holder, ModuleType) and not is_users_module(self.holder)
+
+    def note(self, name: str) -> Any:
+        """The value of a name, noted once."""
+        keys, values = self.before
+        if name in keys:
+            return MISSING
+        value = (
+            vars(self.holder).get(name, MISSING)
+            if isinstance(self.holder, ModuleType)
+            else self.holder.get(name, MISSING)
+        )
+        keys.append(name)
+        values.append(value)
+        return value
+
+    def changed(self) -> Contents | None:
+        now = self.look(self.holder, self.before[0])
+        return None if same_entries(self.before, (self.before[0], now)) else (self.before[0], now)
+
+    @staticmethod
+    def look(holder: Any, names: Iterable[str]) -> list[Any]:
+        entries = vars(holder) if isinstance(holder, ModuleType) else holder
+        return [entries.get(name, MISSING) for name in names]
+
+    @classmethod
+    def get(cls, holder: Any, key: Any) -> Any:
+        return cls.look(holder, [key])[0]
+
+    @classmethod
+    def put(cls, holder: Any, key: Any, value: Any) -> None:
+        entries = vars(holder) if isinstance(holder, ModuleType) else holder
+        if value is MISSING:
+            entries.pop(key, None)
+        else:
+            entries[key] = value
+
+    @classmethod
+    def fill(cls, holder: Any, keys: list[Any], values: list[Any]) -> None:
+        for key, value in zip(keys, values, strict=True):
+            cls.put(holder, key, value)
+
+
+class Tensor(Held):
+    """A tensor: what Python can see of it, and which data it has."""
+
+    @classmethod
+    def read(cls, holder: Any) -> Contents:
+        own = holder.__dict__
+        keys: list[Any] = ["requires_grad", "grad", "_backward_hooks"]
+        values: list[Any] = [holder.requires_grad, holder.grad if holder.is_leaf else None, holder._backward_hooks]
+        if not isinstance(holder, DistributedTensor):
+            keys += ["_version", "data_ptr", "shape"]
+            values += [holder._version, _address(holder), holder.shape]
+            if not holder.untyped_storage().resizable():  # memory of an array, which can change it in silence
+                keys.append("bytes")
+                values.append(holder.detach().contiguous().numpy().tobytes())
+        for key, value in own.items():
+            keys.append(key)
+            values.append(value)
+        return keys, values
+
+    @classmethod
+    def get(cls, holder: Any, key: Any) -> Any:
+        if key in ("requires_grad", "grad", "_backward_hooks"):
+            return getattr(holder, key)
+        return Attributes.get(holder, key)
+
+    @classmethod
+    def put(cls, holder: Any, key: Any, value: Any) -> None:
+        if key == "requires_grad":
+            holder.requires_grad_(value)
+        elif key == "grad":
+            holder.grad = value
+        elif key == "_backward_hooks":
+            holder._backward_hooks = value
+        elif key not in _READ_ANEW:
+            Attributes.put(holder, key, value)
+
+    def changed(self) -> Contents | None:
+        # Each reading makes new objects of these, also where nothing has changed.
+        keys, values = self.read(self.holder)
+        before = dict(zip(*self.before, strict=True))
+        now = [
+            before[key] if key in _READ_ANEW and before.get(key) == value else value
+            for key, value in zip(keys, values, strict=True)
+        ]
+        return None if same_entries(self.before, (keys, now)) else (keys, now)
+
+
+_READ_ANEW = ("_version", "data_ptr", "shape", "bytes")
+
+
+def _address(tensor: torch.Tensor) -> int:
+    try:
+        return tensor.data_ptr()
+    except RuntimeError:  # a tensor without storage
+        return 0
+
+
+class Array(Held):
+    """A numpy array, by its bytes: they are no constants of Python's."""
+
+    @classmethod
+    def read(cls, holder: Any) -> Contents:
+        return ["dtype", "shape", "bytes"], [str(holder.dtype), holder.shape, holder.tobytes()]
+
+    def changed(self) -> Contents | None:
+        now = self.read(self.holder)
+        return None if now == self.before else now
+
+    def restore(self) -> None:
+        """An array that the program changed is not put back: the trace says so, for it cannot be repeated."""
+
+
+CONTAINERS: tuple[tuple[type, type[Held]], ...] = (
+    (dict, Mapping),
+    (list, Sequence),
+    (tuple, Sequence),
+    (collections.deque, Sequence),
+    (set, Members),
+    (frozenset, Members),
+)
+
+
+HAS_CLASS = (Attributes, Slots, Own, Mapping, Sequence, Members)
+"""Objects of the user's classes, whose methods the program may call."""
+
+
+def same_plain(first: Any, second: Any) -> bool:
+    """Whether two plain values are the same to a program: 1 is not True, nan is nan, and -0.0 is not 0.0."""
+    if type(first) is not type(second) or type(first) not in PLAIN:
+        return first is second
+    if isinstance(first, (float, complex)):
+        return repr(first) == repr(second)
+    if isinstance(first, slice):
+        return repr(first) == repr(second)
+    return bool(first == second)
+
+
+def is_users_module(module: ModuleType) -> bool:
+    file = getattr(module, "__file__", None)
+    return file is not None and is_users_file(file)
