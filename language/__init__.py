@@ -2,7 +2,7 @@
 
 # These add to the recorder's table of ops that are not recorded as they are, and to PyTorch's optimizers.
 from monarch.language.optimizers import averaging, scaling  # noqa: F401  isort: skip
-from monarch.language.recorder import composites, foreach, forms, questions, random  # noqa: F401  isort: skip
+from monarch.language.recorder import composites, foreach, forms, higher_order, questions, random  # noqa: F401  isort: skip
 from monarch.compiler.plan import CompileOptions
 from monarch.language.eager.flush import flush
 from monarch.language.errors import OperatorError
@@ -10,11 +10,12 @@ from monarch.language.placing.distribute import distribute, module_to_mesh
 from monarch.language.placing.shards import from_shards
 from monarch.language.programs.program import Program, Traced, program
 from monarch.language.recorder.constrain import constrain, layout
-from monarch.language.recorder.control import cond, scan, while_loop
+from monarch.language.recorder.control import cond, while_loop
 from monarch.language.recorder.dispatch import clone, dispatch, zeros
 from monarch.language.recorder.random import manual_seed
 from monarch.language.recorder.reading import read_item, read_known, read_truth
 from monarch.language.recorder.recording import is_tracing
+from monarch.language.recorder.scan import scan
 from monarch.language.recorder.varying import position
 from monarch.language.tensors.mesh import Mesh, heal_mesh
 from monarch.language.tensors.operations import operations
