@@ -21,6 +21,7 @@ import monarch.runtime.actors.processes.host as _host
 from monarch.compiler.mesh import Extent, NDSlice, Point, Shape
 from monarch.runtime.actors.accumulate import Accumulator
 from monarch.runtime.actors.actor import Actor
+from monarch.runtime.actors.actor_mesh import ActorMesh
 from monarch.runtime.actors.adverbs import Endpoint, as_endpoint, send
 from monarch.runtime.actors.channel import Channel, Port, PortReceiver
 from monarch.runtime.actors.debugging.debugger import debug
@@ -28,7 +29,6 @@ from monarch.runtime.actors.debugging.stacks import report_slow_calls
 from monarch.runtime.actors.endpoint import concurrent_endpoint, endpoint
 from monarch.runtime.actors.errors import ActorError, MeshFailure, SupervisionError
 from monarch.runtime.actors.meshes import (
-    ActorMesh,
     HostMesh,
     ProcMesh,
     get_or_spawn_controller,

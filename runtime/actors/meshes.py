@@ -1,4 +1,5 @@
-"""Meshes of hosts, of processes and of actors. All are references: plain data, passed in messages and pickled."""
+"""Meshes of hosts and of processes. They are references, as meshes of actors are: plain data, passed in messages and
+pickled."""
 
 from __future__ import annotations
 
@@ -11,8 +12,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 import cloudpickle
 
@@ -23,105 +23,38 @@ from monarch.compiler.mesh import MeshAlgebra, MeshShapeError, Shape
 from monarch.compiler.plan import MeshSpec, MonarchError
 from monarch.runtime.actors import classes
 from monarch.runtime.actors.actor import Actor
-from monarch.runtime.actors.adverbs import attribute
-from monarch.runtime.actors.endpoint import MESH_NAMES, ActorInterface, EndpointMethod
-from monarch.runtime.actors.errors import MeshFailure, SupervisionError
+from monarch.runtime.actors.actor_mesh import ActorMesh
+from monarch.runtime.actors.endpoint import ActorInterface
+from monarch.runtime.actors.errors import MeshFailure
 from monarch.runtime.actors.messages.address import host_of, new_address, port_of
-from monarch.runtime.actors.messages.message import EMPTY, NO_ARGUMENTS, Payload
+from monarch.runtime.actors.messages.message import EMPTY, Payload
 from monarch.runtime.actors.messages.protocol import (
-    CALL,
     CONTROLLER,
     FORK,
     READY,
     SPAWN,
     SPAWNED,
     STACKS,
-    STOP,
     STOP_PROCS,
-    Head,
-    Place,
     ReplyTo,
 )
+from monarch.runtime.actors.owned import Owned, done
 from monarch.runtime.actors.processes import current, logs
 from monarch.runtime.actors.processes.group import Group
 from monarch.runtime.actors.processes.ownership import PlaceEnded
-from monarch.runtime.actors.processes.ports import All, Each, One, failing
-from monarch.runtime.actors.processes.spreading import Audience
-from monarch.runtime.actors.shards import Shards
+from monarch.runtime.actors.processes.ports import All, One, failing
 from monarch.runtime.actors.values import ValueMesh
 from monarch.runtime.future import Future
 
 if TYPE_CHECKING:
     from typing import Self
 
-    from monarch.runtime.actors.channel import Port
     from monarch.runtime.actors.processes.process import Process
     from monarch.runtime.hosts.attached import AttachedHosts
     from monarch.runtime.hosts.launch.launcher import LaunchedHosts
 
 P = ParamSpec("P")
 A = TypeVar("A", bound=Actor)
-T = TypeVar("T")
-
-
-class _Owned(MeshAlgebra):
-    """A mesh that somebody spawned, and that can be stopped.
-
-    What it has besides is private, for the endpoints of actors have their names on the mesh.
-    """
-
-    _shape: Shape
-
-    _id: str
-    _name: str
-    """What it was spawned with."""
-    _addresses: tuple[str, ...]
-    """The processes of the whole mesh, by base rank."""
-
-    def stop(self, reason: str = "it was stopped") -> Future[None]:
-        raise NotImplementedError
-
-    def _have_stopped(self, process: Process, ranks: Sequence[int], reason: str) -> None:
-        """Have these places of it end, on behalf of its owner, who hears of it. Waits for nothing."""
-        raise NotImplementedError
-
-    def _whole(self) -> None:
-        if len(self._shape) != len(self._addresses):
-            raise RuntimeError(
-                f"'{self._name}' {self.extent} is a slice of a mesh of {len(self._addresses)}: stop the whole"
-            )
-
-    def _members(self) -> list[str]:
-        return [self._addresses[base] for base in self._shape.ndslice]
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.stop("its `async with` ended")
-
-
-def _done(several: Future[ValueMesh[None]], value: T, why: Callable[[], Exception | None] = lambda: None) -> Future[T]:
-    """The same, with one value for all; `why` may know the cause of a process's end."""
-    one: Future[T] = Future.pending()
-
-    def finish() -> None:
-        def decode() -> T:
-            try:
-                several.get()
-            except SupervisionError:
-                if (cause := why()) is not None:
-                    raise cause from None
-                raise
-            return value
-
-        one.resolve(decode)
-
-    several.when_done(finish)
-    return one
-
 
 active: ContextVar[ProcMesh | None] = ContextVar("monarch processes", default=None)
 """The processes in which `monarch.remote` functions run."""
@@ -263,7 +196,7 @@ class HostMesh(MeshAlgebra):
         return f"HostMesh({dims}{', '.join(address or 'this host' for address in self.addresses)})"
 
 
-class ProcMesh(_Owned):
+class ProcMesh(Owned):
     """Processes, in which actors can be spawned."""
 
     def __init__(self, group: Group, shape: Shape) -> None:
@@ -347,7 +280,7 @@ class ProcMesh(_Owned):
         for place, host in enumerate(hosts):
             if not process.router.send(host, (STOP_PROCS, self._id, (process.address, port, place), reason), EMPTY):
                 process.ports.reply(port, place, True, lambda: None)  # they have ended with their host
-        return _done(waiting.future, None)
+        return done(waiting.future, None)
 
     def _have_stopped(self, process: Process, ranks: Sequence[int], reason: str) -> None:
         for host in self._group.hosts:
@@ -363,7 +296,7 @@ class ProcMesh(_Owned):
             unfit = [death.unfit for death in map(dead.get, members) if death is not None and death.unfit is not None]
             return pickle.loads(unfit[0]) if unfit else None
 
-        return _done(self._ask_each(READY, f"{self._name}.initialized"), True, why)
+        return done(self._ask_each(READY, f"{self._name}.initialized"), True, why)
 
     def stacks(self) -> Future[ValueMesh[str]]:
         """What the processes are doing now: the stacks of their threads and tasks, as text."""
@@ -398,196 +331,6 @@ class ProcMesh(_Owned):
 
     def __repr__(self) -> str:
         return f"ProcMesh('{self._name}', {self.extent})"
-
-
-class ActorMesh(_Owned, Generic[A]):
-    """Actors of one class, one in each of some processes. Each endpoint of the class is an attribute."""
-
-    def __init__(
-        self,
-        actor_id: str,
-        name: str,
-        cls: type[A],
-        addresses: tuple[str, ...],
-        shape: Shape,
-        agents: tuple[str, ...] = (),
-    ) -> None:
-        """`agents` are those of the hosts that they are on."""
-        self._id = actor_id
-        self._name = name
-        self._cls = cls
-        self._addresses = addresses
-        self._shape = shape
-        self._agents = agents
-        self._to = [addresses[base] for base in shape.ndslice]
-        self._audience = Audience(self._to, agents)
-        extent = shape.extent
-        labels, sizes = tuple(extent.labels), tuple(extent.sizes)
-        self._places: list[Place | None] = [(rank, labels, sizes) if labels else None for rank in range(len(shape))]
-
-    @property
-    def _label(self) -> str:
-        return self._name
-
-    def stop(self, reason: str = "it was stopped") -> Future[None]:
-        """End the actors: each handles what was sent to it before, and ends what it owns. A future of the end."""
-        self._whole()
-        process = current.process()
-        error = SupervisionError(f"'{self._name}' takes no messages any more: {reason}")
-        process.refused.update(((self._id, address), error) for address in self._addresses)
-        return _done(self._meta(lambda reply: (STOP, self._id, reply, reason), EMPTY), None)
-
-    def _have_stopped(self, process: Process, ranks: Sequence[int], reason: str) -> None:
-        for rank in ranks:
-            process.router.send(self._addresses[rank], (STOP, self._id, None, reason), EMPTY)
-
-    @property
-    def initialized(self) -> Future[bool]:
-        """A future of True that is there once all constructors are through; SupervisionError where one raised."""
-        return _done(self._meta(lambda reply: (CALL, self._id, reply, "", False, None), NO_ARGUMENTS), True)
-
-    def _meta(self, head: Callable[[ReplyTo], tuple[Any, ...]], payload: Payload) -> Future[ValueMesh[None]]:
-        process = current.process()
-        waiting: All[None] = All(self._shape, self._to)
-        port = process.ports.open(waiting)
-        for place in self._audience.send(process, lambda place: head((process.address, port, place)), payload):
-            process.ports.reply(port, place, False, failing(process.lost(self._to[place], self._name)))
-        return waiting.future
-
-    # -- what `Endpoint` stands on -------------------------------------------------------------------------------------
-
-    def __getattr__(self, name: str) -> Any:
-        if name in MESH_NAMES or name.startswith("__") or name in ("_cls", "_shape"):
-            raise AttributeError(name)
-        found = attribute(self, ActorInterface.of(cast("type", self._cls)), name)
-        self.__dict__[name] = found
-        return found
-
-    def _head(self, place: int, reply: ReplyTo | None, method: EndpointMethod[..., Any]) -> Head:
-        return CALL, self._id, reply, method.name, method.explicit_port, self._places[place]
-
-    def _lost(self, process: Process, place: int, method: EndpointMethod[..., Any]) -> SupervisionError:
-        return process.lost(self._to[place], f"{self._label}.{method.name}")
-
-    def _ask(self, method: EndpointMethod[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Future[Any]:
-        return self._ask_all(method, args, kwargs, None)
-
-    def _ask_all(
-        self, method: EndpointMethod[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], keep: int | None
-    ) -> Future[ValueMesh[Any]]:
-        """With a number in `keep`: the replies stay where they are, and are described."""
-        payload = Payload.of((args, kwargs), self._to)
-        process = current.process()
-        waiting: All[Any] = All(self._shape, self._to, f"{self._label}.{method.name}")
-        port = process.ports.open(waiting)
-        address = process.address
-
-        def head(place: int) -> Head:
-            return self._head(place, (address, port, place) if keep is None else (address, port, place, keep), method)
-
-        gather = keep is None and not method.explicit_port
-        for place in self._audience.send(process, head, payload, gather):
-            process.ports.reply(port, place, False, failing(self._lost(process, place, method)))
-        return waiting.future
-
-    def _ask_shards(
-        self, method: EndpointMethod[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Shards[Any]:
-        programs = current.process().programs
-        number = programs.number()
-        replies = self._ask_all(method, args, kwargs, number)
-        return Shards(programs, number, f"{self._label}.{method.name}", self._to, replies)
-
-    def _ask_one(
-        self, place: int, method: EndpointMethod[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Future[Any]:
-        payload = Payload.of((args, kwargs), self._to[place : place + 1])
-        process = current.process()
-        waiting: One[Any] = One(self._to[place], f"{self._label}.{method.name}")
-        port = process.ports.open(waiting)
-        if not process.router.send(self._to[place], self._head(place, (process.address, port, place), method), payload):
-            process.ports.reply(port, place, False, failing(self._lost(process, place, method)))
-        return waiting.future
-
-    def _ask_each(
-        self, method: EndpointMethod[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Iterator[Future[Any]]:
-        payload = Payload.of((args, kwargs), self._to)
-        process = current.process()
-        waiting: Each[Any] = Each(self._to, f"{self._label}.{method.name}")
-        port = process.ports.open(waiting)
-        for place in self._audience.send(
-            process, lambda place: self._head(place, (process.address, port, place), method), payload
-        ):
-            process.ports.reply(port, place, False, failing(self._lost(process, place, method)))
-        return waiting.futures()
-
-    def _tell(
-        self,
-        place: int | None,
-        method: EndpointMethod[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        port: Port[Any] | None,
-    ) -> None:
-        process = current.process()
-        places = range(len(self._to)) if place is None else (place,)
-        for at in places if process.refused else ():
-            refused = process.refused.get((self._id, self._to[at]))
-            if refused is not None:
-                raise refused.with_traceback(None)
-        payload = Payload.of((args, kwargs), [self._to[at] for at in places])
-        reply: ReplyTo | None = getattr(port, "_to", None)
-
-        def head(at: int) -> Head:
-            return self._head(at, None if reply is None else (*reply[:2], at), method)
-
-        if place is None:
-            failed = self._audience.send(process, head, payload)
-        else:
-            failed = [] if process.router.send(self._to[place], head(place), payload) else [place]
-        if failed:
-            raise self._lost(process, failed[-1], method)
-
-    # -- mesh ----------------------------------------------------------------------------------------------------------
-
-    def _over(self, shape: Shape) -> ActorMesh[A]:
-        return ActorMesh(self._id, self._label, self._cls, self._addresses, shape, self._agents)
-
-    def _describe(self, base: int) -> str:
-        return f"{self._label}[{base}]"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, ActorMesh) and (self._id, self._shape) == (other._id, other._shape)
-
-    def __hash__(self) -> int:
-        return hash((self._id, self._shape))
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return _unpickle, (self._id, self._label, classes.sent(self._cls), self._addresses, self._shape, self._agents)
-
-    def __repr__(self) -> str:
-        return f"ActorMesh('{self._label}', {self._cls.__name__}, {self.extent})"
-
-
-def _unpickle(
-    actor_id: str,
-    name: str,
-    cls: type[A] | classes.Pickled,
-    addresses: tuple[str, ...],
-    shape: Shape,
-    agents: tuple[str, ...],
-) -> ActorMesh[A]:
-    return ActorMesh(actor_id, name, classes.read(cls), addresses, shape, agents)
-
-
-def _ask(process: Process, address: str, head: Callable[[ReplyTo], tuple[Any, ...]], payload: Payload) -> Future[Any]:
-    """Ask a process itself."""
-    waiting: One[Any] = One(address)
-    port = process.ports.open(waiting)
-    if not process.router.send(address, head((process.address, port, 0)), payload):
-        process.ports.reply(port, 0, False, failing(process.lost(address, "process")))
-    return waiting.future
 
 
 def _start(process: Process, group: Group) -> None:
@@ -635,3 +378,12 @@ def get_or_spawn_controller(name: str, cls: Callable[P, A], *args: P.args, **kwa
     process = current.process()
     payload = Payload.of((cls, args, kwargs))
     return _ask(process, process.group.root, lambda reply: (CONTROLLER, name, reply), payload)
+
+
+def _ask(process: Process, address: str, head: Callable[[ReplyTo], tuple[Any, ...]], payload: Payload) -> Future[Any]:
+    """Ask a process itself."""
+    waiting: One[Any] = One(address)
+    port = process.ports.open(waiting)
+    if not process.router.send(address, head((process.address, port, 0)), payload):
+        process.ports.reply(port, 0, False, failing(process.lost(address, "process")))
+    return waiting.future

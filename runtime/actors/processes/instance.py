@@ -39,7 +39,8 @@ from monarch.runtime.actors.processes.mailbox import Mailbox, Stop
 from monarch.runtime.actors.processes.ownership import Cleaned, Ends, Supervised
 
 if TYPE_CHECKING:
-    from monarch.runtime.actors.meshes import ActorMesh, ProcMesh
+    from monarch.runtime.actors.actor_mesh import ActorMesh
+    from monarch.runtime.actors.meshes import ProcMesh
     from monarch.runtime.actors.processes.process import Process
     from monarch.runtime.future import Future
 

@@ -26,10 +26,11 @@ from monarch.compiler.config import spawned_with
 from monarch.compiler.execution.executor import Executor
 from monarch.compiler.mesh import Point
 from monarch.compiler.plan import MeshSpec
+from monarch.runtime.actors.actor_mesh import ActorMesh
 from monarch.runtime.actors.debugging.debugger import stop
 from monarch.runtime.actors.debugging.stacks import SlowCalls, stacks_here
 from monarch.runtime.actors.errors import ActorError, MeshFailure, SupervisionError
-from monarch.runtime.actors.meshes import ActorMesh, ProcMesh
+from monarch.runtime.actors.meshes import ProcMesh
 from monarch.runtime.actors.messages.address import host_of
 from monarch.runtime.actors.messages.message import EMPTY, Payload
 from monarch.runtime.actors.messages.network import Across
