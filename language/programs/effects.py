@@ -27,7 +27,7 @@ from monarch.language.tensors.tensor import Cell, DistributedTensor, Ref
 
 
 @dataclass
-class Call:
+class Outcome:
     """The values of one call from which it makes what it puts into Python."""
 
     mesh: Mesh
@@ -121,7 +121,7 @@ def undoing(changes: list[Change]) -> TakeBack | None:
     return undo if kept else None
 
 
-Make = Callable[[Call], Any]
+Make = Callable[[Outcome], Any]
 
 
 class Specialise(Exception):
@@ -255,33 +255,33 @@ class Effects:
 
     def _make_new(self, value: Any) -> Make:
         if type(value) in PLAIN:
-            return lambda call: value
+            return lambda outcome: value
         if isinstance(value, (torch.SymInt, torch.SymBool)):
             raise Specialise("it leaves a named size in Python")
         if isinstance(value, torch.SymFloat):
             expr = value.node.expr
-            return lambda call: evaluate(expr, call.scalars)
+            return lambda outcome: evaluate(expr, outcome.scalars)
         number = self._symbols.get(id(value))
         if number is not None:
-            return lambda call: call.arguments[number]
+            return lambda outcome: outcome.arguments[number]
         if isinstance(value, Ref):
             return self._ref(value)
         spot = self._guards.spot_of.get(id(value))
         if spot is not None:
             self._guards.use(spot)
-            return lambda call: call.live[spot]
+            return lambda outcome: outcome.live[spot]
         if isinstance(value, DistributedTensor):
             taken = self._inputs.get(id(value._ref))
             if taken is not None:
-                return lambda call: call.arguments[taken].detach()
+                return lambda outcome: outcome.arguments[taken].detach()
             return self._once(self._tensor(value))
         if isinstance(value, torch.Tensor):
             kept = value.detach().clone()
-            return self._once(lambda call: kept.clone())
+            return self._once(lambda outcome: kept.clone())
         if _is_container(value):
             return self._once(self._container(value))
         if kind_of(value) == CONSTANT:
-            return lambda call: value
+            return lambda outcome: value
         raise CannotRepeat(f"makes an object of type {type(value).__name__}")
 
     @staticmethod
@@ -289,10 +289,10 @@ class Effects:
         """One object a call, wherever it is left."""
         key = object()
 
-        def once(call: Call) -> Any:
-            found = call.made.get(key)
+        def once(outcome: Outcome) -> Any:
+            found = outcome.made.get(key)
             if found is None:
-                found = call.made[key] = make(call)
+                found = outcome.made[key] = make(outcome)
             return found
 
         return once
@@ -303,8 +303,8 @@ class Effects:
         parameter = getattr(value, "_is_param", False)
         cut = value.grad_fn is not None
 
-        def tensor(call: Call) -> DistributedTensor:
-            ref = make(call)
+        def tensor(outcome: Outcome) -> DistributedTensor:
+            ref = make(outcome)
             made: Any = DistributedTensor(fake, ref, requires_grad=leaf)
             if cut:
                 ref.cell.cut = True
@@ -318,12 +318,12 @@ class Effects:
         spot = self._refs.get(id(ref))
         if spot is not None:
             self._guards.use(spot)
-            return lambda call: call.live[spot]._ref
+            return lambda outcome: outcome.live[spot]._ref
         if ref.parent is not None:
             parent, fake, view = self._ref(ref.parent), ref.fake, ref.view
 
-            def viewed(call: Call) -> Ref:
-                above = parent(call)
+            def viewed(outcome: Outcome) -> Ref:
+                above = parent(outcome)
                 return Ref(above.cell, fake, above, view)
 
             return self._once(viewed)
@@ -338,7 +338,7 @@ class Effects:
             raise CannotRepeat("keeps a tensor from elsewhere")
         self.cells[id(cell)] = cell
         ident, fake = id(cell), ref.fake
-        return lambda call: call.ref(ident, fake)
+        return lambda outcome: outcome.ref(ident, fake)
 
     # -- what the traced call itself leaves ----------------------------------------------------------------------
 
@@ -406,20 +406,20 @@ class Effects:
             pairs = [(self._make(key), self._make(entry)) for key, entry in value.items()]
             factory = getattr(value, "default_factory", None)
 
-            def mapping(call: Call) -> Any:
+            def mapping(outcome: Outcome) -> Any:
                 made: Any = kind(factory) if kind is collections.defaultdict else kind()
                 for key, entry in pairs:
-                    made[key(call)] = entry(call)
+                    made[key(outcome)] = entry(outcome)
                 return made
 
             return mapping
         entries = [self._make(entry) for entry in value]
         if hasattr(value, "_fields"):
-            return lambda call: kind._make(entry(call) for entry in entries)
+            return lambda outcome: kind._make(entry(outcome) for entry in entries)
         length = value.maxlen if isinstance(value, collections.deque) else None
         if length is not None:
-            return lambda call: collections.deque((entry(call) for entry in entries), length)
-        return lambda call: kind(entry(call) for entry in entries)
+            return lambda outcome: collections.deque((entry(outcome) for entry in entries), length)
+        return lambda outcome: kind(entry(outcome) for entry in entries)
 
     def replaced(self) -> list[tuple[int, int]]:
         """The gradients that a call makes anew or drops, as (node of the leaf, position)."""
@@ -433,13 +433,13 @@ class Effects:
 
     # -- at a call -----------------------------------------------------------------------------------------------
 
-    def repeat(self, guards: Guards, call: Call) -> list[Change]:
+    def repeat(self, guards: Guards, outcome: Outcome) -> list[Change]:
         """The trace's changes in Python, with the values that this call has made. Changes nothing yet."""
         changes = []
         for step in self.steps:
-            holder = guards.nodes[step.node].holder(call.live, call.arguments)
-            keys = [make(call) for make in step.made_keys] if step.made_keys else step.keys
-            values = [make(call) for make in step.values]
+            holder = guards.nodes[step.node].holder(outcome.live, outcome.arguments)
+            keys = [make(outcome) for make in step.made_keys] if step.made_keys else step.keys
+            values = [make(outcome) for make in step.values]
             before = step.kind.read(holder) if step.whole else (keys, [step.kind.get(holder, key) for key in keys])
             changes.append(Change(step.kind, holder, before, (keys, values), step.whole))
         return changes

@@ -12,15 +12,9 @@ from monarch.compiler.errors import PerformanceWarning, ProgramError
 from monarch.compiler.loading import load
 from monarch.compiler.symbols import LEAST, Scope, Size, has_names, is_named, poly_of
 from monarch.compiler.types import DTYPE_NAMES, TensorType
-from monarch.language.programs.nodes import Live
-from monarch.language.programs.signature import add_plain, modes
-from monarch.language.programs.trace import Trace
-from monarch.language.programs.variant import Compiled, Variant, type_of
+from monarch.language.programs.signature import add_plain, modes, type_of
 from monarch.language.source import user_source
-from monarch.language.tensors.tensor import Cell, DistributedTensor
-
-FAMILIES, MEMBERS = 64, 8
-"""How many signatures with names a program remembers, and how many traces of each."""
+from monarch.language.tensors.tensor import DistributedTensor
 
 
 def values_of(named: Iterable[tuple[str, Any]], annotations: Mapping[str, TensorType]) -> dict[str, int]:
@@ -128,7 +122,7 @@ class Specialised:
             return ""
         types = [type_of(leaves[number]) for number in numbers]
         key = tuple((names[number], type_.dtype, type_.layout) for number, type_ in zip(numbers, types, strict=True))
-        if len(self._shapes) >= FAMILIES:
+        if len(self._shapes) >= _SHAPES:
             self._shapes.clear()
         seen = self._shapes.setdefault(key, [])
         shapes = tuple(type_.shape for type_ in types)
@@ -142,6 +136,7 @@ class Specialised:
 
 
 _OFTEN = 3
+_SHAPES = 64
 _LETTERS = "nmklpqrs"
 
 
@@ -157,42 +152,3 @@ def _spelled(seen: list[tuple[tuple[int, ...], ...]], names: list[str], types: l
             heads.append(letters.get(sizes, sizes[-1]))
         if any(isinstance(head, str) for head in heads):
             yield f'{name}: "{DTYPE_NAMES[type_.dtype]}{type_.layout.dims_text(heads)}"'
-
-
-class Families:
-    """The traces of a program that serve all values of its named sizes, under conditions, by signature."""
-
-    def __init__(self) -> None:
-        self._known: dict[Any, list[Variant]] = {}
-
-    def find(
-        self, key: Any, values: Mapping[str, int], leaves: list[Any]
-    ) -> tuple[Variant, tuple[Live, list[Cell], dict[str, float]]] | None:
-        """A trace that serves these sizes, with a plan for them, and what a call of it reads."""
-        for variant in self._known.get(key, ()):
-            template, scope = variant.compiled.template, variant.trace.scope
-            if template is None or scope is None or not (scope.holds(values) and template.scope.holds(values)):
-                continue
-            found = variant.holds(leaves)
-            if found is not None:
-                return variant.at(variant.compiled.at(values)), found
-        return None
-
-    def compiled(self, key: Any, values: Mapping[str, int], trace: Trace) -> Compiled | None:
-        """The plan of an earlier trace with this graph, for these sizes."""
-        for variant in self._known.get(key, ()):
-            known = variant.compiled
-            if known.template is not None and known.serves(trace) and known.template.scope.holds(values):
-                return known.at(values)
-        return None
-
-    def keep(self, key: Any, variant: Variant) -> None:
-        """Remember a trace."""
-        known = self._known.pop(key, [])
-        while len(self._known) >= FAMILIES:
-            del self._known[next(iter(self._known))]
-        alive = [each for each in known if not each.guards.dead]
-        self._known[key] = [variant, *alive[: MEMBERS - 1]]
-
-    def __iter__(self) -> Iterator[Variant]:
-        return (variant for known in self._known.values() for variant in known)

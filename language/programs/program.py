@@ -7,29 +7,26 @@ import functools
 import inspect
 import warnings
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, ParamSpec, TypeVar, overload
-
-import torch
-from torch.utils import _pytree as pytree
+from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, overload
 
 from monarch.compiler.errors import ProgramError, Source
 from monarch.compiler.graph import Graph
 from monarch.compiler.loading import load
 from monarch.compiler.plan import CompileOptions, Plan
 from monarch.compiler.sizes import parse_bytes
-from monarch.compiler.symbols import Scope, has_names
 from monarch.compiler.types import TensorType
 from monarch.language.compile import compile_graph, compiles_templates, partition_graph
 from monarch.language.errors import TracedAgainWarning
-from monarch.language.programs.arrays import ARRAYS, as_annotated
+from monarch.language.programs.call import Annotations, Call
 from monarch.language.programs.environment import Environment, find_environment
-from monarch.language.programs.named import Families, Specialised, bound, family_of, symbols_for, values_of
+from monarch.language.programs.memory import PLANS, SIGNATURES, VARIANTS, Entry, Memory, Remembered
+from monarch.language.programs.named import symbols_for
 from monarch.language.programs.nodes import Path
-from monarch.language.programs.signature import parameters, signature, tensor_annotations, written
+from monarch.language.programs.signature import parameters, signature, written
 from monarch.language.programs.trace import Attempt, Trace, trace
-from monarch.language.programs.variant import Compiled, Variant, first_run, type_of
+from monarch.language.programs.variant import Compiled, Variant, first_run
 from monarch.language.recorder.recording import current_program, turns
 from monarch.language.source import user_source
 from monarch.language.tensors.mesh import Mesh, open_meshes
@@ -68,45 +65,6 @@ class Traced:
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _OFTEN = 8
 """After so many traces in which the same place has changed, the program says so."""
-_SIGNATURES, _PLANS, _VARIANTS = 256, 64, 8
-"""How many signatures a program remembers, and of each how many plans and traces: those that were used last."""
-
-
-class Remembered(NamedTuple):
-    """How much of one signature a program remembers: `traces` that later calls may fit, and the `plans` they share."""
-
-    traces: int
-    plans: int
-
-
-class _Entry:
-    """What a program knows of one signature."""
-
-    def __init__(self) -> None:
-        self.variants: list[Variant] = []
-        self.compiled: list[Compiled] = []
-        self.moving: set[Path] = set()
-        self.again: dict[Path | None, int] = {}
-        """How often the program was traced again for what is at a place."""
-
-
-class _Memory:
-    """What a program has learnt from its calls."""
-
-    def __init__(self, mesh: Mesh | None) -> None:
-        self.varying: set[tuple[str, str]] = set()
-        self.specialised = Specialised()
-        self.forget(mesh)
-
-    def forget(self, mesh: Mesh | None) -> None:
-        """Begin anew, with the mesh that the program is given, if any."""
-        self.entries: dict[Any, _Entry] = {}
-        self.last: tuple[Any, _Entry] = None, _Entry()
-        """The signature that was called last, which is compared without its hash."""
-        self.families = Families()
-        self.resolved = mesh
-        self.only: Mesh | None = None
-        """The only mesh of the process when the program needed one: kept until it is closed."""
 
 
 class Program(Generic[P, R]):
@@ -119,16 +77,10 @@ class Program(Generic[P, R]):
         self.__wrapped__ = function
         self._mesh = mesh
         self.options = options
-        self._memory = _Memory(mesh)
+        self._memory = Memory(mesh)
         self._bound: dict[int, tuple[weakref.ref[Any], dict[str, Any]]] = {}
         """What its methods consist of, but for the object that each is bound to, by its id."""
-        self._annotations = tensor_annotations(function)
-        self._names_sizes = any(has_names(type_.shape) for type_ in self._annotations.values())
-        self._positions = [
-            (number, parameter.name)
-            for number, parameter in enumerate(parameters(function))
-            if parameter.name in self._annotations and parameter.kind in _POSITIONAL
-        ]
+        self._annotations = Annotations(function)
 
     # -- calls ---------------------------------------------------------------------------------------------------
 
@@ -143,13 +95,16 @@ class Program(Generic[P, R]):
         memory = self._memory
         if memory.only is not None and memory.only.is_closed:
             memory.forget(self._mesh)
-        args, kwargs = self._converted(args, kwargs)
+        args, kwargs = self._annotations.converted(args, kwargs)
         key, leaves, spec = signature(args, kwargs)
         mesh = memory.resolved
         if mesh is not None and mesh.pending is not None:
             mesh.flush()
-        last = memory.last
-        entry = last[1] if key == last[0] else self._entry(key, args, kwargs)
+        call: Call | None = None  # a call that is like the last needs no record
+        entry = memory.last[1]
+        if key != memory.last[0]:
+            call = Call(self.__wrapped__, self._name, self._annotations, args, kwargs, leaves, spec)
+            entry = self._entry(key, call)
         for variant in entry.variants:
             found = variant.holds(leaves)
             if found is not None:
@@ -157,25 +112,23 @@ class Program(Generic[P, R]):
                     entry.variants.remove(variant)
                     entry.variants.insert(0, variant)
                 return variant.run(leaves, found)
-        named = self._named(args, kwargs) if self._names_sizes else []
-        values = values_of(named, self._annotations)
-        family = None
-        if values and self._keeps_names:
-            family = family_of(leaves, spec, named, self._annotations, values)
-        if family is not None and (known := self._memory.families.find(family, values, leaves)) is not None:
+        call = call or Call(self.__wrapped__, self._name, self._annotations, args, kwargs, leaves, spec)
+        if self._keeps_names:
+            call.belongs()
+        if call.family is not None and (known := memory.families.find(call)) is not None:
             variant, found = known
-            entry.variants = [variant, *entry.variants[: _VARIANTS - 1]]
+            entry.variants = [variant, *entry.variants[: VARIANTS - 1]]
             return variant.run(leaves, found)
-        return self._trace_and_run(entry, args, kwargs, leaves, spec, values, family)
+        return self._trace_and_run(entry, call)
 
-    def _entry(self, key: Any, args: Any, kwargs: Any) -> _Entry:
+    def _entry(self, key: Any, call: Call) -> Entry:
         """What is known of a signature, which stands at the end from now on."""
         entries = self._memory.entries
         entry = entries.pop(key, None)
         if entry is None:
-            self._check_annotations(args, kwargs)
-            entry = _Entry()
-            if len(entries) >= _SIGNATURES:
+            call.check()
+            entry = Entry()
+            if len(entries) >= SIGNATURES:
                 del entries[next(iter(entries))]
         entries[key] = entry
         self._memory.last = key, entry
@@ -215,17 +168,9 @@ class Program(Generic[P, R]):
         options = self.options
         return options.target == "cpu" and options.memory_limit is None and compiles_templates()
 
-    def _trace_and_run(
-        self,
-        entry: _Entry,
-        args: Any,
-        kwargs: Any,
-        leaves: list[Any],
-        spec: Any,
-        values: dict[str, int],
-        family: Any,
-    ) -> Any:
+    def _trace_and_run(self, entry: Entry, call: Call) -> Any:
         """Run the function, which says what this call does; later calls do the same while its guards hold."""
+        leaves, memory = call.leaves, self._memory
         place: Path | None = None
         if entry.variants:
             last = entry.variants[0]
@@ -233,23 +178,23 @@ class Program(Generic[P, R]):
             entry.moving.update(moved)
             for length in range(len(place or ())):
                 if (hyperparameter := last.trace.fixed.get((place or ())[: length + 1])) is not None:
-                    self._memory.varying.add(hyperparameter)
+                    memory.varying.add(hyperparameter)
         entry.variants = [variant for variant in entry.variants if not variant.guards.dead]
         attempt = Attempt()
         try:
-            found, compiled = self._traced(entry, args, kwargs, leaves, spec, values, family, attempt)
+            found, compiled = self._traced(entry, call, attempt)
             if compiled in entry.compiled:
                 entry.compiled.remove(compiled)
-            entry.compiled = [compiled, *entry.compiled[: _PLANS - 1]]
+            entry.compiled = [compiled, *entry.compiled[: PLANS - 1]]
             result = first_run(compiled, found, leaves, attempt)
         except BaseException:
             attempt.take_back()
             raise
         if found.cannot is None:
             variant = Variant(compiled, found)
-            entry.variants = [variant, *entry.variants[: _VARIANTS - 1]]
+            entry.variants = [variant, *entry.variants[: VARIANTS - 1]]
             if compiled.template is not None:
-                self._memory.families.keep(family, variant)
+                memory.families.keep(call.family, variant)
             why: tuple[str, Source | None] | None = None
             if place is not None:
                 name = next((step for step in reversed(place) if isinstance(step, str)), "")
@@ -258,63 +203,42 @@ class Program(Generic[P, R]):
             place, why = None, found.cannot
         self._say(entry, place, why)
         if compiled.template is None and self._keeps_names:
-            self._memory.specialised.note(self._name, leaves, self._names(args, kwargs, leaves), self._annotations)
+            memory.specialised.note(self._name, leaves, call.names, self._annotations.types)
         found.release()
         return result
 
-    def _traced(
-        self,
-        entry: _Entry,
-        args: Any,
-        kwargs: Any,
-        leaves: list[Any],
-        spec: Any,
-        values: dict[str, int],
-        family: Any,
-        attempt: Attempt,
-    ) -> tuple[Trace, Compiled]:
-        """A trace and its plan: for all values of the named sizes where `family` says so and that can be."""
-        symbols = None if family is None else symbols_for(values)
+    def _traced(self, entry: Entry, call: Call, attempt: Attempt) -> tuple[Trace, Compiled]:
+        """A trace and its plan: for all values of the named sizes where the call has a family and that can be."""
+        symbols = None if call.family is None else symbols_for(call.values)
         failed: Exception | None = None
         if symbols is not None:
             try:
-                return self._traced_once(entry, args, kwargs, leaves, spec, values, family, symbols, attempt)
+                return self._traced_once(entry, call, symbols, attempt)
             except Exception as error:  # whatever it is: without names either it is the user's to see, or there is none
                 attempt.take_back()
                 failed = error
-        found = self._traced_once(entry, args, kwargs, leaves, spec, values, family, None, attempt)
+        found = self._traced_once(entry, call, None, attempt)
         if failed is not None:
             self._memory.specialised.why(self._name, failed)
         return found
 
-    def _traced_once(
-        self,
-        entry: _Entry,
-        args: Any,
-        kwargs: Any,
-        leaves: list[Any],
-        spec: Any,
-        values: dict[str, int],
-        family: Any,
-        symbols: Any,
-        attempt: Attempt,
-    ) -> tuple[Trace, Compiled]:
-        found = self._trace(args, kwargs, leaves, spec, entry.moving, values, symbols, attempt)
+    def _traced_once(self, entry: Entry, call: Call, symbols: Any, attempt: Attempt) -> tuple[Trace, Compiled]:
+        found = self._trace(call, entry.moving, symbols, attempt)
         compiled = next((known for known in entry.compiled if known.serves(found)), None)
         if compiled is None and symbols is not None:
-            compiled = self._memory.families.compiled(family, values, found)
-        return found, compiled or Compiled(found, self.options, values)
+            compiled = self._memory.families.compiled(call, found)
+        return found, compiled or Compiled(found, self.options, call.values)
 
-    def _say(self, entry: _Entry, place: Path | None, why: tuple[str, Source | None] | None) -> None:
+    def _say(self, entry: Entry, place: Path | None, why: tuple[str, Source | None] | None) -> None:
         """Say once that a program is traced again at each call."""
         if why is None:
             return
         entry.again[place] = entry.again.get(place, 0) + 1
         if entry.again[place] == (2 if place is None else _OFTEN):
             what, source = why
-            where, name = f"{source}: " if source else "", getattr(self, "__name__", "program")
+            where = f"{source}: " if source else ""
             warnings.warn(
-                f"{where}the program '{name}' is traced again at each call, which takes milliseconds: {what}. "
+                f"{where}the program '{self._name}' is traced again at each call, which takes milliseconds: {what}. "
                 "Pass what changes as an argument, or keep it in a tensor.",
                 TracedAgainWarning,
                 stacklevel=4,
@@ -357,7 +281,7 @@ class Program(Generic[P, R]):
         mesh = self._memory.resolved or find_environment(self.__wrapped__).mesh()
         shown: list[tuple[str, TensorType | str]] = []
         for parameter in parameters(self.__wrapped__):
-            annotated = self._annotations.get(parameter.name)
+            annotated = self._annotations.types.get(parameter.name)
             shown.append((str(parameter).partition(":")[0].partition("=")[0], annotated or written(parameter)))
         known = len(self._memory.entries)
         notes = [f"traced for {known} signature{'s' * (known != 1)}"] if known else []
@@ -365,7 +289,7 @@ class Program(Generic[P, R]):
             notes.append("its mesh is that of its arguments")
         draw = load("monarch.compiler.inspect.html:program_html")
         html: str = draw(
-            getattr(self, "__name__", "program"),
+            self._name,
             shown,
             mesh.spec if mesh is not None else None,
             mesh.ranks if mesh is not None else None,
@@ -375,13 +299,13 @@ class Program(Generic[P, R]):
         return html
 
     def _look(self, args: Any, kwargs: Any) -> Graph:
-        args, kwargs = self._converted(args, kwargs)
+        args, kwargs = self._annotations.converted(args, kwargs)
         _, leaves, spec = signature(args, kwargs)
-        self._check_annotations(args, kwargs)
-        values = values_of(self._named(args, kwargs), self._annotations)
+        call = Call(self.__wrapped__, self._name, self._annotations, args, kwargs, leaves, spec)
+        call.check()
         attempt = Attempt()
         try:
-            found = self._trace(args, kwargs, leaves, spec, set(), values, None, attempt)
+            found = self._trace(call, set(), None, attempt)
             graph = found.graph
         finally:
             attempt.take_back()
@@ -390,54 +314,10 @@ class Program(Generic[P, R]):
 
     # -- tracing -------------------------------------------------------------------------------------------------
 
-    def _trace(
-        self,
-        args: Any,
-        kwargs: Any,
-        leaves: list[Any],
-        spec: Any,
-        moving: set[Path],
-        values: Mapping[str, int],
-        symbols: Any,
-        attempt: Attempt,
-    ) -> Trace:
-        environment = find_environment(self.__wrapped__)
-        mesh = self._find_mesh(leaves, environment)
-        self._memory.resolved = mesh
-        types = {
-            number: self._type(leaf, args, kwargs, mesh, values, None if symbols is None else symbols.scope)
-            for number, leaf in enumerate(leaves)
-            if isinstance(leaf, torch.Tensor)
-        }
-        if spec is None:
-            _, spec = pytree.tree_flatten((args, kwargs))
-        name = getattr(self, "__name__", "program")
-        names = self._names(args, kwargs, leaves)
-        given = pytree.tree_leaves((args, kwargs))
-        return trace(
-            self.__wrapped__,
-            name,
-            mesh,
-            environment,
-            leaves,
-            spec,
-            given,
-            types,
-            names,
-            self._memory.varying,
-            moving,
-            symbols,
-            attempt,
-        )
-
-    def _names(self, args: Any, kwargs: Any, leaves: list[Any]) -> dict[int, str]:
-        """The parameters' names of the tensors that are arguments themselves, by their place among the leaves."""
-        try:
-            bound = inspect.signature(self.__wrapped__).bind(*args, **kwargs)
-        except TypeError:  # a wrong call: running the function says so in Python's words
-            return {}
-        found = {id(value): name for name, value in bound.arguments.items() if isinstance(value, torch.Tensor)}
-        return {number: found[id(leaf)] for number, leaf in enumerate(leaves) if id(leaf) in found}
+    def _trace(self, call: Call, moving: set[Path], symbols: Any, attempt: Attempt) -> Trace:
+        environment = find_environment(call.function)
+        self._memory.resolved = mesh = self._find_mesh(call.leaves, environment)
+        return trace(call, mesh, environment, self._memory.varying, moving, symbols, attempt)
 
     def _find_mesh(self, leaves: list[Any], environment: Environment) -> Mesh:
         if self._mesh is not None:
@@ -472,66 +352,6 @@ class Program(Generic[P, R]):
             "Make one: mesh = Mesh(data=4), and say @monarch.program(mesh=mesh) where there are several.",
             source=user_source(),
         )
-
-    # -- signatures ----------------------------------------------------------------------------------------------
-
-    def _type(
-        self, leaf: torch.Tensor, args: Any, kwargs: Any, mesh: Mesh, values: Mapping[str, int], scope: Scope | None
-    ) -> TensorType:
-        for name, argument in self._named(args, kwargs):
-            if argument is leaf and (self._names_sizes or not isinstance(leaf, DistributedTensor)):
-                self._annotations[name].check(mesh.spec, f"'{name}'")
-                return bound(self._annotations[name], values, scope)
-        return type_of(leaf)
-
-    def _converted(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        """The arguments, with tensors for numbers, lists and arrays where the annotation names a tensor type."""
-        for number, name in self._positions:
-            if number < len(args) and isinstance(args[number], ARRAYS):
-                made = as_annotated(args[number], self._annotations[name], name)
-                args = (*args[:number], made, *args[number + 1 :])
-        for name in kwargs:
-            if isinstance(kwargs[name], ARRAYS) and name in self._annotations:
-                kwargs = {**kwargs, name: as_annotated(kwargs[name], self._annotations[name], name)}
-        return args, kwargs
-
-    def _named(self, args: Any, kwargs: Any) -> list[tuple[str, Any]]:
-        """The arguments that have a tensor type as annotation."""
-        if not self._annotations:
-            return []
-        bound = inspect.signature(self.__wrapped__).bind(*args, **kwargs)
-        return [(name, value) for name, value in bound.arguments.items() if name in self._annotations]
-
-    def _check_annotations(self, args: Any, kwargs: Any) -> None:
-        named = self._named(args, kwargs)
-        values = values_of(named, self._annotations)
-        for name, value in named:
-            wanted = self._annotations[name]
-            if isinstance(value, torch.Tensor) and value.ndim == wanted.ndim:
-                wanted = bound(wanted, values, None)
-            if not isinstance(value, torch.Tensor):
-                raise ProgramError(
-                    f"argument '{name}' is {type(value).__name__}, and is annotated as {wanted}",
-                    hint="pass a tensor: torch.as_tensor(...), or mesh.from_shards(...) of what actors return.",
-                    source=user_source(),
-                )
-            found = type_of(value)
-            if found == wanted or (
-                not isinstance(value, DistributedTensor) and (found.dtype, found.shape) == (wanted.dtype, wanted.shape)
-            ):
-                continue
-            what, remedy = "type", f"Change the annotation, or pass a tensor of type {wanted}."
-            if (found.dtype, found.shape) == (wanted.dtype, wanted.shape):
-                what, remedy = (
-                    "layout",
-                    f"Call {name}.redistribute('{wanted.layout}') before, or change the annotation.",
-                )
-            raise ProgramError(
-                f"argument '{name}' of {getattr(self, '__name__', 'the program')} has another {what}"
-                " than its annotation",
-                hint=f"'{name}' is {found}, and is annotated as {wanted}.\n{remedy}",
-                source=user_source(),
-            )
 
 
 @overload

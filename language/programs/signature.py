@@ -103,3 +103,10 @@ def tensor_annotations(function: Callable[..., Any]) -> dict[str, TensorType]:
         if type_ is not None and name != "return":
             found[name] = type_
     return found
+
+
+def type_of(leaf: torch.Tensor) -> TensorType:
+    """The type of an argument: a distributed tensor's own, else replicated."""
+    if isinstance(leaf, DistributedTensor):
+        return leaf.tensor_type
+    return TensorType(leaf.dtype, tuple(leaf.shape))

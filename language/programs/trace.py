@@ -21,6 +21,7 @@ from monarch.compiler.symbols import Scope, has_names, is_named, poly_of
 from monarch.compiler.tape import Expr, Tape, Value
 from monarch.compiler.types import TensorType
 from monarch.language.optimizers.watch import OptimizerWatch
+from monarch.language.programs.call import Call
 from monarch.language.programs.effects import Again, Change, Effects, Make, Specialise
 from monarch.language.programs.entered import Entered
 from monarch.language.programs.environment import Environment, state_names
@@ -166,27 +167,22 @@ class Trace:
 
 
 def trace(
-    function: Callable[..., Any],
-    name: str,
+    call: Call,
     mesh: Mesh,
     environment: Environment,
-    leaves: list[Any],
-    spec: Any,
-    given: list[Any],
-    types: dict[int, TensorType],
-    names: dict[int, str],
     varying: set[tuple[str, str]],
     moving: set[Path],
     symbols: Any,
     attempt: Attempt,
 ) -> Trace:
-    """Run `function` with symbolic arguments and record it.
+    """Run the function of a call with symbolic arguments and record it.
 
-    `leaves` and `spec` are the flattened (args, kwargs), and `given` what the caller passed for each; `types` gives the
-    type of each tensor leaf, `names` the parameters' names where they have one; `varying` are the hyperparameters that
-    are known to vary, and `moving` the places at which there are other tensors from call to call; `symbols` are the
-    named sizes in `types`, if there are any. `attempt` can take back what `function` changes in Python.
+    `varying` are the hyperparameters that are known to vary, and `moving` the places at which there are other tensors
+    from call to call; `symbols` are the named sizes of the call, if there are any. `attempt` can take back what the
+    function changes in Python.
     """
+    function, leaves = call.function, call.leaves
+    types = call.types(mesh, None if symbols is None else symbols.scope)
     mesh.flush()
     before = current.recording
     recording = Recording(mesh, True, symbols)
@@ -210,8 +206,8 @@ def trace(
 
     attempt.mesh, attempt.undo = mesh, undo
     try:
-        inputs_, arguments = _symbolic(recording, leaves, types, names)
-        args, kwargs = pytree.tree_unflatten(inputs_, spec)
+        inputs_, arguments = _symbolic(recording, leaves, types, call.names)
+        args, kwargs = pytree.tree_unflatten(inputs_, call.spec)
         with ExitStack() as stack:
             stack.enter_context(torch.enable_grad() if torch.is_grad_enabled() else torch.no_grad())
             stack.enter_context(counting_streams())
@@ -222,10 +218,10 @@ def trace(
                 stack.enter_context(symbols.tracing())
             stack.enter_context(entered.watching())
             returned = function(*args, **kwargs)
-        _check_containers(inputs_, spec, args, kwargs)
+        _check_containers(inputs_, call.spec, args, kwargs)
         del args, kwargs
         free = watch.read_at_each_call
-        requiring, differentiated = _differentiated(inputs_, leaves, given)
+        requiring, differentiated = _differentiated(inputs_, leaves, call.given)
         for position in differentiated:
             snapshot.visit(leaves[position])
             roots.append((("argument", position), leaves[position]))
@@ -285,7 +281,7 @@ def trace(
     if symbols is not None:
         symbols.close()
     return Trace(
-        name=name,
+        name=call.name,
         mesh=mesh,
         tape=recording.tape,
         result=result,

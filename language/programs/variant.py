@@ -21,7 +21,7 @@ from monarch.compiler.symbols import is_named, value_at
 from monarch.compiler.tape import Expr, Value, evaluate
 from monarch.compiler.types import TensorType
 from monarch.language.compile import compile_graph, compile_template
-from monarch.language.programs.effects import Again, Call, Change, undoing
+from monarch.language.programs.effects import Again, Change, Outcome, undoing
 from monarch.language.programs.guards import views_of
 from monarch.language.programs.nodes import Live
 from monarch.language.programs.trace import Attempt, Trace
@@ -152,8 +152,10 @@ class Compiled:
             mesh.share(cells[number] for number, at in self.state_updates if at in self.shared)
             mesh.share(left[number] for number, at in self.left_updates if at in self.shared and number in left)
 
-    def results(self, trace: Trace, handles: list[Handle], scalars: Mapping[str, float], call: Call | None) -> Any:
-        """What the program returns. `call` finds the Python objects among it, if they are not those of the trace."""
+    def results(
+        self, trace: Trace, handles: list[Handle], scalars: Mapping[str, float], outcome: Outcome | None
+    ) -> Any:
+        """What the program returns. `outcome` finds the Python objects among it, if they are not those of the trace."""
         results: list[Any] = []
         taken = 0
         for number, leaf in enumerate(trace.result.leaves):
@@ -167,8 +169,8 @@ class Compiled:
                 results.append(evaluate(leaf, scalars))
             elif is_named(leaf):
                 results.append(value_at(leaf, self.values))
-            elif call is not None and number in trace.returned:
-                results.append(trace.returned[number](call))
+            elif outcome is not None and number in trace.returned:
+                results.append(trace.returned[number](outcome))
             else:
                 results.append(leaf)
         spec = trace.result.spec
@@ -333,16 +335,16 @@ class Variant:
         if len(self._own) != len(small) or any(a.handle is not b for a, b in zip(small, self._own, strict=True)):
             trace.mesh.separate(small, cells)
         given_up = self._give_up(live, leaves)
-        bound: tuple[Call, list[Change]] | None = None
+        bound: tuple[Outcome, list[Change]] | None = None
 
         def bind(handles: list[Handle]) -> TakeBack | None:
             nonlocal bound
             left = compiled.settle(handles, cells)
             if bound is None:  # or else an interrupted call goes on with the objects that it has made
                 given = {ident: left[number] for ident, number in self._left.items()}
-                call = Call(trace.mesh, leaves, live, scalars, given)
-                changes = trace.effects.repeat(self.guards, call)
-                bound = bound or (call, changes)  # a signal's handler may have done all this meanwhile
+                outcome = Outcome(trace.mesh, leaves, live, scalars, given)
+                changes = trace.effects.repeat(self.guards, outcome)
+                bound = bound or (outcome, changes)  # a signal's handler may have done all this meanwhile
             for change in bound[1]:
                 change.make()
             if compiled.left_updates or not self._own:
@@ -387,10 +389,3 @@ class Variant:
         )
         fake = make_fake(type_.shape, type_.dtype)
         return DistributedTensor(fake, Ref(cell, fake))
-
-
-def type_of(leaf: torch.Tensor) -> TensorType:
-    """The type of an argument: a distributed tensor's own, else replicated."""
-    if isinstance(leaf, DistributedTensor):
-        return leaf.tensor_type
-    return TensorType(leaf.dtype, tuple(leaf.shape))

@@ -15,9 +15,9 @@ def traces(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     module = sys.modules["monarch.language.programs.program"]
     real = module.trace
 
-    def trace(function: Any, name: str, *rest: Any) -> Any:
-        found.append(name)
-        return real(function, name, *rest)
+    def trace(call: Any, *rest: Any) -> Any:
+        found.append(call.name)
+        return real(call, *rest)
 
     monkeypatch.setattr(module, "trace", trace)
     return found

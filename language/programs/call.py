@@ -1,0 +1,149 @@
+"""One call of a program: what it is given, and what the annotations of the program's function say of that."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from monarch.compiler.errors import ProgramError
+from monarch.compiler.symbols import Scope, has_names
+from monarch.compiler.types import TensorType
+from monarch.language.programs.arrays import ARRAYS, as_annotated
+from monarch.language.programs.named import bound, family_of, values_of
+from monarch.language.programs.signature import parameters, tensor_annotations, type_of
+from monarch.language.source import user_source
+from monarch.language.tensors.mesh import Mesh
+from monarch.language.tensors.tensor import DistributedTensor
+
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+class Annotations:
+    """The tensor types that a function's parameters are annotated with. Does not keep the function alive."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.types = tensor_annotations(function)
+        self.names_sizes = any(has_names(type_.shape) for type_ in self.types.values())
+        self._positions = [
+            (number, parameter.name)
+            for number, parameter in enumerate(parameters(function))
+            if parameter.name in self.types and parameter.kind in _POSITIONAL
+        ]
+
+    def converted(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """The arguments, with tensors for numbers, lists and arrays where the annotation names a tensor type."""
+        for number, name in self._positions:
+            if number < len(args) and isinstance(args[number], ARRAYS):
+                made = as_annotated(args[number], self.types[name], name)
+                args = (*args[:number], made, *args[number + 1 :])
+        for name in kwargs:
+            if isinstance(kwargs[name], ARRAYS) and name in self.types:
+                kwargs = {**kwargs, name: as_annotated(kwargs[name], self.types[name], name)}
+        return args, kwargs
+
+
+@dataclass
+class Call:
+    """What one call gives a program's function."""
+
+    function: Callable[..., Any]
+    name: str
+    """The program's."""
+    annotations: Annotations
+    args: Any
+    kwargs: Any
+    leaves: list[Any]
+    """The arguments, flat. Views are replaced by copies, so a leaf may be another object than the caller's."""
+    _spec: Any
+    """Their pytree structure, or None where they are a flat tuple."""
+    family: Any = None
+    """A key that is equal for calls that differ in the values of named sizes alone, where one plan may serve those."""
+
+    @cached_property
+    def spec(self) -> Any:
+        """The pytree structure of `(args, kwargs)`."""
+        return pytree.tree_flatten((self.args, self.kwargs))[1] if self._spec is None else self._spec
+
+    @property
+    def given(self) -> list[Any]:
+        """The caller's own object for each leaf."""
+        return pytree.tree_leaves((self.args, self.kwargs))
+
+    @cached_property
+    def named(self) -> list[tuple[str, Any]]:
+        """The arguments that have a tensor type as annotation."""
+        types = self.annotations.types
+        if not types:
+            return []
+        arguments = inspect.signature(self.function).bind(*self.args, **self.kwargs).arguments
+        return [(name, value) for name, value in arguments.items() if name in types]
+
+    @cached_property
+    def values(self) -> dict[str, int]:
+        """What the names of sizes stand for. Raises ProgramError where one stands for two numbers."""
+        return values_of(self.named, self.annotations.types) if self.annotations.names_sizes else {}
+
+    @cached_property
+    def names(self) -> dict[int, str]:
+        """The parameters' names of the tensors that are arguments themselves, by their place among the leaves."""
+        try:
+            arguments = inspect.signature(self.function).bind(*self.args, **self.kwargs).arguments
+        except TypeError:  # a wrong call: running the function says so in Python's words
+            return {}
+        found = {id(value): name for name, value in arguments.items() if isinstance(value, torch.Tensor)}
+        return {number: found[id(leaf)] for number, leaf in enumerate(self.leaves) if id(leaf) in found}
+
+    def belongs(self) -> None:
+        """Find the family of calls that it belongs to, if its annotations name sizes."""
+        if self.values:
+            self.family = family_of(self.leaves, self._spec, self.named, self.annotations.types, self.values)
+
+    def types(self, mesh: Mesh, scope: Scope | None) -> dict[int, TensorType]:
+        """The types of the tensors among the leaves, by number: with the sizes of `scope`, if there is one."""
+        return {
+            number: self._type(leaf, mesh, scope)
+            for number, leaf in enumerate(self.leaves)
+            if isinstance(leaf, torch.Tensor)
+        }
+
+    def _type(self, leaf: torch.Tensor, mesh: Mesh, scope: Scope | None) -> TensorType:
+        for name, argument in self.named:
+            if argument is leaf and (self.annotations.names_sizes or not isinstance(leaf, DistributedTensor)):
+                self.annotations.types[name].check(mesh.spec, f"'{name}'")
+                return bound(self.annotations.types[name], self.values, scope)
+        return type_of(leaf)
+
+    def check(self) -> None:
+        """Raise ProgramError for an argument that is not what its annotation says."""
+        for name, value in self.named:
+            wanted = self.annotations.types[name]
+            if isinstance(value, torch.Tensor) and value.ndim == wanted.ndim:
+                wanted = bound(wanted, self.values, None)
+            if not isinstance(value, torch.Tensor):
+                raise ProgramError(
+                    f"argument '{name}' is {type(value).__name__}, and is annotated as {wanted}",
+                    hint="pass a tensor: torch.as_tensor(...), or mesh.from_shards(...) of what actors return.",
+                    source=user_source(),
+                )
+            found = type_of(value)
+            if found == wanted or (
+                not isinstance(value, DistributedTensor) and (found.dtype, found.shape) == (wanted.dtype, wanted.shape)
+            ):
+                continue
+            what, remedy = "type", f"Change the annotation, or pass a tensor of type {wanted}."
+            if (found.dtype, found.shape) == (wanted.dtype, wanted.shape):
+                what, remedy = (
+                    "layout",
+                    f"Call {name}.redistribute('{wanted.layout}') before, or change the annotation.",
+                )
+            raise ProgramError(
+                f"argument '{name}' of {self.name} has another {what} than its annotation",
+                hint=f"'{name}' is {found}, and is annotated as {wanted}.\n{remedy}",
+                source=user_source(),
+            )

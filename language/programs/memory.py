@@ -1,0 +1,96 @@
+"""What a program remembers of its calls: by signature, the traces that later calls may fit, and their plans."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from monarch.language.programs.call import Call
+from monarch.language.programs.named import Specialised
+from monarch.language.programs.nodes import Live, Path
+from monarch.language.programs.trace import Trace
+from monarch.language.programs.variant import Compiled, Variant
+from monarch.language.tensors.mesh import Mesh
+from monarch.language.tensors.tensor import Cell
+
+SIGNATURES, PLANS, VARIANTS = 256, 64, 8
+"""How many signatures a program remembers, and of each how many plans and traces: those that were used last."""
+
+
+class Remembered(NamedTuple):
+    """How much of one signature a program remembers: `traces` that later calls may fit, and the `plans` they share."""
+
+    traces: int
+    plans: int
+
+
+FAMILIES, MEMBERS = 64, 8
+"""How many signatures with names a program remembers, and how many traces of each."""
+
+
+class Entry:
+    """What a program knows of one signature."""
+
+    def __init__(self) -> None:
+        self.variants: list[Variant] = []
+        self.compiled: list[Compiled] = []
+        self.moving: set[Path] = set()
+        self.again: dict[Path | None, int] = {}
+        """How often the program was traced again for what is at a place."""
+
+
+class Families:
+    """The traces of a program that serve all values of its named sizes, under conditions, by signature."""
+
+    def __init__(self) -> None:
+        self._known: dict[Any, list[Variant]] = {}
+
+    def find(self, call: Call) -> tuple[Variant, tuple[Live, list[Cell], dict[str, float]]] | None:
+        """A trace that serves a call's sizes, with a plan for them, and what the call reads."""
+        values = call.values
+        for variant in self._known.get(call.family, ()):
+            template, scope = variant.compiled.template, variant.trace.scope
+            if template is None or scope is None or not (scope.holds(values) and template.scope.holds(values)):
+                continue
+            found = variant.holds(call.leaves)
+            if found is not None:
+                return variant.at(variant.compiled.at(values)), found
+        return None
+
+    def compiled(self, call: Call, trace: Trace) -> Compiled | None:
+        """The plan of an earlier trace with this graph, for a call's sizes."""
+        for variant in self._known.get(call.family, ()):
+            known = variant.compiled
+            if known.template is not None and known.serves(trace) and known.template.scope.holds(call.values):
+                return known.at(call.values)
+        return None
+
+    def keep(self, key: Any, variant: Variant) -> None:
+        """Remember a trace."""
+        known = self._known.pop(key, [])
+        while len(self._known) >= FAMILIES:
+            del self._known[next(iter(self._known))]
+        alive = [each for each in known if not each.guards.dead]
+        self._known[key] = [variant, *alive[: MEMBERS - 1]]
+
+    def __iter__(self) -> Iterator[Variant]:
+        return (variant for known in self._known.values() for variant in known)
+
+
+class Memory:
+    """What a program has learnt from its calls."""
+
+    def __init__(self, mesh: Mesh | None) -> None:
+        self.varying: set[tuple[str, str]] = set()
+        self.specialised = Specialised()
+        self.forget(mesh)
+
+    def forget(self, mesh: Mesh | None) -> None:
+        """Begin anew, with the mesh that the program is given, if any."""
+        self.entries: dict[Any, Entry] = {}
+        self.last: tuple[Any, Entry] = None, Entry()
+        """The signature that was called last, which is compared without its hash."""
+        self.families = Families()
+        self.resolved = mesh
+        self.only: Mesh | None = None
+        """The only mesh of the process when the program needed one: kept until it is closed."""
