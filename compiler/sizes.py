@@ -1,4 +1,4 @@
-"""Bytes as people write and read them: "2 GiB", "512MB", 1073741824."""
+"""Bytes and seconds as people write and read them: "2 GiB", "512MB", 1073741824; "1.5 ms"."""
 
 from __future__ import annotations
 
@@ -35,3 +35,11 @@ def format_bytes(count: float) -> str:
     while abs(count) >= 1024 and unit < 4:
         count, unit = count / 1024, unit + 1
     return f"{int(count)} B" if unit == 0 else f"{count:.1f} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[unit]}"
+
+
+def format_seconds(seconds: float) -> str:
+    """`1.5 ms`."""
+    for limit, unit, factor in ((1e-3, "µs", 1e6), (1.0, "ms", 1e3)):
+        if seconds < limit:
+            return f"{seconds * factor:.3g} {unit}" if seconds else "0 s"
+    return f"{seconds:.3g} s"

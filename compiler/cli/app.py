@@ -18,8 +18,10 @@ from monarch import __version__
 from monarch.compiler.cli import entry
 from monarch.compiler.cli.completion import complete_program
 from monarch.compiler.cli.options import (
+    BY,
     GROUPS,
     LANGUAGES,
+    SORTS,
     STEPS,
     Arguments,
     FirstCall,
@@ -143,11 +145,22 @@ def profile(
 @command("monarch.compiler.cli.inspect:inspect")
 def inspect(
     plan: PlanOrProgram,
-    ops: Annotated[bool, typer.Option("--ops", help="What a worker computes, by op.")] = False,
+    by: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--by",
+            metavar="|".join(BY),
+            help="What a step costs a worker, by your lines, by module, op, mesh dim or phase.",
+            autocompletion=lambda incomplete: [name for name in BY if name.startswith(incomplete)],
+        ),
+    ] = None,
+    sort: Annotated[
+        str | None,
+        typer.Option("--sort", metavar="|".join(SORTS), help="With --by: what costs most comes first. [time]"),
+    ] = None,
     kernels: Annotated[bool, typer.Option("--kernels", help="What runs on a worker, by kernel.")] = False,
     comms: Annotated[bool, typer.Option("--comms", help="The collectives, by bytes.")] = False,
     memory: Annotated[bool, typer.Option("--memory", help="What a worker holds, over the schedule.")] = False,
-    source: Annotated[bool, typer.Option("--source", help="Your lines, and what each costs.")] = False,
     survives: Annotated[
         bool, typer.Option("--survives", help="Which losses of workers and hosts the state survives.")
     ] = False,
@@ -159,7 +172,11 @@ def inspect(
     ] = None,
     why: Annotated[
         str | None,
-        typer.Option("--why", metavar="VALUE", help="Why a value lies as it does, or a collective is there."),
+        typer.Option(
+            "--why",
+            metavar="VALUE|FILE.py:LINE|MODULE",
+            help="Why a value lies as it does, or the collectives of a line or module are there.",
+        ),
     ] = None,
     html: Annotated[
         Path | None, typer.Option("--html", metavar="FILE", help="Write a page to explore the plan in a browser.")

@@ -15,7 +15,8 @@ from monarch.compiler.cli.compile import compiled
 from monarch.compiler.cli.emitted import text as emitted_text
 from monarch.compiler.cli.load import is_program
 from monarch.compiler.cli.screen import clean, console, line, print_json, size
-from monarch.compiler.cli.sections import comms, kernels, memory, ops, overview, source
+from monarch.compiler.cli.sections import by as by_group
+from monarch.compiler.cli.sections import comms, kernels, memory, overview
 from monarch.compiler.cli.sections import why as of_value
 from monarch.compiler.cli.sections import worker as of_worker
 from monarch.compiler.cli.sections.dot import text as dot_text
@@ -31,21 +32,19 @@ Show = Callable[[Console], None]
 
 SECTIONS = {
     "overview": overview,
-    "ops": ops,
     "kernels": kernels,
     "comms": comms,
     "memory": memory,
-    "source": source,
 }
 
 
 def inspect(
     plan: str,
-    ops: bool,
+    by: list[str] | None,
+    sort: str | None,
     kernels: bool,
     comms: bool,
     memory: bool,
-    source: bool,
     survives: bool,
     hosts: int | None,
     worker: str | None,
@@ -72,14 +71,17 @@ def inspect(
         raise MonarchError("--kernel says of which kernels the source is shown", hint="say in what: --emit triton.")
     if hosts is not None and not survives:
         raise MonarchError("--hosts says on how many hosts the workers are", hint="ask what they survive: --survives.")
+    if sort is not None and not by:
+        raise MonarchError("--sort is for tables of costs", hint="say of what: --by line.")
     read = _read(plan, mesh, target, arg, first_call, memory_limit)
-    wanted = {"ops": ops, "kernels": kernels, "comms": comms, "memory": memory, "source": source}
+    wanted = {"kernels": kernels, "comms": comms, "memory": memory}
     if html is not None:
         _write_page(read, html, trace, against)
     texts = dict(_texts(read, dot, text, after))
     if emit is not None:
         texts[emit] = emitted_text(read, emit, kernel)
-    sections = dict(_sections(read, [name for name, on in wanted.items() if on], worker, why))
+    sections = dict(_tables(read, by or [], sort or "time"))
+    sections |= _sections(read, [name for name, on in wanted.items() if on], worker, why)
     if survives:
         outlook = Survival(read, hosts or 1)
         sections["survives"] = outlook.data, lambda out: line(out, str(outlook))
@@ -111,6 +113,18 @@ def _read(
             hint="a plan is compiled already; name the program instead: train.py:train_step.",
         )
     return load_plan(plan)
+
+
+def _tables(plan: Plan, by: list[str], sort: str) -> Iterator[tuple[str, tuple[Callable[[], Any], Show]]]:
+    """The tables of costs asked for, as `_sections` gives what it gives."""
+    for group in by:
+        yield (
+            f"by {group}",
+            (
+                partial(by_group.data, plan, group, sort),
+                partial(by_group.show, plan=plan, by=group, sort=sort),
+            ),
+        )
 
 
 def _sections(

@@ -13,6 +13,10 @@ from monarch.compiler.loading import load
 LANGUAGES = ("cpp", "triton", "ptx")
 GROUPS = ("value", "op", "module", "line")
 """What the table of measured times can be by."""
+BY = ("line", "module", "op", "mesh-dim", "phase")
+"""What the table of a plan's costs can be by."""
+SORTS = ("time", "bytes", "memory")
+"""What the rows of that table can be sorted by."""
 STEPS = 10
 """How often a plan is run to measure it."""
 TARGETS = ("cpu", "cuda:80", "cuda:90", "cuda:100", "gfx942")

@@ -10,11 +10,12 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from monarch.compiler.sizes import format_bytes
+from monarch.compiler.sizes import format_bytes, format_seconds
 
 WIDTH = 100
 
 size = format_bytes
+duration = format_seconds
 
 STYLES = {"input": "cyan", "state": "green", "forward": "", "backward": "magenta", "update": "yellow"}
 
@@ -57,13 +58,19 @@ def heading(out: Console, text: str, note: str = "", *, first: bool = False) -> 
 
 def table(out: Console, columns: Sequence[str], rows: Iterable[Sequence[object]], indent: int = 2) -> None:
     """Rows below their columns' names, in columns aligned to the left, or right where the name begins with ">". What is
-    wider than the screen is folded in the columns whose names begin with "~"; the others keep their width."""
+    wider than the screen is folded in the columns whose names begin with "~"; the others keep their width. A row of one
+    cell is as wide as the table."""
     cells = [[cell if isinstance(cell, Text) else plain(cell) for cell in row] for row in rows]
     if any(name.strip(">~") for name in columns):
         cells.insert(0, [plain(name.lstrip(">~"), "dim") for name in columns])
-    widths = [max((len(row[at].plain) for row in cells), default=0) for at in range(len(columns))]
+    whole = [row for row in cells if len(row) == len(columns)]
+    widths = [max((len(row[at].plain) for row in whole), default=0) for at in range(len(columns))]
     _narrow(widths, [at for at, name in enumerate(columns) if name.startswith("~")], out.width - indent)
     for row in cells:
+        if len(row) == 1 < len(columns):
+            for part in _fold(row[0], out.width - indent):
+                out.print(Text(" " * indent) + part, soft_wrap=True)
+            continue
         folded = [_fold(cell, width) for cell, width in zip(row, widths, strict=True)]
         for number in range(max(map(len, folded))):
             shown = Text(" " * indent)
@@ -97,14 +104,6 @@ def _fold(text: Text, width: int) -> list[Text]:
 def pairs(out: Console, rows: Iterable[Sequence[object]]) -> None:
     """What something is, and its value."""
     table(out, ["", "~"], rows)
-
-
-def duration(seconds: float) -> str:
-    """Seconds for people: `1.5 ms`."""
-    for limit, unit, factor in ((1e-3, "µs", 1e6), (1.0, "ms", 1e3)):
-        if seconds < limit:
-            return f"{seconds * factor:.3g} {unit}" if seconds else "0 s"
-    return f"{seconds:.3g} s"
 
 
 def amount(value: float) -> str:

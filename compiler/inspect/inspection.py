@@ -8,8 +8,9 @@ from pathlib import Path
 from monarch.compiler.errors import MonarchError
 from monarch.compiler.inspect.html import frame_html, size_text
 from monarch.compiler.inspect.page import page
+from monarch.compiler.inspect.places import Place, explain_any
 from monarch.compiler.inspect.values import collectives_of, ops_of
-from monarch.compiler.inspect.why import Explanation, explain
+from monarch.compiler.inspect.why import Explanation
 from monarch.compiler.plan.plan import Plan
 from monarch.compiler.plan.report import peak
 
@@ -39,10 +40,11 @@ class Inspection:
         except OSError as error:
             raise MonarchError(f"cannot write {path}: {error.strerror}") from error
 
-    def explain(self, name: str) -> Explanation:
-        """Why a value lies as it does, or why a collective is there: the chain of causes. Raises MonarchError, with
-        near names, where there is no such value."""
-        return explain(self.plan, name)
+    def explain(self, name: str) -> Explanation | Place:
+        """Why a value lies as it does, or why a collective is there: the chain of causes. `name` is a value's or a
+        state's; or a line, "train.py:58", or a module, "layers.0.mlp", for all of its collectives. Raises MonarchError,
+        with near names, where there is none."""
+        return explain_any(self.plan, name)
 
     def _repr_html_(self) -> str:
         return frame_html(self.html(), f"{self.plan.name} on {self.plan.mesh}")

@@ -102,6 +102,20 @@ def explain(plan: Plan, name: str) -> Explanation:
     return _Explainer(plan, plan.report).explain(name)
 
 
+def named(report: Report, name: str) -> list[int]:
+    """The values that a name stands for, by number: those of that name, else an input's or state's label, else what a
+    value of the traced graph has become; [] for none."""
+    values = report.values
+    own = [number for number, value in enumerate(values) if value.name == name]
+    if own:
+        return own
+    for kind in ("state", "input", "constant", "scalar"):
+        found = [number for number, value in enumerate(values) if value.op == kind and label_of(value) == name]
+        if found:
+            return found
+    return [number for number, value in enumerate(values) if name and value.traced == name]
+
+
 class _Explainer:
     def __init__(self, plan: Plan, report: Report) -> None:
         self.plan = plan
@@ -116,7 +130,7 @@ class _Explainer:
                 self.readers[value.reads[0]] += self.readers[number]
 
     def explain(self, name: str) -> Explanation:
-        first, *others = self.find(name)
+        first, *others = self.find(name.strip().removeprefix("%"))
         value = self.values[first]
         source, line = self.source(value)
         dims = [decision.mesh_dim for decision in value.decisions]
@@ -146,22 +160,11 @@ class _Explainer:
             why="" if moved else value.why,
         )
 
-    # -- names -----------------------------------------------------------------------------------------------------
-
-    def find(self, name: str) -> list[int]:
-        wanted = name.strip().removeprefix("%")
-        own = [number for number, value in enumerate(self.values) if value.name == wanted]
-        if own:
-            return own
-        for kind in ("state", "input", "constant", "scalar"):
-            found = [number for number, value in enumerate(self.values) if value.op == kind and _label(value) == wanted]
-            if found:
-                return found
-        traced = [number for number, value in enumerate(self.values) if wanted and value.traced == wanted]
-        if traced:
-            return traced
+    def find(self, wanted: str) -> list[int]:
+        if found := named(self.report, wanted):
+            return found
         known = dict.fromkeys(
-            [*(value.name for value in self.values), *(_label(value) for value in self.values if value.op == "state")]
+            [*(value.name for value in self.values), *(label_of(value) for value in self.values if value.op == "state")]
         )
         close = difflib.get_close_matches(wanted, known, n=3)
         close = close or [each for each in known if wanted and wanted in each][:3]
@@ -303,7 +306,7 @@ def _element(value: Value) -> int | None:
     return int(match[1]) if match else None
 
 
-def _label(value: Value) -> str:
+def label_of(value: Value) -> str:
     """A placeholder's label: `fc.weight` of `state "fc.weight"`."""
     text = value.call.removeprefix(value.op).strip()
     if not text.startswith('"'):

@@ -42,7 +42,7 @@ def data(plan: Plan) -> dict[str, Any]:
         "where": where(plan, value) if value else "",
         "phase": value.phase if value else "",
         "held": held(plan),
-        "alive": alive(plan),
+        "alive": alive_by_layer(plan),
         "limit": plan.options.memory_limit,
         "recomputed": plan.costs.get("recomputed"),
         "arena": plan.costs.get("arena"),
@@ -90,24 +90,27 @@ def layer_of(module: str) -> str:
     return match[0] if match else module.partition(".")[0]
 
 
-def alive(plan: Plan) -> dict[str, dict[str, int]]:
-    """The bytes alive at the peak, by layer and kind, in the order of the schedule.
+def alive(plan: Plan) -> list[tuple[Value, int]]:
+    """The buffers alive at the peak: the value that took each, and its bytes, in the order of the schedule.
 
     A buffer lives from the value that takes it to the last reader of that value and of its views; inputs and results
-    live to the end, states that the step replaces to its commit. What the peak has beyond that is "waiting".
+    live to the end, states that the step replaces to its commit.
     """
     values = report_of(plan).values
-    most, at = peak(plan)
+    _, at = peak(plan)
+    return [(values[buffer.made], buffer.size) for buffer in _buffers(plan) if buffer.made <= at <= buffer.last]
+
+
+def alive_by_layer(plan: Plan) -> dict[str, dict[str, int]]:
+    """The bytes alive at the peak, by layer and kind, in the order of the schedule. What the peak has beyond what a
+    later value still needs is "waiting"."""
     found: dict[str, dict[str, int]] = {}
-    total = 0
-    for buffer in _buffers(plan):
-        if buffer.made <= at <= buffer.last:
-            value = values[buffer.made]
-            kinds = found.setdefault(layer_of(value.module), {})
-            kind = _kind(value)
-            kinds[kind] = kinds.get(kind, 0) + buffer.size
-            total += buffer.size
-    if total != most:
+    for value, taken in alive(plan):
+        kinds = found.setdefault(layer_of(value.module), {})
+        kind = _kind(value)
+        kinds[kind] = kinds.get(kind, 0) + taken
+    most, _ = peak(plan)
+    if (total := sum(sum(kinds.values()) for kinds in found.values())) != most:
         found.setdefault("", {})[WAITING] = most - total
     return found
 

@@ -85,7 +85,7 @@ def show(out: Console, plan: Plan) -> None:
     pairs(out, totals)
     if plan.report is not None:
         out.print()
-        more = "--ops --kernels --comms --memory --survives --source --worker data=0 --why NAME --html p.html"
+        more = "--by line --why train.py:18 --comms --kernels --memory --survives --worker data=0 --html p.html"
         line(out, plain(f"  more: {more}", "dim"))
 
 

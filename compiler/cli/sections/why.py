@@ -1,4 +1,5 @@
-"""`--why VALUE`: why a value lies as it does, or a collective is there, back to what the user said."""
+"""`--why NAME`: why a value lies as it does, or a collective is there, back to what the user said; the collectives of a
+line or of a module."""
 
 from __future__ import annotations
 
@@ -8,17 +9,17 @@ from typing import Any
 from rich.console import Console
 
 from monarch.compiler.cli.screen import line, plain
-from monarch.compiler.inspect.why import explain
+from monarch.compiler.inspect.places import explain_any
 from monarch.compiler.plan import Plan
 
 
 def data(plan: Plan, name: str) -> dict[str, Any]:
     """The explanation, its chains as nested objects. Raises MonarchError where the plan has no such value."""
-    return asdict(explain(plan, name))
+    return asdict(explain_any(plan, name))
 
 
 def show(out: Console, plan: Plan, name: str) -> None:
-    first, *rest = str(explain(plan, name)).splitlines()
+    first, *rest = str(explain_any(plan, name)).splitlines()
     line(out, plain(first, "bold"))
     for text in rest:
         line(out, text)

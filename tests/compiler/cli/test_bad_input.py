@@ -97,7 +97,10 @@ MISTAKES = {
     "a plan to compile": (["compile", "mlp.mplan"], ["mlp.mplan names no program", "write FILE.py:PROGRAM"]),
     "a plan that cannot be written": (["compile", "mlp.py", "-o", "none/x.mplan"], ["cannot write none/x.mplan"]),
     "mesh for a plan": (["inspect", "mlp.mplan", "--mesh", "data=2"], ["are for programs, and mlp.mplan is a plan"]),
-    "no such value": (["inspect", "mlp.mplan", "--why", "reluu"], ["no value 'reluu'", "did you mean relu?"]),
+    "no such value": (
+        ["inspect", "mlp.mplan", "--why", "reluu"],
+        ["no value, line or module 'reluu'", "did you mean relu?"],
+    ),
     "no such worker": (["inspect", "mlp.mplan", "--worker", "data=2"], ["no worker at data=2", "0 to 1"]),
     "no such dim": (["inspect", "mlp.mplan", "--worker", "tp=0"], ["'tp' is no dim of mesh<data=2, model=2>"]),
     "no such pass": (["inspect", "mlp.mplan", "--after", "magic"], ["no pass 'magic'", "partition-by-data"]),
@@ -241,8 +244,8 @@ def test_a_fault_of_our_own_says_so(files: Path, monarchc: Run, monkeypatch: pyt
     def fail(*args: object) -> None:
         raise ZeroDivisionError("oh")
 
-    monkeypatch.setattr("monarch.compiler.cli.sections.ops.data", fail)
-    result = monarchc("inspect", "mlp.mplan", "--ops", code=3)
+    monkeypatch.setattr("monarch.compiler.cli.sections.comms.data", fail)
+    result = monarchc("inspect", "mlp.mplan", "--comms", code=3)
     assert result.err.startswith("monarchc: this is a fault of monarchc's own: ZeroDivisionError: oh\n")
     assert "--debug" in result.err
 
@@ -304,7 +307,9 @@ def test_hostile_plans_are_refused_or_shown(data: st.DataObject, damaged: tuple[
             target = target[key]
         target[last] = data.draw(JSON)
     path.write_bytes(sealed(manifest, program, members))
-    result = monarchc("inspect", path, "--ops", "--comms", "--memory", "--source", "--html", f"{path}.html", code=None)
+    result = monarchc(
+        "inspect", path, "--by", "op", "--by", "line", "--comms", "--memory", "--html", f"{path}.html", code=None
+    )
     assert result.code in (0, 2), result
     assert not result.code or (result.out == "" and result.err.startswith("monarchc: error: "))
 

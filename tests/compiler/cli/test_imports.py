@@ -66,7 +66,7 @@ def test_without_it_a_plan_that_calls_such_an_op_is_refused(compiled: Path) -> N
 
 @pytest.mark.parametrize("name", ["own_ops", "own_ops.py"])
 def test_with_it_the_plan_opens(compiled: Path, name: str) -> None:
-    result = monarchc(compiled, "--import", name, "inspect", "step.mplan", "--ops")
+    result = monarchc(compiled, "--import", name, "inspect", "step.mplan", "--by", "op")
     assert result.returncode == 0, result.stderr
     assert "ownops.twice" in result.stdout
 

@@ -13,10 +13,11 @@ from pathlib import Path
 import pytest
 
 import monarch
+from monarch.compiler.cli.options import BY, SORTS
+from monarch.compiler.cli.sections.by import data as by
 from monarch.compiler.cli.sections.comms import data as comms
-from monarch.compiler.cli.sections.memory import WAITING, alive, curve, grouped, layer_of
-from monarch.compiler.cli.sections.ops import data as ops
-from monarch.compiler.cli.sections.source import data as source
+from monarch.compiler.cli.sections.memory import WAITING, alive, alive_by_layer, curve, grouped, layer_of
+from monarch.compiler.inspect.values import report_of
 from monarch.compiler.plan import Plan
 from monarch.compiler.plan.file import load_plan, save_plan
 from monarch.compiler.plan.report import held, peak
@@ -51,8 +52,40 @@ def test_a_program_is_inspected_like_its_plan(mlp: Plan, monarchc: Run) -> None:
 
 def test_ops_add_up_to_the_plan(training: Plan) -> None:
     calls = [i for i in training.instructions if i.op not in ("getitem", "commit")]
-    assert sum(row["count"] for row in ops(training)) == len(calls)
-    assert all(row["count"] == row["forward"] + row["backward"] + row["update"] for row in ops(training))
+    for group in BY:
+        assert sum(row["ops"] for row in by(training, group)) == len(calls)
+
+
+def test_every_grouping_has_the_whole_step_and_the_dearest_first(training: Plan) -> None:
+    values = [value for value in report_of(training).values if value.instruction >= 0]
+    held = sum(size for _, size in alive(training))
+    cost = {
+        "time": lambda row: row["computing"] + row["communicating"],
+        "bytes": lambda row: row["sent"],
+        "memory": lambda row: row["peak_bytes"],
+    }
+    for group in BY:
+        for sort in SORTS:
+            rows = by(training, group, sort)
+            assert len({row["name"] for row in rows}) == len(rows)
+            assert sum(map(cost["time"], rows)) == pytest.approx(sum(value.seconds for value in values), rel=1e-6)
+            assert sum(map(cost["bytes"], rows)) == sum(value.sent for value in values)
+            assert sum(map(cost["memory"], rows)) == held
+            costs = list(map(cost[sort], rows))
+            assert costs == sorted(costs, reverse=True)
+
+
+def test_modules_that_differ_in_numbers_alone_are_one_row(training: Plan, monarchc: Run) -> None:
+    rows = {row["name"]: row for row in by(training, "module")}
+    assert rows["*"]["modules"] == 3 and "(no module)" in rows  # "0", "1" and "2"
+    assert re.search(r"^  \*  ×3 ", monarchc("inspect", "step.mplan", "--by", "module").out, re.MULTILINE)
+
+
+def test_collectives_stand_by_mesh_dim(mlp: Plan) -> None:
+    rows = {row["name"]: row for row in by(mlp, "mesh-dim")}
+    assert set(rows) == {"model", "(within workers)"}
+    assert rows["model"]["sent"] == 1024 and rows["model"]["computing"] == 0
+    assert list(rows["model"]["collectives"]) == ["all_reduce over model"]
 
 
 def test_collectives_are_sorted_by_bytes_and_those_of_the_costs(training: Plan, monarchc: Run) -> None:
@@ -67,19 +100,21 @@ def test_collectives_are_sorted_by_bytes_and_those_of_the_costs(training: Plan, 
 
 
 def test_each_line_is_charged_what_it_caused(training: Plan, monarchc: Run) -> None:
-    rows = {row["code"]: row for row in source(training)}
+    rows = {row.get("code", ""): row for row in by(training, "line")}
     loss = rows["loss = F.cross_entropy(model(x), labels)"]
     assert {name.split()[0] for name in loss["collectives"]} == {"all_gather", "reduce_scatter", "all_reduce"}
     assert rows["loss.backward()"]["collectives"] == {}
     charged = sum(kept["bytes"] for row in rows.values() for kept in row["collectives"].values())
     assert charged == sum(row["bytes"] for row in comms(training))
-    assert "optimizer.step()" in monarchc("inspect", "step.mplan", "--source").out
+    assert "optimizer.step()" in monarchc("inspect", "step.mplan", "--by", "line").out
 
 
 def test_what_is_alive_at_the_peak_is_the_peak(training: Plan, monarchc: Run) -> None:
-    together = sum(bytes_ for kinds in alive(training).values() for bytes_ in kinds.values())
+    together = sum(bytes_ for kinds in alive_by_layer(training).values() for bytes_ in kinds.values())
     assert together == peak(training)[0]
-    assert {"weights", "optimizer state", "inputs"} <= {kind for row in alive(training).values() for kind in row}
+    assert {"weights", "optimizer state", "inputs"} <= {
+        kind for row in alive_by_layer(training).values() for kind in row
+    }
     out = monarchc("inspect", "step.mplan", "--memory").out
     assert "└forward" in out and "└backward" in out and "└update" in out
 
@@ -88,8 +123,8 @@ def test_what_is_alive_at_the_peak_of_a_first_call_is_the_peak(folder: Path, mon
     for arguments in (["--first-call"], ["--mesh", "data=4"], ["--mesh", "data=1"]):
         monarchc("compile", "train.py:train_step", "-o", "step.mplan", *arguments)
         plan = load_plan("step.mplan")
-        together = sum(bytes_ for kinds in alive(plan).values() for bytes_ in kinds.values())
-        assert together == peak(plan)[0] and not any(WAITING in kinds for kinds in alive(plan).values())
+        together = sum(bytes_ for kinds in alive_by_layer(plan).values() for bytes_ in kinds.values())
+        assert together == peak(plan)[0] and not any(WAITING in kinds for kinds in alive_by_layer(plan).values())
 
 
 def test_layers_alike_are_one_row() -> None:
@@ -133,6 +168,32 @@ def test_why(mlp: Plan, monarchc: Run) -> None:
     assert found["mesh_dims"] == ["model"] and found["moved"][0]["value_chains"]
 
 
+def test_why_of_a_line_and_of_a_module(training: Plan, monarchc: Run) -> None:
+    line = Path("train.py").read_text().splitlines().index("    loss = F.cross_entropy(model(x), labels)") + 1
+    out = monarchc("inspect", "step.mplan", "--why", f"train.py:{line}").out
+    assert out.startswith(f"train.py:{line}: loss = F.cross_entropy(model(x), labels)\n")
+    there = [row for row in comms(training) if row["line"] == line]
+    assert there and all(f"  %{row['value']}: {row['op']} over " in out for row in there)
+    assert any(out.endswith(f"--why {row['value']}\n") for row in there)
+    found = json.loads(monarchc("inspect", "step.mplan", "--why", f"train.py:{line}", "--json").out)["why"]
+    assert found["sent"] == sum(row["bytes"] for row in there)
+    step = monarchc("inspect", "step.mplan", "--why", f"train.py:{line + 2}").out
+    assert step.startswith(f"train.py:{line + 2}: optimizer.step()\n") and "no collective" in step and "  %" in step
+    module = monarchc("inspect", "step.mplan", "--why", "0").out
+    assert module.startswith("0\n") and "ops: a worker computes for" in module
+
+
+def test_what_there_is_no_why_of_names_what_there_is(training: Plan, monarchc: Run) -> None:
+    line = Path("train.py").read_text().splitlines().index("    loss = F.cross_entropy(model(x), labels)") + 1
+    err = monarchc("inspect", "step.mplan", "--why", f"train.py:{line - 1}", code=2).err
+    assert f"no value, line or module 'train.py:{line - 1}'" in err and f" {line}" in err
+    assert "the plan's lines are of train.py" in monarchc("inspect", "step.mplan", "--why", "other.py:3", code=2).err
+    assert "did you mean" in monarchc("inspect", "step.mplan", "--why", "0.wieght", code=2).err
+    assert "line, module, op" in monarchc("inspect", "step.mplan", "--by", "file", code=2).err
+    assert "time, bytes, memory" in monarchc("inspect", "step.mplan", "--by", "op", "--sort", "x", code=2).err
+    assert "--by line" in monarchc("inspect", "step.mplan", "--sort", "bytes", code=2).err
+
+
 def test_the_graph_after_any_pass(mlp: Plan, monarchc: Run) -> None:
     def after(name: str) -> str:
         text = monarchc("inspect", "mlp.mplan", "--after", name).out
@@ -162,11 +223,12 @@ def test_the_page(mlp: Plan, monarchc: Run) -> None:
 
 
 def test_several_sections_at_once(training: Plan, monarchc: Run) -> None:
-    names = ["ops", "kernels", "comms", "memory", "source"]
-    shown = json.loads(monarchc("inspect", "step.mplan", "--json", *(f"--{name}" for name in names)).out)
-    assert list(shown) == ["name", "hash", *names]
-    out = monarchc("inspect", "step.mplan", *(f"--{name}" for name in names)).out
-    heads = ["ops: ", "\nkernels: ", "\ncollectives: ", "\nmemory of a worker: ", "\nyour lines: "]
+    names = ["kernels", "comms", "memory"]
+    asked = ["--by", "op", "--by", "line", *(f"--{name}" for name in names)]
+    shown = json.loads(monarchc("inspect", "step.mplan", "--json", *asked).out)
+    assert list(shown) == ["name", "hash", "by op", "by line", *names]
+    out = monarchc("inspect", "step.mplan", *asked).out
+    heads = ["by op: ", "\nby line: ", "\nkernels: ", "\ncollectives: ", "\nmemory of a worker: "]
     assert all(head in out for head in heads)
     assert max(map(len, out.splitlines())) <= 100
 
@@ -189,7 +251,7 @@ def test_everything_as_json(mlp: Plan, monarchc: Run) -> None:
 def test_a_plan_without_a_report_says_what_to_do(mlp: Plan, monarchc: Run) -> None:
     save_plan(replace(mlp, report=None, traced=""), "bare.mplan")
     assert "mlp on mesh" in monarchc("inspect", "bare.mplan").out
-    for section in (["--ops"], ["--memory"], ["--why", "relu"], ["--after", "trace"]):
+    for section in (["--by", "op"], ["--memory"], ["--why", "relu"], ["--after", "trace"]):
         assert "compile it with" in monarchc("inspect", "bare.mplan", *section, code=2).err
 
 
@@ -206,7 +268,7 @@ def test_what_a_file_says_cannot_steer_the_terminal(mlp: Plan, monarchc: Run) ->
     values = tuple(replace(v, module=evil, why=evil) if v.instruction >= 0 else v for v in mlp.report.values)
     report = replace(mlp.report, values=values, lines=tuple(evil for _ in mlp.report.lines))
     save_plan(replace(mlp, name=evil, graph="\x1b]0;title\x07\x9b2J", report=report), "hostile.mplan")
-    sections = ["--ops", "--kernels", "--comms", "--memory", "--source", "--text", "--dot"]
+    sections = ["--by", "op", "--by", "line", "--by", "module", "--kernels", "--comms", "--memory", "--text", "--dot"]
     for arguments in ([], sections, ["--worker", "data=0"], ["--why", "relu"], ["--json"]):
         out = monarchc("inspect", "hostile.mplan", *arguments).out
         assert all(c.isprintable() or c == "\n" for c in out)
@@ -301,13 +363,11 @@ def test_the_page_shows_generated_kernels(fused: Plan, monarchc: Run) -> None:
 
 def test_what_kernels_compute_is_counted_as_it_is_without_them(fused: Plan) -> None:
     apart = load_plan("step.mplan")
-    matrix = [sum(row["count"] for row in ops(plan) if row["op"] == "aten.addmm") for plan in (apart, fused)]
-    assert matrix[0] == matrix[1] > 0
-    adam = [sum(row["update"] for row in ops(plan) if row["op"] == "aten.addcdiv") for plan in (apart, fused)]
-    assert adam[0] == adam[1] > 0
-    assert "kernel" not in {row["op"] for row in ops(fused)}
-    seconds = sum(value.seconds for value in fused.report.values) if fused.report else 0.0
-    assert sum(row["seconds"] for row in ops(fused)) == pytest.approx(seconds)
+    for op in ("aten.addmm", "aten.addcdiv"):
+        counts = [sum(row["ops"] for row in by(plan, "op") if row["name"] == op) for plan in (apart, fused)]
+        assert counts[0] == counts[1] > 0
+    seconds = sum(value.seconds for value in report_of(fused).values)
+    assert sum(row["computing"] + row["communicating"] for row in by(fused, "op")) == pytest.approx(seconds)
 
 
 def test_cuda_graphs(folder: Path, monarchc: Run, monkeypatch: pytest.MonkeyPatch) -> None:

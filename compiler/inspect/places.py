@@ -1,0 +1,147 @@
+"""What a line of the user's, or a module, became: its costs, and why each of its collectives is there."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from monarch.compiler.errors import MonarchError
+from monarch.compiler.inspect.values import further_results, report_of, source_of, types_text
+from monarch.compiler.inspect.why import Explanation, explain, label_of, named
+from monarch.compiler.plan.plan import Plan
+from monarch.compiler.plan.report import Value
+from monarch.compiler.sizes import format_bytes, format_seconds
+
+_SHOWN = 12
+"""So many collectives (or, where there are none, values) of a place the text shows, the dearest first."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """What `explain_any` found at a line or in a module.
+
+    `name`         as asked for: `train.py:58`, `layers.0.mlp`
+    `code`         the line's text ("" for a module, and where it is not known)
+    `ops`          how many ops it became, with `flops` and estimated seconds of a worker (`computing`)
+    `sent`         the bytes that a worker sends in its collectives, with their estimated seconds (`communicating`)
+    `collectives`  each with why it is there, the dearest first
+    `values`       what it computes, as `%name : type`, in the order of the schedule
+    """
+
+    name: str
+    code: str
+    ops: int
+    flops: float
+    computing: float
+    sent: int
+    communicating: float
+    collectives: tuple[Explanation, ...]
+    values: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return "\n".join(_text(self))
+
+
+def _text(place: Place) -> list[str]:
+    met = place.collectives
+    lines = [f"{place.name}: {place.code}" if place.code else place.name]
+    lines.append(f"  {_count(place.ops, 'op')}: a worker computes for {format_seconds(place.computing)} (estimated)")
+    if not met:
+        lines += ["  no collective: no worker needs anything of another here", ""]
+        lines += [f"  {value}" for value in place.values[:_SHOWN]]
+        if len(place.values) > _SHOWN:
+            lines.append(f"  and {len(place.values) - _SHOWN:,} more")
+        return lines
+    sent, took = format_bytes(place.sent), format_seconds(place.communicating)
+    lines.append(f"  {_count(len(met), 'collective')}: a worker sends {sent} in {took} (estimated)")
+    for each in met[:_SHOWN]:
+        over = f"{each.call.partition('(')[0]} over {','.join(each.mesh_dims)}"
+        lines += ["", f"  %{each.name}: {over}, {format_bytes(each.sent)}, {format_seconds(each.seconds)}"]
+        lines[-1] += f", in {each.module}" if each.module else ""
+        whys = list(dict.fromkeys(moved.why for moved in each.moved if moved.why)) or [each.why]
+        lines += [f"    {why}" for why in whys[:2] if why]
+        if len(whys) > 2:
+            lines.append(f"    and so on, for {len(whys)} tensors that travel together")
+    if len(met) > _SHOWN:
+        lines += ["", f"  and {_count(len(met) - _SHOWN, 'collective')} more"]
+    return [*lines, "", f"  the whole story of one: --why {met[0].name}"]
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
+def explain_any(plan: Plan, what: str) -> Explanation | Place:
+    """Why a value lies as it does (`mm_3`, `layers.0.mlp.weight`; see `explain`), or what a line (`train.py:58`) or a
+    module (`layers.0.mlp`, with those in it) became, and why its collectives are there.
+
+    Raises MonarchError, with near names, where the plan has nothing of that name, and where it has no report.
+    """
+    report = report_of(plan)
+    wanted = what.strip()
+    if named(report, wanted.removeprefix("%")):
+        return explain(plan, wanted)
+    belongs = _of_line(plan, wanted) or _of_module(wanted)
+    values = [
+        value
+        for value in report.values
+        if value.instruction >= 0 and value.op not in ("getitem", "kernel") and belongs(value)
+    ]
+    if not values:
+        raise MonarchError(f"plan '{plan.name}' has no value, line or module {wanted[:80]!r}", hint=_near(plan, wanted))
+    again = further_results(values)
+    met = sorted((value for value in values if value.mesh_dims), key=lambda value: (-value.seconds, -value.sent))
+    code = report.lines[values[0].source].strip() if re.search(r":\d+$", wanted) and values[0].source >= 0 else ""
+    return Place(
+        name=wanted,
+        code=code,
+        ops=len(values) - len(again),
+        flops=sum(value.flops for value in values),
+        computing=sum(value.seconds for value in values if not value.mesh_dims),
+        sent=sum(value.sent for value in met),
+        communicating=sum(value.seconds for value in met),
+        collectives=tuple(explain(plan, value.name) for value in met),
+        values=tuple(f"%{value.name} : {types_text(value)}" for value in values if not value.mesh_dims),
+    )
+
+
+def _of_module(module: str) -> Callable[[Value], bool]:
+    return lambda value: value.module == module or value.module.startswith(f"{module}.")
+
+
+def _of_line(plan: Plan, text: str) -> Callable[[Value], bool] | None:
+    """Whether a value is of the line that a text like `train.py:58` names; None for another text."""
+    match = re.fullmatch(r"(.+):(\d{1,9})", text)
+    if match is None:
+        return None
+    file, line = match[1], int(match[2])
+
+    def belongs(value: Value) -> bool:
+        source = source_of(plan, value)
+        return source is not None and source.line == line and (source.file == file or source.file.endswith(f"/{file}"))
+
+    return belongs
+
+
+def _near(plan: Plan, wanted: str) -> str:
+    """A hint: near names of values, states and modules, or the lines of the file that have values."""
+    report = report_of(plan)
+    if match := re.fullmatch(r"(.+):(\d{1,9})", wanted):
+        lines = {
+            source.line
+            for value in report.values
+            if (source := source_of(plan, value)) is not None
+            and source.file.rpartition("/")[2] == match[1].rpartition("/")[2]
+        }
+        if lines:
+            near = sorted(sorted(lines, key=lambda line: abs(line - int(match[2])))[:3])
+            return f"lines of {match[1]} that became something: {', '.join(map(str, near))} are the nearest."
+        files = dict.fromkeys(source.file.rpartition("/")[2] for source in plan.sources)
+        return f"the plan's lines are of {', '.join(files) or 'no file'}."
+    names = dict.fromkeys(value.name for value in report.values)
+    names |= dict.fromkeys(label_of(value) for value in report.values if value.op == "state")
+    names |= dict.fromkeys(value.module for value in report.values if value.module)
+    close = difflib.get_close_matches(wanted, names, n=3) or [name for name in names if wanted and wanted in name][:3]
+    return f"did you mean {' or '.join(close)}?" if close else "the plan's graph names its values: --text."
