@@ -177,10 +177,14 @@ def test_why_of_a_line_and_of_a_module(training: Plan, monarchc: Run) -> None:
     assert any(out.endswith(f"--why {row['value']}\n") for row in there)
     found = json.loads(monarchc("inspect", "step.mplan", "--why", f"train.py:{line}", "--json").out)["why"]
     assert found["sent"] == sum(row["bytes"] for row in there)
-    module = monarchc("inspect", "step.mplan", "--why", "1").out  # the ReLU
-    assert (
-        module.startswith("1\n") and "no collective" in module and re.search(r"^  %relu\w* : f32", module, re.MULTILINE)
-    )
+    module = monarchc("inspect", "step.mplan", "--why", "2").out
+    assert module.startswith("2\n") and "ops: a worker computes for" in module
+
+
+def test_why_of_a_line_without_collectives_names_its_values(mlp: Plan, monarchc: Run) -> None:
+    line = Path("mlp.py").read_text().splitlines().index("    hidden = torch.relu(x @ up)") + 1
+    out = monarchc("inspect", "mlp.mplan", "--why", f"mlp.py:{line}").out
+    assert "no collective" in out and "\n  %relu : f32[8@data, 256@model]\n" in out
 
 
 def test_what_there_is_no_why_of_names_what_there_is(training: Plan, monarchc: Run) -> None:
