@@ -13,13 +13,20 @@ from typing import Any, Self
 class Source:
     """A place in the user's program.
 
-    Lines count from 1 and columns from 1, as editors do; column 0 means that only the line is known.
+    Lines count from 1 and columns from 1, as editors do; column 0 means that only the line is known. For a line of an
+    installed library `caller` is the line of the user's own files that called into it; it has no caller itself.
     """
 
     file: str
     line: int
     column: int = 0
     end_column: int = 0
+    caller: Source | None = None
+
+    @property
+    def own(self) -> Source:
+        """The line of the user's own files: this one, or the one that called into the library."""
+        return self.caller or self
 
     def __str__(self) -> str:
         name = self.file.rsplit("/", 1)[-1]
@@ -59,6 +66,9 @@ class MonarchError(Exception):
         parts = [where + self.message]
         if self.source and (excerpt := self.source.excerpt()):
             parts.append(excerpt)
+        if self.source and self.source.caller:
+            parts.append(f"  called from {self.source.caller}:")
+            parts += filter(None, [self.source.caller.excerpt()])
         if self.hint:
             parts.append("\n".join("  " + line for line in self.hint.splitlines()))
         return "\n".join(parts)

@@ -26,7 +26,7 @@ _PYTHON = tuple(
 _INSTALLED = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
 
 # Code objects of two files may be equal, so a file's name is always part of the key.
-_sources: dict[tuple[str, CodeType, int], Source] = {}
+_sources: dict[tuple[str, CodeType, int, Source | None], Source] = {}
 _outermost: set[str] = set()
 
 
@@ -46,6 +46,12 @@ def is_users_file(file: str) -> bool:
     if real.startswith(_MACHINERY):
         return False
     return not real.startswith(_PYTHON) or any(part in real for part in _INSTALLED)
+
+
+@functools.cache
+def _is_installed(file: str) -> bool:
+    real = os.path.realpath(file)
+    return any(part in real for part in _INSTALLED)
 
 
 @functools.cache
@@ -69,25 +75,39 @@ def user_frame() -> FrameType | None:
 
 
 def user_source() -> Source | None:
-    """Where the user's program is now: file, line and columns."""
+    """Where the user's program is now: file, line and columns; within a library, with the line that called it."""
     frame = user_frame()
     if frame is None:
         return None
+    caller = _caller(frame) if _is_installed(frame.f_code.co_filename) else None
     code, lasti = frame.f_code, frame.f_lasti
-    key = (code.co_filename, code, lasti)
+    key = (code.co_filename, code, lasti, caller)
     source = _sources.get(key)
     if source is None:
-        source = _sources[key] = _locate(code, lasti, frame.f_lineno)
+        source = _sources[key] = _locate(code, lasti, frame.f_lineno, caller)
     return source
 
 
-def _locate(code: CodeType, lasti: int, line: int) -> Source:
+def _caller(frame: FrameType | None) -> Source | None:
+    """The line of the user's own files that called into the library in which a frame is, or None."""
+    while frame is not None and frame.f_code.co_filename not in _outermost:
+        code = frame.f_code
+        if belongs_to_user(code) and not _is_installed(code.co_filename):
+            key = (code.co_filename, code, frame.f_lasti, None)
+            if (source := _sources.get(key)) is None:
+                source = _sources[key] = _locate(code, frame.f_lasti, frame.f_lineno)
+            return source
+        frame = frame.f_back
+    return None
+
+
+def _locate(code: CodeType, lasti: int, line: int, caller: Source | None = None) -> Source:
     position = next(itertools.islice(code.co_positions(), lasti // 2, None), None)
     if position is None or position[0] is None or position[2] is None:
-        return Source(code.co_filename, line)
+        return Source(code.co_filename, line, caller=caller)
     first, last, column, end = position
     assert first is not None and column is not None
-    return Source(code.co_filename, first, column + 1, end + 1 if last == first and end is not None else 0)
+    return Source(code.co_filename, first, column + 1, end + 1 if last == first and end is not None else 0, caller)
 
 
 def calls_from(folder: str) -> bool:

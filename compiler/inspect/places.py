@@ -7,8 +7,8 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from monarch.compiler.errors import MonarchError
-from monarch.compiler.inspect.values import further_results, report_of, source_of, types_text
+from monarch.compiler.errors import MonarchError, Source
+from monarch.compiler.inspect.values import further_results, line_of, report_of, source_of, types_text
 from monarch.compiler.inspect.why import Explanation, explain, label_of, named
 from monarch.compiler.plan.plan import Plan
 from monarch.compiler.plan.report import Value
@@ -93,7 +93,8 @@ def explain_any(plan: Plan, what: str) -> Explanation | Place:
         raise MonarchError(f"plan '{plan.name}' has no value, line or module {wanted[:80]!r}", hint=_near(plan, wanted))
     again = further_results(values)
     met = sorted((value for value in values if value.mesh_dims), key=lambda value: (-value.seconds, -value.sent))
-    code = report.lines[values[0].source].strip() if re.search(r":\d+$", wanted) and values[0].source >= 0 else ""
+    source = source_of(plan, values[0])
+    code = "" if source is None or not re.search(r":\d+$", wanted) else line_of(plan, _asked(source, wanted))
     return Place(
         name=wanted,
         code=code,
@@ -111,8 +112,14 @@ def _of_module(module: str) -> Callable[[Value], bool]:
     return lambda value: value.module == module or value.module.startswith(f"{module}.")
 
 
+def _asked(source: Source, text: str) -> Source:
+    """Of a library's line and the one that called it, that which a text names."""
+    return source if text.endswith(f":{source.line}") and source.file.endswith(text.rpartition(":")[0]) else source.own
+
+
 def _of_line(plan: Plan, text: str) -> Callable[[Value], bool] | None:
-    """Whether a value is of the line that a text like `train.py:58` names; None for another text."""
+    """Whether a value is of the line that a text like `train.py:58` names, or of one of a library that it called; None
+    for another text."""
     match = re.fullmatch(r"(.+):(\d{1,9})", text)
     if match is None:
         return None
@@ -120,7 +127,8 @@ def _of_line(plan: Plan, text: str) -> Callable[[Value], bool] | None:
 
     def belongs(value: Value) -> bool:
         source = source_of(plan, value)
-        return source is not None and source.line == line and (source.file == file or source.file.endswith(f"/{file}"))
+        places = () if source is None else (source, source.own)
+        return any(at.line == line and (at.file == file or at.file.endswith(f"/{file}")) for at in places)
 
     return belongs
 

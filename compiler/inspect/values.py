@@ -77,6 +77,12 @@ def source_of(plan: Plan, value: Value) -> Source | None:
     return plan.sources[value.source] if 0 <= value.source < len(plan.sources) else None
 
 
+def line_of(plan: Plan, source: Source) -> str:
+    """The text of a line of the plan's, "" where it is not known."""
+    lines = report_of(plan).lines
+    return lines[plan.sources.index(source)].strip() if source in plan.sources else ""
+
+
 def types_text(value: Value) -> str:
     return ", ".join("none" if type_ is None else str(type_) for type_ in value.types)
 

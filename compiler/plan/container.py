@@ -24,7 +24,7 @@ from typing import Any, NoReturn
 from monarch.compiler.errors import PlanError
 
 MAGIC = b"\x93MPLAN\r\n"
-VERSION = 6
+VERSION = 7
 _HEADER = struct.Struct("<8sIQ32s")
 
 AGAIN = "compile the program again, or copy the file again from where it was made."

@@ -87,7 +87,8 @@ def _encode_transfer(transfer: Transfer) -> list[Any]:
 
 
 def _encode_source(source: Source) -> list[Any]:
-    return [source.file, source.line, source.column, source.end_column]
+    caller = source.caller and _encode_source(source.caller)
+    return [source.file, source.line, source.column, source.end_column, caller]
 
 
 def encode_options(plan: Plan) -> dict[str, Any]:
@@ -282,10 +283,14 @@ class Decoder:
     def sources(self, value: Any) -> tuple[Source, ...]:
         return tuple(self.source(entry) for entry in self.items(value, "the list of source lines"))
 
-    def source(self, value: Any) -> Source:
-        file, *numbers = self.items(value, "a source line", 4)
+    def source(self, value: Any, inner: bool = True) -> Source:
+        """A source line; an `inner` one may have been called from another."""
+        file, *numbers, caller = self.items(value, "a source line", 5)
         line, column, end = (self.integer(number, "a source line's number") for number in numbers)
-        return Source(self.string(file, "a source line's file"), line, column, end)
+        if caller is not None and not inner:
+            self.fail("a source line has more than one caller")
+        outer = None if caller is None else self.source(caller, inner=False)
+        return Source(self.string(file, "a source line's file"), line, column, end, outer)
 
     def place(self, value: Any, what: str) -> Shape:
         """Which workers a part has."""

@@ -55,7 +55,7 @@ class Schedule:
     `replaced`       the labels of states that the step replaces
     `instructions`   without places in the arena
     `state_writers`  the positions of the calls that write over state
-    `sources`        the users' lines that instructions refer to
+    `sources`        the users' lines that instructions refer to, and the callers of these
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -228,6 +228,11 @@ class Schedule:
 
     # -- writing it down --------------------------------------------------------------------------------------------
 
+    def _source(self, source: Source) -> int:
+        if source.caller is not None:
+            self.sources.setdefault(source.caller, len(self.sources))
+        return self.sources.setdefault(source, len(self.sources))
+
     def instruction(self, node: fx.Node, in_place: bool, free: tuple[int, ...]) -> Instruction:
         overwrites = in_place and node.target is not ops.kernel
         op = _inplace_overload(node.target) if overwrites else _op_name(node.target)
@@ -235,10 +240,10 @@ class Schedule:
         args = tuple(self.argument(argument) for argument in args_of(node))
         kwargs = {key: self.argument(value) for key, value in node.kwargs.items()}
         of = provenance(node)
-        index = -1 if of.source is None else self.sources.setdefault(of.source, len(self.sources))
+        index = -1 if of.source is None else self._source(of.source)
         for each in of.fused:
             if (line := provenance(each).source) is not None:
-                self.sources.setdefault(line, len(self.sources))
+                self._source(line)
         return Instruction(op, args, kwargs, self.slots[node], free, index)
 
     def argument(self, argument: Any) -> Any:

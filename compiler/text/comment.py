@@ -1,4 +1,5 @@
 """Where a value comes from, as the comment at the end of its line: `# train.py:12:9-14 backward in "blocks.0"; why`.
+For a line of a library `# llama.py:80:9-14 from train.py:12:5-9`, with the line that called it.
 
 Every part may be missing: `# train.py:12`, `# backward`, `# ; the loss is whole on every worker`. A comment of another
 form is the writer's own and is skipped.
@@ -15,8 +16,10 @@ from monarch.compiler.errors import Source
 from monarch.compiler.graph import UNKNOWN, Provenance
 
 _STRING = r'"(?:[^"\\]|\\.)*"'
+_PLACE = rf"(?:{_STRING}|[^\s\":;]+):\d+(?::\d+(?:-\d+)?)?"
+_PARTS = re.compile(rf"(?P<file>{_STRING}|[^\s\":;]+):(?P<line>\d+)(?::(?P<column>\d+)(?:-(?P<end>\d+))?)?", re.ASCII)
 _COMMENT = re.compile(
-    rf"# ?(?:(?P<file>{_STRING}|[^\s\":;]+):(?P<line>\d+)(?::(?P<column>\d+)(?:-(?P<end>\d+))?)?)?"
+    rf"# ?(?:(?P<place>{_PLACE})(?: from (?P<caller>{_PLACE}))?)?"
     rf"(?P<backward>(?:(?<=# )|(?<!#) )backward)?(?:(?:(?<=# )|(?<!#) )in (?P<module>{_STRING}))?(?:; (?P<why>.*))?",
     re.ASCII,
 )
@@ -27,13 +30,10 @@ def print_comment(meta: Mapping[str, Any], *, paths: bool, why: bool, modules: b
     """The comment of a value with this `meta`, or "" for none. `paths` keeps a file's folder."""
     parts = []
     of: Provenance = meta.get("provenance", UNKNOWN)
-    source = of.source
-    if source is not None:
-        file = source.file if paths else re.split(r"[/\\]", source.file)[-1]
-        text = f"{file if _PLAIN_FILE.fullmatch(file) and file.isprintable() else json.dumps(file)}:{source.line}"
-        if source.column:
-            text += f":{source.column}" + (f"-{source.end_column}" if source.end_column else "")
-        parts.append(text)
+    if of.source is not None:
+        parts.append(_print_place(of.source, paths))
+        if of.source.caller is not None:
+            parts.append(f"from {_print_place(of.source.caller, paths)}")
     if of.backward:
         parts.append("backward")
     if modules and of.module:
@@ -45,6 +45,22 @@ def print_comment(meta: Mapping[str, Any], *, paths: bool, why: bool, modules: b
     return f"# {text}" if text else ""
 
 
+def _print_place(source: Source, paths: bool) -> str:
+    file = source.file if paths else re.split(r"[/\\]", source.file)[-1]
+    text = f"{file if _PLAIN_FILE.fullmatch(file) and file.isprintable() else json.dumps(file)}:{source.line}"
+    if source.column:
+        text += f":{source.column}" + (f"-{source.end_column}" if source.end_column else "")
+    return text
+
+
+def _parse_place(text: str, caller: Source | None = None) -> Source:
+    match = _PARTS.fullmatch(text)
+    assert match is not None
+    name = json.loads(match["file"]) if match["file"].startswith('"') else match["file"]
+    line, column, end = (int(match[part] or 0) for part in ("line", "column", "end"))
+    return Source(name, line, column, end, caller)
+
+
 def parse_comment(text: str) -> dict[str, Any]:
     """The "provenance" and "why" that a comment names, or {} where it is the writer's own."""
     match = _COMMENT.fullmatch(text.rstrip())
@@ -53,9 +69,8 @@ def parse_comment(text: str) -> dict[str, Any]:
     meta: dict[str, Any] = {}
     source = None
     try:
-        if file := match["file"]:
-            name = json.loads(file) if file.startswith('"') else file
-            source = Source(name, *(int(match[part] or 0) for part in ("line", "column", "end")))
+        if place := match["place"]:
+            source = _parse_place(place, _parse_place(match["caller"]) if match["caller"] else None)
         module = json.loads(match["module"]) if match["module"] else ""
         found = Provenance(source, module, bool(match["backward"]))
         if found != UNKNOWN:

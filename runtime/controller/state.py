@@ -27,7 +27,6 @@ from monarch.compiler.plan import (
     MeshSpec,
     MonarchError,
     Plan,
-    Source,
     TensorType,
 )
 from monarch.runtime.processes.looking import Exit
@@ -355,7 +354,7 @@ class ControllerState:
             places = [report for report in self._reports.get(stopped.sequence, {}).values() if report.op]
             where = min(places, key=lambda report: report.rank, default=None)
             facts = {"step": stopped.sequence, "program": stopped.name, "op": "" if where is None else where.op}
-            source = Source(*where.source) if where is not None and where.source else None
+            source = where.source if where is not None else None
             waiting = f", where the others waited in {where.op}" if where is not None else ""
             self.dead = DeviceMeshError(
                 f"{self.dead.message}, in step {stopped.sequence} ('{stopped.name}'){waiting}",
@@ -465,10 +464,9 @@ class ControllerState:
         if cause.traceback:
             hint.append("the worker's traceback:")
             hint.extend("  " + line for line in cause.traceback.rstrip().splitlines())
-        source = Source(*cause.source) if cause.source else None
         kind = next((kind for kind, words in _KINDS if words.search(cause.error or "")), DeviceMeshError)
         facts = self._place(cause.rank) | ({} if step is None else {"step": step.sequence, "program": step.name})
-        return kind(message, hint="\n".join(hint), source=source).knowing(**facts, op=cause.op)
+        return kind(message, hint="\n".join(hint), source=cause.source).knowing(**facts, op=cause.op)
 
 
 def fresh(error: E) -> E:

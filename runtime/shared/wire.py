@@ -49,7 +49,7 @@ from typing import Any
 
 import torch
 
-from monarch.compiler.plan import DTYPES
+from monarch.compiler.plan import DTYPES, Source
 
 RUN, PUT, LOAD, UNLOAD, FREE, FETCH, COUNT, TRACE, LEND, ADOPT, COPY = range(1, 12)
 VERDICT, ASK, TABLE, SESSION, HOW_FAR = range(12, 17)
@@ -109,7 +109,7 @@ class Report:
     error: str = ""
     traceback: str = ""
     op: str = ""
-    source: tuple[str, int, int, int] | None = None
+    source: Source | None = None
     operands: tuple[str, ...] = ()
     root: int = -1
     committed: bool = False
@@ -126,8 +126,12 @@ class Report:
     def decode(body: bytes) -> Report:
         fields: dict[str, Any] = json.loads(body)
         fields["operands"] = tuple(fields["operands"])
-        fields["source"] = tuple(fields["source"]) if fields["source"] else None
+        fields["source"] = _source(fields["source"])
         return Report(**fields)
+
+
+def _source(fields: dict[str, Any] | None) -> Source | None:
+    return None if fields is None else Source(**fields | {"caller": _source(fields["caller"])})
 
 
 def value_head(kind: int, sequence: int, tensor: torch.Tensor) -> bytes:

@@ -384,8 +384,7 @@ class WorkerState:
             report.op = plan.instructions[place.number].op if place.whole else place.instruction.op
             report.operands = tuple(place.operands[:_OPERANDS])
             if 0 <= place.instruction.source < len(place.plan.sources):
-                source = place.plan.sources[place.instruction.source]
-                report.source = (source.file, source.line, source.column, source.end_column)
+                report.source = place.plan.sources[place.instruction.source]
 
     def _commit(self) -> Callable[[], None]:
         meet, check = self._collectives.commit(), self._check

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.text import Text
 
 from monarch.compiler.cli.options import BY, SORTS
 from monarch.compiler.cli.screen import amount, count, duration, heading, line, plain, size, table
 from monarch.compiler.cli.sections.memory import alive
-from monarch.compiler.errors import MonarchError
-from monarch.compiler.inspect.values import further_results, report_of, source_of
+from monarch.compiler.errors import MonarchError, Source
+from monarch.compiler.inspect.values import further_results, line_of, report_of, source_of
 from monarch.compiler.plan import Plan, Value
 
 _SHOWN = 30
+_WITHIN = 8
+_WIDE = 98
 _REST = {
     "line": "(no line of yours)",
     "module": "(no module)",
@@ -38,7 +41,8 @@ def data(plan: Plan, by: str, sort: str = "time") -> list[dict[str, Any]]:
     of computing and of communicating, collectives and bytes that a worker sends, by kind, and the bytes alive at the
     peak that it has made; by what it costs in time, bytes sent or memory, the dearest first.
 
-    Modules that differ in numbers alone are one row: `blocks.*.mlp` stands for `modules` of them. A worker's totals
+    Modules that differ in numbers alone are one row: `blocks.*.mlp` stands for `modules` of them. What an installed
+    library computes belongs to the user's line that called it, and `within` has the library's lines. A worker's totals
     are those of all rows. Raises MonarchError for another `by` or `sort`.
     """
     if by not in BY:
@@ -57,6 +61,12 @@ def data(plan: Plan, by: str, sort: str = "time") -> list[dict[str, Any]]:
         row["flops"] += value.flops
         row["moved"] += value.moved
         row["communicating" if value.mesh_dims else "computing"] += value.seconds
+        if "within" in row and (source := source_of(plan, value)) is not None and source.caller is not None:
+            kept = row["within"].setdefault(
+                _library_place(source), {"code": line_of(plan, source), "seconds": 0.0, "sent": 0}
+            )
+            kept["seconds"] += value.seconds
+            kept["sent"] += value.sent
         if value.mesh_dims:
             kept = row["collectives"].setdefault(
                 f"{value.op} over {','.join(value.mesh_dims)}", {"count": 0, "bytes": 0, "seconds": 0.0}
@@ -77,12 +87,27 @@ def data(plan: Plan, by: str, sort: str = "time") -> list[dict[str, Any]]:
     return sorted(rows.values(), key=lambda row: (-cost(row), -row["ops"], row["name"]))
 
 
+def _within(row: dict[str, Any], sort: str) -> Iterator[tuple[Text]]:
+    """The lines of libraries that a line of the user's called, the dearest first."""
+    lines = row.get("within") or {}
+    order = sorted(lines.items(), key=lambda item: -item[1]["sent" if sort == "bytes" else "seconds"])
+    for place, kept in order[:_WITHIN]:
+        sent = f", sends {size(kept['sent'])}" if kept["sent"] else ""
+        yield (plain(f"  {duration(kept['seconds']):>8}{sent}  {place}  {kept['code']}"[:_WIDE]),)
+    if len(order) > _WITHIN:
+        yield (
+            plain(
+                f"  and {count(len(order) - _WITHIN, 'line')} more of libraries: --by module tells them apart", "dim"
+            ),
+        )
+
+
 def _row(plan: Plan, by: str, key: Callable[[Value], str], value: Value) -> dict[str, Any]:
     row: dict[str, Any] = {"name": key(value) or _REST[by]}
     source = source_of(plan, value)
     if by == "line" and source is not None:
-        code = report_of(plan).lines[value.source].strip()
-        row |= {"file": source.file, "line": source.line, "code": code}
+        own = source.own
+        row |= {"file": own.file, "line": own.line, "code": line_of(plan, own), "within": {}}
     return row | {
         "ops": 0,
         "flops": 0.0,
@@ -97,7 +122,7 @@ def _row(plan: Plan, by: str, key: Callable[[Value], str], value: Value) -> dict
 
 def _grouping(plan: Plan, by: str) -> Callable[[Value], str]:
     if by == "line":
-        return lambda value: f"{_shown(source.file)}:{source.line}" if (source := source_of(plan, value)) else ""
+        return lambda value: _place(source.own) if (source := source_of(plan, value)) else ""
     if by == "module":
         return lambda value: re.sub(r"(?<![^.])\d+(?![^.])", "*", value.module)
     if by == "op":
@@ -107,10 +132,15 @@ def _grouping(plan: Plan, by: str) -> Callable[[Value], str]:
     return lambda value: value.phase
 
 
-def _shown(file: str) -> str:
-    """A file's path from where one is, if it lies below."""
-    path, here = Path(file), Path.cwd()
-    return str(path.relative_to(here)) if path.is_relative_to(here) else file
+def _place(source: Source) -> str:
+    """A line for people: the file's path from where one is, if it lies below."""
+    path, here = Path(source.file), Path.cwd()
+    return f"{path.relative_to(here) if path.is_relative_to(here) else source.file}:{source.line}"
+
+
+def _library_place(source: Source) -> str:
+    """A library's line: its path within the packages."""
+    return re.sub(r"^(?:.*/)?(?:site|dist)-packages/", "", _place(source))
 
 
 def show(out: Console, plan: Plan, by: str, sort: str = "time") -> None:
@@ -136,6 +166,7 @@ def show(out: Console, plan: Plan, by: str, sort: str = "time") -> None:
         cells.append((plain(name, "bold" if share > 0.1 else ""), *numbers))
         if row.get("code"):
             cells.append((plain(f"  {row['code']}", "dim"),))
+        cells += _within(row, sort)
         for kind, kept in sorted(row["collectives"].items(), key=lambda item: -item[1]["bytes"]) if by != "op" else ():
             sent = size(kept["bytes"]), duration(kept["seconds"])
             cells.append((plain(f"  {kept['count']:,} × {kind}", "cyan"), "", "", "", *sent, "", ""))

@@ -404,3 +404,64 @@ def step(x: "f32[32@data, 1]", y: "f32[1, 16]"):
     assert "  CUDA graphs keep at most 320 B more, for what they read and leave,\n" in memory
     found = json.loads(monarchc("inspect", "recorded.py", "--json").out)["cuda_graphs"]
     assert [each["ops"] for each in found["graphs"]] == [3, 2, 3] and found["kept_bytes"] == 320
+
+
+@pytest.fixture
+def of_library(folder: Path, monarchc: Run, monkeypatch: pytest.MonkeyPatch) -> Plan:
+    """A plan of a program whose model's lines are an installed library's."""
+    package = folder / "site-packages" / "blocks_of_others"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("""\
+import torch
+
+
+def block(x, up, down):
+    hidden = torch.relu(x @ up)
+    return hidden @ down
+""")
+    monkeypatch.syspath_prepend(package.parent)
+    (folder / "users.py").write_text("""\
+import torch
+from blocks_of_others import block
+
+import monarch
+from monarch.distributed import Mesh
+
+mesh = Mesh(data=2, model=2)
+up = monarch.distribute(torch.randn(64, 256), mesh, "[-, @model]")
+down = monarch.distribute(torch.randn(256, 64), mesh, "[@model, -]")
+
+
+@monarch.program
+def users(x: "f32[8@data, 64]"):
+    y = block(x, up, down)
+    return block(y, up, down) + 1.0
+""")
+    monarchc("compile", "users.py")
+    return load_plan("users.mplan")
+
+
+def test_a_librarys_lines_belong_to_the_users_line_that_called_it(of_library: Plan, monarchc: Run) -> None:
+    rows = {row["name"]: row for row in by(of_library, "line")}
+    assert {"users.py:14", "users.py:15"} <= set(rows)
+    first = rows["users.py:14"]
+    assert first["code"] == "y = block(x, up, down)"
+    assert {place: kept["code"] for place, kept in first["within"].items()} == {
+        "blocks_of_others/__init__.py:5": "hidden = torch.relu(x @ up)",
+        "blocks_of_others/__init__.py:6": "return hidden @ down",
+    }
+    seconds = sum(kept["seconds"] for kept in first["within"].values())
+    assert seconds == pytest.approx(first["computing"] + first["communicating"])
+    out = monarchc("inspect", "users.mplan", "--by", "line").out
+    assert re.search(r"^  users.py:14 .*\n    y = block\(x, up, down\)\n", out, re.MULTILINE)
+    assert " blocks_of_others/__init__.py:6 " in out
+    for line in ("users.py:14", "blocks_of_others/__init__.py:6"):
+        assert "all_reduce over model" in monarchc("inspect", "users.mplan", "--why", line).out
+    assert f"# {of_library.sources[0].file}" not in of_library.traced
+    assert " from users.py:14:" in monarchc("inspect", "users.mplan", "--after", "trace").out
+
+
+def test_an_error_in_a_library_names_the_users_line(of_library: Plan, monarchc: Run) -> None:
+    Path("users.py").write_text(Path("users.py").read_text().replace("block(y, up, down)", "block(y, down, up)"))
+    err = monarchc("compile", "users.py", code=2).err
+    assert "__init__.py:5:" in err and "  called from users.py:15:" in err

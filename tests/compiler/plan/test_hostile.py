@@ -180,9 +180,13 @@ EDITS = {
     ("plan.inputs.0.2.2", '[["dta"], []]'): "unknown mesh dim 'dta' in the layout of input 0",
     ("plan.inputs.0.2.3", '[["model"]]'): "the layout of input 0 is a list of 1, not a list of 2",
     ("plan.inputs.0.2.3", '[["model", "avg"]]'): "unknown reduction 'avg' in the layout of input 0",
-    ("plan.sources", '[["x", -1, 0, 0]]'): (
+    ("plan.sources", '[["x", -1, 0, 0, null]]'): (
         "a source line's number is -1, not a whole number from 0 to 9223372036854775807"
     ),
+    (
+        "plan.sources",
+        '[["x", 1, 0, 0, ["y", 1, 0, 0, ["z", 1, 0, 0, null]]]]',
+    ): "a source line has more than one caller",
     ("plan.target", '"cuda:91"'): "its target is 'cuda:91', not one of cpu, cuda:80, cuda:90, cuda:100, gfx942",
     ("plan.target", "null"): "its target is None, not one of cpu, cuda:80, cuda:90, cuda:100, gfx942",
     ("plan.collectives", '"glo"'): "unknown collectives 'glo'",

@@ -10,6 +10,7 @@ from monarch.compiler.text import parse_graph, print_graph
 from monarch.compiler.text.comment import parse_comment, print_comment
 
 AT = Source("/home/me/train.py", 12, 9, 14)
+IN = Source("/lib/llama.py", 80, 5, 7, AT)
 
 
 @pytest.mark.parametrize(
@@ -20,6 +21,12 @@ AT = Source("/home/me/train.py", 12, 9, 14)
         (Provenance(None, "up", True), "it is", '# backward in "up"; it is'),
         (Provenance(None, 'odd "name"; too'), "", '# in "odd \\"name\\"; too"'),
         (Provenance(AT), "", "# /home/me/train.py:12:9-14"),
+        (Provenance(IN), "", "# /lib/llama.py:80:5-7 from /home/me/train.py:12:9-14"),
+        (
+            Provenance(IN, "up", True),
+            "it",
+            '# /lib/llama.py:80:5-7 from /home/me/train.py:12:9-14 backward in "up"; it',
+        ),
         (Provenance(), "", ""),
     ],
 )
@@ -30,7 +37,18 @@ def test_comments_with_modules(of: Provenance, why: str, text: str) -> None:
     assert " in " not in print_comment({**meta, "why": ""}, paths=True, why=True)
 
 
-@pytest.mark.parametrize("text", ["# in three steps", "# in blocks", '# within "x"', '# in "x" and "y"', '# in "\\q"'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "# in three steps",
+        "# a.py:1 from",
+        "# from a.py:1",
+        "# in blocks",
+        '# within "x"',
+        '# in "x" and "y"',
+        '# in "\\q"',
+    ],
+)
 def test_the_writers_own_comments_name_no_module(text: str) -> None:
     assert parse_comment(text) == {}
 

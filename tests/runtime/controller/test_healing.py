@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from monarch.compiler.plan import DeviceMeshError, LostError, MeshSpec, MonarchError, Plan, TensorType
+from monarch.compiler.plan import DeviceMeshError, LostError, MeshSpec, MonarchError, Plan, Source, TensorType
 from monarch.runtime.controller.executor import MeshExecutor
 from monarch.runtime.controller.healing import KEPT_BYTES, copies, find_sources
 from monarch.runtime.controller.state import Again, ControllerState, Step
@@ -307,7 +307,7 @@ def test_what_is_under_way_is_given_again_or_dropped() -> None:
     state.died([Exit(1, "was killed by SIGKILL", -9)])
     for rank, finished in ((0, 2), (2, 1), (3, 2)):
         state.ended(rank, finished)
-    state.report(Report("aborted", 0, 2, op="all_reduce", source=("train.py", 7, 0, 0)))
+    state.report(Report("aborted", 0, 2, op="all_reduce", source=Source("train.py", 7)))
     state.settled()
     assert [state.is_done(step) for step in steps[:3]] == [True, False, False]
     error = state.refused("evaluate")  # a call that comes now: all that were accepted before it are given again

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monarch.compiler.plan import DeviceMeshError, MeshSpec, MonarchError, Plan, PlanError, Region, Slot
+from monarch.compiler.plan import DeviceMeshError, MeshSpec, MonarchError, Plan, PlanError, Region, Slot, Source
 from monarch.compiler.plan.options import CompileOptions
 from monarch.runtime.controller.state import ControllerState, PlanRecord, Remote, Step
 from monarch.runtime.processes.looking import Exit
@@ -306,7 +306,7 @@ def test_reports_become_one_error_that_names_the_first_cause() -> None:
     state = ControllerState(MESH)
     first, second = remote(state, "first"), remote(state, "second")
     state.report(Report("aborted", 0, 0, error="worker 3 failed"))
-    state.report(Report("failed", 3, 0, error="ValueError: no", op="aten.mm.default", source=("a.py", 4, 0, 0)))
+    state.report(Report("failed", 3, 0, error="ValueError: no", op="aten.mm.default", source=Source("a.py", 4)))
     state.report(Report("failed", 2, 0, error="ValueError: no"))
     state.report(Report("dependent", 1, 1, root=0))
     state.finished(1)
@@ -483,7 +483,16 @@ def test_flat_spans() -> None:
 
 def test_reports_survive_the_wire() -> None:
     report = Report(
-        "failed", 3, 9, "é" * 40_000, "line\n" * 9_000, "aten.mm.default", ("a.py", 1, 2, 3), ("f32[2]",), 4, True
+        "failed",
+        3,
+        9,
+        "é" * 40_000,
+        "line\n" * 9_000,
+        "aten.mm.default",
+        Source("a.py", 1, 2, 3, Source("b.py", 4)),
+        ("f32[2]",),
+        4,
+        True,
     )
     encoded = report.encode()
     assert len(encoded) < wire.PACKET_BYTES
