@@ -196,7 +196,7 @@ class Effects:
 
     def add(self, held: Held, now: Contents) -> None:
         """Note that an object holds something else after the trace."""
-        number = self._guards.node_of.get(id(held.holder))
+        number = self._guards.node_of.get(held.ident)
         before = dict(zip(*held.before, strict=True))
         after = dict(zip(*now, strict=True))
         changed = next((key for key, value in after.items() if before.get(key, MISSING) is not value), "")

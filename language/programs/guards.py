@@ -163,13 +163,13 @@ class Guards:
         while at < len(queue):
             held, path, spot, root = queue[at]
             at += 1
-            if id(held.holder) in self.node_of:
+            if held.ident in self.node_of:
                 continue
             self._node(held, path, spot, root, queue)
 
     def _node(self, held: Held, path: Path, parent: Spot | None, root: Any, queue: list[Any]) -> None:
         number = len(self.nodes)
-        self.node_of[id(held.holder)] = number
+        self.node_of[held.ident] = number
         keys, values = self._read(held)
         shown = [key if type(key) in PLAIN else Key(key) for key in keys]
         node = Node(type(held), type(held.holder), path, parent, root, shown, len(held.before[0]))

@@ -53,6 +53,11 @@ class Held:
         self.holder = holder
         self.before = self.read(holder)
 
+    @property
+    def ident(self) -> int:
+        """What the object is found by."""
+        return id(self.holder)
+
     @classmethod
     def read(cls, holder: Any) -> Contents:
         raise NotImplementedError
@@ -377,6 +382,11 @@ class Names(Held):
     def __init__(self, holder: Any) -> None:
         self.holder = holder
         self.before = [], []
+
+    @property
+    def ident(self) -> int:
+        """That of globals is no dict's: code may reach the same dict as data too."""
+        return id(self.holder) if isinstance(self.holder, ModuleType) else ~id(self.holder)
 
     @property
     def is_librarys(self) -> bool:

@@ -62,9 +62,8 @@ class Snapshot:
     def names(self, holder: Any, names: Iterable[str], inner: tuple[str, ...]) -> None:
         """Note names of a module or of globals, and of modules among their values the `inner` names. Of globals, names
         that are not there are noted too."""
-        held = self.held.get(id(holder))
-        if held is None:
-            held = self.held[id(holder)] = Names(holder)
+        held = Names(holder)
+        held = self.held.setdefault(held.ident, held)
         assert isinstance(held, Names)
         entries = vars(holder) if isinstance(holder, ModuleType) else holder
         for name in names:
