@@ -24,20 +24,13 @@ from monarch.language.programs.kinds import (
     Sequence,
     Tensor,
 )
-from monarch.language.programs.nodes import Live, Node, Spot
+from monarch.language.programs.nodes import MODULE, Aliases, Live, Node, Spot
 from monarch.language.tensors.tensor import DistributedTensor
 
 _DICTS = (dict, collections.OrderedDict, collections.defaultdict)
 _LONGEST = 500
 _MANY = 4
 """So many nodes that are alike are checked by a loop."""
-_MODULE = frozenset(
-    "_backward_pre_hooks _backward_hooks _is_full_backward_hook _forward_hooks _forward_hooks_with_kwargs "
-    "_forward_hooks_always_called _forward_pre_hooks _forward_pre_hooks_with_kwargs _state_dict_hooks "
-    "_state_dict_pre_hooks _load_state_dict_pre_hooks _load_state_dict_post_hooks _non_persistent_buffers_set "
-    "_parameters _buffers _modules training".split()
-)
-"""The attributes of every `nn.Module`. Programs do not delete them; of hooks only their presence is checked."""
 _TYPES_ONLY = ("same_type",)
 """Specials that need no check: a container's own node looks at its type."""
 
@@ -46,10 +39,12 @@ Found = tuple[Live, list[Any]]
 """What is at the places in use, and the states."""
 
 
-def compile_check(nodes: list[Node], used: set[Spot], states: list[Spot]) -> Callable[[list[Any]], Found | None]:
+def compile_check(
+    nodes: list[Node], used: set[Spot], states: list[Spot], aliases: Aliases
+) -> Callable[[list[Any]], Found | None]:
     """A function of the arguments' leaves that gives what is at the places `used`, and at those of `states`, where all
     is as expected. It gives None too where values are equal and not the same objects: `Guards.check` knows then."""
-    return _Writer(nodes, used, states).function()
+    return _Writer(nodes, used, states, aliases).function()
 
 
 _SKIP, _EMPTY, _PLAIN, _KEEP = "skip", "empty", "plain", "keep"
@@ -58,11 +53,12 @@ in a variable, where another node or the call needs it, or it is compared with o
 
 
 class _Writer:
-    def __init__(self, nodes: list[Node], used: set[Spot], states: list[Spot]) -> None:
+    def __init__(self, nodes: list[Node], used: set[Spot], states: list[Spot], aliases: Aliases) -> None:
         self.nodes = nodes
+        self.aliases = aliases
         self.states = states
         self.live = sorted(used)
-        self.used = used.union(states)
+        self.used = used.union(states, *aliases.same)
         self.lines: list[str] = []
         self.names: dict[str, Any] = {"DT": DistributedTensor, "MISSING": MISSING, "look": Node.read_now}
         self.names["mismatch"] = Node.mismatch
@@ -91,7 +87,7 @@ class _Writer:
     def role(self, number: int, position: int) -> str:
         node, spot = self.nodes[number], (number, position)
         special, kept = node.special.get(position), spot in self.used or spot in self.children
-        if node.kind is Attributes and node.keys[position] in _MODULE and spot not in self.used:
+        if node.kind is Attributes and node.keys[position] in MODULE and spot not in self.used:
             child = self.children.get(spot)
             if child is not None and self.nodes[child].kind in (Mapping, Members) and self.nodes[child].length == 0:
                 self.empty.add(child)
@@ -123,6 +119,11 @@ class _Writer:
         if self.distributed:
             count = len(self.distributed)
             self.lines.append(f"if [*map(type, {_listed(self.distributed)})].count(DT) != {count}: return None")
+        for first, second in self.aliases.same:
+            self.lines.append(f"if {_variable(*first)} is not {_variable(*second)}: return None")
+        if len(self.aliases.apart) > 1:
+            apart = _listed([_variable(*spot) for spot in self.aliases.apart])
+            self.lines.append(f"if len({{*map(id, {apart})}}) != {len(self.aliases.apart)}: return None")
         self.names["IDS"] = [ident for _, ident in self.same]
         self.names["SPOTS"] = self.live
         values = [_listed([_variable(*spot) for spot in spots]) for spots in (self.live, self.states)]
@@ -140,7 +141,7 @@ class _Writer:
         plain = [id(node.plain[at]) for at, role in enumerate(self.roles[number]) if role == _PLAIN]
         like = node.kind, node.type, node.length, (*self.roles[number], *plain)
         if node.parent is not None and node.kind is Attributes:
-            return *like, tuple(node.keys), tuple(node.others)
+            return *like, tuple(node.keys), tuple(node.others), node.is_ordered
         if node.parent is not None and node.kind is Tensor and node.type is DistributedTensor:
             return *like, tuple(node.keys), node.plain.get(0), tuple(sorted(node.plain))
         if node.parent is not None and self.unpacks(node) and node.kind is Mapping and _are_names(node.keys):
@@ -228,8 +229,10 @@ class _Writer:
     def attributes(self, number: int, node: Node, h: str) -> None:
         self.lines.append(f"d = {h}.__dict__")
         self.lines.append(f"if len(d) != {node.length}: return None")
+        if node.is_ordered:
+            self.lines.append(f"if [*d] != {self.constant(f'k{number}', node.keys)}: return None")
         for key in node.others:
-            if key not in _MODULE:
+            if key not in MODULE:
                 self.lines.append(f"d[{key!r}]")
         for position, key in enumerate(node.keys):
             self.expect(number, position, f"d[{key!r}]")

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import array
+import collections
 import contextvars
 import dataclasses
 import functools
 import inspect
+import logging
+import threading
 import types
 import weakref
 from types import FunctionType, ModuleType
@@ -21,6 +25,8 @@ from monarch.language.programs.kinds import (
     Class,
     Function,
     Held,
+    Logger,
+    Memory,
     Names,
     Own,
     Parts,
@@ -40,7 +46,7 @@ CONSTANT, OPAQUE = "constant", "opaque"
 
 _CONSTANT_MODULES = (
     *("torch._ops", "torch._C", "torch.fx", "torch._subclasses", "torch.library", "torch._higher_order_ops"),
-    *("logging", "_thread", "threading", "re", "typing", "abc", "warnings", "functools"),
+    *("logging", "_thread", "re", "typing", "abc", "warnings", "functools"),
     *("monarch.language", "monarch.compiler", "monarch.runtime"),
     *("inspect", "importlib", "_frozen_importlib", "_frozen_importlib_external"),
     *("datetime", "decimal", "fractions", "uuid", "torch.autograd.function", "torch.utils.hooks", "dataclasses"),
@@ -59,7 +65,8 @@ def kind_of(value: Any) -> type[Held] | str | None:
         if isinstance(value, container):
             if len(cast("Any", value)) > MOST_ENTRIES:
                 return OPAQUE
-            return Own if hasattr(value, "__dict__") and is_users_class(kind) else held
+            own = hasattr(value, "__dict__") and (kind is not collections.OrderedDict or bool(value.__dict__))
+            return Own if own else held
     if kind is FunctionType:
         return Function
     if isinstance(value, _MADE_OF_PARTS) or hasattr(kind, "__wrapped_program__"):
@@ -74,6 +81,10 @@ def kind_of(value: Any) -> type[Held] | str | None:
         return Names
     if isinstance(value, type):
         return Class if is_users_class(value) else CONSTANT
+    if isinstance(value, logging.Logger):
+        return Logger
+    if kind in (bytearray, array.array):
+        return Memory
     if isinstance(value, types.BuiltinFunctionType):
         return CONSTANT if value.__self__ is None or isinstance(value.__self__, (ModuleType, type)) else Parts
     return _kind_of_instance(kind)
@@ -86,7 +97,9 @@ def _kind_of_instance(kind: Any) -> type[Held] | str:
         return CONSTANT
     if isinstance(kind, type) and issubclass(kind, _CONSTANT_TYPES):
         return CONSTANT
-    if kind.__name__ != "_local" and any(module == name or module.startswith(name + ".") for name in _CONSTANT_MODULES):
+    if kind.__name__ not in ("_local", "Generator") and any(
+        module == name or module.startswith(name + ".") for name in _CONSTANT_MODULES
+    ):
         return CONSTANT
     if module == "numpy" and kind.__name__ == "ndarray":
         return Array
@@ -96,6 +109,7 @@ def _kind_of_instance(kind: Any) -> type[Held] | str:
         return Slots
     if (
         module in ("random", "io", "_io")
+        or issubclass(kind, (threading.Thread, torch.Generator))
         or kind.__name__ == "_local"
         or not kind.__flags__ & _HEAP
         and kind is not types.SimpleNamespace
@@ -106,10 +120,12 @@ def _kind_of_instance(kind: Any) -> type[Held] | str:
     return CONSTANT if kind.__basicsize__ == object.__basicsize__ else OPAQUE  # an `object` with nothing in it
 
 
+_Entry = collections.namedtuple("_Entry", "value")
 _CONSTANT_TYPES: tuple[type, ...] = (
     *(torch.SymInt, torch.SymFloat, torch.SymBool, types.MethodWrapperType, types.WrapperDescriptorType),
     *(types.MethodDescriptorType, types.ClassMethodDescriptorType, types.GetSetDescriptorType),
     *(types.MemberDescriptorType, types.GenericAlias, types.UnionType, dataclasses.Field),
+    type(_Entry.value),
 )
 
 

@@ -91,7 +91,7 @@ class Change:
                     self.kind.put(self.holder, key, was)
             return
         keys, now = self.kind.read(self.holder)
-        count = len(self.after[1]) if self.kind is kinds.Sequence else len(now)
+        count = len(self.after[1]) if issubclass(self.kind, kinds.Sequence) else len(now)
         if same_entries((keys[:count], now[:count]), self.after):
             values = [*self.before[1], *now[count:]]
             self.kind.fill(self.holder, self.before[0] + keys[count:], values)
@@ -204,6 +204,8 @@ class Effects:
         try:
             if number is None:
                 raise CannotRepeat("changes something that it does not name")
+            if type(held.holder).__module__ == "threading":
+                raise CannotRepeat(f"changes a {type(held.holder).__name__}, for which threads may wait")
             whole = _in_order(type(held), list(before), list(after))
             puts = {} if whole else {key: MISSING for key in before if key not in after}
             puts |= {key: value for key, value in after.items() if whole or before.get(key, MISSING) is not value}
@@ -392,7 +394,7 @@ class Effects:
             if all(a is b for a, b in zip(entries, value, strict=True)):
                 return value
             return type(value)(*entries) if hasattr(value, "_fields") else type(value)(entries)
-        if kind in (kinds.Mapping, kinds.Sequence, kinds.Members, kinds.Own, kinds.Attributes, kinds.Slots):
+        if issubclass(kind, (kinds.Mapping, kinds.Sequence, kinds.Members, kinds.Own, kinds.Attributes, kinds.Slots)):
             empty = kind.__new__(kind)
             empty.holder, empty.before = value, ([], [])
             self.settle(empty, kind.read(value))

@@ -31,9 +31,13 @@ _UNKNOWN_BUILTINS = {name: getattr(builtins, name) for name in ("open", "input",
 _UNKNOWN_NAMES = {
     "os": frozenset("listdir stat scandir urandom getpid getppid getcwd exists isfile isdir".split()),
     "datetime": frozenset(("now", "today", "utcnow")),
-    "sys": frozenset(("modules", "stdin", "_getframe")),
+    "sys": frozenset("modules stdin _getframe getrecursionlimit getswitchinterval gettrace getprofile".split()),
+    "threading": frozenset("active_count current_thread enumerate main_thread get_ident stack_size".split()),
     "gc": frozenset(("get_objects", "get_referrers")),
-    "torch": frozenset(("load",)),
+    "torch": frozenset(
+        "load get_num_threads get_num_interop_threads get_float32_matmul_precision is_anomaly_enabled "
+        "is_anomaly_check_nan_enabled is_warn_always_enabled get_default_device".split()
+    ),
     "numpy": frozenset(("load", "loadtxt", "genfromtxt", "fromfile", "memmap")),
     "importlib": frozenset(("import_module", "reload")),
 }

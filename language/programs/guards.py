@@ -9,6 +9,8 @@ same type: the program reads the one that is there.
 
 from __future__ import annotations
 
+import collections
+import threading
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -33,10 +35,13 @@ from monarch.language.programs.kinds import (
     Slots,
     Tensor,
 )
-from monarch.language.programs.nodes import Key, Live, Node, Path, Spot
+from monarch.language.programs.nodes import MODULE, Aliases, Key, Live, Node, Path, Spot
 from monarch.language.programs.snapshot import Snapshot
 from monarch.language.tensors.tensor import DistributedTensor, Ref
 
+_CHANGEABLE = (list, dict, set, collections.deque)
+"""Containers of which it matters whether two places have the same one."""
+_LOCKS = (type(threading.Lock()), type(threading.RLock()))
 _OFTEN = 3
 """After so many checks that hold, they become one function."""
 
@@ -149,6 +154,7 @@ class Guards:
         self._places: dict[int, list[Spot]] = {}
         self._watched: dict[int, weakref.ref[Any]] = {}
         self._codes: set[int] = set()
+        self._aliases = Aliases()
         queue: list[tuple[Held, Path, Spot | None, Any]] = []
         for path, value in roots:
             held = self._snapshot.held.get(id(value))
@@ -178,6 +184,8 @@ class Guards:
         if isinstance(held, (Attributes, Slots)) and not self.entered.computes:
             node.absent = frozenset(self.entered.attributes.difference(held.before[0]))
             node.others = [key for key in held.before[0] if key not in self.entered.attributes]
+        if isinstance(held, Attributes):
+            node.is_ordered = self.entered.computes
         if isinstance(held, Class):
             node.absent = frozenset(self.entered.attributes.difference(held.before[0], CLASS_MACHINERY))
             hidden = len(CLASS_MACHINERY.intersection(vars(held.holder)))
@@ -215,14 +223,15 @@ class Guards:
             if (id(held.holder), key) in self._free:
                 node.special[position] = _floats
             return
-        self.spot_of.setdefault(id(value), spot)
+        first = self.spot_of.setdefault(id(value), spot)
         if (id(held.holder), key) in self._free:
             node.special[position] = _floats
             return
         inner = self._snapshot.held.get(id(value))
         kind = kind_of(value)
         if inner is None or isinstance(kind, str):
-            if kind == OPAQUE and not (isinstance(held, Names) and held.is_librarys):
+            asked = kind == OPAQUE or (isinstance(value, _LOCKS) and "locked" in self.entered.attributes)
+            if asked and not (isinstance(held, Names) and held.is_librarys):
                 name = next((step for step in reversed(path) if isinstance(step, str)), "")
                 what = f"'{name}' is a {type(value).__name__}, whose state Python does not show"
                 self._say(what, self.entered.line(name))
@@ -246,6 +255,11 @@ class Guards:
             self._watch(node, value)
         else:
             node.special[position] = _same_type(type(value))
+            if isinstance(value, _CHANGEABLE) and not (node.kind is Attributes and key in MODULE):
+                if first is spot:
+                    self._aliases.apart.append(spot)
+                else:
+                    self._aliases.same.append((first, spot))
         queue.append((inner, path, spot, None))
 
     def _watch(self, node: Node, value: Any) -> None:
@@ -301,9 +315,11 @@ class Guards:
                 return None
             for position, value in enumerate(values):
                 live[number, position] = value
+        if not self._aliases.hold(live):
+            return None
         self._checked += 1
         if self._checked == _OFTEN:
-            self._fast = compile_check(self.nodes, self._used, self.states)
+            self._fast = compile_check(self.nodes, self._used, self.states, self._aliases)
         return None if self.dead else (live, [live[spot] for spot in self.states])
 
     def moved(self, arguments: list[Any]) -> tuple[list[Path], Path | None]:

@@ -5,7 +5,9 @@ A `Held` keeps the contents that one object had when it was first met.
 
 from __future__ import annotations
 
+import array
 import collections
+import contextvars
 import functools
 import gc
 import types
@@ -14,6 +16,7 @@ from collections.abc import Iterable
 from types import CodeType, MethodType, ModuleType
 from typing import Any, ClassVar, cast
 
+import numpy as np
 import torch
 
 from monarch.language.source import is_users_file
@@ -167,12 +170,15 @@ class Slots(Held):
 
 
 class Mapping(Held):
-    """A dict."""
+    """A dict. Methods of the user's, which may do more, are not called."""
 
     by_identity = False
 
     @classmethod
     def read(cls, holder: Any) -> Contents:
+        if isinstance(holder, collections.OrderedDict):  # its order is its own, not that of the dict that it is
+            keys = list(collections.OrderedDict.keys(holder))
+            return keys, [dict.__getitem__(holder, key) for key in keys]
         return list(dict.keys(holder)), list(dict.values(holder))
 
     @classmethod
@@ -181,50 +187,68 @@ class Mapping(Held):
 
     @classmethod
     def put(cls, holder: Any, key: Any, value: Any) -> None:
-        if value is MISSING:
-            dict.pop(holder, key, None)
-        else:
-            dict.__setitem__(holder, key, value)
+        kind = _dict_of(holder)
+        if value is not MISSING:
+            kind.__setitem__(holder, key, value)
+        elif dict.__contains__(holder, key):
+            kind.__delitem__(holder, key)
 
     @classmethod
     def fill(cls, holder: Any, keys: list[Any], values: list[Any]) -> None:
-        holder.clear()
+        kind = _dict_of(holder)
+        kind.clear(holder)
         for key, value in zip(keys, values, strict=True):
-            holder[key] = value
+            kind.__setitem__(holder, key, value)
+
+
+def _dict_of(holder: Any) -> Any:
+    return collections.OrderedDict if isinstance(holder, collections.OrderedDict) else dict
 
 
 class Sequence(Held):
-    """A list, tuple or deque: its keys are numbers."""
+    """A list or tuple: its keys are numbers. Methods of the user's are not called."""
 
     by_identity = False
+    kinds: ClassVar[tuple[Any, ...]] = (list, tuple, collections.deque)
 
     @classmethod
     def read(cls, holder: Any) -> Contents:
-        values = list(holder)
+        values = list(_base(cls, holder).__iter__(holder))
         return list(range(len(values))), values
 
     @classmethod
     def fill(cls, holder: Any, keys: list[Any], values: list[Any]) -> None:
-        if isinstance(holder, tuple):
+        kind = _base(cls, holder)
+        if kind is tuple:
             return
-        kept = list(holder)
+        kept = list(kind.__iter__(holder))
         if len(kept) <= len(values) and all(a is b for a, b in zip(kept, values, strict=False)):
-            holder.extend(values[len(kept) :])
+            kind.extend(holder, values[len(kept) :])
         else:
-            holder.clear()
-            holder.extend(values)
+            kind.clear(holder)
+            kind.extend(holder, values)
 
 
 class Members(Held):
     """A set: its keys are numbers, in the order in which it is iterated."""
 
     by_identity = False
-    read = Sequence.read
+    kinds: ClassVar[tuple[Any, ...]] = (set, frozenset)
+
+    @classmethod
+    def read(cls, holder: Any) -> Contents:
+        values = list(_base(cls, holder).__iter__(holder))
+        return list(range(len(values))), values
 
     @classmethod
     def fill(cls, holder: Any, keys: list[Any], values: list[Any]) -> None:
-        holder.clear()
-        holder.update(values)
+        if isinstance(holder, set):
+            set.clear(holder)
+            set.update(holder, values)
+
+
+def _base(kind: Any, holder: Any) -> Any:
+    return next(base for base in kind.kinds if isinstance(holder, base))
 
 
 class Attribute:
@@ -239,6 +263,44 @@ class Attribute:
 _attribute = functools.cache(Attribute)
 
 
+class Deque(Sequence):
+    """A deque: how long it may be, and its entries."""
+
+    @classmethod
+    def read(cls, holder: Any) -> Contents:
+        keys, values = super().read(holder)
+        return [_attribute("maxlen"), *keys], [holder.maxlen, *values]
+
+    @classmethod
+    def fill(cls, holder: Any, keys: list[Any], values: list[Any]) -> None:
+        super().fill(holder, keys[1:], values[1:])
+
+
+class Defaulting(Mapping):
+    """A defaultdict: what makes its entries, and these."""
+
+    @classmethod
+    def read(cls, holder: Any) -> Contents:
+        keys, values = super().read(holder)
+        return [_attribute("default_factory"), *keys], [holder.default_factory, *values]
+
+    @classmethod
+    def get(cls, holder: Any, key: Any) -> Any:
+        return holder.default_factory if isinstance(key, Attribute) else super().get(holder, key)
+
+    @classmethod
+    def put(cls, holder: Any, key: Any, value: Any) -> None:
+        if isinstance(key, Attribute):
+            holder.default_factory = value
+        else:
+            super().put(holder, key, value)
+
+    @classmethod
+    def fill(cls, holder: Any, keys: list[Any], values: list[Any]) -> None:
+        holder.default_factory = values[0]
+        super().fill(holder, keys[1:], values[1:])
+
+
 class Own(Held):
     """A container of a class of the user's: its entries, and its attributes."""
 
@@ -251,15 +313,17 @@ class Own(Held):
 
     @classmethod
     def put(cls, holder: Any, key: Any, value: Any) -> None:
-        if isinstance(key, Attribute):
+        if isinstance(key, Attribute) and key.name != "default_factory":
             Attributes.put(holder, key.name, value)
         else:
             _container_kind(holder).put(holder, key, value)
 
     @classmethod
     def fill(cls, holder: Any, keys: list[Any], values: list[Any]) -> None:
-        count = next((at for at, key in enumerate(keys) if isinstance(key, Attribute)), len(keys))
-        _container_kind(holder).fill(holder, keys[:count], values[:count])
+        kind = _container_kind(holder)
+        first = 1 if kind in (Deque, Defaulting) else 0
+        count = next((at for at, key in enumerate(keys) if at >= first and isinstance(key, Attribute)), len(keys))
+        kind.fill(holder, keys[:count], values[:count])
         Attributes.fill(holder, [key.name for key in keys[count:]], values[count:])
 
 
@@ -305,7 +369,7 @@ class Parts(Held):
     by_identity = False
     names: ClassVar[dict[type, tuple[str, ...]]] = {
         MethodType: ("__self__", "__func__"),
-        functools.partial: ("func", "args", "keywords"),
+        functools.partial: ("func", "args", "keywords", "__dict__"),
         property: ("fget", "fset", "fdel"),
         staticmethod: ("__func__",),
         classmethod: ("__func__",),
@@ -350,8 +414,14 @@ class Variable(Held):
 
     @classmethod
     def put(cls, holder: Any, key: Any, value: Any) -> None:
-        if value is not MISSING:  # without its token a variable cannot be taken back its first value
-            holder.set(value)
+        if (
+            value is MISSING
+        ):  # without its token a variable cannot be taken back its first value: it is given its default
+            try:
+                value = contextvars.Context().run(holder.get)
+            except LookupError:
+                return
+        holder.set(value)
 
 
 class Class(Held):
@@ -398,11 +468,7 @@ class Names(Held):
         keys, values = self.before
         if name in keys:
             return MISSING
-        value = (
-            vars(self.holder).get(name, MISSING)
-            if isinstance(self.holder, ModuleType)
-            else self.holder.get(name, MISSING)
-        )
+        (value,) = self.look(self.holder, [name])
         keys.append(name)
         values.append(value)
         return value
@@ -413,6 +479,8 @@ class Names(Held):
 
     @staticmethod
     def look(holder: Any, names: Iterable[str]) -> list[Any]:
+        if isinstance(holder, ModuleType) and type(holder) is not ModuleType:  # PyTorch's backends have properties
+            return [getattr(holder, name, MISSING) for name in names]
         entries = vars(holder) if isinstance(holder, ModuleType) else holder
         return [entries.get(name, MISSING) for name in names]
 
@@ -425,6 +493,8 @@ class Names(Held):
         entries = vars(holder) if isinstance(holder, ModuleType) else holder
         if value is MISSING:
             entries.pop(key, None)
+        elif key not in entries and isinstance(holder, ModuleType) and hasattr(holder, key):
+            setattr(holder, key, value)  # a property of one of PyTorch's backends
         else:
             entries[key] = value
 
@@ -492,7 +562,7 @@ def _address(tensor: torch.Tensor) -> int:
 
 
 class Array(Held):
-    """A numpy array, by its bytes: they are no constants of Python's."""
+    """A numpy array, by its bytes: they are no constants of Python's. What changes one cannot be repeated."""
 
     @classmethod
     def read(cls, holder: Any) -> Contents:
@@ -502,21 +572,62 @@ class Array(Held):
         now = self.read(self.holder)
         return None if now == self.before else now
 
-    def restore(self) -> None:
-        """An array that the program changed is not put back: the trace says so, for it cannot be repeated."""
+    @classmethod
+    def fill(cls, holder: Any, keys: list[Any], values: list[Any]) -> None:
+        kind, shape, content = values
+        if holder.flags.writeable and (str(holder.dtype), holder.shape) == (kind, shape):
+            if holder.dtype.hasobject:
+                return  # its bytes are addresses
+            holder[...] = np.frombuffer(content, holder.dtype).reshape(shape)
+
+
+class Memory(Array):
+    """A `bytearray`, or an array of Python's module `array`."""
+
+    @classmethod
+    def read(cls, holder: Any) -> Contents:
+        return ["bytes"], [bytes(holder)]
+
+    @classmethod
+    def fill(cls, holder: Any, keys: list[Any], values: list[Any]) -> None:
+        holder[:] = (
+            type(holder)(values[0]) if isinstance(holder, bytearray) else array.array(holder.typecode, values[0])
+        )
+
+
+class Logger(Held):
+    """A logger: which levels it logs."""
+
+    @classmethod
+    def read(cls, holder: Any) -> Contents:
+        effective = holder.getEffectiveLevel()
+        return ["level", "effective", "disabled", "disable"], [
+            holder.level,
+            effective,
+            holder.disabled,
+            holder.manager.disable,
+        ]
+
+    @classmethod
+    def put(cls, holder: Any, key: Any, value: Any) -> None:
+        if key == "level":
+            holder.setLevel(value)
+        elif key == "disabled":
+            holder.disabled = value
 
 
 CONTAINERS: tuple[tuple[type, type[Held]], ...] = (
+    (collections.defaultdict, Defaulting),
     (dict, Mapping),
     (list, Sequence),
     (tuple, Sequence),
-    (collections.deque, Sequence),
+    (collections.deque, Deque),
     (set, Members),
     (frozenset, Members),
 )
 
 
-HAS_CLASS = (Attributes, Slots, Own, Mapping, Sequence, Members)
+HAS_CLASS = (Attributes, Slots, Own, Mapping, Defaulting, Sequence, Deque, Members)
 """Objects of the user's classes, whose methods the program may call."""
 
 

@@ -12,8 +12,29 @@ Path = tuple[Any, ...]
 """How a place is reached: where it starts, and a key for each step."""
 Spot = tuple[int, int]
 """A place in a `Guards`: number of its node, and position among the node's values."""
+MODULE = frozenset(
+    "_backward_pre_hooks _backward_hooks _is_full_backward_hook _forward_hooks _forward_hooks_with_kwargs "
+    "_forward_hooks_always_called _forward_pre_hooks _forward_pre_hooks_with_kwargs _state_dict_hooks "
+    "_state_dict_pre_hooks _load_state_dict_pre_hooks _load_state_dict_post_hooks _non_persistent_buffers_set "
+    "_parameters _buffers _modules training".split()
+)
+"""The attributes of every `nn.Module`. Programs do not delete them; of hooks only their presence is checked."""
 Live = dict[Spot, Any]
 """The values at places now."""
+
+
+@dataclass
+class Aliases:
+    """Which places have the same container, and which another each: a change of one is seen where it is the same."""
+
+    same: list[tuple[Spot, Spot]] = field(default_factory=list)
+    apart: list[Spot] = field(default_factory=list)
+    """One place of each container."""
+
+    def hold(self, live: Live) -> bool:
+        return all(live[first] is live[second] for first, second in self.same) and len(
+            {id(live[spot]) for spot in self.apart}
+        ) == len(self.apart)
 
 
 class Key:
@@ -46,6 +67,8 @@ class Node:
     """How many keys it has, read or not; -1 for a class of which `absent` says enough."""
     absent: frozenset[str] = frozenset()
     """Names that the program may have asked for, and that it has not."""
+    is_ordered: bool = False
+    """Whether the program may have asked for an instance's names one after the other."""
     others: list[str] = field(default_factory=list)
     """The other names of an instance, whose values the program has not read."""
     ids: list[int] = field(default_factory=list)
@@ -74,6 +97,8 @@ class Node:
         if kind is Attributes:
             entries = holder.__dict__
             if len(entries) != self.length or not self.absent.isdisjoint(entries):
+                return None
+            if self.is_ordered and [*entries] != self.keys:
                 return None
             return [entries.get(key, MISSING) for key in self.keys]
         if kind is Names:

@@ -26,6 +26,8 @@ from monarch.language.programs.kinds import (
 
 MOST_HELD = 100_000
 """So many objects are looked at for one trace."""
+MOST_PLAIN = 100
+"""A list of a library's with more entries is taken for constant."""
 
 
 class Snapshot:
@@ -52,7 +54,7 @@ class Snapshot:
                 return
             held = self.held[id(value)] = kind(value)
             stack.extend(held.before[1])
-            if kind is Mapping or kind is Own:
+            if issubclass(kind, (Mapping, Own)):
                 stack.extend(key for key in held.before[0] if type(key) is not str)
             if kind in HAS_CLASS:
                 stack.extend(base for base in type(value).__mro__ if is_users_class(base))
@@ -62,13 +64,12 @@ class Snapshot:
     def names(self, holder: Any, names: Iterable[str], inner: tuple[str, ...]) -> None:
         """Note names of a module or of globals, and of modules among their values the `inner` names. Of globals, names
         that are not there are noted too."""
-        held = Names(holder)
-        held = self.held.setdefault(held.ident, held)
+        held = self.held.setdefault((new := Names(holder)).ident, new)
         assert isinstance(held, Names)
         entries = vars(holder) if isinstance(holder, ModuleType) else holder
         for name in names:
             if name not in entries:
-                if not isinstance(holder, ModuleType):
+                if not isinstance(holder, ModuleType) or (type(holder) is not ModuleType and hasattr(holder, name)):
                     held.note(name)
                 continue
             held.note(name)
@@ -78,7 +79,12 @@ class Snapshot:
                     self._named.add((id(value), id(inner)))
                     self._keep.append(inner)
                     self.names(value, inner, inner)
-            elif not isinstance(holder, ModuleType) or is_users_module(holder) or name == "environ":
+            elif (
+                not isinstance(holder, ModuleType)
+                or is_users_module(holder)
+                or name == "environ"
+                or _holds_plain(value)
+            ):
                 self.visit(value)
 
     def restore(self) -> None:
@@ -94,3 +100,8 @@ class Snapshot:
             if now is not None:
                 found.append((held, now))
         return found
+
+
+def _holds_plain(value: Any) -> bool:
+    """Whether it is a list of plain values, such as `sys.argv`."""
+    return type(value) is list and len(value) <= MOST_PLAIN and all(type(entry) in PLAIN for entry in value)
