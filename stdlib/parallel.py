@@ -5,33 +5,34 @@ module and mesh may be abstract. The compiler derives everything else from these
 
     layouts = combine(tensor_parallel(model, mesh, "model"), fully_shard(model, mesh, "data"))
     model = monarch.module_to_mesh(model, mesh, layouts=layouts)
+
+`layouts="auto"` chooses among them (`automatic`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+import os
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import Protocol
+from typing import Any, Protocol
 
+import torch
 from torch import nn
 
 from monarch.compiler.errors import LayoutError
-from monarch.compiler.types import Layout, MeshSpec
+from monarch.compiler.types import Layout, MeshSpec, TensorType
+from monarch.language import Mesh
 from monarch.language.placing.distribute import dim_to_shard
-
-Layouts = dict[str, Layout]
+from monarch.stdlib.factors import choose, find_groups, trace_forward
 
 COLUMN, ROW = "column", "row"
 
-LINEAR_LAYERS: Mapping[str, str] = {
-    **dict.fromkeys(("q", "k", "v", "query", "key", "value", "q_proj", "k_proj", "v_proj"), COLUMN),
-    **dict.fromkeys(("up", "gate", "fc1", "w1", "w3", "up_proj", "gate_proj"), COLUMN),
-    **dict.fromkeys(("o", "out", "o_proj", "out_proj"), ROW),
-    **dict.fromkeys(("down", "fc2", "w2", "down_proj"), ROW),
-}
-"""How `tensor_parallel` cuts the `nn.Linear` layers of attention and MLP blocks, by the last part of their name. A
-*column* layer cuts its outputs (dim 0 of its weight), a *row* layer its inputs (dim 1) and so leaves a sum over the
-workers: a column layer followed by a row layer costs one all_reduce (Shoeybi et al., "Megatron-LM", 2019)."""
+
+class Layouts(dict[str, Layout]):
+    """Layouts by the names of parameters. `why` says how they were chosen: `print(layouts.why)`."""
+
+    why: str = ""
 
 
 class HasSpec(Protocol):
@@ -44,7 +45,7 @@ class HasSpec(Protocol):
 
 def data_parallel(module: nn.Module) -> Layouts:
     """Every parameter whole on every worker: only the batch is cut, and the gradients are summed."""
-    return {name: Layout.replicated(parameter.ndim) for name, parameter in module.named_parameters()}
+    return Layouts({name: Layout.replicated(parameter.ndim) for name, parameter in module.named_parameters()})
 
 
 def fully_shard(module: nn.Module, mesh: HasSpec | MeshSpec, mesh_dim: str) -> Layouts:
@@ -52,23 +53,66 @@ def fully_shard(module: nn.Module, mesh: HasSpec | MeshSpec, mesh_dim: str) -> L
     whole where all are shorter than the mesh dim. Optimizer state follows (Rajbhandari et al., "ZeRO", 2020; Zhao et
     al., "PyTorch FSDP", 2023)."""
     size = _size(mesh, mesh_dim)
-    return {
-        name: Layout.replicated(parameter.ndim).place(mesh_dim, dim_to_shard(parameter.shape, size))
-        for name, parameter in module.named_parameters()
-    }
+    return Layouts(
+        {
+            name: Layout.replicated(parameter.ndim).place(mesh_dim, dim_to_shard(parameter.shape, size))
+            for name, parameter in module.named_parameters()
+        }
+    )
 
 
 def tensor_parallel(
-    module: nn.Module, mesh: HasSpec | MeshSpec, mesh_dim: str, *, table: Mapping[str, str] = LINEAR_LAYERS
+    module: nn.Module,
+    mesh: HasSpec | MeshSpec,
+    mesh_dim: str,
+    *,
+    inputs: Sequence[Any] | Mapping[str, Any] | None = None,
+    table: Mapping[str, str] | None = None,
 ) -> Layouts:
-    """The linear layers of attention and MLP blocks cut over `mesh_dim`, everything else whole.
+    """Column layers and row layers cut over `mesh_dim`, as they are found in the graph of the module; all else whole.
 
-    `table` says how: the last part of a layer's name, or a pattern for its whole name (`"blocks.*.mlp.expand"`), to
-    "column" or "row"; extend it as `{**LINEAR_LAYERS, "expand": "column"}`. Raises ValueError where no layer of the
-    module is in the table.
+    A column layer is cut along its outputs and a row layer along its inputs, so that it leaves a sum over the workers:
+    a pair of them, with pointwise ops or attention between, costs one all_reduce. `layouts.why` says which they are,
+    and why the others are whole. A projection whose outputs are cut apart into uneven blocks (query, key and value in
+    one, as GPT-2 has it) is stored in shards, and gathered where it is used.
+
+    The module's forward pass is traced, on shapes alone. `inputs` are its arguments, as a sequence or by name; without
+    them they are made up from the module's first layer, or from the `dummy_inputs` that a model of `transformers` has.
+    Raises ValueError where the module cannot be traced so, or has no such layers.
+
+    With a `table` nothing is traced: it gives "column" or "row" for the last part of a linear layer's name, or for a
+    pattern of its whole name (`"blocks.*.mlp.expand"`).
     """
-    _size(mesh, mesh_dim)
+    size = _size(mesh, mesh_dim)
     layouts = data_parallel(module)
+    if table is not None:
+        return _from_table(module, layouts, mesh_dim, table)
+    given = example_inputs(module) if inputs is None else inputs
+    arguments, named = ((), given) if isinstance(given, Mapping) else (given, {})
+    try:
+        graph, names = trace_forward(module, arguments, named)
+    except Exception as error:
+        raise ValueError(
+            f"tensor_parallel cannot trace {type(module).__name__} on {_described(given)}: {error}\n"
+            "  Give the arguments of its forward pass: tensor_parallel(module, mesh, mesh_dim, inputs=(tokens,)); "
+            "or its layers by name: table={'up': 'column', 'down': 'row'}."
+        ) from error
+    chosen = choose(find_groups(graph, names), size)
+    for group in chosen.sharded:
+        for name, dim in group.parameters.items():
+            if name in layouts:
+                layouts[name] = layouts[name].place(mesh_dim, dim)
+    for name, dim in chosen.stored.items():
+        layouts[name] = layouts[name].place(mesh_dim, dim)
+    layouts.why = f"tensor_parallel over {mesh_dim}={size}:\n{chosen.text(list(layouts))}"
+    if not chosen.sharded:
+        raise ValueError(
+            f"{type(module).__name__} has no column layers that meet row layers in its graph\n{layouts.why}"
+        )
+    return layouts
+
+
+def _from_table(module: nn.Module, layouts: Layouts, mesh_dim: str, table: Mapping[str, str]) -> Layouts:
     found = False
     for name, layer in module.named_modules():
         if not isinstance(layer, nn.Linear) or (cut := _lookup(table, name)) is None:
@@ -79,11 +123,46 @@ def tensor_parallel(
         if layer.bias is not None and cut == COLUMN:
             layouts[f"{prefix}bias"] = Layout.replicated(1).place(mesh_dim, 0)
     if not found:
-        raise ValueError(
-            f"no linear layer of {type(module).__name__} is in the table of tensor_parallel: "
-            "add its layers' names, as table={**LINEAR_LAYERS, 'expand': 'column', 'contract': 'row'}"
-        )
+        raise ValueError(f"no linear layer of {type(module).__name__} is in the table of tensor_parallel")
     return layouts
+
+
+def example_inputs(module: nn.Module) -> Sequence[Any] | Mapping[str, Any]:
+    """Arguments for a module's forward pass: what a model of `transformers` gives itself, or one tensor that its first
+    layer takes, with a batch of 2. Only its shape and dtype count."""
+    config = getattr(module, "config", None)
+    if config is not None and hasattr(module, "main_input_name"):
+        return _of_transformers(module, config)
+    for layer in module.modules():
+        if isinstance(layer, nn.Embedding):
+            return (torch.zeros(2, 8, dtype=torch.int64),)
+        if isinstance(layer, nn.modules.conv._ConvNd):
+            return (torch.zeros(2, layer.in_channels, *[32] * len(layer.kernel_size)),)
+        if isinstance(layer, nn.Linear):
+            return (torch.zeros(2, 8, layer.in_features),)
+        if isinstance(layer, (nn.LayerNorm, nn.RMSNorm)):
+            return (torch.zeros(2, 8, *layer.normalized_shape),)
+    raise ValueError(f"{type(module).__name__} has no layer that shows what it takes: give inputs=(tensor, …)")
+
+
+def _of_transformers(module: Any, config: Any) -> dict[str, torch.Tensor]:
+    tokens = torch.zeros(2, 8, dtype=torch.int64)
+    found = {"input_ids": tokens}
+    if module.main_input_name == "pixel_values":
+        found = {"pixel_values": torch.zeros(2, config.num_channels, config.image_size, config.image_size)}
+    elif module.main_input_name == "input_features":
+        found = {"input_features": torch.zeros(2, config.num_mel_bins, 2 * config.max_source_positions)}
+    return found | ({"decoder_input_ids": tokens} if config.is_encoder_decoder else {})
+
+
+def _described(inputs: Sequence[Any] | Mapping[str, Any]) -> str:
+    def text(value: Any) -> str:
+        is_tensor = isinstance(value, torch.Tensor)
+        return str(TensorType(value.dtype, tuple(value.shape))) if is_tensor else repr(value)
+
+    if isinstance(inputs, Mapping):
+        return ", ".join(f"{name}={text(value)}" for name, value in inputs.items())
+    return ", ".join(map(text, inputs))
 
 
 def combine(*layouts: Mapping[str, Layout]) -> Layouts:
@@ -92,7 +171,8 @@ def combine(*layouts: Mapping[str, Layout]) -> Layouts:
     Where two cut the same dim of a parameter, the later one cuts the blocks that the earlier one left:
     `[@model, -]` and `[@data, -]` give `[@(model,data), -]`. Raises LayoutError where two name the same mesh dim.
     """
-    combined: Layouts = {}
+    combined = Layouts()
+    combined.why = "\n".join(given.why for given in layouts if isinstance(given, Layouts) and given.why)
     for given in layouts:
         for name, inner in given.items():
             outer = combined.setdefault(name, Layout.replicated(inner.ndim))
@@ -105,6 +185,53 @@ def combine(*layouts: Mapping[str, Layout]) -> Layouts:
                 outer = outer.place(mesh_dim, inner.placement(mesh_dim))
             combined[name] = outer
     return combined
+
+
+def automatic(module: nn.Module, mesh: Mesh, *, memory: int | None = None) -> Layouts:
+    """Layouts from the mesh, the module, and a worker's memory in bytes, by default its part of this host's; `why` says
+    what was chosen. `module_to_mesh(module, mesh, layouts="auto")` is this.
+
+    A mesh dim named "model", "tensor" or "tp" is for tensor parallelism, where the module has layers for it. Over the
+    first other mesh dim parameters are fully sharded where whole ones, with their gradients and two moments of Adam,
+    would take more than half of a worker's memory; else the mesh dim is for the batch alone.
+    """
+    spec = mesh.spec
+    if memory is None:
+        on_host = math.ceil(spec.workers / mesh.host_count)
+        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // on_host
+    layouts, said = data_parallel(module), []
+    inner = next((name for name, size in spec.dims if name in TENSOR_DIMS and size > 1), None)
+    if inner is not None:
+        try:
+            layouts = tensor_parallel(module, mesh, inner)
+            said.append(layouts.why)
+        except ValueError as error:
+            said.append(f"no tensor parallelism over {inner}: {error}")
+    parameters = dict(module.named_parameters())
+    needed = sum(
+        _worker_bytes(parameter, layouts[name], spec) * (4 if parameter.requires_grad else 1)
+        for name, parameter in parameters.items()
+    )
+    outer = next((name for name, size in spec.dims if name not in TENSOR_DIMS and size > 1), None)
+    numbers = f"state in training takes {needed / 2**20:,.1f} MiB of a worker's {memory / 2**20:,.0f} MiB"
+    if outer is None:
+        said.append(numbers)
+    elif needed <= memory / 2:
+        said.append(f"data parallel over {outer}: {numbers}")
+    else:
+        layouts = combine(layouts, fully_shard(module, mesh, outer))
+        said.append(f"fully sharded over {outer}: whole, {numbers}")
+    layouts.why = "\n".join(said)
+    return layouts
+
+
+TENSOR_DIMS = ("model", "tensor", "tp")
+"""Names of mesh dims that `automatic` takes for tensor parallelism."""
+
+
+def _worker_bytes(parameter: torch.Tensor, layout: Layout, mesh: MeshSpec) -> int:
+    type_ = TensorType(parameter.dtype, tuple(parameter.shape), layout)
+    return math.prod(type_.local_shape(mesh)) * parameter.dtype.itemsize
 
 
 def _lookup(table: Mapping[str, str], name: str) -> str | None:

@@ -17,6 +17,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from monarch.compiler.execution.factories import set_executor_factory
+from monarch.compiler.execution.presets import choose_with
 from monarch.compiler.kernels.templates import set_templates
 from monarch.compiler.loading import load
 from monarch.compiler.shown import draw_with
@@ -216,6 +217,11 @@ def _templates() -> Any:
     return load("monarch.stdlib.kernels.calls:TEMPLATES")
 
 
+def _automatic() -> Any:
+    """What chooses layouts where a module is placed with layouts="auto"."""
+    return load("monarch.stdlib.parallel:automatic")
+
+
 def _draw(value: Any) -> str:
     """A layout's or tensor type's drawing, for a notebook."""
     html: str = load("monarch.compiler.inspect.html:html_of")(value)
@@ -225,6 +231,7 @@ def _draw(value: Any) -> str:
 set_executor_factory(_start_local)
 set_templates(_templates)
 draw_with(_draw)
+choose_with(_automatic)
 
 
 def _at_exit() -> None:

@@ -12,6 +12,8 @@ import torch
 from torch import nn
 
 from monarch.compiler.errors import LayoutError, ProgramError
+from monarch.compiler.execution.events import say
+from monarch.compiler.execution.presets import choose_layouts
 from monarch.compiler.types import Layout, TensorType
 from monarch.language.layouts import LayoutLike, as_layout
 from monarch.language.recorder.constrain import constrain
@@ -120,14 +122,15 @@ def _zeros(mesh: Mesh, type: TensorType) -> Cell:
 
 
 def module_to_mesh(
-    module: M, mesh: Mesh, layouts: Mapping[str, LayoutLike | Mapping[int, LayoutLike] | None] | None = None
+    module: M, mesh: Mesh, layouts: Mapping[str, LayoutLike | Mapping[int, LayoutLike] | None] | str | None = None
 ) -> M:
     """Place a module's parameters and buffers on a mesh, in place; returns the module.
 
     `layouts` maps patterns of parameter and buffer names to layouts: a glob ("blocks.*.up.weight"), or a regular
     expression between slashes ("/blocks\\.[0-3]\\..*/"); of several that match, the last counts. A layout may also be
     given for each rank ({1: "[-]", 2: "[@model, -]"}); None means replicated. Parameters that no pattern names are
-    replicated.
+    replicated. "auto" chooses layouts from the mesh, the module and the workers' memory, and prints what it chose
+    (`monarch.stdlib.parallel.automatic`).
 
     Without `layouts` every parameter is sharded over the first mesh dim as `dim_to_shard` says, and what is smaller is
     replicated, as fully sharded data parallel does. Tied parameters stay tied. Buffers that no pattern names are
@@ -140,6 +143,8 @@ def module_to_mesh(
     that cannot be given its values.
     """
     source = user_source()
+    if isinstance(layouts, str):
+        layouts = _preset(layouts, module, mesh)
     names = _names(module)
     chosen: dict[str, LayoutLike | None] = {}
     if layouts is None:
@@ -206,6 +211,17 @@ def module_to_mesh(
     for owner in unmade if not mesh.is_abstract else ():
         owner.reset_parameters()  # type: ignore[operator]
     return module
+
+
+def _preset(name: str, module: nn.Module, mesh: Mesh) -> Mapping[str, LayoutLike]:
+    if name != "auto":
+        raise LayoutError(
+            f"layouts={name!r}", hint='give "auto", or a dict from names to layouts.', source=user_source()
+        )
+    layouts = choose_layouts(module, mesh)
+    say("layouts", layouts.why)
+    chosen: Mapping[str, LayoutLike] = layouts
+    return chosen
 
 
 def _own(module: nn.Module) -> list[torch.Tensor]:

@@ -12,13 +12,15 @@ import torch
 
 from monarch.compiler.types import Layout
 from monarch.language import Mesh, layout, module_to_mesh, program
-from monarch.stdlib.parallel import data_parallel, fully_shard
+from monarch.stdlib.parallel import combine, data_parallel, fully_shard, tensor_parallel
 from tests.language.partitioned import partitioned_mesh
 from tests.models.families import FAMILIES
 
 LAYOUTS: dict[str, Callable[[Any, Mesh], Mapping[str, Layout]]] = {
     "data parallel": lambda model, mesh: data_parallel(model),
     "fully sharded": lambda model, mesh: fully_shard(model, mesh, "data"),
+    "tensor parallel": lambda model, mesh: tensor_parallel(model, mesh, "model"),
+    "both": lambda model, mesh: combine(tensor_parallel(model, mesh, "model"), fully_shard(model, mesh, "data")),
 }
 
 Batch = Mapping[str, torch.Tensor]

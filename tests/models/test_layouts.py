@@ -1,0 +1,71 @@
+"""What `tensor_parallel` finds in the graphs of model families: no table names their layers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from monarch.compiler.types import MeshSpec
+from monarch.stdlib.parallel import tensor_parallel
+from tests.models.families import FAMILIES
+
+CHOICES = {
+    "llama": """
+  model.layers.*.self_attn.q_proj, model.layers.*.self_attn.k_proj, model.layers.*.self_attn.v_proj by columns, \
+model.layers.*.self_attn.o_proj by rows (2 heads)
+  model.layers.*.mlp.gate_proj, model.layers.*.mlp.up_proj by columns, model.layers.*.mlp.down_proj by rows (64 wide)
+""",
+    "gpt2": """
+  transformer.h.*.attn.c_attn stored by columns, and gathered; transformer.h.*.attn.c_proj by rows (4 heads)
+  transformer.h.*.mlp.c_fc by columns, transformer.h.*.mlp.c_proj by rows (128 wide)
+""",
+    "gpt-neox": """
+  gpt_neox.layers.*.attention.query_key_value by columns, gpt_neox.layers.*.attention.dense by rows (4 heads)
+  gpt_neox.layers.*.mlp.dense_h_to_4h by columns, gpt_neox.layers.*.mlp.dense_4h_to_h by rows (64 wide)
+""",
+    "modernbert": """
+  model.layers.*.attn.Wqkv stored by columns, and gathered; model.layers.*.attn.Wo by rows (4 heads)
+  model.layers.*.mlp.Wi stored by columns, and gathered; model.layers.*.mlp.Wo by rows (64 wide)
+""",
+    "phi3": """
+  model.layers.*.self_attn.qkv_proj stored by columns, and gathered; model.layers.*.self_attn.o_proj by rows (2 heads)
+  model.layers.*.mlp.gate_up_proj stored by columns, and gathered; model.layers.*.mlp.down_proj by rows (64 wide)
+""",
+    "distilbert": """
+  distilbert.transformer.layer.*.attention.q_lin, distilbert.transformer.layer.*.attention.k_lin, \
+distilbert.transformer.layer.*.attention.v_lin by columns, distilbert.transformer.layer.*.attention.out_lin by rows \
+(4 heads)
+  distilbert.transformer.layer.*.ffn.lin1 by columns, distilbert.transformer.layer.*.ffn.lin2 by rows (64 wide)
+""",
+    "falcon": """
+  transformer.h.*.mlp.dense_h_to_4h by columns, transformer.h.*.mlp.dense_4h_to_h by rows (128 wide)
+""",
+}
+
+
+@pytest.mark.parametrize("family", CHOICES)
+def test_layers_are_found_in_the_graph(family: str) -> None:
+    why = tensor_parallel(FAMILIES[family].model(), MeshSpec.of(model=2), "model").why
+    chosen = [line for line in why.splitlines()[1:] if " whole" not in line]
+    assert "\n".join(chosen) == CHOICES[family].strip("\n")
+
+
+def test_what_is_whole_says_why() -> None:
+    why = tensor_parallel(FAMILIES["falcon"].model(), MeshSpec.of(model=2), "model").why
+    assert "  transformer.h.*.self_attention.query_key_value whole: index at modeling_falcon.py:" in why
+
+
+def test_parameters_of_attention_itself_are_sharded_with_its_heads() -> None:
+    layouts = tensor_parallel(FAMILIES["t5"].model(), MeshSpec.of(model=2), "model")
+    bias = next(name for name in layouts if "relative_attention_bias" in name)
+    assert str(layouts[bias]) == "[-, @model]"
+
+
+def test_a_model_on_the_meta_device_has_the_same_layouts() -> None:
+    with torch.device("meta"):
+        model: Any = FAMILIES["llama"].model()
+    whole = FAMILIES["llama"].model()
+    mesh = MeshSpec.of(model=2)
+    assert tensor_parallel(model, mesh, "model") == tensor_parallel(whole, mesh, "model")
