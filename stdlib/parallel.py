@@ -135,18 +135,18 @@ def example_inputs(module: nn.Module) -> Sequence[Any] | Mapping[str, Any]:
         return _of_transformers(module, config)
     for layer in module.modules():
         if isinstance(layer, nn.Embedding):
-            return (torch.zeros(2, 8, dtype=torch.int64),)
+            return (torch.zeros(2, 4, dtype=torch.int64),)
         if isinstance(layer, nn.modules.conv._ConvNd):
             return (torch.zeros(2, layer.in_channels, *[32] * len(layer.kernel_size)),)
         if isinstance(layer, nn.Linear):
-            return (torch.zeros(2, 8, layer.in_features),)
+            return (torch.zeros(2, 4, layer.in_features),)
         if isinstance(layer, (nn.LayerNorm, nn.RMSNorm)):
-            return (torch.zeros(2, 8, *layer.normalized_shape),)
+            return (torch.zeros(2, 4, *layer.normalized_shape),)
     raise ValueError(f"{type(module).__name__} has no layer that shows what it takes: give inputs=(tensor, …)")
 
 
 def _of_transformers(module: Any, config: Any) -> dict[str, torch.Tensor]:
-    tokens = torch.zeros(2, 8, dtype=torch.int64)
+    tokens = torch.zeros(2, 4, dtype=torch.int64)
     found = {"input_ids": tokens}
     if module.main_input_name == "pixel_values":
         found = {"pixel_values": torch.zeros(2, config.num_channels, config.image_size, config.image_size)}
