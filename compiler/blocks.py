@@ -66,6 +66,12 @@ def _extents(type: TensorType, mesh: MeshSpec, position: Mapping[str, int]) -> l
     ]
 
 
+def start_of(type: TensorType, mesh: MeshSpec, rank: int) -> tuple[int, ...]:
+    """Where along each dim worker `rank`'s block begins; behind the tensor's end, where it holds padding alone."""
+    position = dict(zip(mesh.names, mesh.point(rank), strict=True))
+    return tuple(start for start, _ in _extents(type, mesh, position))
+
+
 def own_part(block: torch.Tensor, type: TensorType, mesh: MeshSpec, rank: int) -> torch.Tensor:
     """What worker `rank`'s block holds of the tensor: the block without its padding, a view."""
     position = dict(zip(mesh.names, mesh.point(rank), strict=True))
@@ -139,4 +145,4 @@ def whole_of(blocks: Sequence[torch.Tensor], type: TensorType, mesh: MeshSpec) -
     return whole
 
 
-__all__ = ["REDUCE", "block_of", "holders", "own_part", "reduce_in_order", "whole_of"]
+__all__ = ["REDUCE", "block_of", "holders", "own_part", "reduce_in_order", "start_of", "whole_of"]

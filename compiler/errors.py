@@ -103,6 +103,11 @@ class PlanError(MonarchError):
     """A plan file that cannot be loaded: truncated, edited, of another version."""
 
 
+class CheckpointError(MonarchError, RuntimeError):
+    """A checkpoint that cannot be written or read: a full disk, corrupt bytes, names or shapes that differ. Also a
+    RuntimeError, as what PyTorch's `load_state_dict` raises."""
+
+
 class DeviceMeshError(MonarchError, RuntimeError):
     """A worker or a step failed: who, where and why. Every handle that depends on it raises this.
 

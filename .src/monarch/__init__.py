@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from monarch.compiler.execution.factories import set_executor_factory
 from monarch.compiler.execution.presets import choose_with
 from monarch.compiler.kernels.templates import set_templates
-from monarch.compiler.loading import load
+from monarch.compiler.loading import load as _named
 from monarch.compiler.shown import draw_with
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from monarch import actor, builtins, config, distributed, exceptions, launch, rdma, spmd
     from monarch.compiler.errors import (
+        CheckpointError,
         DeviceCheckError,
         DeviceIndexError,
         DeviceMeshError,
@@ -73,6 +74,8 @@ if TYPE_CHECKING:
     from monarch.runtime.actors.functions import remote
     from monarch.runtime.actors.hosts import hosts
     from monarch.runtime.actors.meshes import HostMesh, this_host
+    from monarch.stdlib.checkpoints.loading import load
+    from monarch.stdlib.checkpoints.saving import save
     from monarch.stdlib.fetching import fetch_shard, inspect
 
 __version__ = "0.1.0"
@@ -80,6 +83,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "monarch": ("actor", "builtins", "config", "distributed", "exceptions", "launch", "rdma", "spmd"),  # modules
     "monarch.compiler.errors": (
+        "CheckpointError",
         "DeviceCheckError",
         "DeviceIndexError",
         "DeviceMeshError",
@@ -126,12 +130,15 @@ _HOMES = {
     "monarch.runtime.actors.functions": ("remote",),
     "monarch.runtime.actors.hosts": ("hosts",),
     "monarch.runtime.actors.meshes": ("HostMesh", "this_host"),
+    "monarch.stdlib.checkpoints.loading": ("load",),
+    "monarch.stdlib.checkpoints.saving": ("save",),
     "monarch.stdlib.fetching": ("fetch_shard", "inspect"),
     "torch.distributed.tensor": ("Partial", "Replicate", "Shard"),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "CheckpointError",
     "DeviceCheckError",
     "DeviceIndexError",
     "DeviceMeshError",
@@ -176,6 +183,7 @@ __all__ = [
     "inspect",
     "launch",
     "layout",
+    "load",
     "local",
     "manual_seed",
     "module_to_mesh",
@@ -186,6 +194,7 @@ __all__ = [
     "reduce",
     "reduce_scatter",
     "remote",
+    "save",
     "scan",
     "sharding_rule",
     "spmd",
@@ -199,7 +208,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'monarch' has no attribute {name!r}")
     home = _HOME[name]
-    value = globals()[name] = load(f"monarch.{name}" if home == "monarch" else f"{home}:{name}")
+    value = globals()[name] = _named(f"monarch.{name}" if home == "monarch" else f"{home}:{name}")
     return value
 
 
@@ -209,12 +218,12 @@ def __dir__() -> list[str]:
 
 def _start_local(mesh: MeshSpec) -> Any:
     """Start workers on this host: an Executor. `language` asks for them through the Protocol, and knows no runtime."""
-    return load("monarch.runtime.controller.executor:start_local")(mesh)
+    return _named("monarch.runtime.controller.executor:start_local")(mesh)
 
 
 def _templates() -> Any:
     """The library's kernels for whole ops, by op."""
-    return load("monarch.stdlib.kernels.calls:TEMPLATES")
+    return _named("monarch.stdlib.kernels.calls:TEMPLATES")
 
 
 def _automatic() -> Any:
@@ -224,7 +233,7 @@ def _automatic() -> Any:
 
 def _draw(value: Any) -> str:
     """A layout's or tensor type's drawing, for a notebook."""
-    html: str = load("monarch.compiler.inspect.html:html_of")(value)
+    html: str = _named("monarch.compiler.inspect.html:html_of")(value)
     return html
 
 

@@ -2,6 +2,7 @@
 
 from monarch.compiler.config import ConfigError, ConfigTypeError
 from monarch.compiler.errors import (
+    CheckpointError,
     DeviceCheckError,
     DeviceIndexError,
     DeviceMeshError,
@@ -21,6 +22,7 @@ from monarch.runtime.actors.messages.message import MessageSizeError
 
 __all__ = [
     "ActorError",
+    "CheckpointError",
     "ConfigError",
     "ConfigTypeError",
     "DeviceCheckError",

@@ -12,6 +12,7 @@ import torch
 from monarch.compiler.errors import ProgramError
 from monarch.compiler.execution.executor import Bind, Executor, Handle
 from monarch.compiler.execution.factories import executors_by
+from monarch.compiler.execution.storage import Piece, Stored, Writing
 from monarch.compiler.plan import MeshSpec, Plan, TensorType, Trace
 from monarch.language.source import user_source
 from monarch.language.tensors.mesh import mesh_sizes
@@ -66,6 +67,12 @@ class TypesOnly:
 
     def snapshots(self, every: int, copies: int) -> None:
         """No worker can die."""
+
+    def write(self, values: Sequence[tuple[Handle, Sequence[Piece]]]) -> Writing:
+        raise _needs_workers("tensors are to be saved")
+
+    def read(self, tensors: Sequence[tuple[TensorType, str, Sequence[Stored]]]) -> list[Handle]:
+        return [TypedHandle(type_) for type_, *_ in tensors]
 
     def trace_start(self) -> None:
         raise _needs_workers("steps are to be measured")

@@ -9,6 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
+from monarch.compiler.execution.storage import Piece, Stored, Writing
 from monarch.compiler.plan.plan import Plan
 from monarch.compiler.plan.trace import Trace
 from monarch.compiler.types import MeshSpec, TensorType
@@ -122,6 +123,15 @@ class Executor(Protocol):
         when so many steps that replace state were called. `heal` goes back to the last where such values are lost, and
         does again what was called since. 0 ends that. Raises MonarchError where there are too few workers, or too
         little memory."""
+        ...
+
+    def write(self, values: Sequence[tuple[Handle, Sequence[Piece]]]) -> Writing:
+        """Have the workers write values to files, as they are now, while they run the steps that follow."""
+        ...
+
+    def read(self, tensors: Sequence[tuple[TensorType, str, Sequence[Stored]]]) -> list[Handle]:
+        """Make values of what stands in files: for each its type, its name in errors, and its blocks. Each worker reads
+        what it is to hold. Whoever waits for a value of which that fails gets a DeviceMeshError."""
         ...
 
     def trace_start(self) -> None:

@@ -40,6 +40,7 @@ from monarch.runtime.controller.recorder import Recorder
 from monarch.runtime.controller.restoring import Restoring
 from monarch.runtime.controller.snapshots import Snapshots, snapshot_bytes
 from monarch.runtime.controller.state import Again, PlanRecord, Remote, Step
+from monarch.runtime.controller.storing import Storing
 from monarch.runtime.shared import memory, wire
 from monarch.runtime.shared.checking import check
 from monarch.runtime.shared.measured import buffer_words, clock
@@ -55,7 +56,7 @@ Argument = Handle | torch.Tensor | float | int
 Connect = Callable[[MeshSpec, Callable[[], None]], Connection]
 
 
-class MeshExecutor(Restoring):
+class MeshExecutor(Restoring, Storing):
     """`monarch.compiler.plan.Executor` over worker processes: on this host, or where `connect` has them. Safe to use
     from several threads."""
 
@@ -635,6 +636,7 @@ class MeshExecutor(Restoring):
     # -- the end ---------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
+        self.finish_writing()
         ended(self)
         if self._state.finished_commands < self._lent:  # messages on their way to actors refer to it
             with suppress(MonarchError):

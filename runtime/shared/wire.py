@@ -22,6 +22,10 @@ Down, from the controller to all workers at once (a record of the ring each; num
     SEND    a snapshot's number; then as COPY: each target keeps copies of its source's blocks
     BACK    a snapshot's number: values are as they were in it; none where a worker does not have it
     GIVE    a snapshot's number; then as COPY: each source gives its target the blocks of it that it keeps
+    WRITE   JSON: the number of a save; values, each with its handle, its type and pieces (see `execution.storage`);
+            whether these are the last, with which the workers begin to write
+    WRITTEN a save's number, and 1 to write no more of it: every worker sends how far it is, as JSON in a row of bytes
+    READ    JSON: handles, each with a type, a name, and the blocks in which the tensor stands in files
     FAULT   a rank, what it is to suffer, at which instruction of its next step or -1 for at once, a value (see
             `worker.faults`); sent by tests alone
 
@@ -55,6 +59,7 @@ RUN, PUT, LOAD, UNLOAD, FREE, FETCH, COUNT, TRACE, LEND, ADOPT, COPY = range(1, 
 VERDICT, ASK, TABLE, SESSION, HOW_FAR = range(12, 17)
 FAULT = 17
 TAKE, SEND, BACK, GIVE = range(18, 22)
+WRITE, WRITTEN, READ = range(22, 25)
 
 INLINE = -1
 INLINE_BYTES = 64 << 10
@@ -80,6 +85,16 @@ def run_struct(dtypes: Sequence[torch.dtype | None]) -> struct.Struct:
 
 def numbers(kind: int, *values: int) -> bytes:
     return struct.pack(f"={1 + len(values)}q", kind, *values)
+
+
+def pack_json(kind: int, told: Any) -> bytes:
+    """A record with JSON behind its kind, of a length that 8 divides: those of a ring do not know their own."""
+    text = json.dumps(told).encode()
+    return KIND.pack(kind) + text + b" " * (-len(text) % 8)
+
+
+def unpack_json(body: bytes | bytearray) -> Any:
+    return json.loads(body[KIND.size :])
 
 
 def unpack_numbers(body: bytes | bytearray) -> tuple[int, ...]:

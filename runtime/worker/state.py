@@ -3,6 +3,7 @@ collectives."""
 
 from __future__ import annotations
 
+import json
 import pickle
 import struct
 import traceback
@@ -29,6 +30,7 @@ from monarch.runtime.worker.arena import Arena
 from monarch.runtime.worker.device.native import bind
 from monarch.runtime.worker.exchange import Loan
 from monarch.runtime.worker.frame import Frame, Graphs, Observer
+from monarch.runtime.worker.saving import Saves, load_value
 from monarch.runtime.worker.tracing import CountedValues, Tracer
 
 if TYPE_CHECKING:
@@ -75,6 +77,14 @@ class Missing:
 
 _GONE = Missing(-1)
 """What a handle stands for whose value another step has taken."""
+
+
+class _Lacking(Exception):
+    """A value is not here, for command `root` failed."""
+
+    def __init__(self, root: int) -> None:
+        super().__init__(root)
+        self.root = root
 
 
 @dataclass(frozen=True)
@@ -176,6 +186,8 @@ class WorkerState:
         self._snapshots: dict[int, _Snapshot] = {}
         self._shared: frozenset[int] = frozenset()
         """The values that are in a snapshot too: no step may write over them."""
+        self._mesh = mesh
+        self._saves = Saves(mesh, rank)
         self._arena = Arena()
         self._tracer: Tracer | None = None
         self._kernels: Path | None = None  # of the plan that is being loaded
@@ -202,6 +214,9 @@ class WorkerState:
             wire.SEND: self._send,
             wire.BACK: self._back,
             wire.GIVE: self._give,
+            wire.WRITE: self._write,
+            wire.WRITTEN: self._written,
+            wire.READ: self._read,
             wire.FAULT: self._suffer,
         }
         self._untraced = self._handlers
@@ -225,6 +240,7 @@ class WorkerState:
         collectives."""
         self._collectives = self._moves = collectives
         self.plans.clear()
+        self._saves.stop_all()
         self._arena.fit(0)
         self._handlers, self._tracer = self._untraced, None
         self.values = {handle: value for handle, value in self.values.items() if isinstance(value, torch.Tensor)}
@@ -333,6 +349,10 @@ class WorkerState:
             if self._shared and not self._shared.isdisjoint(self._donated):
                 for at, handle in zip(plan.donated, self._donated, strict=True):
                     if handle in self._shared:
+                        arguments[at] = arguments[at].clone()
+            if self._saves:
+                for at, handle in zip(plan.donated, self._donated, strict=True):
+                    if self._saves.is_held(handle):
                         arguments[at] = arguments[at].clone()
             for at, handle in elsewhere:
                 arguments[at] = values[handle] = arguments[at].to(plan.device)
@@ -596,6 +616,42 @@ class WorkerState:
         _, number, *rest = wire.unpack_numbers(body)
         snapshot = self._snapshots.get(number, _Snapshot({}))
         return self._move(step, rest, lambda handle, pair: snapshot.others.get((pair[1], handle)), self._set)
+
+    # -- files -------------------------------------------------------------------------------------------------------
+
+    def _write(self, step: int, body: bytearray) -> list[Message]:
+        job = wire.unpack_json(body)
+        try:
+            self._saves.add(job["save"], job["values"], self._held, job["last"])
+        except _Lacking as lacking:
+            return [Report("dependent", self.rank, step, root=lacking.root)]
+        return []
+
+    def _held(self, handle: int) -> torch.Tensor:
+        value = self.values.get(handle, _GONE)
+        if isinstance(value, Missing):
+            raise _Lacking(value.root)
+        return value
+
+    def _written(self, step: int, body: bytearray) -> list[Message]:
+        _, number, stop = wire.unpack_numbers(body)
+        if stop:
+            self._saves.stop(number)
+        told = json.dumps(self._saves.look(number)).encode()
+        return [Value(step, torch.frombuffer(bytearray(told), dtype=torch.uint8))]
+
+    def _read(self, step: int, body: bytearray) -> list[Message]:
+        wanted = wire.unpack_json(body)
+        for handle, *value in wanted:
+            try:
+                self.values[handle] = load_value(self._mesh, self.rank, value)
+            except RuntimeError as error:  # no memory left, or what is wrong with the file
+                for each, *_ in wanted:
+                    self.values[each] = Missing(step)
+                return [Report("failed", self.rank, step, str(error))]
+        return []
+
+    # -- freeing -----------------------------------------------------------------------------------------------------
 
     def _free(self, step: int, body: bytearray) -> list[Message]:
         self._drop(wire.unpack_numbers(body)[1:])

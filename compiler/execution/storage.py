@@ -1,0 +1,78 @@
+"""Blocks of tensors in files: what each worker is to write, and what stands where."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+SUM_BYTES = 1 << 20
+"""A stored block has a CRC-32 for each so many bytes, from its beginning."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What worker `rank` writes of its block of a tensor: `length` elements from `start` on along `dim`, in front of
+    which the block's sizes are 1, so that a row-major block has them in one stretch. Padding is not part of a block.
+
+    `file`    an absolute path, on each host the same
+    `offset`  in bytes, of the first element
+    """
+
+    rank: int
+    file: str
+    offset: int
+    dim: int
+    start: int
+    length: int
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A block of a tensor in a file.
+
+    `offset`   in bytes, of its first element
+    `start`    where in the tensor the block begins, by dim; `shape`: its sizes
+    `strides`  in elements, as the file has them
+    `sums`     the file with the CRC-32s of the block, eight hexadecimal digits each, and the offset of the first; None
+               where whoever wrote the block left none
+    """
+
+    file: str
+    offset: int
+    dtype: torch.dtype
+    start: tuple[int, ...]
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    sums: tuple[str, int] | None = None
+
+
+@dataclass(frozen=True)
+class Written:
+    """How far the workers are with what they write.
+
+    `sums`  once all is written: the CRC-32s of each piece, by file and offset
+    """
+
+    bytes: int
+    done: bool
+    sums: Mapping[tuple[str, int], list[int]]
+
+
+class Writing(Protocol):
+    """What the workers of a mesh write, beside the steps that they run."""
+
+    def poll(self) -> Written:
+        """How far they are: waits until they have come to this question, behind the steps that were called before it.
+        Raises DeviceMeshError where a worker cannot write, or the mesh is lost."""
+        ...
+
+    def end(self) -> None:
+        """Have the workers forget it, and write no more where they still do. What has been written stays. Never
+        raises; to call it again changes nothing. The mesh is closed only behind it."""
+        ...
+
+
+__all__ = ["SUM_BYTES", "Piece", "Stored", "Writing", "Written"]

@@ -1,0 +1,190 @@
+"""What an executor does with files: workers write values there, and read them, while the controller looks on."""
+
+from __future__ import annotations
+
+import json
+import threading
+import weakref
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from itertools import count
+from typing import Any, ClassVar
+
+from monarch.compiler.execution.executor import Handle
+from monarch.compiler.execution.storage import Piece, Stored, Written
+from monarch.compiler.plan import DTYPE_NAMES, DeviceMeshError, MeshSpec, MonarchError, TensorType
+from monarch.runtime.controller.connection import Connection
+from monarch.runtime.controller.healing import Handles
+from monarch.runtime.controller.replies import Replies
+from monarch.runtime.controller.state import Again, ControllerState, Remote, Step
+from monarch.runtime.shared import memory, wire
+
+_RECORD_BYTES = 128 << 10
+"""About the most that one command says; what is said of one tensor stays together."""
+
+
+class Storing(ABC):
+    """The part of `executor.MeshExecutor` that concerns files."""
+
+    _connection: Connection
+    _state: ControllerState
+    _replies: Replies
+    _mesh: MeshSpec
+    _lock: threading.RLock
+    _handles: Handles
+    _types: dict[TensorType, TensorType]
+    _freed: deque[int]
+
+    _saves: ClassVar[count[int]] = count()
+    _writing: weakref.WeakSet[WorkersWriting] | None = None
+
+    @abstractmethod
+    def _give(self, step: Step) -> None: ...
+
+    @abstractmethod
+    def _own(self, handle: Handle, what: str) -> Remote: ...
+
+    @abstractmethod
+    def _flush_freed(self) -> None: ...
+
+    @abstractmethod
+    def _ask(self, step: Step, record: bytes) -> None: ...
+
+    @abstractmethod
+    def _forget(self, step: Step) -> None: ...
+
+    def write(self, values: Sequence[tuple[Handle, Sequence[Piece]]]) -> WorkersWriting:
+        """See `Executor.write`."""
+        with self._lock:
+            self._connection.enter()
+            remotes = []
+            for handle, pieces in values:
+                remote = self._own(handle, "a value that is saved")
+                self._state.refuse_donated(remote, "a value that is saved")
+                listed = [[each.rank, each.file, each.offset, each.dim, each.start, each.length] for each in pieces]
+                remotes.append([remote.id, _type(remote.type), listed])
+            self._flush_freed()
+            number = next(Storing._saves)
+            writing = WorkersWriting(self, number)
+            groups = list(_grouped(remotes)) or [[]]
+            for at, group in enumerate(groups):
+                step = Step("save")
+                writing.steps.append(step)
+                job = {"save": number, "values": group, "last": at == len(groups) - 1}
+                self._connection.command(step, wire.pack_json(wire.WRITE, job))
+            self._connection.publish()
+            self._writing = self._writing or weakref.WeakSet()
+            self._writing.add(writing)
+            return writing
+
+    def read(self, tensors: Sequence[tuple[TensorType, str, Sequence[Stored]]]) -> list[Handle]:
+        """See `Executor.read`."""
+        with self._lock:
+            self._connection.enter()
+            self._flush_freed()
+            total = sum(self._local_bytes(type_) for type_, *_ in tensors) * self._mesh.workers
+            memory.require(total, f"loading tensors on {self._mesh.workers} workers", memory.available_bytes)
+            base = self._state.handles(len(tensors))
+            made: list[Remote] = []
+            described = []
+            for id, (type_, name, blocks) in enumerate(tensors, base):
+                type_.check(self._mesh, name)
+                made.append(Remote(id, self._types.setdefault(type_, type_), Step("load"), self, self._freed))
+                described.append([id, _type(type_), name, [_stored(block) for block in blocks]])
+            self._handles.add(base, made)
+            for group in _grouped(described):
+                step = Step("load")
+                ids = [each[0] for each in group]
+                for id in ids:
+                    made[id - base].step = step
+                record = wire.pack_json(wire.READ, group)
+                step.again = Again(record, b"", ids)
+                self._give(step)
+            self._connection.publish()
+            return [*made]
+
+    def _local_bytes(self, type: TensorType) -> int:
+        size = type.dtype.itemsize
+        for length in type.local_shape(self._mesh):
+            size *= length
+        return size
+
+    def finish_writing(self) -> None:
+        """Wait until nothing is being written any more: before the workers end."""
+        for writing in list(self._writing or ()):
+            writing.ended.wait()
+
+    def look_at(self, writing: WorkersWriting) -> Written:
+        """See `Writing.poll`."""
+        found = [json.loads(bytes(value.tolist())) for value in self._ask_all(writing, 0).values()]
+        error = next((each["error"] for each in found if each["error"]), "")
+        if error:
+            raise DeviceMeshError(f"a worker of {self._mesh} cannot write {error}")
+        done = all(each["done"] for each in found)
+        sums = {(file, offset): sums for each in found for file, offset, sums in each["sums"]} if done else {}
+        return Written(sum(each["bytes"] for each in found), done, sums)
+
+    def end(self, writing: WorkersWriting) -> None:
+        """See `Writing.end`."""
+        try:
+            with suppress(MonarchError):
+                self._ask_all(writing, 1)
+        finally:
+            writing.ended.set()
+
+    def _ask_all(self, writing: WorkersWriting, stop: int) -> dict[int, Any]:
+        step = Step("saved")
+        try:
+            with self._lock:
+                self._connection.enter()
+                self._ask(step, wire.numbers(wire.WRITTEN, writing.number, stop))
+            self._connection.gather(step, set(range(self._mesh.workers)))
+            with self._lock:
+                for each in (*writing.steps, step):
+                    self._state.check(each)
+                return dict(self._replies.of(step.sequence))
+        finally:
+            with self._lock:
+                self._forget(step)
+
+
+class WorkersWriting:
+    """`execution.storage.Writing`, of one mesh."""
+
+    def __init__(self, executor: Storing, number: int) -> None:
+        self._executor = executor
+        self.number = number
+        self.steps: list[Step] = []
+        self.ended = threading.Event()
+
+    def poll(self) -> Written:
+        return self._executor.look_at(self)
+
+    def end(self) -> None:
+        self._executor.end(self)
+
+
+def _grouped(items: Sequence[Any]) -> Iterator[list[Any]]:
+    """The items, in order, in groups of about `_RECORD_BYTES` as JSON."""
+    group: list[Any] = []
+    size = 0
+    for item in items:
+        length = len(json.dumps(item))
+        if group and size + length > _RECORD_BYTES:
+            yield group
+            group, size = [], 0
+        group.append(item)
+        size += length
+    if group:
+        yield group
+
+
+def _type(type: TensorType) -> list[Any]:
+    return [DTYPE_NAMES[type.dtype], type.shape, type.layout.shards]
+
+
+def _stored(block: Stored) -> list[Any]:
+    dtype = str(block.dtype).removeprefix("torch.")
+    return [block.file, block.offset, dtype, block.start, block.shape, block.strides, block.sums]

@@ -1,0 +1,132 @@
+"""`monarch.load`."""
+
+from __future__ import annotations
+
+from os import PathLike
+from pathlib import Path as FilePath
+from typing import Any, TypeVar
+
+import torch
+
+from monarch.compiler.errors import CheckpointError, DeviceMeshError, ProgramError
+from monarch.compiler.types import Layout, TensorType
+from monarch.language import DistributedTensor
+from monarch.language.placing.replacing import from_handle, replace_values
+from monarch.language.recorder.recording import current_program
+from monarch.language.source import user_source
+from monarch.runtime.shared.files import CorruptError, Reader, explain
+from monarch.stdlib.checkpoints import dcp, safetensors_files
+from monarch.stdlib.checkpoints.catalog import Catalog, Entry
+from monarch.stdlib.checkpoints.filling import Filling, Wanted
+from monarch.stdlib.checkpoints.places import unfinished
+
+T = TypeVar("T")
+
+
+def load(path: str | PathLike[str], into: T, *, strict: bool = True) -> T:
+    """Have a nest of Python objects hold what a checkpoint holds:
+
+        state = {"model": model, "optimizer": optimizer, "step": 0}
+        monarch.load("checkpoints/100", into=state)
+
+    `into` is a nest as `monarch.save` takes it; what the checkpoint holds besides is passed over. Tensors are filled in
+    place, whatever mesh, layout and dtype they have: each worker reads what it is to hold. An optimizer that has made
+    no state yet gets it laid out as its parameters are. Python values in dicts and lists are replaced. Returns `into`.
+
+    Reads what `monarch.save`, `torch.distributed.checkpoint` and safetensors have written. With `strict`, modules and
+    checkpoint have to have the same names. Nothing changes before all is read: until then workers hold both.
+
+    Raises CheckpointError for a checkpoint that does not fit, with names and sizes, and for one that is corrupt, with
+    file, tensor and bytes.
+    """
+    if current_program() is not None:
+        raise ProgramError(
+            "monarch.load() inside a program", hint="load between calls of the program.", source=user_source()
+        )
+    catalog = _open(FilePath(path).absolute())
+    filling = Filling(catalog, strict)
+    filling.find(into)
+    replaced = _read(catalog, filling)
+    with torch.no_grad():
+        for target, value in replaced:
+            target.copy_(value)
+    filled: T = filling.fill((), into)
+    return filled
+
+
+def _open(path: FilePath) -> Catalog:
+    try:
+        if (path / dcp.METADATA).exists():
+            return dcp.catalog(path)
+        if path.is_file() or safetensors_files.holds(path):
+            return safetensors_files.catalog(path)
+    except OSError as error:
+        raise CheckpointError(f"cannot read the checkpoint {path}: {explain(error, str(path))}") from None
+    left = unfinished(path)
+    raise CheckpointError(
+        f"there is no checkpoint at {path}" + ("" if left is None else f": a save to it was not finished ({left})"),
+        hint="a checkpoint is a folder with .metadata or model.safetensors, or a file of safetensors.",
+    )
+
+
+def _read(catalog: Catalog, filling: Filling) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Read what is wanted. Tensors that are whole values on meshes have theirs then; gives the others that are to be
+    copied, with what."""
+    copied: list[tuple[torch.Tensor, torch.Tensor]] = []
+    placed: dict[int, list[tuple[str, Any, Wanted, TensorType]]] = {}
+    with Reader() as reader:
+        for name, wanted in filling.wanted.items():
+            entry = catalog.tensors[name]
+            on_mesh = _on_mesh(wanted, entry)
+            if on_mesh is not None:
+                mesh, type_ = on_mesh
+                placed.setdefault(id(mesh), []).append((name, mesh, wanted, type_))
+                continue
+            made = torch.empty(entry.shape, dtype=entry.dtype)
+            try:
+                reader.fill(made, (0,) * len(entry.shape), entry.blocks, name)
+            except OSError as error:
+                raise CheckpointError(f"cannot read '{name}': {explain(error, str(catalog.path))}") from None
+            except (CorruptError, ValueError) as error:
+                raise CheckpointError(str(error), hint="load another checkpoint.") from None
+            filling.tensors[name] = made if wanted.target is None else wanted.target
+            if wanted.target is not None:
+                copied.append((wanted.target, made))
+    pairs = []
+    for group in placed.values():
+        mesh = group[0][1]
+        handles = mesh.executor.read([(type_, name, catalog.tensors[name].blocks) for name, _, _, type_ in group])
+        try:
+            for handle in handles:
+                mesh.executor.wait(handle)
+        except DeviceMeshError as error:
+            if error.mesh_lost:
+                raise
+            raise CheckpointError(error.message, hint="nothing was changed. Load another checkpoint.") from error
+        for (name, _, wanted, type_), handle in zip(group, handles, strict=True):
+            if wanted.target is None:
+                filling.tensors[name] = from_handle(mesh, type_, handle)
+            else:
+                assert isinstance(wanted.target, DistributedTensor)
+                filling.tensors[name] = wanted.target
+                pairs.append((wanted.target, handle))
+    replace_values(pairs)
+    return copied
+
+
+def _on_mesh(wanted: Wanted, entry: Entry) -> tuple[Any, TensorType] | None:
+    """The mesh on which a tensor is to lie, and its type there; None for a plain one."""
+    if isinstance(target := wanted.target, DistributedTensor):
+        type_ = target.tensor_type
+        shards = Layout.replicated(type_.ndim) if type_.layout.varying else Layout(type_.layout.shards)
+        return target.mesh, type_.with_layout(shards)
+    if (
+        wanted.target is None
+        and isinstance(like := wanted.like, DistributedTensor)
+        and entry.shape == tuple(like.shape)
+    ):
+        return like.mesh, TensorType(entry.dtype, entry.shape, Layout(like.tensor_type.layout.shards))
+    return None
+
+
+__all__ = ["load"]

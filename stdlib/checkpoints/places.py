@@ -1,0 +1,120 @@
+"""Where a checkpoint is written: beside its path, until it is whole, and then in its place at once.
+
+    model/            the last good checkpoint
+    .model.saving/    the one that is being written; nobody reads it
+
+A crash leaves the folder `.model.saving` behind, which the next save to the same path removes."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import logging
+import os
+import shutil
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from monarch.compiler.errors import CheckpointError
+from monarch.runtime.shared.files import explain
+
+logger = logging.getLogger("monarch")
+
+_AT_FDCWD, _EXCHANGE = -100, 2
+
+
+class Place:
+    """The folder in which one checkpoint is written. `holds(path)` says whether what stands at the path is a checkpoint
+    of the format, which a new one may replace; `file` is whether it is one file."""
+
+    def __init__(self, path: Path, file: bool, holds: Callable[[Path], bool]) -> None:
+        """Raises CheckpointError."""
+        self.path = path
+        self.folder = saving_folder(path)
+        self._file = file
+        if path.exists() and not holds(path):
+            raise CheckpointError(
+                f"{path} exists, and is no checkpoint of this format",
+                hint="give another path, or remove it.",
+            )
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with suppress(FileExistsError):
+                self.folder.mkdir()
+            self._lock = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as error:
+            raise CheckpointError(f"cannot save to {path}: {explain(error, str(path))}") from None
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._lock)
+            raise CheckpointError(
+                f"{path} is being saved to already",
+                hint="wait for that first: monarch.save(...).result(), or save to another path.",
+            ) from None
+        except OSError:  # a file system without locks
+            logger.debug("%s cannot be locked", self.folder)
+        left = os.listdir(self.folder)
+        if left:
+            logger.warning("removing what a save to %s left that was not finished: %d files", path, len(left))
+            for name in left:
+                (self.folder / name).unlink()
+
+    def finish(self) -> None:
+        """Put the checkpoint in its place: whoever looks there sees the former one, or this one. Raises OSError."""
+        _sync(self.folder)
+        if self._file:
+            os.replace(self.folder / self.path.name, self.path)
+        elif not self.path.exists():
+            os.rename(self.folder, self.path)
+        else:
+            _exchange(self.folder, self.path)
+        _sync(self.path.parent)
+        self._end()
+
+    def give_up(self) -> None:
+        """Remove what was written. The former checkpoint stays."""
+        self._end()
+
+    def _end(self) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
+        if self._lock >= 0:
+            os.close(self._lock)
+        self._lock = -1
+
+
+def saving_folder(path: Path) -> Path:
+    return path.parent / f".{path.name}.saving"
+
+
+def unfinished(path: Path) -> Path | None:
+    """What a save to a path has left that was not finished, or is under way."""
+    folder = saving_folder(path)
+    return folder if folder.is_dir() else None
+
+
+def _sync(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _exchange(a: Path, b: Path) -> None:
+    """Have two folders change names, at once. Where the file system cannot, one after the other."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    failed = libc.renameat2(_AT_FDCWD, os.fsencode(a), _AT_FDCWD, os.fsencode(b), _EXCHANGE)
+    if not failed:
+        return
+    if (code := ctypes.get_errno()) not in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP):
+        raise OSError(code, os.strerror(code), str(b))
+    old = a.with_name(a.name + ".old")
+    os.rename(b, old)
+    os.rename(a, b)
+    os.rename(old, a)
+
+
+__all__ = ["Place", "saving_folder", "unfinished"]

@@ -1,0 +1,181 @@
+"""`monarch.save`."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from os import PathLike
+from pathlib import Path as FilePath
+from typing import Any, Literal
+
+from monarch.compiler.errors import CheckpointError, MonarchError, ProgramError
+from monarch.compiler.execution.storage import Writing
+from monarch.language.recorder.recording import current_program
+from monarch.language.source import user_source
+from monarch.runtime.shared.files import explain
+from monarch.stdlib.checkpoints import dcp, safetensors_files
+from monarch.stdlib.checkpoints.blocks import Source, key_of, source_of
+from monarch.stdlib.checkpoints.catalog import value_bytes
+from monarch.stdlib.checkpoints.nest import contents_of
+from monarch.stdlib.checkpoints.places import Place
+
+logger = logging.getLogger("monarch")
+
+Format = Literal["dcp", "safetensors"]
+
+_LOOK_FIRST, _LOOK_LAST = 0.002, 0.1
+"""How many seconds after one look at the workers the next one comes: ever more."""
+
+
+class Saving(Future[FilePath]):
+    """A checkpoint that is being written: `result()` waits until it stands at its path, and gives that.
+
+    It cannot be cancelled. What went wrong is raised by `result()`, and logged (logger `monarch`, ERROR)."""
+
+    def __init__(self, path: FilePath, total: int) -> None:
+        super().__init__()
+        self.path = path
+        self._total = total
+        self._written = 0
+        self.set_running_or_notify_cancel()
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        """How many bytes of tensors on meshes the workers have written so far, and how many there are."""
+        return self._written, self._total
+
+    def __repr__(self) -> str:
+        state = "failed" if self.done() and self.exception() else "done" if self.done() else "under way"
+        return f"<saving {self.path}: {state}, {self._written} of {self._total} bytes>"
+
+
+def save(state: Any, path: str | PathLike[str], *, format: Format | None = None) -> Saving:
+    """Write a checkpoint, in the background:
+
+        monarch.save({"model": model, "optimizer": optimizer, "step": step}, "checkpoints/100")
+        monarch.save(model, "model.safetensors")
+
+    `state` is a nest of dicts, lists and tuples of modules, optimizers, tensors on meshes and plain ones, generators
+    (`torch.default_generator` has the random numbers of programs too), Python values, and objects with `state_dict` and
+    `load_state_dict`. Each worker writes what it holds, from its own memory; of what several hold each writes a part.
+
+    The call returns a `Saving` at once: the checkpoint has the values as they are now, whatever the next steps do to
+    them. A step that replaces a tensor before it has been written takes a copy of it. `result()` waits for the end. At
+    the path stands the former checkpoint until the new one is whole, and then the new one.
+
+    `format` is that of `torch.distributed.checkpoint` (a folder), or "safetensors" (tensors alone: a folder with
+    Hugging Face's index, or one file, where the path ends in ".safetensors"). Workers on other hosts have to see the
+    same file system.
+
+    Raises CheckpointError for what cannot be saved, and for a path that cannot be written or is being saved to.
+    """
+    if current_program() is not None:
+        raise ProgramError(
+            "monarch.save() inside a program", hint="save between calls of the program.", source=user_source()
+        )
+    target = FilePath(path).absolute()
+    if format is None:
+        format = "safetensors" if safetensors_files.is_file(target) else "dcp"
+    if format not in ("dcp", "safetensors"):
+        raise CheckpointError(f"no format {format!r}", hint='there are "dcp" and "safetensors".')
+    contents = contents_of(state)
+    if format == "safetensors" and contents.values:
+        raise CheckpointError(
+            f"safetensors holds tensors alone, and '{next(iter(contents.values))}' is a Python value",
+            hint="save the model: monarch.save(model, path); or all of it with format='dcp'.",
+        )
+    values = {name: value_bytes(name, value) for name, value in contents.values.items()}
+    sources: list[Source] = []
+    known: dict[Any, str] = {}
+    ties: dict[str, str] = {}
+    for name, tensor in contents.tensors.items():
+        first = known.setdefault(key_of(tensor), name)
+        if first != name:
+            ties[name] = first
+        else:
+            sources.append(
+                source_of(name, safetensors_files.laid_in_rows(tensor) if format == "safetensors" else tensor)
+            )
+    holds = dcp.holds if format == "dcp" else safetensors_files.holds
+    place = Place(target, format == "safetensors" and safetensors_files.is_file(target), holds)
+    try:
+        writer = (
+            dcp.DcpWriter(place.folder, sources, ties, values, contents.paths)
+            if format == "dcp"
+            else safetensors_files.TensorsWriter(place.folder, target, sources, ties)
+        )
+        writings = _start(writer.pieces)
+    except BaseException:
+        place.give_up()
+        raise
+    total = sum(source.type.nbytes for source, _ in writer.pieces if source.type is not None)
+    saving = Saving(target, total)
+    threading.Thread(target=_finish, args=(saving, writer, writings, place), name=f"saving {target.name}").start()
+    return saving
+
+
+def _start(pieces: Sequence[tuple[Source, Sequence[Any]]]) -> list[Writing]:
+    """Have the workers of each mesh begin to write."""
+    by_mesh: dict[int, list[tuple[Source, Sequence[Any]]]] = {}
+    for source, each in pieces:
+        by_mesh.setdefault(id(source.mesh), []).append((source, each))
+    writings: list[Writing] = []
+    try:
+        for group in by_mesh.values():
+            executor = group[0][0].mesh.executor
+            writings.append(executor.write([(source.handle, each) for source, each in group]))
+    except BaseException:
+        for writing in writings:
+            writing.end()
+        raise
+    return writings
+
+
+def _finish(saving: Saving, writer: Any, writings: Sequence[Writing], place: Place) -> None:
+    start = time.monotonic()
+    try:
+        sums = _wait(saving, writings)
+        writer.finish(sums)
+        place.finish()
+    except OSError as error:
+        _fail(saving, place, CheckpointError(f"cannot save to {saving.path}: {explain(error, str(saving.path))}"))
+    except MonarchError as error:
+        told = CheckpointError(
+            f"cannot save to {saving.path}: {error.message}",
+            hint="what stood at the path is still there. Save again." + (f"\n{error.hint}" if error.hint else ""),
+        )
+        told.__cause__ = error
+        _fail(saving, place, told)
+    except BaseException as error:
+        _fail(saving, place, error)
+        raise
+    else:
+        logger.info("saved %s: %d bytes in %.1f s", saving.path, saving.progress[1], time.monotonic() - start)
+        saving.set_result(saving.path)
+    finally:
+        for writing in writings:
+            writing.end()
+
+
+def _fail(saving: Saving, place: Place, error: BaseException) -> None:
+    place.give_up()
+    logger.error("%s", error)
+    saving.set_exception(error)
+
+
+def _wait(saving: Saving, writings: Sequence[Writing]) -> Mapping[tuple[str, int], list[int]]:
+    """Wait until all workers have written; gives the checksums of what they have."""
+    pause = _LOOK_FIRST
+    while True:
+        found = [writing.poll() for writing in writings]
+        saving._written = sum(each.bytes for each in found)
+        if all(each.done for each in found):
+            return {where: sums for each in found for where, sums in each.sums.items()}
+        time.sleep(pause)
+        pause = min(2 * pause, _LOOK_LAST)
+
+
+__all__ = ["Format", "Saving", "save"]
