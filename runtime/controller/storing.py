@@ -64,7 +64,7 @@ class Storing(ABC):
                 remote = self._own(handle, "a value that is saved")
                 self._state.refuse_donated(remote, "a value that is saved")
                 listed = [[each.rank, each.file, each.offset, each.dim, each.start, each.length] for each in pieces]
-                remotes.append([remote.id, _type(remote.type), listed])
+                remotes.append([remote.id, type_text(remote.type), listed])
             self._flush_freed()
             number = next(Storing._saves)
             writing = WorkersWriting(self, number)
@@ -92,7 +92,7 @@ class Storing(ABC):
             for id, (type_, name, blocks) in enumerate(tensors, base):
                 type_.check(self._mesh, name)
                 made.append(Remote(id, self._types.setdefault(type_, type_), Step("load"), self, self._freed))
-                described.append([id, _type(type_), name, [_stored(block) for block in blocks]])
+                described.append([id, type_text(type_), name, [block_text(block) for block in blocks]])
             self._handles.add(base, made)
             for group in _grouped(described):
                 step = Step("load")
@@ -181,10 +181,12 @@ def _grouped(items: Sequence[Any]) -> Iterator[list[Any]]:
         yield group
 
 
-def _type(type: TensorType) -> list[Any]:
+def type_text(type: TensorType) -> list[Any]:
+    """A type as commands have it: see `worker.saving`."""
     return [DTYPE_NAMES[type.dtype], type.shape, type.layout.shards]
 
 
-def _stored(block: Stored) -> list[Any]:
+def block_text(block: Stored) -> list[Any]:
+    """A stored block, likewise."""
     dtype = str(block.dtype).removeprefix("torch.")
     return [block.file, block.offset, dtype, block.start, block.shape, block.strides, block.sums]

@@ -3,7 +3,7 @@ read, and only then does anything change."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,6 +38,8 @@ class Filling:
     strict: bool
     wanted: dict[str, Wanted] = field(default_factory=dict)
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+    _values: dict[str, Any] = field(default_factory=dict)
+    """Python values that are wanted, read."""
     _names: Mapping[int, str] = field(default_factory=dict)
     _problems: list[str] = field(default_factory=list)
 
@@ -56,6 +58,7 @@ class Filling:
         if isinstance(value, nn.Module):
             self._find_module(path, value)
         elif isinstance(value, Optimizer):
+            self._find_optimizer(path, value)
             for number, entries in self._slots(path, value).items():
                 parameter = parameters_of(value)[number]
                 have = value.state.get(parameter, {})
@@ -74,19 +77,44 @@ class Filling:
             if self._has(path):
                 self._want(name_of(path), value)
         elif is_value(value):
-            self._has(path or ("value",))
+            name = name_of(path or ("value",))
+            if self._has(path or ("value",)):
+                self._read_values([name])
+            if name in self.catalog.tensors:
+                self._want(name)
         elif isinstance(value, (list, tuple)):
             for at, entry in enumerate(value):
                 self._find((*path, at), entry)
         elif name_of(path) not in self.catalog.values:
             own = {name_of((*path, *at)): held for at, held in _tensors((), value.state_dict())}
             names = self.catalog.under(path)
+            self._read_values(names)
             if not names:
                 self._has(path)
             for name in names:
                 if name in self.catalog.tensors:
                     held = own.get(name)
                     self._want(name, held if isinstance(held, DistributedTensor) else None)
+        else:
+            self._read_values([name_of(path)])
+
+    def _read_values(self, names: Iterable[str]) -> None:
+        for name in names:
+            if name in self.catalog.values:
+                self._values[name] = self.catalog.value(name)
+
+    def _find_optimizer(self, path: Path, optimizer: Optimizer) -> None:
+        for name in self.catalog.under(path):
+            if name in self.catalog.tensors:
+                self._want(name)
+            else:
+                self._read_values([name])
+        groups = self._tree((*path, "param_groups"), lambda name: name)
+        if not isinstance(groups, list) or len(groups) != len(optimizer.param_groups):
+            count = len(groups) if isinstance(groups, list) else 0
+            self._problems.append(
+                f"'{name_of(path)}' has {count} groups of parameters in it, and {len(optimizer.param_groups)} here"
+            )
 
     def _find_module(self, path: Path, module: nn.Module) -> None:
         expected = module.state_dict(keep_vars=True)
@@ -104,6 +132,7 @@ class Filling:
                     self._problems.append(f"{what} key(s) in state_dict: {shown}.")
         for name, held in expected.items():
             saved = found.get(name, self.catalog.ties.get(start + name, name))
+            self._read_values([saved])
             if isinstance(held, torch.Tensor) and saved in self.catalog.tensors:
                 self._want(saved, held)
 
@@ -158,7 +187,7 @@ class Filling:
         if isinstance(value, nn.Module):
             for prefix, module in value.named_modules():
                 name = name_of((*path, f"{prefix}.{_EXTRA}".lstrip(".")))
-                if name in self.catalog.values or name in self.tensors:
+                if name in self._values or name in self.tensors:
                     module.set_extra_state(self._get(name))
         elif isinstance(value, Optimizer):
             self._fill_optimizer(path, value)
@@ -190,16 +219,11 @@ class Filling:
             for number, entries in self._slots(path, optimizer).items()
         }
         groups = self._tree((*path, "param_groups"), self._get)
-        if groups is None or len(groups) != len(own["param_groups"]):
-            raise CheckpointError(
-                f"'{name_of(path)}' has {len(own['param_groups'])} groups of parameters, and {len(groups or ())} in "
-                f"the checkpoint {self.catalog.path}"
-            )
         groups = [{**old, **new, "params": old["params"]} for old, new in zip(own["param_groups"], groups, strict=True)]
         optimizer.load_state_dict({**own, "state": state, "param_groups": groups})
 
     def _get(self, name: str) -> Any:
-        return self.tensors[name] if name in self.tensors else self.catalog.value(name)
+        return self.tensors[name] if name in self.tensors else self._values[name]
 
 
 def _same_shape(held: Any, catalog: Catalog, name: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from os import PathLike
 from pathlib import Path as FilePath
 from typing import Any, TypeVar
@@ -21,6 +22,8 @@ from monarch.stdlib.checkpoints.filling import Filling, Wanted
 from monarch.stdlib.checkpoints.places import unfinished
 
 T = TypeVar("T")
+
+logger = logging.getLogger("monarch")
 
 
 def load(path: str | PathLike[str], into: T, *, strict: bool = True) -> T:
@@ -55,6 +58,9 @@ def load(path: str | PathLike[str], into: T, *, strict: bool = True) -> T:
 
 
 def _open(path: FilePath) -> Catalog:
+    left = unfinished(path)
+    if left is not None and path.exists():
+        logger.warning("a save to %s was not finished, or is under way: loading the one before it", path)
     try:
         if (path / dcp.METADATA).exists():
             return dcp.catalog(path)
@@ -62,7 +68,6 @@ def _open(path: FilePath) -> Catalog:
             return safetensors_files.catalog(path)
     except OSError as error:
         raise CheckpointError(f"cannot read the checkpoint {path}: {explain(error, str(path))}") from None
-    left = unfinished(path)
     raise CheckpointError(
         f"there is no checkpoint at {path}" + ("" if left is None else f": a save to it was not finished ({left})"),
         hint="a checkpoint is a folder with .metadata or model.safetensors, or a file of safetensors.",

@@ -1,0 +1,56 @@
+"""Checkpoints without worker processes: an executor in this process that writes and reads as workers do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from monarch.compiler.blocks import block_of, whole_of
+from monarch.compiler.execution.storage import Piece, Stored, Written
+from monarch.compiler.types import TensorType
+from monarch.runtime.controller.storing import block_text, type_text
+from monarch.runtime.worker.saving import Saves, load_value
+from tests.language.dense import DenseExecutor, DenseHandle
+
+
+class FileExecutor(DenseExecutor):
+    def write(self, values: Sequence[tuple[Any, Sequence[Piece]]]) -> DoneWriting:
+        found = []
+        for rank in range(self.mesh.workers):
+            saves = Saves(self.mesh, rank)
+            told = [
+                (number, type_text(handle.type), [list(vars(piece).values()) for piece in pieces])
+                for number, (handle, pieces) in enumerate(values)
+            ]
+
+            def block(number: int, rank: int = rank) -> torch.Tensor:
+                handle = values[number][0]
+                return block_of(handle.tensor, handle.type, self.mesh, rank)
+
+            saves.add(0, told, block, last=False)
+            saves._saves[0]._run()
+            found.append(saves.look(0))
+        return DoneWriting(found)
+
+    def read(self, tensors: Sequence[tuple[TensorType, str, Sequence[Stored]]]) -> list[DenseHandle]:
+        made = []
+        for type_, name, blocks in tensors:
+            told = type_text(type_), name, [block_text(block) for block in blocks]
+            parts = [load_value(self.mesh, rank, told) for rank in range(self.mesh.workers)]
+            made.append(DenseHandle(whole_of(parts, type_, self.mesh), type_))
+        return made
+
+
+class DoneWriting:
+    def __init__(self, found: list[dict[str, Any]]) -> None:
+        self._found = found
+
+    def poll(self) -> Written:
+        assert not any(each["error"] for each in self._found), self._found
+        sums = {(file, offset): sums for each in self._found for file, offset, sums in each["sums"]}
+        return Written(sum(each["bytes"] for each in self._found), True, sums)
+
+    def end(self) -> None:
+        pass

@@ -1,0 +1,242 @@
+"""What is saved is what is loaded, whatever mesh, layouts and format; PyTorch and safetensors read it too."""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+import zlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors
+import safetensors.torch
+import torch
+import torch.distributed.checkpoint as torch_dcp
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+import monarch
+from monarch.compiler.execution.storage import SUM_BYTES
+from monarch.distributed import Mesh
+from monarch.exceptions import CheckpointError
+from monarch.stdlib.checkpoints.containers import Container, find
+from monarch.stdlib.checkpoints.sums import crc_of
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.bool, torch.uint8]
+MESHES: list[dict[str, int]] = [{"a": 1}, {"a": 3}, {"a": 2, "b": 2}, {"a": 4}]
+
+
+@st.composite
+def laid_out(draw: Any) -> tuple[torch.dtype, tuple[int, ...], list[tuple[dict[str, int], list[Any]]]]:
+    """A dtype, sizes, and a mesh and a layout to save with and to load with."""
+    dtype = draw(st.sampled_from(DTYPES))
+    shape = tuple(draw(st.lists(st.integers(0, 7), max_size=3)))
+    placed = []
+    for _ in range(2):
+        sizes = draw(st.sampled_from(MESHES))
+        layout: list[list[str]] = [[] for _ in shape]
+        for name in sizes:
+            at = draw(st.integers(-1, len(shape) - 1))
+            if at >= 0:
+                layout[at].append(name)
+        placed.append((sizes, [tuple(names) if names else None for names in layout]))
+    return dtype, shape, placed
+
+
+def values(dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    numbers = torch.arange(torch.Size(shape).numel(), dtype=torch.float64).reshape(shape)
+    return (numbers % 3 == 1) if dtype == torch.bool else (numbers * 1.25 + 1).to(dtype)
+
+
+@pytest.mark.usefixtures("here")
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=30)
+@given(case=laid_out(), format=st.sampled_from(["dcp", "safetensors"]))
+def test_any_mesh_loads_what_any_mesh_has_saved(case: Any, format: Any, tmp_path_factory: Any) -> None:
+    dtype, shape, ((sizes, layout), (others, other)) = case
+    path = tmp_path_factory.mktemp("c") / "x"
+    whole = values(dtype, shape)
+    x = monarch.distribute(whole, Mesh(**sizes), sharding_spec=layout)
+    monarch.save({"x": x}, path, format=format).result()
+    y = monarch.distribute(torch.zeros_like(whole), Mesh(**others), sharding_spec=other)
+    monarch.load(path, into={"x": y})
+    assert torch.equal(y.full_tensor(), whole)
+    plain = {"x": torch.zeros_like(whole)}
+    assert torch.equal(monarch.load(path, into=plain)["x"], whole)
+    if format == "dcp":
+        read = {"x": torch.zeros_like(whole)}
+        torch_dcp.load(read, checkpoint_id=path, no_dist=True)
+        assert torch.equal(read["x"], whole)
+    else:
+        assert torch.equal(safetensors.torch.load_file(path / "model.safetensors")["x"], whole)
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize("format", ["dcp", "safetensors"])
+def test_large_blocks_are_shared_among_replicas_and_read_in_parts(format: Any, tmp_path: Path) -> None:
+    whole = torch.arange(3_300_001, dtype=torch.int32)
+    wide = torch.arange(64 * 40_001, dtype=torch.float32).view(64, 40_001)
+    mesh = Mesh(a=3)
+    state = {"x": monarch.distribute(whole, mesh), "w": monarch.distribute(wide, mesh, "[-, @a]")}
+    monarch.save(state, tmp_path / "c", format=format).result()
+    if format == "dcp":
+        sizes = [file.stat().st_size for file in (tmp_path / "c").glob("__[0-9]*")]
+        assert len(sizes) == 3 and max(sizes) < 1.1 * min(sizes)  # each wrote a third of what all hold
+    other = Mesh(a=2, b=2)
+    into = {
+        "x": monarch.distribute(torch.zeros_like(whole), other, "[@(a,b)]"),
+        "w": monarch.distribute(torch.zeros_like(wide), other, "[@b, @a]"),
+    }
+    monarch.load(tmp_path / "c", into=into)
+    assert torch.equal(into["x"].full_tensor(), whole)
+    assert torch.equal(into["w"].full_tensor(), wide)
+
+
+@pytest.mark.usefixtures("here")
+def test_pytorch_reads_all_that_was_saved(tmp_path: Path) -> None:
+    mesh = Mesh(a=2)
+    model = monarch.module_to_mesh(nn.Linear(5, 3), mesh, {"weight": "[@a, -]"})
+    state = {"model": model, "note": "text", "list": [1, {"deep": torch.ones(2)}], "step": 3, "pair": (1, 2.5)}
+    monarch.save(state, tmp_path / "c").result()
+    dcp_to_torch_save(tmp_path / "c", tmp_path / "c.pt")
+    found = torch.load(tmp_path / "c.pt", weights_only=True)
+    assert torch.equal(found["model"]["weight"], model.weight.full_tensor())
+    assert (found["note"], found["step"], found["pair"], found["list"][0]) == ("text", 3, (1, 2.5), 1)
+    assert torch.equal(found["list"][1]["deep"], torch.ones(2))
+
+
+@pytest.mark.usefixtures("here")
+def test_what_dcp_wrote_is_read(tmp_path: Path) -> None:
+    held = {"model": nn.Linear(5, 3).state_dict(), "t": torch.arange(12.0).view(3, 4).t(), "step": 4}
+    torch_dcp.save(held, checkpoint_id=tmp_path / "c", no_dist=True)
+    model = monarch.module_to_mesh(nn.Linear(5, 3), Mesh(a=2), {"weight": "[-, @a]"})
+    into = {"model": model, "t": torch.zeros(4, 3), "step": 0}
+    monarch.load(tmp_path / "c", into=into)
+    assert torch.equal(model.weight.full_tensor(), held["model"]["weight"])
+    assert torch.equal(into["t"], held["t"]) and into["step"] == 4
+
+
+@pytest.mark.usefixtures("here")
+def test_one_file_of_safetensors_is_read_and_written(tmp_path: Path) -> None:
+    safetensors.torch.save_file({"weight": torch.ones(3, 5), "bias": torch.arange(3.0)}, tmp_path / "a.safetensors")
+    model = monarch.module_to_mesh(nn.Linear(5, 3), Mesh(a=2), {"weight": "[-, @a]"})
+    monarch.load(tmp_path / "a.safetensors", into=model)
+    assert torch.equal(model.weight.full_tensor(), torch.ones(3, 5))
+    monarch.save(model, tmp_path / "b.safetensors").result()
+    with safetensors.safe_open(tmp_path / "b.safetensors", "pt") as file:
+        assert torch.equal(file.get_tensor("bias"), torch.arange(3.0))
+        assert file.metadata()["format"] == "pt"
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["a.safetensors", "b.safetensors"]
+
+
+@pytest.mark.usefixtures("here")
+def test_an_index_of_hugging_face_is_read_and_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("monarch.stdlib.checkpoints.safetensors_files._SHARD_BYTES", 64)
+    model = monarch.module_to_mesh(nn.Linear(5, 3), Mesh(a=2), {"weight": "[-, @a]"})
+    monarch.save(model, tmp_path / "c", format="safetensors").result()
+    index = json.loads((tmp_path / "c" / "model.safetensors.index.json").read_text())
+    assert index == {
+        "metadata": {"total_size": 72},
+        "weight_map": {
+            "weight": "model-00001-of-00002.safetensors",
+            "bias": "model-00002-of-00002.safetensors",
+        },
+    }
+    other = monarch.module_to_mesh(nn.Linear(5, 3), Mesh(a=3))
+    monarch.load(tmp_path / "c", into=other)
+    assert torch.equal(other.weight.full_tensor(), model.weight.full_tensor())
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(7, 4)
+        self.head = nn.Linear(4, 7, bias=False)
+        self.head.weight = self.embedding.weight
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize("format", ["dcp", "safetensors"])
+def test_tied_tensors_are_written_once(format: Any, tmp_path: Path) -> None:
+    model = monarch.module_to_mesh(Tied(), Mesh(a=2), {"embedding.weight": "[@a, -]"})
+    saving = monarch.save(model, tmp_path / "c", format=format)
+    saving.result()
+    assert saving.progress == (112, 112)
+    other = monarch.module_to_mesh(Tied(), Mesh(a=3))
+    monarch.load(tmp_path / "c", into=other)
+    assert torch.equal(other.head.weight.full_tensor(), model.embedding.weight.full_tensor())
+    if format == "dcp":
+        plain = Tied()
+        held = {**plain.state_dict()}
+        torch_dcp.load(held, checkpoint_id=tmp_path / "c", no_dist=True)
+        assert torch.equal(held["head.weight"], model.embedding.weight.full_tensor())
+    else:
+        plain = Tied()
+        safetensors.torch.load_model(plain, tmp_path / "c" / "model.safetensors")
+        assert torch.equal(plain.head.weight, model.embedding.weight.full_tensor())
+
+
+@pytest.mark.usefixtures("here")
+def test_views_and_other_dtypes(tmp_path: Path) -> None:
+    x = monarch.distribute(torch.arange(24.0).view(4, 6), Mesh(a=2), "[@a, -]")
+    monarch.save({"x": x.t()[1:]}, tmp_path / "c").result()
+    y = monarch.distribute(torch.zeros(6, 4, dtype=torch.bfloat16), Mesh(a=3), "[@a, -]")
+    monarch.load(tmp_path / "c", into={"x": y[1:]})
+    expected = torch.arange(24.0).view(4, 6).t().to(torch.bfloat16).clone()
+    expected[0] = 0
+    assert torch.equal(y.full_tensor(), expected)
+
+
+def test_a_container_is_a_zip_file_that_torch_loads() -> None:
+    for dtype in (*DTYPES, torch.complex64):
+        for shape in ((), (3, 5), (0, 4)):
+            x = torch.ones(shape).to(dtype)
+            raw = x.reshape(-1).view(torch.uint8).numpy().tobytes() if x.numel() else b""
+            container = Container(dtype, shape, 13)
+            made = container.head(zlib.crc32(raw)) + raw + container.tail(zlib.crc32(raw))
+            assert (container.elements % 64, len(made)) == (0, container.end - 13)
+            assert torch.equal(torch.load(io.BytesIO(made), weights_only=True), x)
+            assert zipfile.ZipFile(io.BytesIO(made)).testzip() is None
+            found = find(io.BytesIO(b"x" * 13 + made), 13, len(made))
+            assert found is not None and (found.offset, found.dtype) == (container.elements, dtype)
+
+
+@given(st.integers(0, 3 * SUM_BYTES))
+@settings(max_examples=10)
+def test_checksums_of_parts_give_that_of_the_whole(size: int) -> None:
+    data = bytes(range(256)) * (size // 256) + bytes(size % 256)
+    parts = [zlib.crc32(data[at : at + SUM_BYTES]) for at in range(0, size, SUM_BYTES)]
+    assert crc_of(parts, size) == zlib.crc32(data)
+
+
+@pytest.mark.usefixtures("here")
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
+@given(data=st.data(), format=st.sampled_from(["dcp", "safetensors"]))
+def test_a_corrupt_byte_is_named_or_changes_nothing(data: Any, format: Any, tmp_path_factory: Any) -> None:
+    path = tmp_path_factory.mktemp("c") / "x"
+    whole = torch.arange(60.0).view(12, 5)
+    state: dict[str, Any] = {"x": monarch.distribute(whole, Mesh(a=2), "[@a, -]"), "p": torch.arange(5)}
+    if format == "dcp":
+        state["note"] = "text"
+    monarch.save(state, path, format=format).result()
+    file = data.draw(st.sampled_from(sorted(path.iterdir())))
+    raw = bytearray(file.read_bytes())
+    at = data.draw(st.integers(0, len(raw) - 1))
+    if data.draw(st.booleans()):
+        raw[at] ^= data.draw(st.integers(1, 255))
+    else:
+        del raw[at:]
+    file.write_bytes(raw)
+    into = {key: "" if key == "note" else torch.zeros_like(value) for key, value in state.items()}
+    into["x"] = monarch.distribute(torch.zeros(12, 5), Mesh(a=3), "[-, @a]")
+    try:
+        monarch.load(path, into=into)
+    except (CheckpointError, RuntimeError) as error:
+        assert path.name in str(error)
+        assert not into["x"].full_tensor().any()
+    else:
+        assert torch.equal(into["x"].full_tensor(), whole) and torch.equal(into["p"], torch.arange(5))
+        assert into.get("note", "text") == "text"

@@ -1,0 +1,185 @@
+"""Checkpoints that worker processes write beside their steps, and read."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import monarch
+from monarch.distributed import Mesh
+from monarch.exceptions import CheckpointError, DeviceMeshError
+
+BATCH = torch.randn(6, 10), torch.randint(7, (6,))
+
+
+class Training:
+    def __init__(self, mesh: Mesh, layouts: dict[str, Any] | None, seed: int = 0) -> None:
+        torch.manual_seed(seed)
+        model = nn.Sequential(nn.Linear(10, 9), nn.ReLU(), nn.Dropout(0.2), nn.Linear(9, 7))
+        self.model = monarch.module_to_mesh(model, mesh, layouts)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.1)
+        self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 2, gamma=0.5)
+
+        @monarch.program(mesh=mesh)
+        def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            self.optimizer.zero_grad()
+            loss = F.cross_entropy(self.model(x), y)
+            loss.backward()
+            self.optimizer.step()
+            return loss
+
+        self._step = step
+
+    def step(self) -> float:
+        loss = self._step(*BATCH).item()
+        self.scheduler.step()
+        return float(loss)
+
+    def state(self) -> dict[str, Any]:
+        parts = {"model": self.model, "optimizer": self.optimizer, "scheduler": self.scheduler}
+        return {**parts, "random": torch.default_generator, "step": 0}
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        found = {name: tensor.full_tensor() for name, tensor in self.model.state_dict().items()}
+        for number, entries in self.optimizer.state_dict()["state"].items():
+            for key, value in entries.items():
+                found[f"{number}.{key}"] = getattr(value, "full_tensor", value.clone)()
+        return found
+
+
+def equal(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+LAYOUTS = {"0.weight": "[@data, @model]", "0.bias": "[@model]", "3.weight": "[-, @(model,data)]"}
+
+
+def test_training_goes_on_from_a_checkpoint_on_another_mesh_with_the_same_bits_in_its_state(tmp_path: Path) -> None:
+    with Mesh(data=2, model=2) as mesh, Mesh(data=3) as other, Mesh(data=2, model=2) as same:
+        before = Training(mesh, LAYOUTS)
+        for _ in range(3):
+            before.step()
+        saving = monarch.save({**before.state(), "step": 3}, tmp_path / "c")
+        held = before.tensors()
+        losses = [before.step() for _ in range(4)]  # which replace what is being written
+        assert saving.result() == tmp_path / "c"
+        assert saving.progress[0] == saving.progress[1] > 0
+
+        elsewhere = Training(other, {"0.weight": "[-, @data]", "3.bias": "[@data]"}, seed=1)
+        state = monarch.load(tmp_path / "c", into=elsewhere.state())
+        assert state["step"] == 3 and equal(elsewhere.tensors(), held)
+        assert elsewhere.scheduler.state_dict()["last_epoch"] == 3
+        assert elsewhere.optimizer.param_groups[0]["lr"] == 0.05
+        found = [elsewhere.step() for _ in range(4)]
+        assert found == pytest.approx(losses, rel=1e-5)
+
+        alike = Training(same, LAYOUTS, seed=1)
+        alike.step()  # its optimizer has state that is filled in place
+        monarch.load(tmp_path / "c", into=alike.state())
+        assert [alike.step() for _ in range(4)] == losses
+        assert equal(alike.tensors(), before.tensors())
+
+
+def test_nothing_changes_where_a_checkpoint_does_not_fit(tmp_path: Path) -> None:
+    with Mesh(data=2) as mesh:
+        model = monarch.module_to_mesh(nn.Linear(4, 3), mesh)
+        monarch.save({"model": model}, tmp_path / "c").result()
+        larger = monarch.module_to_mesh(nn.Linear(4, 5), mesh)
+        with pytest.raises(CheckpointError, match=r"size mismatch for model.weight: .* \[3, 4\] .* \[5, 4\]"):
+            monarch.load(tmp_path / "c", into={"model": larger})
+        named = nn.ModuleDict({"weight": nn.Linear(4, 3)})
+        with pytest.raises(CheckpointError, match='Missing key.*"weight.weight", "weight.bias"') as caught:
+            monarch.load(tmp_path / "c", into={"model": named})
+        assert 'Unexpected key(s) in state_dict: "weight", "bias".' in str(caught.value)
+        with pytest.raises(CheckpointError, match="'step' is not in it"):
+            monarch.load(tmp_path / "c", into={"model": model, "step": 1})
+        with pytest.raises(CheckpointError, match="no checkpoint at"):
+            monarch.load(tmp_path / "none", into={"model": model})
+        before = model.weight.full_tensor()
+        file = max((tmp_path / "c").glob("__[0-9]*"), key=lambda each: each.stat().st_size)
+        file.write_bytes(bytes(file.stat().st_size))
+        with torch.no_grad():
+            model.weight.add_(1)
+        with pytest.raises(CheckpointError, match=f"{file} is corrupt: in 'model.(weight|bias)', bytes"):
+            monarch.load(tmp_path / "c", into={"model": model})
+        assert torch.equal(model.weight.full_tensor(), before + 1)
+
+
+def test_a_worker_that_is_killed_while_it_saves_leaves_the_former_checkpoint(tmp_path: Path) -> None:
+    with Mesh(data=2) as mesh:
+        x = monarch.distribute(torch.arange(8.0), mesh, "[@data]")
+        monarch.save({"x": x}, tmp_path / "c").result()
+        pid = mesh.executor.worker_pids()[1]  # type: ignore[attr-defined]
+        os.kill(pid, signal.SIGSTOP)
+        saving = monarch.save({"x": x * 2}, tmp_path / "c")
+        with pytest.raises(CheckpointError, match="c is being saved to already"):
+            monarch.save({"x": x}, tmp_path / "c")
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(CheckpointError, match="has lost a worker") as caught:
+            saving.result()
+        assert isinstance(caught.value.__cause__, DeviceMeshError)
+        assert [each.name for each in tmp_path.iterdir()] == ["c"]
+        into = {"x": torch.zeros(8)}
+        assert torch.equal(monarch.load(tmp_path / "c", into=into)["x"], torch.arange(8.0))
+
+
+def test_a_step_that_failed_has_nothing_to_save(tmp_path: Path) -> None:
+    with Mesh(data=2) as mesh:
+        table = monarch.distribute(torch.arange(8.0), mesh)
+
+        @monarch.program(mesh=mesh)
+        def look(at: "i64[2]") -> torch.Tensor:
+            return table[at]
+
+        found = look(torch.tensor([1, 99]))
+        with pytest.raises(CheckpointError, match="IndexError"):
+            monarch.save({"found": found}, tmp_path / "c").result()
+        assert not list(tmp_path.iterdir())
+        monarch.save({"table": table}, tmp_path / "c").result()
+
+
+def test_a_mesh_is_closed_behind_what_it_saves_and_a_program_ends_behind_it(tmp_path: Path) -> None:
+    script = """
+        import sys, torch, monarch
+        from monarch.distributed import Mesh
+        with Mesh(data=2) as mesh:
+            x = monarch.distribute(torch.arange(2.0**20), mesh, "[@data]")
+            monarch.save({"x": x}, sys.argv[1])
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(script), tmp_path / "c"], check=True, timeout=120)
+    into = {"x": torch.zeros(2**20)}
+    assert torch.equal(monarch.load(tmp_path / "c", into=into)["x"], torch.arange(2.0**20))
+
+
+def test_a_program_that_is_killed_while_it_saves_leaves_the_former_checkpoint(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    script = """
+        import os, signal, sys, torch, monarch
+        from monarch.distributed import Mesh
+        mesh = Mesh(data=2)
+        x = monarch.distribute(torch.arange(8.0), mesh, "[@data]")
+        monarch.save({"x": x}, sys.argv[1]).result()
+        os.kill(mesh.executor.worker_pids()[1], signal.SIGSTOP)
+        monarch.save({"x": x * 2}, sys.argv[1])
+        os.kill(os.getpid(), signal.SIGKILL)
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script), tmp_path / "c"], timeout=120)
+    assert done.returncode == -signal.SIGKILL
+    assert sorted(each.name for each in tmp_path.iterdir()) == [".c.saving", "c"]
+    into = {"x": torch.zeros(8)}
+    assert torch.equal(monarch.load(tmp_path / "c", into=into)["x"], torch.arange(8.0))
+    assert "c was not finished" in caplog.text
+    monarch.save({"x": torch.ones(8)}, tmp_path / "c").result()
+    assert [each.name for each in tmp_path.iterdir()] == ["c"]
+    assert torch.equal(monarch.load(tmp_path / "c", into=into)["x"], torch.ones(8))
