@@ -182,7 +182,7 @@ def _grouped(items: Sequence[Any]) -> Iterator[list[Any]]:
 
 
 def type_text(type: TensorType) -> list[Any]:
-    """A type as commands have it: see `worker.saving`."""
+    """A type as commands have it: see `worker.files`."""
     return [DTYPE_NAMES[type.dtype], type.shape, type.layout.shards]
 
 

@@ -29,7 +29,8 @@ from monarch.runtime.shared.results import Results
 from monarch.runtime.shared.ring import RingReader
 from monarch.runtime.shared.window import RING_BYTES, STAGING_BYTES, Window
 from monarch.runtime.shared.wire import Report
-from monarch.runtime.worker.state import Actors, Buffer, Count, Message, Value, WorkerState
+from monarch.runtime.worker.messages import Buffer, Count, Message, Value
+from monarch.runtime.worker.state import Actors, WorkerState
 from monarch.runtime.worker.tracing import Tracer
 
 

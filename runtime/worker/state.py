@@ -3,7 +3,6 @@ collectives."""
 
 from __future__ import annotations
 
-import json
 import pickle
 import struct
 import traceback
@@ -29,8 +28,9 @@ from monarch.runtime.shared.wire import Report
 from monarch.runtime.worker.arena import Arena
 from monarch.runtime.worker.device.native import bind
 from monarch.runtime.worker.exchange import Loan
+from monarch.runtime.worker.files import Files
 from monarch.runtime.worker.frame import Frame, Graphs, Observer
-from monarch.runtime.worker.saving import Saves, load_value
+from monarch.runtime.worker.messages import GONE, Buffer, Count, Message, Missing, Value
 from monarch.runtime.worker.tracing import CountedValues, Tracer
 
 if TYPE_CHECKING:
@@ -65,53 +65,6 @@ class Actors(Protocol):
     def lend(self, token: int, loans: Sequence[Loan | str], messages: int) -> None: ...
 
     def adopt(self, token: int) -> list[torch.Tensor]: ...
-
-
-@dataclass(frozen=True)
-class Missing:
-    """Stands where a value would be, had command `root` not failed."""
-
-    root: int
-    committed: bool = False
-
-
-_GONE = Missing(-1)
-"""What a handle stands for whose value another step has taken."""
-
-
-class _Lacking(Exception):
-    """A value is not here, for command `root` failed."""
-
-    def __init__(self, root: int) -> None:
-        super().__init__(root)
-        self.root = root
-
-
-@dataclass(frozen=True)
-class Value:
-    """A tensor on its way to the controller, for the FETCH command `step`."""
-
-    step: int
-    tensor: torch.Tensor
-
-
-@dataclass(frozen=True)
-class Count:
-    """How many values this worker holds, for the COUNT command `step`."""
-
-    step: int
-    values: int
-
-
-@dataclass(frozen=True)
-class Buffer:
-    """Where this worker writes what it measures, for the TRACE command `step`."""
-
-    step: int
-    tracer: Tracer
-
-
-Message = Report | Value | Count | Buffer
 
 
 @dataclass
@@ -186,8 +139,7 @@ class WorkerState:
         self._snapshots: dict[int, _Snapshot] = {}
         self._shared: frozenset[int] = frozenset()
         """The values that are in a snapshot too: no step may write over them."""
-        self._mesh = mesh
-        self._saves = Saves(mesh, rank)
+        self._files = Files(mesh, rank, lambda handle: self.values.get(handle, GONE))
         self._arena = Arena()
         self._tracer: Tracer | None = None
         self._kernels: Path | None = None  # of the plan that is being loaded
@@ -214,9 +166,9 @@ class WorkerState:
             wire.SEND: self._send,
             wire.BACK: self._back,
             wire.GIVE: self._give,
-            wire.WRITE: self._write,
-            wire.WRITTEN: self._written,
-            wire.READ: self._read,
+            wire.WRITE: self._files.write,
+            wire.WRITTEN: self._files.tell,
+            wire.READ: lambda step, body: self._files.read(step, body, self.values),
             wire.FAULT: self._suffer,
         }
         self._untraced = self._handlers
@@ -240,7 +192,7 @@ class WorkerState:
         collectives."""
         self._collectives = self._moves = collectives
         self.plans.clear()
-        self._saves.stop_all()
+        self._files.stop_all()
         self._arena.fit(0)
         self._handlers, self._tracer = self._untraced, None
         self.values = {handle: value for handle, value in self.values.items() if isinstance(value, torch.Tensor)}
@@ -336,7 +288,7 @@ class WorkerState:
                 arguments[at] = torch.scalar_tensor(arguments[at], dtype=dtype, device=plan.device)
                 continue
             handle = arguments[at]
-            value = arguments[at] = values.get(handle, _GONE)
+            value = arguments[at] = values.get(handle, GONE)
             if isinstance(value, Missing):
                 report = Report("dependent", self.rank, step, root=value.root)
                 return [self._miss(step, base, outputs, report)]
@@ -350,9 +302,9 @@ class WorkerState:
                 for at, handle in zip(plan.donated, self._donated, strict=True):
                     if handle in self._shared:
                         arguments[at] = arguments[at].clone()
-            if self._saves:
+            if self._files.writing:
                 for at, handle in zip(plan.donated, self._donated, strict=True):
-                    if self._saves.is_held(handle):
+                    if self._files.is_held(handle):
                         arguments[at] = arguments[at].clone()
             for at, handle in elsewhere:
                 arguments[at] = values[handle] = arguments[at].to(plan.device)
@@ -617,42 +569,6 @@ class WorkerState:
         snapshot = self._snapshots.get(number, _Snapshot({}))
         return self._move(step, rest, lambda handle, pair: snapshot.others.get((pair[1], handle)), self._set)
 
-    # -- files -------------------------------------------------------------------------------------------------------
-
-    def _write(self, step: int, body: bytearray) -> list[Message]:
-        job = wire.unpack_json(body)
-        try:
-            self._saves.add(job["save"], job["values"], self._held, job["last"])
-        except _Lacking as lacking:
-            return [Report("dependent", self.rank, step, root=lacking.root)]
-        return []
-
-    def _held(self, handle: int) -> torch.Tensor:
-        value = self.values.get(handle, _GONE)
-        if isinstance(value, Missing):
-            raise _Lacking(value.root)
-        return value
-
-    def _written(self, step: int, body: bytearray) -> list[Message]:
-        _, number, stop = wire.unpack_numbers(body)
-        if stop:
-            self._saves.stop(number)
-        told = json.dumps(self._saves.look(number)).encode()
-        return [Value(step, torch.frombuffer(bytearray(told), dtype=torch.uint8))]
-
-    def _read(self, step: int, body: bytearray) -> list[Message]:
-        wanted = wire.unpack_json(body)
-        for handle, *value in wanted:
-            try:
-                self.values[handle] = load_value(self._mesh, self.rank, value)
-            except RuntimeError as error:  # no memory left, or what is wrong with the file
-                for each, *_ in wanted:
-                    self.values[each] = Missing(step)
-                return [Report("failed", self.rank, step, str(error))]
-        return []
-
-    # -- freeing -----------------------------------------------------------------------------------------------------
-
     def _free(self, step: int, body: bytearray) -> list[Message]:
         self._drop(wire.unpack_numbers(body)[1:])
         return []
@@ -667,7 +583,7 @@ class WorkerState:
         _, handle, *ranks = wire.unpack_numbers(body)
         if self.rank not in ranks:
             return []
-        value = self.values.get(handle, _GONE)
+        value = self.values.get(handle, GONE)
         if isinstance(value, Missing):
             return [Report("dependent", self.rank, step, root=value.root)]
         if not isinstance(value, torch.Tensor):

@@ -22,7 +22,7 @@ from monarch.runtime.controller.executor import MeshExecutor
 from monarch.runtime.shared import wire
 from monarch.runtime.shared.measured import HEAD, STEPS, records
 from monarch.runtime.worker.frame import Frame
-from monarch.runtime.worker.state import Buffer
+from monarch.runtime.worker.messages import Buffer
 from monarch.runtime.worker.tracing import CountedValues, Held, Tracer
 from tests.runtime.building import Building, each, whole
 from tests.runtime.collectives.loopback import executor_on

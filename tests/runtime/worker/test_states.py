@@ -24,7 +24,8 @@ from monarch.runtime.shared.signals import Aborted
 from monarch.runtime.shared.wire import Report
 from monarch.runtime.worker.device import gpu
 from monarch.runtime.worker.frame import Frame
-from monarch.runtime.worker.state import Actors, Count, Message, Missing, Value, WorkerState
+from monarch.runtime.worker.messages import Count, Message, Missing, Value
+from monarch.runtime.worker.state import Actors, WorkerState
 from monarch.runtime.worker.tracing import Tracer
 from tests.runtime.building import Building, whole
 

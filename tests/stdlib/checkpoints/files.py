@@ -11,27 +11,29 @@ from monarch.compiler.blocks import block_of, whole_of
 from monarch.compiler.execution.storage import Piece, Stored, Written
 from monarch.compiler.types import TensorType
 from monarch.runtime.controller.storing import block_text, type_text
-from monarch.runtime.worker.saving import Saves, load_value
+from monarch.runtime.shared import wire
+from monarch.runtime.worker.files import Files, load_value
 from tests.language.dense import DenseExecutor, DenseHandle
 
 
 class FileExecutor(DenseExecutor):
     def write(self, values: Sequence[tuple[Any, Sequence[Piece]]]) -> DoneWriting:
+        told = [
+            (number, type_text(handle.type), [list(vars(piece).values()) for piece in pieces])
+            for number, (handle, pieces) in enumerate(values)
+        ]
+        body = bytearray(wire.pack_json(wire.WRITE, {"save": 0, "values": told, "last": False}))
         found = []
         for rank in range(self.mesh.workers):
-            saves = Saves(self.mesh, rank)
-            told = [
-                (number, type_text(handle.type), [list(vars(piece).values()) for piece in pieces])
-                for number, (handle, pieces) in enumerate(values)
-            ]
 
             def block(number: int, rank: int = rank) -> torch.Tensor:
                 handle = values[number][0]
                 return block_of(handle.tensor, handle.type, self.mesh, rank)
 
-            saves.add(0, told, block, last=False)
-            saves._saves[0]._run()
-            found.append(saves.look(0))
+            files = Files(self.mesh, rank, block)
+            assert files.write(0, body) == []
+            files._saves[0].run()
+            found.append(files._saves[0].told())
         return DoneWriting(found)
 
     def read(self, tensors: Sequence[tuple[TensorType, str, Sequence[Stored]]]) -> list[DenseHandle]:

@@ -1,11 +1,12 @@
-"""What a worker writes to files while it runs steps: its values as they were when it was asked, by a thread of its own.
+"""What a worker writes to files while it runs steps, by a thread of its own: its values as they were when it was asked.
 
 A value that is to be written is not copied. It is marked until it has been written, and a step that would write over it
-takes a copy (see `WorkerState._run`).
+takes a copy (see `WorkerState._run`). What a worker reads, it reads in its place in the order of commands.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 from collections import Counter
@@ -17,14 +18,17 @@ import torch
 from monarch.compiler.blocks import own_part, start_of
 from monarch.compiler.execution.storage import Stored
 from monarch.compiler.plan import DTYPES, Layout, MeshSpec, TensorType
+from monarch.runtime.shared import wire
 from monarch.runtime.shared.files import CorruptError, Reader, explain, write
+from monarch.runtime.shared.wire import Report
+from monarch.runtime.worker.messages import Message, Missing, Value
 
 
 class _Stopped(Exception):
     """Nobody wants what is being written any more."""
 
 
-class _Save:
+class Save:
     """One save. The worker's loop adds pieces, starts it, and looks; the thread does the rest."""
 
     def __init__(self) -> None:
@@ -37,10 +41,19 @@ class _Save:
         self.done = False
         self.stopped = False
 
-    def start(self) -> None:
-        threading.Thread(target=self._run, name="monarch save", daemon=True).start()
+    def add(self, handle: int, piece: torch.Tensor, file: str, offset: int) -> None:
+        self.pieces.append((handle, piece, file, offset))
+        self.pending[handle] += 1
 
-    def _run(self) -> None:
+    def told(self) -> dict[str, Any]:
+        """How far it is."""
+        done = self.done
+        return {"bytes": self.written, "done": done, "sums": self.sums if done else [], "error": self.error}
+
+    def start(self) -> None:
+        threading.Thread(target=self.run, name="monarch save", daemon=True).start()
+
+    def run(self) -> None:
         with torch.inference_mode():
             files: dict[str, int] = {}
             file = ""
@@ -71,51 +84,70 @@ class _Save:
             raise _Stopped
 
 
-class Saves:
-    """What one worker is writing, by the number of the save."""
+class Files:
+    """A worker's part in checkpoints. `value_of(handle)` is what it holds."""
 
-    def __init__(self, mesh: MeshSpec, rank: int) -> None:
-        self._mesh, self._rank = mesh, rank
-        self._saves: dict[int, _Save] = {}
+    def __init__(self, mesh: MeshSpec, rank: int, value_of: Callable[[int], torch.Tensor | Missing]) -> None:
+        self._mesh, self._rank, self._value_of = mesh, rank, value_of
+        self._saves: dict[int, Save] = {}
 
-    def add(self, number: int, values: Sequence[Any], value_of: Callable[[int], torch.Tensor], last: bool) -> None:
-        """Take what this worker is to write of values: each a handle, its type, and pieces. With the `last` of them it
-        begins to write."""
-        save = self._saves.setdefault(number, _Save())
-        for handle, type_, pieces in values:
-            mine = [piece for piece in pieces if piece[0] == self._rank]
-            if not mine:
-                continue
-            block = own_part(value_of(handle), type_from(type_), self._mesh, self._rank)
-            for _, file, offset, dim, start, length in mine:
-                piece = block.narrow(dim, start, length) if block.ndim else block
-                save.pieces.append((handle, piece, file, offset))
-                save.pending[handle] += 1
-        if last:
-            save.start()
+    @property
+    def writing(self) -> bool:
+        """Whether there are saves that the controller has not ended."""
+        return bool(self._saves)
 
     def is_held(self, handle: int) -> bool:
         """Whether a value is still to be written."""
         return any(save.pending[handle] > 0 for save in self._saves.values())
 
-    def __bool__(self) -> bool:
-        return bool(self._saves)
+    def write(self, step: int, body: bytearray) -> list[Message]:
+        """Take what this worker is to write of values. With the last of them it begins to write."""
+        job = wire.unpack_json(body)
+        save = self._saves.setdefault(job["save"], Save())
+        for handle, type_, pieces in job["values"]:
+            mine = [piece for piece in pieces if piece[0] == self._rank]
+            if not mine:
+                continue
+            value = self._value_of(handle)
+            if isinstance(value, Missing):
+                return [Report("dependent", self._rank, step, root=value.root)]
+            block = own_part(value, type_from(type_), self._mesh, self._rank)
+            for _, file, offset, dim, start, length in mine:
+                save.add(handle, block.narrow(dim, start, length) if block.ndim else block, file, offset)
+        if job["last"]:
+            save.start()
+        return []
 
-    def look(self, number: int) -> dict[str, Any]:
-        """How far a save is: what `Written` has, and "error"."""
+    def tell(self, step: int, body: bytearray) -> list[Message]:
+        """How far a save is: what `storage.Written` has, and "error". With a 1 behind its number it is ended."""
+        _, number, stop = wire.unpack_numbers(body)
         save = self._saves.get(number)
-        if save is None:
-            return {"bytes": 0, "done": True, "sums": [], "error": "the checkpoint: the mesh was healed meanwhile"}
-        return {"bytes": save.written, "done": save.done, "sums": save.sums if save.done else [], "error": save.error}
-
-    def stop(self, number: int) -> None:
-        """Write no more of a save."""
-        if (save := self._saves.pop(number, None)) is not None:
+        if stop and save is not None:
             save.stopped = True
+            del self._saves[number]
+        told = save.told() if save is not None else _GIVEN_UP
+        return [Value(step, torch.frombuffer(bytearray(json.dumps(told).encode()), dtype=torch.uint8))]
 
     def stop_all(self) -> None:
-        for number in list(self._saves):
-            self.stop(number)
+        """A new session begins: nobody asks for these saves any more."""
+        for save in self._saves.values():
+            save.stopped = True
+        self._saves.clear()
+
+    def read(self, step: int, body: bytearray, values: dict[int, torch.Tensor | Missing]) -> list[Message]:
+        """Put what this worker is to hold of stored tensors among its values."""
+        wanted = wire.unpack_json(body)
+        try:
+            for handle, *value in wanted:
+                values[handle] = load_value(self._mesh, self._rank, value)
+        except RuntimeError as error:  # no memory left, or what is wrong with a file
+            for handle, *_ in wanted:
+                values[handle] = Missing(step)
+            return [Report("failed", self._rank, step, str(error))]
+        return []
+
+
+_GIVEN_UP = {"bytes": 0, "done": True, "sums": [], "error": "the checkpoint: the mesh was healed meanwhile"}
 
 
 def load_value(mesh: MeshSpec, rank: int, value: Sequence[Any]) -> torch.Tensor:
