@@ -31,6 +31,7 @@ class Contents:
     paths: dict[str, Path] = field(default_factory=dict)
 
     def add(self, path: Path, value: Any) -> None:
+        """Note a tensor or a value. Raises CheckpointError where its name is another's."""
         name = name_of(path)
         if name in self.paths:
             raise CheckpointError(
@@ -42,6 +43,7 @@ class Contents:
 
 
 def name_of(path: Path) -> str:
+    """What stands at a path is called so in a checkpoint."""
     return ".".join(map(str, path))
 
 
@@ -95,6 +97,7 @@ def _collect(path: Path, value: Any, found: Contents, names: Mapping[int, str]) 
 
 
 def holds_tensors(value: Any) -> bool:
+    """Whether there are tensors in a nest, or objects that may have some."""
     if isinstance(value, Mapping):
         return any(map(holds_tensors, value.values()))
     if isinstance(value, (list, tuple)):

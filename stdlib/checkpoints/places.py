@@ -86,6 +86,7 @@ class Place:
 
 
 def saving_folder(path: Path) -> Path:
+    """Where a checkpoint is written until it is whole."""
     return path.parent / f".{path.name}.saving"
 
 
