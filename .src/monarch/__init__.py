@@ -228,7 +228,7 @@ def _templates() -> Any:
 
 def _automatic() -> Any:
     """What chooses layouts where a module is placed with layouts="auto"."""
-    return load("monarch.stdlib.parallel:automatic")
+    return _named("monarch.stdlib.parallel:automatic")
 
 
 def _draw(value: Any) -> str:
