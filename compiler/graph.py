@@ -8,6 +8,8 @@ What a node carries, in `node.meta`:
     "kind"      placeholders only: "input", "state", "constant", "scalar" or "seed"
     "label"     placeholders only: an input's position, a state's or scalar's name
     "why"       text: why the value has its layout, or why the collective is there
+    "mesh"      in a graph of several meshes: the name of the part that has the value. A value without it depends on
+                none that has one, and every part that reads it computes it
     "gathered"  positions of the operands that were gathered or reduced for an op that runs whole for want of a rule
 
 and while a report is made (`pipeline.compile_graph(graph, report=True)`):
@@ -28,6 +30,17 @@ A graph's text form (`str(graph)`) parses back exactly (`monarch.compiler.text`)
       return %h
     }
 
+A graph of several meshes has a name for each, with the workers that it has of the one that all are of, and a value says
+on which it is:
+
+    graph @step on mesh<stage=2, data=2> with a: mesh<data=2>, b: mesh<data=2> {
+      %x = input 0                       : f32[64@data, 1024] on a
+      %h = transfer(%x, "b", none)       : f32[64, 1024] on b       # train.py:12
+      return %h
+    }
+
+Its passes run on the graph of each part (`fragments`).
+
 In a partitioned graph (`partitioned` names the mesh dims done so far, in nesting order) ops compute on local shapes;
 where a value's local shape differs from its global one, both stand there: `f32[16, 2048] of f32[64@data, 4096@model]`.
 """
@@ -44,6 +57,7 @@ from torch.fx import Graph as FxGraph
 from torch.fx import Node
 
 from monarch.compiler.errors import Source
+from monarch.compiler.mesh import Shape
 from monarch.compiler.shown import text_of
 from monarch.compiler.symbols import has_names
 from monarch.compiler.types import MeshSpec, TensorType
@@ -81,6 +95,10 @@ class Graph:
     `constants`  the tensors that placeholders of kind "constant" stand for, by label
     `regions`    the graphs that its ops with regions run (`ops.WITH_REGIONS`), by name: on the same mesh, with
                  inputs and constants alone, and without updates
+    `parts`      where its values are on several meshes, what each is called, and which workers of `mesh` it has. Where
+                 two follow each other with no place said, the second's workers come behind the first's
+    `fragments`  behind the cut, what is computed on each of them: a graph of one mesh, by the part's name, that sends
+                 and receives. The nodes of this graph are then those of the program as it was traced
     """
 
     name: str
@@ -89,6 +107,8 @@ class Graph:
     partitioned: tuple[str, ...] = ()
     constants: dict[str, torch.Tensor] = field(default_factory=dict)
     regions: dict[str, Graph] = field(default_factory=dict)
+    parts: dict[str, Shape] = field(default_factory=dict)
+    fragments: dict[str, Graph] = field(default_factory=dict)
 
     # -- building ------------------------------------------------------------------------------------------------
 
@@ -144,6 +164,11 @@ class Graph:
     def updates(self) -> dict[str, Node]:
         return dict(args_of(self.fx.output_node())[0][1])
 
+    def mesh_of(self, node: Node) -> MeshSpec:
+        """The mesh of a value's part; of one that every part computes, the whole."""
+        part = node.meta.get("mesh")
+        return self.mesh if part is None else spec_of(self.parts[part])
+
     def set_output(self, returns: list[Node | None], updates: dict[str, Node]) -> None:
         self.fx.output_node().args = ((tuple(returns), dict(updates)),)
 
@@ -165,7 +190,16 @@ class Graph:
 
     def empty_like(self) -> Graph:
         """A graph with the same name, mesh, constants and regions and no nodes: what a pass fills."""
-        return Graph(self.name, self.mesh, FxGraph(), self.partitioned, dict(self.constants), dict(self.regions))
+        return Graph(
+            self.name,
+            self.mesh,
+            FxGraph(),
+            self.partitioned,
+            dict(self.constants),
+            dict(self.regions),
+            dict(self.parts),
+            dict(self.fragments),
+        )
 
     def copy(self) -> Graph:
         """The same graph in nodes of its own, with the names, the order and what the nodes carry."""
@@ -178,6 +212,11 @@ class Graph:
 
     def __str__(self) -> str:
         return text_of(self)
+
+
+def spec_of(place: Shape) -> MeshSpec:
+    """The mesh of a part, whose workers are there."""
+    return MeshSpec(tuple(place.extent.items()))
 
 
 def args_of(node: Node) -> tuple[Any, ...]:

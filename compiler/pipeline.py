@@ -19,7 +19,9 @@ from monarch.compiler.loading import load
 from monarch.compiler.ops.regions import each_region
 from monarch.compiler.partition import PartitionByMesh, nesting_order
 from monarch.compiler.partition.decide import mark_traced
+from monarch.compiler.partition.partition import drop_constraints
 from monarch.compiler.passes.collectives import JoinCollectives, SimplifyReductions
+from monarch.compiler.passes.cut import cut, lay_out_received, sends_of
 from monarch.compiler.passes.decompose import DecomposeSplit
 from monarch.compiler.passes.lookups import SimplifyLookups
 from monarch.compiler.passes.padding import DropPadding, PadForDivisibility, is_uneven
@@ -34,6 +36,7 @@ from monarch.compiler.plan.waits import STARTED
 from monarch.compiler.report import build_report
 from monarch.compiler.schedule.commit import CommitLast
 from monarch.compiler.schedule.emit import plan_of, template_of
+from monarch.compiler.schedule.join import join_parts
 from monarch.compiler.schedule.overlap import OverlapCollectives
 from monarch.compiler.schedule.rematerialize import Rematerialize
 from monarch.compiler.schedule.schedule import Schedule
@@ -41,6 +44,7 @@ from monarch.compiler.schedule.template import Template
 from monarch.compiler.sizes import parse_bytes
 from monarch.compiler.symbols import Scope
 from monarch.compiler.text import print_graph
+from monarch.compiler.types import MeshSpec, TensorType
 from monarch.compiler.verify import verify
 
 DEFAULT = CompileOptions()
@@ -125,6 +129,8 @@ def run_passes(graph: Graph, names: Sequence[str], *, progress: Progress | None 
 
     Raises MonarchError for a name that is no pass, and what the passes raise."""
     graph = graph.copy()
+    if graph.parts:
+        return _by_parts(graph, lambda part: run_passes(part, names, progress=progress))
     for name in names:
         name, context = _named(name)
         for step in _passes_named(name, graph):
@@ -165,9 +171,25 @@ def _passes_named(name: str, graph: Graph) -> list[Pass]:
 
 
 def partition_graph(graph: Graph, options: CompileOptions = DEFAULT) -> Graph:
-    """A traced graph, partitioned for its mesh. The argument is not changed. Raises LayoutError and RuleError."""
+    """A traced graph, partitioned for its mesh; one of several meshes with `fragments` that are. The argument is not
+    changed. Raises LayoutError and RuleError."""
     graph = graph.copy()
+    if graph.parts:
+        return _by_parts(graph, lambda part: _run(pipeline(part), part, Context(options)))
     return _run(pipeline(graph), graph, Context(options))
+
+
+def _by_parts(graph: Graph, run: Callable[[Graph], Graph]) -> Graph:
+    """Cut a graph of several meshes, and run passes on each fragment."""
+    sent: dict[int, tuple[TensorType, MeshSpec]] = {}
+    for name, fragment in cut(graph).fragments.items():
+        lay_out_received(fragment, sent)
+        if not fragment.mesh.dims:
+            drop_constraints(fragment)
+        fragment = graph.fragments[name] = run(fragment)
+        for number, value in sends_of(fragment).items():
+            sent[number] = fragment.type_so_far(value), fragment.mesh
+    return graph
 
 
 def graph_after(graph: Graph, name: str, options: CompileOptions = DEFAULT) -> Graph:
@@ -175,13 +197,19 @@ def graph_after(graph: Graph, name: str, options: CompileOptions = DEFAULT) -> G
 
     Raises MonarchError for a name that is none of them."""
     context = Context(options)
+    if graph.parts:
+        return _by_parts(graph.copy(), lambda part: _after(part, name, context))
+    return _after(graph.copy(), name, context)
+
+
+def _after(graph: Graph, name: str, context: Context) -> Graph:
     steps = [*pipeline(graph), *lowering(context)]
     names = [step.name for step in steps]
     if name == "partition-by-mesh":
         name = next(entry for entry in reversed(names) if entry.startswith("partition-by-"))
     if name not in names:
         raise MonarchError(f"the plan went through no pass '{name}'", hint=f"its passes are trace, {', '.join(names)}.")
-    return _run(steps[: names.index(name) + 1], graph.copy(), context)
+    return _run(steps[: names.index(name) + 1], graph, context)
 
 
 def compile_graph(
@@ -201,6 +229,8 @@ def compile_graph(
             "torch.where(condition, a, b).",
         )
     context = Context(options, report)
+    if graph.parts:
+        return _compile_parts(graph, context, progress)
     seconds = context.seconds
     partitioned = graph.copy()
     if report:
@@ -229,6 +259,39 @@ def compile_graph(
     return replace(plan, costs={**plan.costs, "seconds": seconds})
 
 
+def _compile_parts(graph: Graph, context: Context, progress: Progress | None) -> Plan:
+    """The plan of a graph of several meshes."""
+    options = context.options
+    if options.target != "cpu" or options.collectives != "monarch":
+        raise MonarchError(
+            f"'{graph.name}' is of several meshes, and these run on CPUs alone: not for {options.target} over "
+            f"{options.collectives}",
+            hint="compile it for the CPU: leave out target= and collectives=.",
+        )
+    made = graph.copy()
+    if context.report:
+        mark_traced(made)
+    plans: dict[str, Plan] = {}
+
+    def lowered(part: Graph) -> Graph:
+        part = _run([*pipeline(part), *lowering(context)], part, context, progress)
+        schedule = Schedule(part)
+        plan = plan_of(schedule, options)
+        if settings.verify and (found := overlapping(plan)) is not None:
+            raise GraphError(f"{part.name}: instruction {found[1]} writes over what {found[0]} made, and is still read")
+        plans[part.name] = replace(plan, report=build_report(schedule, plan)) if context.report else plan
+        return part
+
+    made = _by_parts(made, lowered)
+    plan = join_parts(made, [plans[part.name] for part in made.fragments.values()], options)
+    if context.report:
+        plan = replace(plan, traced=print_graph(graph, paths=True, modules=True))
+        plan.costs["peak_bytes"] = max(peak(part.plan)[0] for part in plan.parts)
+    if wanted("plan"):
+        say("plan", f"{graph.name}: the plan\n{plan.graph}")
+    return replace(plan, costs={**plan.costs, **context.costs, "seconds": context.seconds})
+
+
 def compile_template(graph: Graph, options: CompileOptions, scope: Scope) -> Template:
     """The plan of a traced graph of named sizes, for workers on CPUs: one for all sizes that meet the conditions that
     the scope has afterwards. The argument is not changed. Raises what `compile_graph` does, and MonarchError where the
@@ -236,6 +299,8 @@ def compile_template(graph: Graph, options: CompileOptions, scope: Scope) -> Tem
     options.check()
     if graph.regions:
         raise MonarchError("it branches or loops on values, in regions that have no named sizes")
+    if graph.parts:
+        raise MonarchError("it is of several meshes, whose transfers have no named sizes")
     context = Context(options)
     partitioned = graph.copy()
     partitioned = _run([*pipeline(partitioned), *lowering(context)], partitioned, context)

@@ -7,7 +7,7 @@ workers' tensors. It is slow and simple, and the ground truth for everything tha
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from monarch.compiler.blocks import block_of, own_part, reduce_in_order, whole_o
 from monarch.compiler.errors import GraphError
 from monarch.compiler.graph import Graph, args_of, tensor_type
 from monarch.compiler.local_ops import LOCAL_OPS
+from monarch.compiler.plan.transfers import routes
 from monarch.compiler.types import Layout, MeshSpec, TensorType
 
 aten = torch.ops.aten
@@ -34,15 +35,23 @@ def run_reference(
     """Run a graph on global values and give back global values: (returns, updated states by label).
 
     `inputs` holds a tensor of the global shape (or a number, for scalars and seeds) for each placeholder's label.
-    `poison` overwrites padding that the compiler takes to hold anything with NaN, or with an int that is no index.
+    A graph of several meshes that is cut runs with all its parts side by side, each as far as it comes: what one
+    receives comes along the routes that workers use. `poison` overwrites padding that the compiler takes to hold
+    anything with NaN, or with an int that is no index.
     A value that varies along mesh dims has a dim in front for each of them, by name. Raises GraphError where replicas
-    of one value differ between workers: they would have diverged on a real mesh; and for per-worker code that is not
-    partitioned.
+    of one value differ between workers: they would have diverged on a real mesh; for per-worker code that is not
+    partitioned; and where parts wait for one another without end.
     """
+    if graph.fragments:
+        return _run_parts(graph, inputs, poison)
     mesh = graph.mesh if graph.partitioned else MeshSpec(())
     env = {node: _place(graph, node, inputs, mesh) for node in graph.placeholders}
     _run(graph, env, mesh, poison)
 
+    return _results(graph, env, mesh)
+
+
+def _results(graph: Graph, env: Mapping[fx.Node, PerWorker], mesh: MeshSpec) -> tuple[list[Any], dict[str, Any]]:
     def fetch(node: fx.Node | None) -> Any:
         if node is None:
             return None
@@ -53,8 +62,54 @@ def run_reference(
     return [fetch(node) for node in graph.returns], {label: fetch(node) for label, node in graph.updates.items()}
 
 
+Sent = dict[int, tuple[PerWorker, TensorType, MeshSpec]]
+"""By a transfer's number what each worker of the part that sends it has, its type, and their mesh."""
+
+
+def _run_parts(graph: Graph, inputs: Mapping[str | int, Value], poison: bool) -> tuple[list[Any], dict[str, Any]]:
+    sent: Sent = {}
+    meshes = {name: part.mesh if part.partitioned else MeshSpec(()) for name, part in graph.fragments.items()}
+    envs = {
+        name: {node: _place(part, node, inputs, meshes[name]) for node in part.placeholders}
+        for name, part in graph.fragments.items()
+    }
+    running = {name: _steps(part, envs[name], meshes[name], poison, sent) for name, part in graph.fragments.items()}
+    while running:
+        waiting = {name: next(steps, None) for name, steps in running.items()}
+        running = {name: steps for name, steps in running.items() if waiting[name] is not None}
+        if running and all(number not in sent for number in waiting.values() if number is not None):
+            listed = ", ".join(f"{name} for transfer {waiting[name]}" for name in running)
+            raise GraphError(f"the parts of @{graph.name} wait for one another: {listed}")
+    found = {name: _results(part, envs[name], meshes[name]) for name, part in graph.fragments.items()}
+    returned = {name: iter(returns) for name, (returns, _) in found.items()}
+    updates = {label: value for _, each in found.values() for label, value in each.items()}
+    return (
+        [None if node is None else next(returned[node.meta["mesh"]]) for node in graph.returns],
+        {label: updates[label] for label in graph.updates},
+    )
+
+
+def _received(node: fx.Node, mesh: MeshSpec, sent: Sent) -> PerWorker:
+    number, shape, dtype = args_of(node)
+    blocks, type_, source = sent[number]
+    found = [torch.zeros(shape, dtype=dtype) for _ in range(mesh.workers)]
+    wanted = tensor_type(node) if mesh.dims else _whole(tensor_type(node))
+    for route in routes(type_, source, wanted, mesh):
+        into = tuple(slice(start, start + size) for start, size in zip(route.into, route.shape, strict=True))
+        at = tuple(slice(start, start + size) for start, size in zip(route.start, route.shape, strict=True))
+        found[route.target][into] = blocks[route.source][at]
+    return found
+
+
 def _run(graph: Graph, env: dict[fx.Node, PerWorker], mesh: MeshSpec, poison: bool) -> None:
     """Run a graph whose placeholders are in `env`, and put what each worker makes there."""
+    for number in _steps(graph, env, mesh, poison, {}):
+        raise GraphError(f"@{graph.name} waits for transfer {number}, and is the only graph that runs")
+
+
+def _steps(graph: Graph, env: dict[fx.Node, PerWorker], mesh: MeshSpec, poison: bool, sent: Sent) -> Iterator[int]:
+    """The same for a graph that may send and receive: gives the number of a transfer, again and again, until it is
+    sent."""
     workers = mesh.workers
     positions = list(mesh.coordinates())
     for node in graph.fx.nodes:
@@ -63,6 +118,15 @@ def _run(graph: Graph, env: dict[fx.Node, PerWorker], mesh: MeshSpec, poison: bo
                 env[node] = _control(graph, node, env, mesh, poison)
             elif node.target is ops.wait:
                 env[node] = env[args_of(node)[0]]
+            elif node.target is ops.send:
+                value, number = args_of(node)
+                _check_replicas(value, env[value], mesh)
+                type_ = tensor_type(value) if mesh.dims else _whole(tensor_type(value))
+                env[node], sent[number] = env[value], (list(env[value]), type_, mesh)
+            elif node.target is ops.recv:
+                while args_of(node)[0] not in sent:
+                    yield args_of(node)[0]
+                env[node] = _received(node, mesh, sent)
             elif isinstance(node.target, ops.MonarchOp) and node.target.collective:
                 env[node] = _collective(node, env, mesh)
             else:
@@ -168,7 +232,7 @@ def _local(
     kwargs = fx.node.map_arg(node.kwargs, lambda n: env[n][worker])
     if node.target is operator.getitem:
         return args[0][args[1]]
-    if node.target is ops.constrain:
+    if node.target in (ops.constrain, ops.transfer):
         return args[0]
     if node.target in (ops.to_varying, ops.from_varying) and args[1] not in position:
         raise GraphError(f"%{node.name} is of per-worker code, and the graph is not partitioned over '{args[1]}'")

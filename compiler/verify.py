@@ -14,15 +14,16 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from monarch.compiler import ops
 from monarch.compiler.errors import GraphError, LayoutError, RuleError
-from monarch.compiler.graph import KINDS, Graph, provenance
+from monarch.compiler.graph import KINDS, Graph, args_of, provenance
 from monarch.compiler.local_ops import LOCAL_OPS
 from monarch.compiler.loops.ir import KernelError, may_overwrite
 from monarch.compiler.loops.text import parse_kernel
 from monarch.compiler.ops import MonarchOp
 from monarch.compiler.ops.record import find
+from monarch.compiler.passes.cut import cut
 from monarch.compiler.passes.predicates import AgreeOnPredicates, disagreeing
 from monarch.compiler.rules import rule_for, tensor_operands
-from monarch.compiler.text import op_name, print_node, print_type
+from monarch.compiler.text import op_name, parse_layout, print_node, print_type
 from monarch.compiler.types import REDUCTIONS, VARYING, Placement, TensorType, is_partial
 
 PARAMETERS = {
@@ -41,10 +42,15 @@ def verify(graph: Graph, after: str = "", *, run: bool = False) -> None:
     - collectives run over dims that are partitioned, and somebody reads what they give
     - regions take and give what their ops do; a predicate is whole on every worker, and in the end the same to the bit
     - states are updated with values of their own shape, dtype and layout
+    - in a graph of several meshes a value is computed from values of its own mesh, a transfer brings what another mesh
+      has as it is, and the graph of each part is well formed
 
     `run` also computes each op's result on tensors without data of one worker's shapes, and compares (slower: some
     0.2 ms an op).
     """
+    if graph.parts:
+        _Parts(graph, after).verify(run)
+        return
     _Verifier(graph, after).verify()
     if after == AgreeOnPredicates.name and (node := disagreeing(graph)) is not None:
         _Verifier(graph, after).fail("has a predicate that workers may round differently: no one tells them", node)
@@ -468,6 +474,60 @@ class _Verifier(_Check):
                     )
 
 
+class _Parts(_Check):
+    """A graph of several meshes, whose parts are verified as graphs of one."""
+
+    def verify(self, run: bool) -> None:
+        graph = self.graph
+        for node in graph.fx.nodes:
+            if node.op == "output":
+                self.output(node)
+            elif node.op == "placeholder":
+                if node.meta.get("kind") == "state" and "mesh" not in node.meta:
+                    self.fail("is a state, and on no mesh", node)
+            elif node.target is ops.transfer:
+                self.transfer(node)
+            else:
+                where = {each.meta["mesh"] for each in node.all_input_nodes if "mesh" in each.meta}
+                if len(where) > 1:
+                    self.fail(f"has operands on several meshes: {', '.join(sorted(where))}", node)
+                if where != {node.meta[key] for key in ("mesh",) if key in node.meta}:
+                    self.fail(f"is computed on {', '.join(where) or 'any mesh'}, and its type says otherwise", node)
+        if not graph.fragments:
+            graph = cut(graph.copy())
+        for fragment in graph.fragments.values():
+            verify(fragment, self.lead.removeprefix("after ").removesuffix(": "), run=run)
+
+    def transfer(self, node: fx.Node) -> None:
+        if len(node.args) != 3 or node.kwargs or not _is_tensor(node.args[0]):
+            self.fail("has to give transfer just tensor, mesh, layout", node)
+        value, mesh, layout = args_of(node)
+        if mesh not in self.graph.parts or node.meta.get("mesh") != mesh:
+            self.fail(f"brings its operand to {mesh!r}, which is not the mesh that it is on", node)
+        if value.meta.get("mesh") == mesh:
+            self.fail(f"brings to {mesh!r} what is there", node)
+        type_ = node.meta.get("type")
+        if not isinstance(type_, TensorType) or (type_.dtype, type_.shape) != (
+            value.meta["type"].dtype,
+            value.meta["type"].shape,
+        ):
+            self.fail(f"gives {print_type(type_)} of %{value.name}, which is {value.meta['type']}", node)
+        if layout is not None:
+            try:
+                TensorType(type_.dtype, type_.shape, parse_layout(layout)).check(self.graph.mesh_of(node))
+            except LayoutError as error:
+                self.fail(f"asks for what cannot be: {error.message}", node, error.hint)
+
+    def output(self, node: fx.Node) -> None:
+        homes = {p.meta["label"]: p.meta.get("mesh") for p in self.graph.placeholders if p.meta.get("kind") == "state"}
+        for value in self.graph.returns:
+            if value is not None and "mesh" not in value.meta:
+                self.fail(f"returns %{value.name}, which is on no mesh", node)
+        for label, value in self.graph.updates.items():
+            if "mesh" not in value.meta or homes.get(label, value.meta["mesh"]) != value.meta["mesh"]:
+                self.fail(f"updates state '{label}' with %{value.name}, which is on another mesh", node)
+
+
 class _Run(_Check):
     """Runs a graph's ops on fake tensors: shapes and dtypes, no data."""
 
@@ -500,6 +560,10 @@ class _Run(_Check):
                 return [self.empty(type_) for type_ in node.meta["type"]]
             if target is ops.commit:
                 return None
+            if target is ops.send:
+                return args[0]
+            if target is ops.recv:
+                return torch.empty(given["shape"], dtype=given["dtype"])
             if target is ops.wait:
                 return args[0]
             if target.collective:

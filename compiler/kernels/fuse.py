@@ -131,7 +131,7 @@ class _Fusion:
         for node in self.graph.fx.nodes:
             if node.op == "output":
                 continue
-            region += ops.is_collective(node.target)
+            region += ops.is_collective(node.target) or node.target in (ops.send, ops.recv)
             unit = _Unit(len(self.units), [node], region)
             call = node.all_input_nodes[0] if node.target is operator.getitem else node
             reads_named = any(operand in self.named for operand in (*call.all_input_nodes, *node.all_input_nodes))

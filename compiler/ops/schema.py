@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 from monarch.compiler.graph import args_of
-from monarch.compiler.ops import MonarchOp, check, first_only, from_varying, shard, to_varying
+from monarch.compiler.ops import MonarchOp, check, first_only, from_varying, send, shard, to_varying
 
 aten = torch.ops.aten
 
@@ -118,7 +118,7 @@ def viewed_operand(node: fx.Node) -> fx.Node | None:
     if node.target is operator.getitem:
         return viewed_operand(args_of(node)[0])
     if isinstance(node.target, MonarchOp):
-        shares = node.target in (shard, first_only, check, to_varying, from_varying)
+        shares = node.target in (shard, first_only, check, send, to_varying, from_varying)
     else:
         shares = bool(memory_of(node.target).shares)
     return args_of(node)[0] if shares else None

@@ -77,6 +77,8 @@ def pass_on(node: fx.Node, value: fx.Node) -> None:
     if "traced" not in value.meta:
         value.meta["decisions"] = node.meta.get("decisions", ())
         return
+    if value.target is ops.recv:
+        return  # it says itself why it is so
     said = f"{LAYOUT_LINE}{provenance(node).source} says so too"
     value.meta["decisions"] = tuple(
         replace(own, why=f"{own.why}; {said}") if bound.why.startswith(LAYOUT_LINE) else own
@@ -111,6 +113,9 @@ class _Decider:
         exact = self.choice.exact
         if node.target is ops.constrain:
             return Decided(self.dim, "", "", f"{LAYOUT_LINE}{provenance(node).source} says {args_of(node)[1]}")
+        if node.target is ops.recv:
+            why = node.meta.get("received", "it comes from another mesh, and is received as its readers take it")
+            return Decided(self.dim, "", "", why, (), others, exact)
         if node.target is operator.getitem:
             (producer,) = self.options.operands[node]
             why = f"one of the results of %{producer.name}, which gives it so"

@@ -192,6 +192,8 @@ def _supported(options: Options, node: fx.Node, strategy: Strategy) -> bool:
         return True
     if node in options.free and strategy.results[0] in options.free[node]:
         return True
+    if node.target is ops.send and any(map(is_partial, options.reach[options.operands[node][0]][0])):
+        return True  # blocks of a sum are sent with half of the bytes that make it whole first
     return any(
         placement is not None and operand not in options.free and placement in options.reach[operand][0]
         for operand, placement in zip(options.operands[node], strategy.operands, strict=True)

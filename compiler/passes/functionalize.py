@@ -15,6 +15,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -23,9 +24,11 @@ from torch import fx
 from monarch.compiler import ops
 from monarch.compiler.errors import ProgramError, Source
 from monarch.compiler.graph import Graph, Provenance, Types, provenance, tensor_type
+from monarch.compiler.mesh import Shape
 from monarch.compiler.ops.record import enter, of_packet
 from monarch.compiler.ops.regions import acts_for_itself, drop_unread
 from monarch.compiler.ops.schema import memory_of, pure_form, viewed_operand
+from monarch.compiler.passes.cut import place_values
 from monarch.compiler.passes.lift import Lifted, lift, own_inputs
 from monarch.compiler.passes.numbers import with_tensors
 from monarch.compiler.passes.views import read_view, write_view
@@ -220,6 +223,8 @@ class Functionalizer(Emitter):
                 node = self._initial[entry.same_as]
             else:
                 node = self.graph.placeholder(entry.kind, entry.label, entry.type, entry.name)
+                if entry.mesh:
+                    node.meta["mesh"] = entry.mesh
                 if entry.tensor is not None:
                     self.graph.constants[str(entry.label)] = entry.tensor
             self._initial[entry.value] = node
@@ -266,6 +271,8 @@ class Functionalizer(Emitter):
         elif op.func is ops.constrain:
             type_ = type_.with_layout(op.args[1])
             args = [args[0], str(op.args[1])]
+        elif op.func is ops.transfer:
+            args[2] = None if args[2] is None else str(args[2])
         self.define(op.out, self.call(op.func, *args, type=type_))
 
     def _with_regions(self, op: Op, args: list[Any]) -> None:
@@ -501,6 +508,8 @@ def functionalize(
     mesh: MeshSpec,
     returns: Sequence[Value | None],
     updates: Mapping[str, Value],
+    parts: Mapping[str, Shape] = MappingProxyType({}),
+    homes: Mapping[Value, str] = MappingProxyType({}),
 ) -> tuple[Graph, dict[str, str]]:
     """The pure graph of a tape.
 
@@ -508,17 +517,25 @@ def functionalize(
     storages that outlive it. A state that the tape does not change is left out of the graph's updates. Several labels
     may end with the same 0-dim value: the graph then updates the first, and the second result maps each of the others
     to it.
+
+    `parts` are the meshes of a tape of several, by the names that it has for them, and `homes` the names of those on
+    which returned and updated values are kept.
     """
     walk = Functionalizer(name, mesh)
     walk.inputs(tape)
     for op in tape.ops:
         walk.op(op)
     walk.source, walk.backward, walk.module = None, False, ""
+    walk.graph.parts = dict(parts)
 
     finals = {label: walk.value(value) for label, value in updates.items()}
     for entry in tape.inputs:
         if entry.kind == "state" and entry.label in finals:
             finals[str(entry.label)] = _varying_as(walk, finals[str(entry.label)], entry.type)
+    at_home: dict[tuple[fx.Node, str], fx.Node] = {}
+    if parts:
+        place_values(walk.graph)
+        finals = {label: _at_home(walk, node, homes[updates[label]], at_home) for label, node in finals.items()}
     shared = _shared_inputs(tape, finals, walk)
     new: dict[str, fx.Node] = {}
     aliases: dict[str, str] = {}
@@ -534,11 +551,34 @@ def functionalize(
             new[label] = node
     held: set[fx.Node] = set()
     new = {label: _own_buffer(walk, node, held) for label, node in new.items()}
-    given = [None if value is None else _own_buffer(walk, walk.value(value), held) for value in returns]
+    last = [None if value is None else walk.value(value) for value in returns]
+    if parts:
+        place_values(walk.graph)
+        last = [
+            node if node is None or value is None else _at_home(walk, node, homes[value], at_home)
+            for node, value in zip(last, returns, strict=True)
+        ]
+    given = [None if node is None else _own_buffer(walk, node, held) for node in last]
     graph = walk.graph
     graph.output(given, new)
     _drop_dead(graph)
+    if parts:
+        place_values(graph)
+        inner = [*graph.calls, *graph.placeholders]  # in the order in which they come to run
+        graph.parts = {name: parts[name] for node in inner if (name := node.meta.get("mesh")) is not None}
     return graph, aliases
+
+
+def _at_home(walk: Functionalizer, node: fx.Node, home: str, known: dict[tuple[fx.Node, str], fx.Node]) -> fx.Node:
+    """A value that is on no mesh, on that on which it is kept."""
+    if "mesh" in node.meta:
+        return node
+    if (node, home) not in known:
+        known[node, home] = walk.graph.call(
+            ops.transfer, node, home, None, type=tensor_type(node), provenance=provenance(node)
+        )
+        known[node, home].meta["mesh"] = home
+    return known[node, home]
 
 
 def _varying_as(walk: Functionalizer, node: fx.Node, state: TensorType) -> fx.Node:

@@ -82,7 +82,7 @@ class PadForDivisibility(Pass):
 
     def run(self, graph: Graph, context: Context) -> Graph:
         _Pad(graph).run()
-        graph.fx.eliminate_dead_code(is_impure_node=lambda node: node.op in ("placeholder", "output"))
+        graph.fx.eliminate_dead_code(is_impure_node=lambda node: node.op != "call_function" or ops.acts(node.target))
         return graph
 
 
@@ -150,6 +150,9 @@ class _Pad:
             return True
         if node.target is ops.constrain:
             self.constrain(node)
+            return True
+        if node.target is ops.recv:
+            self.received(node)
             return True
         operands = tensor_operands(node)
         call = Call.of(node, _unpadded)
@@ -340,6 +343,17 @@ class _Pad:
         node.meta["type"] = tensor_type(value).with_layout(node.meta["type"].layout)
         self.over[node] = tuple(map(frozenset, layout.shards))
         self.alike(node, value)
+
+    def received(self, node: fx.Node) -> None:
+        """What another mesh sends comes in blocks of the layout that it shall have, with zeros in their padding."""
+        user = next((user for user in node.users if user.target is ops.constrain), None)
+        layout = tensor_type(node).layout if user is None else parse_layout(args_of(user)[1])
+        type_ = tensor_type(node).with_layout(layout).padded(self.mesh)
+        number, _, dtype = args_of(node)
+        node.args = (number, list(type_.shape), dtype)
+        node.meta["type"] = type_.with_layout(Layout.replicated(type_.ndim))
+        self.zero.update((node, dim) for dim in range(type_.ndim))
+        self.over[node] = tuple(map(frozenset, layout.shards))
 
     # -- other sizes, other padding ----------------------------------------------------------------------------------
 

@@ -81,7 +81,7 @@ def _encode_place(place: Shape) -> list[Any]:
 
 
 def _encode_transfer(transfer: Transfer) -> list[Any]:
-    types = encode_type(transfer.sent), encode_type(transfer.received)
+    types = [[*encode_type(type_), list(type_.padding)] for type_ in (transfer.sent, transfer.received)]
     line = transfer.line and _encode_source(transfer.line)
     return [transfer.source, transfer.target, *types, transfer.name, line, transfer.offset, transfer.nbytes]
 
@@ -264,6 +264,19 @@ class Decoder:
             self.fail(error.message)
         return type_
 
+    def padded_type(self, value: Any, mesh: MeshSpec, what: str) -> TensorType:
+        """A type whose sizes have padding in them, and how much of each is that."""
+        *plain, padding = self.items(value, f"the type of {what}", 6)
+        type_ = self.type(plain, mesh, what)
+        pads = self.items(padding, f"the padding of {what}")
+        if pads and len(pads) != type_.ndim:
+            self.fail(f"the padding of {what} is {short(pads)}, and it has {type_.ndim} dims")
+        found = tuple(
+            self.integer(pad, f"the padding of {what}", 0, size + 1)
+            for pad, size in zip(pads, type_.shape, strict=bool(pads))
+        )
+        return TensorType(type_.dtype, type_.shape, type_.layout, found)
+
     def values(
         self, value: Any, mesh: MeshSpec, slots: int, kinds: Sequence[str], part: int = 0
     ) -> tuple[ValueSpec, ...]:
@@ -312,8 +325,8 @@ class Decoder:
         return Transfer(
             ends[0],
             ends[1],
-            self.type(sent, meshes[ends[0]], f"{what} as it is sent"),
-            self.type(received, meshes[ends[1]], f"{what} as it is received"),
+            self.padded_type(sent, meshes[ends[0]], f"{what} as it is sent"),
+            self.padded_type(received, meshes[ends[1]], f"{what} as it is received"),
             text,
             None if line is None else self.source(line),
             self.integer(offset, f"the place of {what}"),

@@ -63,7 +63,6 @@ class Route(NamedTuple):
     at: int
 
 
-@lru_cache(maxsize=1024)
 def routes(sent: TensorType, source: MeshSpec, received: TensorType, target: MeshSpec) -> tuple[Route, ...]:
     """Who reads what from whom, for a value that lies as `sent` on the mesh `source` and as `received` on `target`:
     each element of each block of the target from one worker, in the order of targets.
@@ -72,6 +71,13 @@ def routes(sent: TensorType, source: MeshSpec, received: TensorType, target: Mes
     Blocks that several workers read from one are put there once. Padding is nobody's: where no route leads, what a
     worker receives holds zeros.
     """
+    return _routes(sent, sent.padding, source, received, received.padding, target)  # equal types may differ in padding
+
+
+@lru_cache(maxsize=1024)
+def _routes(
+    sent: TensorType, _: object, source: MeshSpec, received: TensorType, __: object, target: MeshSpec
+) -> tuple[Route, ...]:
     holders: dict[tuple[tuple[int, int], ...], list[int]] = {}
     for rank, box in enumerate(boxes(sent, source)):
         holders.setdefault(box, []).append(rank)

@@ -69,7 +69,17 @@ def _unchanged(call: Call) -> Line:
     return _each(call, {})
 
 
-sharding_rule("in_range", "... -> ...")
+sharding_rule("in_range send", "... -> ...")
+
+
+@sharding_rule("recv")
+def _recv(call: Call) -> Line:
+    return line(f"-> {tensor_text(factor_names(len(call.result)))}")
+
+
+@localizer("recv")
+def _local_recv(call: LocalCall) -> Localized:
+    return call.replace(shape=list(call.result))
 
 
 @sharding_rule("fill_padding")

@@ -118,7 +118,7 @@ def repeatable(call: fx.Node) -> bool:
     """Whether a call gives the same bits when it is made once more on one worker alone: everything but collectives, and
     ATen's own random ops (ours count from the global index). Attention is one of these only with dropout."""
     if isinstance(call.target, ops.MonarchOp):
-        return not call.target.collective
+        return not call.target.collective and call.target not in (ops.send, ops.recv)
     if torch.Tag.nondeterministic_seeded not in getattr(call.target, "tags", ()):
         return True
     return argument(call, "dropout_p") == 0.0

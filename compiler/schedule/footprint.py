@@ -184,6 +184,10 @@ class _Follower:
             tensors, text, over = args
             made = [torch.empty_strided(b.shape, b.strides, dtype=b.dtype) for b in parse_kernel(text).outputs]
             return [result if at < 0 else tensors[at] for at, result in zip(over, made, strict=True)]
+        if op == "send":
+            return args[0]
+        if op == "recv":
+            return torch.empty(args[1], dtype=args[2])
         if op in LOCAL_OPS:
             # The last worker: where only the first keeps a value, the others make zeros of it.
             return LOCAL_OPS[op]({name: size - 1 for name, size in mesh.dims}, mesh.sizes, *args, **kwargs)

@@ -100,7 +100,7 @@ class Op:
 class Input:
     """A value that a tape starts from. `kind` and `label` are those of the Graph's placeholder. `same_as` names an
     earlier input that is known to hold the same value (the step counters of an optimizer's parameters). `name` is the
-    user's."""
+    user's. `mesh` names its mesh, where the tape is of several."""
 
     value: Value
     kind: str
@@ -109,10 +109,11 @@ class Input:
     same_as: Value | None = None
     tensor: torch.Tensor | None = None
     name: str | None = None
+    mesh: str = ""
 
     @property
     def key(self) -> tuple[Any, ...]:
-        return (self.value, self.kind, self.type, self.same_as)
+        return (self.value, self.kind, self.type, self.same_as, self.mesh)
 
 
 class Region:

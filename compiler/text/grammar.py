@@ -12,13 +12,17 @@ from lark.exceptions import UnexpectedCharacters, UnexpectedToken
 from monarch.compiler.errors import MonarchError, Source
 
 GRAMMAR = r"""
-graph: COMMENT? _NL? "graph" "@" graph_name "on" mesh [partitioned] "{" COMMENT? _NL line* "}" COMMENT? _NL? COMMENT?
+graph: COMMENT? _NL? "graph" "@" graph_name _where "{" COMMENT? _NL line* "}" COMMENT? _NL? COMMENT?
+_where: "on" mesh [partitioned] [parts]
 graph_name: NAME | STRING
+parts: "with" part ("," part)*
+part: NAME ":" mesh ["at" INT ["by" "(" INT ("," INT)* ")"]]
 partitioned: "partitioned" "<" NAME ("," NAME)* ">"
 
 ?line: (value | update | return | region) _NL
 region: "region" STRING "{" COMMENT? _NL line* "}"
-value: REF "=" (placeholder | call) ":" result [COMMENT]
+value: REF "=" (placeholder | call) ":" result [on] [COMMENT]
+on: "on" NAME
 update: "update" STRING "=" REF [COMMENT]
 return: "return" [returned ("," returned)*] [COMMENT]
 ?returned: REF | NAME

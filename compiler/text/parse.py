@@ -12,11 +12,13 @@ from lark import Token, Tree
 from torch import fx
 
 from monarch.compiler.errors import GraphError, LayoutError
-from monarch.compiler.graph import Graph
+from monarch.compiler.graph import Graph, spec_of
+from monarch.compiler.mesh import MeshShapeError, NDSlice, Shape
 from monarch.compiler.names import CONSTANTS, UnknownOp, find_op
 from monarch.compiler.symbols import symbol
 from monarch.compiler.text.comment import parse_comment
 from monarch.compiler.text.grammar import Parsed, Text
+from monarch.compiler.text.print import following_strides
 from monarch.compiler.types import DTYPES, REDUCTIONS, Layout, MeshSpec, TensorType
 
 MAX_DEPTH = 32
@@ -157,8 +159,28 @@ class _GraphReader(_Reader):
             mesh,
             partitioned=tuple(str(dim) for dim in partitioned),
         )
+        if "parts" in header:
+            self.parts(graph, header["parts"])
         self.body(graph, tree)
         return graph
+
+    def parts(self, graph: Graph, tree: Parsed) -> None:
+        """The meshes of a graph of several, and where their workers are."""
+        following = 0
+        for part in tree.children:
+            name, mesh, offset, *strides = part.children
+            if str(name) in graph.parts:
+                self.text.fail(name, f"mesh '{name}' stands twice")
+            spec = self.mesh(mesh)
+            sizes = [size for _, size in spec.dims]
+            first = following if offset is None else self.int(offset, "a part's first worker")
+            by = [self.int(stride, "a stride", 1) for stride in strides if stride is not None]
+            try:
+                grid = NDSlice(offset=first, sizes=sizes, strides=by or following_strides(sizes))
+            except MeshShapeError as error:
+                self.text.fail(name, f"mesh '{name}' cannot be: {error.message}")
+            graph.parts[str(name)] = Shape(spec.names, grid)
+            following = first + len(grid)
 
     def body(self, graph: Graph, tree: Parsed) -> None:
         """Fill a graph with the lines of its text, or of that of a region."""
@@ -196,11 +218,16 @@ class _GraphReader(_Reader):
         self.nodes, self.lines, self.updates = {}, {}, {}
 
     def value(self, graph: Graph, line: Parsed) -> None:
-        ref, made, result, comment = line.children
+        ref, made, result, on, comment = line.children
         name = ref[1:]
         if name in self.nodes:
             self.text.fail(ref, f"{ref} is defined twice; the first time on line {self.lines[name]}")
-        type_ = self.result(result.children[0], ref)
+        part = None if on is None else on.children[0]
+        if part is not None and part not in graph.parts:
+            known = f"it is one of {', '.join(graph.parts)}." if graph.parts else "this graph is of one mesh."
+            self.text.fail(part, f"unknown mesh '{part}'", known)
+        mesh = spec_of(graph.parts[str(part)]) if part is not None else None if graph.parts else graph.mesh
+        type_ = self.result(result.children[0], ref, mesh)
         if made.data == "placeholder":
             kind, label = made.children
             if isinstance(type_, tuple | None):
@@ -220,6 +247,8 @@ class _GraphReader(_Reader):
         node.name = name
         if type_ is not _UNTYPED:
             node.meta["type"] = type_
+        if part is not None:
+            node.meta["mesh"] = str(part)
         if comment is not None:
             node.meta.update(parse_comment(comment))
         self.nodes[name] = node
@@ -245,8 +274,8 @@ class _GraphReader(_Reader):
             self.text.fail(ref, f"{ref} is not defined above this line")
         return node
 
-    def result(self, tree: Parsed, ref: Token) -> Any:
-        """The type of a value: one tensor's, a tuple of them, None, or _UNTYPED for `?`."""
+    def result(self, tree: Parsed, ref: Token, mesh: MeshSpec | None) -> Any:
+        """The type of a value on a mesh (None: on any): one tensor's, a tuple of them, None, or _UNTYPED for `?`."""
         if isinstance(tree, Token):
             if tree.type == "UNKNOWN":
                 return _UNTYPED
@@ -254,7 +283,7 @@ class _GraphReader(_Reader):
                 self.text.fail(tree, f"'{tree}' is no type: write {tree}[…], with the tensor's sizes, or none")
             return None
         if tree.data == "tuple":
-            types = [self.result(child, ref) for child in tree.children if child is not None]
+            types = [self.result(child, ref, mesh) for child in tree.children if child is not None]
             if any(type_ is _UNTYPED for type_ in types):
                 self.text.fail(ref, "'?' stands for a whole type, not for a part of a tuple")
             return tuple(types)
@@ -262,7 +291,8 @@ class _GraphReader(_Reader):
         given = self.type(first)
         type_ = given if of is None else self.type(of)
         try:
-            type_.check(self.made.mesh, str(ref))
+            if mesh is not None:
+                type_.check(mesh, str(ref))
         except LayoutError as error:
             self.text.fail((of or first).children[0], error.message, error.hint)
         if of is not None:

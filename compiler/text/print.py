@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
 from monarch.compiler.errors import GraphError
-from monarch.compiler.graph import Graph, provenance
+from monarch.compiler.graph import Graph, provenance, spec_of
+from monarch.compiler.mesh import NDSlice
 from monarch.compiler.names import CONSTANT_NAMES, op_name
 from monarch.compiler.shown import shows_as
 from monarch.compiler.symbols import same
@@ -27,8 +28,12 @@ def print_graph(graph: Graph, *, paths: bool = False, why: bool = True, modules:
     """A graph's text, a line for each value, without a newline at the end.
 
     `paths` prints source files with their folders, which otherwise are left out; `why` the reasons for layouts and
-    collectives; `modules` the modules that ran the ops. Raises GraphError for an argument that has no text.
+    collectives; `modules` the modules that ran the ops. Behind the cut by meshes these are the texts of the parts, one
+    behind the other. Raises GraphError for an argument that has no text.
     """
+    if graph.fragments:
+        options = {"paths": paths, "why": why, "modules": modules}
+        return "\n\n".join(print_graph(fragment, **options) for fragment in graph.fragments.values())
     rows = [
         _columns(node, graph) + (print_comment(node.meta, paths=paths, why=why, modules=modules),)
         for node in _values(graph)
@@ -80,7 +85,24 @@ def print_type(type_: object, graph: Graph | None = None) -> str:
 def _header(graph: Graph) -> str:
     name = graph.name if _NAME.fullmatch(graph.name) else _string(graph.name)
     partitioned = f" partitioned<{', '.join(graph.partitioned)}>" if graph.partitioned else ""
-    return f"graph @{name} on {graph.mesh}{partitioned} {{"
+    return f"graph @{name} on {graph.mesh}{partitioned}{_parts(graph)} {{"
+
+
+def _parts(graph: Graph) -> str:
+    """` with a: mesh<data=2>, b: mesh<data=2>`: a place is said where a part's workers are not the next ones."""
+    texts, following = [], 0
+    for name, place in graph.parts.items():
+        grid = place.ndslice
+        by = f" by ({', '.join(map(str, grid.strides))})" if grid.strides != following_strides(grid.sizes) else ""
+        at = f" at {grid.offset}{by}" if by or grid.offset != following else ""
+        texts.append(f"{name}: {spec_of(place)}{at}")
+        following = grid.offset + len(grid)
+    return f" with {', '.join(texts)}" if texts else ""
+
+
+def following_strides(sizes: Sequence[int]) -> list[int]:
+    """The strides of workers that come one behind the other, the last dim fastest."""
+    return NDSlice.new_row_major(sizes).strides
 
 
 def _values(graph: Graph) -> list[fx.Node]:
@@ -88,7 +110,8 @@ def _values(graph: Graph) -> list[fx.Node]:
 
 
 def _columns(node: fx.Node, graph: Graph | None) -> tuple[str, str]:
-    return f"%{node.name} = {print_call(node)}", print_type(node.meta.get("type", "?"), graph)
+    on = f" on {node.meta['mesh']}" if "mesh" in node.meta else ""
+    return f"%{node.name} = {print_call(node)}", print_type(node.meta.get("type", "?"), graph) + on
 
 
 def print_call(node: fx.Node) -> str:
