@@ -565,7 +565,7 @@ def functionalize(
     if parts:
         place_values(graph)
         inner = [*graph.calls, *graph.placeholders]  # in the order in which they come to run
-        graph.parts = {name: parts[name] for node in inner if (name := node.meta.get("mesh")) is not None}
+        graph.parts = {part: parts[part] for node in inner if (part := node.meta.get("mesh")) is not None}
     return graph, aliases
 
 
