@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -61,6 +62,20 @@ def partition_graph(graph: Graph, options: CompileOptions) -> Graph:
     """A traced graph, partitioned for its mesh."""
     partitioned: Graph = load("monarch.compiler.pipeline:partition_graph")(graph, options)
     return partitioned
+
+
+@contextmanager
+def full_collections_later() -> Iterator[None]:
+    """Within the block Python's garbage collector looks at what is new alone. Tracing and compiling make enough objects
+    to have it go through all others several times, for 0.2 s each: torch alone has 400,000."""
+    before = gc.get_threshold()
+    within = (*before[:2], 1 << 30)
+    gc.set_threshold(*within)
+    try:
+        yield
+    finally:
+        if gc.get_threshold() == within:  # the user's function may have changed it
+            gc.set_threshold(*before)
 
 
 @contextmanager

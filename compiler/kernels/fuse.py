@@ -54,9 +54,10 @@ class _Unit:
     cost: int = 0
     """The bytes that it moves, and OVERHEAD."""
     before: int = 0
-    """A bit for each unit that it depends on, also through others."""
+    """A bit for each unit of its region that it depends on, also through others. Nothing outside of a region depends on
+    one unit of it and is needed by another."""
     needs: set[int] = field(default_factory=set)
-    """The units whose values it reads."""
+    """The units of its region whose values it reads."""
 
 
 class FuseKernels(Pass):
@@ -110,6 +111,10 @@ class _Fusion:
         self.context = LoweringContext(self.tensors, self.keys.__getitem__, rounding, places, graph.mesh.sizes, sums)
         self.units: dict[int, _Unit] = {}
         self.unit_of: dict[fx.Node, int] = {}
+        self.regions: dict[int, dict[int, _Unit]] = {}
+        """The units of each region, by number."""
+        self.starts: dict[int, int] = {}
+        """The number of the first unit of each."""
         self.readers: dict[fx.Node, list[fx.Node]] = {}
         self.heavy: dict[fx.Node, int] = {}
         """How many ops stand before a node that cannot be in kernels: matrix products, attention, collectives."""
@@ -148,13 +153,16 @@ class _Fusion:
             heavy += unit.lowered is None and self.is_heavy(node)
             self.heavy[node] = heavy
             self.units[unit.number], self.unit_of[node] = unit, unit.number
+            self.starts.setdefault(region, unit.number)
+            self.regions.setdefault(region, {})[unit.number] = unit
         for node in self.unit_of:
             unit = self.unit(node)
             for source in self.sources(node):
                 self.readers.setdefault(source, []).append(node)
                 below = self.unit(source)
-                unit.needs.add(below.number)
-                unit.before |= below.before | 1 << below.number
+                if below.region == unit.region:
+                    unit.needs.add(below.number)
+                    unit.before |= below.before | self.bit(below)
 
     def sources(self, node: fx.Node) -> list[fx.Node]:
         """The values that an op reads: those behind views, and for a result that is lowered by itself those that the op
@@ -275,26 +283,30 @@ class _Fusion:
     def makes_cycle(self, one: _Unit, two: _Unit) -> bool:
         """Whether something outside of both depends on the one and is needed by the other."""
         return any(
-            number != first.number and self.units[number].before >> first.number & 1
+            number != first.number and self.units[number].before & self.bit(first)
             for first, second in ((one, two), (two, one))
             for number in second.needs
         )
 
     def join(self, one: _Unit, two: _Unit) -> None:
         """From here on `one` stands for both."""
-        del self.units[two.number]
+        region = self.regions[one.region]
+        del self.units[two.number], region[two.number]
         for node in two.nodes:
             self.unit_of[node] = one.number
-        own, gone = 1 << one.number, 1 << two.number
+        own, gone = self.bit(one), self.bit(two)
         one.before = (one.before | two.before) & ~(own | gone)
         one.needs = (one.needs | two.needs) - {one.number, two.number}
         either, kept, gained = own | gone, ~gone, own | one.before
-        for unit in self.units.values():
+        for unit in region.values():
             if unit.before & either and unit is not one:
                 unit.before = unit.before & kept | gained
-            if two.number in unit.needs:
-                unit.needs.discard(two.number)
-                unit.needs.add(one.number)
+                if two.number in unit.needs:
+                    unit.needs.discard(two.number)
+                    unit.needs.add(one.number)
+
+    def bit(self, unit: _Unit) -> int:
+        return 1 << unit.number - self.starts[unit.region]
 
     # -- kernels -----------------------------------------------------------------------------------------------------
 
@@ -324,7 +336,7 @@ class _Fusion:
             # Whatever stands between the first and the last of one kernel has run when it does: nothing does between
             # updates, but between the norms of two layers there are matrix products, past which their operands would
             # have to be kept.
-            alike = shelves.setdefault((self.heavy[unit.nodes[-1]], _shape_of(unit.lowered.nest)), [])
+            alike = shelves.setdefault((unit.region, self.heavy[unit.nodes[-1]], _shape_of(unit.lowered.nest)), [])
             shelf = next((each for each in alike if self.are_independent(each[0], unit)), None)
             if shelf is None:
                 alike.append([unit])
@@ -352,7 +364,7 @@ class _Fusion:
         )
 
     def are_independent(self, one: _Unit, two: _Unit) -> bool:
-        return not (one.before >> two.number & 1 or two.before >> one.number & 1)
+        return not (one.before & self.bit(two) or two.before & self.bit(one))
 
     def apart(self, node: fx.Node) -> int:
         """The bytes that an op moves where it is ATen's: its operands and results."""

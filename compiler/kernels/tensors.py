@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from typing import Any
 
 import torch
 from torch import fx
 
 from monarch.compiler import ops
+from monarch.compiler.alike import Memo, frozen
 from monarch.compiler.graph import Graph, args_of
 from monarch.compiler.loops.ir import Buffer
 from monarch.compiler.loops.text import parse_kernel
@@ -62,14 +63,36 @@ def _run(graph: Graph, node: fx.Node, meta: dict[fx.Node, Any]) -> Any:
         kwargs = dict(fx.node.map_arg(node.kwargs, lambda n: meta[n]))
         if "device" in kwargs or not any(isinstance(n, fx.Node) for n in node.all_input_nodes):
             return _made(graph, types)
-        try:
-            with torch.no_grad():
-                result = target(*args, **kwargs)
-        except (RuntimeError, NotImplementedError, TypeError):  # an op that meta tensors do not know
-            return _made(graph, types)
+        result = _known(target, args, kwargs)
         if _fits(graph, result, types):
             return result
     return _made(graph, types)
+
+
+_RESULTS: Memo[tuple[Any]] = Memo(4096)
+
+
+def _known(target: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """An op's results on tensors without data; None for an op that such tensors do not know. Calls that are alike are
+    made once: most of PyTorch's shape functions are Python."""
+    try:
+        key = target, torch.get_default_dtype(), frozen(args, _like), frozen(kwargs, _like)
+        found = _RESULTS.get(key)
+    except TypeError:  # an argument without a hash
+        return _called(target, args, kwargs)
+    return found[0] if found is not None else _RESULTS.keep(key, (_called(target, args, kwargs),))[0]
+
+
+def _like(tensor: torch.Tensor) -> Hashable:
+    return tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.storage_offset()
+
+
+def _called(target: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    try:
+        with torch.no_grad():
+            return target(*args, **kwargs)
+    except (RuntimeError, NotImplementedError, TypeError):
+        return None
 
 
 def _made(graph: Graph, types: Any) -> Any:

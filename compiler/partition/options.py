@@ -82,9 +82,16 @@ class Options:
         return float(size)
 
 
-def find_options(graph: Graph, mesh_dim: str, partition: Partition = lambda region: region) -> Options:
-    """Every alternative that the user's layouts lead to on `mesh_dim`; `partition` is how a region is partitioned."""
+def find_options(
+    graph: Graph,
+    mesh_dim: str,
+    partition: Partition = lambda region: region,
+    rules: dict[fx.Node, Rule] | None = None,
+) -> Options:
+    """Every alternative that the user's layouts lead to on `mesh_dim`; `partition` is how a region is partitioned, and
+    `rules` are those of calls that are known, for the same local shapes."""
     options = Options(graph, mesh_dim, graph.mesh.sizes[mesh_dim], varying=varying_along(graph, mesh_dim))
+    options.rules = {} if rules is None else rules
     wanted: dict[fx.Node, set[int]] = {}  # dims on which some user of a pending sum has its other operands sharded
     for node in graph.calls:
         is_element = node.target is operator.getitem
@@ -95,14 +102,21 @@ def find_options(graph: Graph, mesh_dim: str, partition: Partition = lambda regi
         if _is_free(options, node):
             options.free[node] = set()
     states, updates = graph.states, graph.updates
+    for node in graph.placeholders:
+        options.reach[node] = [{node.meta["type"].layout.placement(mesh_dim): True}]
+    asked: dict[fx.Node, tuple[int, int]] = {}
+    """How many dims readers wanted each value on when it was last reached."""
     while True:
         before = sum(map(len, (*wanted.values(), *options.free.values())))
-        for node in graph.fx.nodes:
-            if node.op == "placeholder":
-                placement = node.meta["type"].layout.placement(mesh_dim)
-                options.reach[node] = [{placement: True}]
-            elif node.op == "call_function":
-                _reach_call(options, node, wanted)
+        moved: set[fx.Node] = set()  # what a value can be given follows from its operands and from what readers want
+        for node in graph.calls:
+            now = len(wanted.get(node, ())), len(options.free.get(node, ()))
+            if asked.get(node) == now and moved.isdisjoint(options.operands[node]):
+                continue
+            asked[node], reached = now, options.reach.get(node)
+            _reach_call(options, node, wanted)
+            if reached is None or not _same(reached, options.reach[node]):
+                moved.add(node)
         for label, node in updates.items():
             if label in states:
                 _want(options, node, states[label].layout.placement(mesh_dim), wanted)
@@ -113,6 +127,11 @@ def find_options(graph: Graph, mesh_dim: str, partition: Partition = lambda regi
                         _want(options, operand, placement, wanted)
         if sum(map(len, (*wanted.values(), *options.free.values()))) == before:
             return options
+
+
+def _same(before: list[dict[Placement, bool]], after: list[dict[Placement, bool]]) -> bool:
+    """Whether these are the same placements in the same order, in which alternatives are listed."""
+    return [list(each.items()) for each in before] == [list(each.items()) for each in after]
 
 
 def _is_free(options: Options, node: fx.Node) -> bool:

@@ -21,6 +21,7 @@ from monarch.compiler.names import find_op
 from monarch.compiler.ops.record import enter, record, recorded
 from monarch.compiler.partition import PartitionByMesh
 from monarch.compiler.partition.options import Options, find_options
+from monarch.compiler.rules import Rule
 from monarch.compiler.symbols import scope_of
 from monarch.compiler.types import TensorType
 
@@ -44,8 +45,9 @@ class DecomposeSplit(Pass):
     name = "decompose"
 
     def run(self, graph: Graph, context: Context) -> Graph:
+        rules: dict[fx.Node, Rule] = {}  # they know of no mesh dim
         for mesh_dim, size in graph.mesh.dims:
-            while size > 1 and (split := _split_composites(graph, mesh_dim)):
+            while size > 1 and (split := _split_composites(graph, mesh_dim, rules)):
                 for node in split:
                     inline(graph, node)
         return graph
@@ -97,11 +99,11 @@ def composites() -> Decompositions:
     return {**get_decompositions(of_torch), **{find_op(name): how for name, how in own.items()}}
 
 
-def _split_composites(graph: Graph, mesh_dim: str) -> list[fx.Node]:
+def _split_composites(graph: Graph, mesh_dim: str, rules: dict[fx.Node, Rule]) -> list[fx.Node]:
     """The composite ops that this mesh dim splits: an operand lies sharded where the op needs it whole, and comes to
     lie so without anything being gathered for it (a fully sharded parameter, which is gathered, splits nothing)."""
-    options = find_options(graph, mesh_dim, PartitionByMesh(mesh_dim).partition)
-    found = [node for node in graph.calls if node.target in composites() and node in options.rules]
+    options = find_options(graph, mesh_dim, PartitionByMesh(mesh_dim).partition, rules)
+    found = [node for node in graph.calls if node.target in composites() and node not in options.varying]
     return [node for node in found if _is_split(options, node)]
 
 

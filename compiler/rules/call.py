@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from monarch.compiler.alike import frozen
 from monarch.compiler.names import find_op
 from monarch.compiler.ops import MonarchOp, out_of_place
 from monarch.compiler.rules.line import Shape
@@ -155,6 +156,20 @@ class Call:
         return Call(
             node, shapes, [None if type_ is None else tuple(shape) for type_, shape in zip(types, made, strict=True)]
         )
+
+    @property
+    def key(self) -> Hashable:
+        """What rules read of a call: equal for calls that are alike. Raises TypeError for an argument without a
+        hash."""
+        numbers: dict[fx.Node, int] = {}
+
+        def number(node: fx.Node) -> Hashable:
+            return fx.Node, numbers.setdefault(node, len(numbers)), isinstance(node.meta.get("type"), TensorType)
+
+        arguments = frozen((self.node.args, self.node.kwargs), number)
+        types = tuple([operand.meta["type"].dtype for operand in self.operands])
+        made = tuple([None if type_ is None else type_.dtype for type_ in result_types(self.node)])
+        return self.target, arguments, types, made, tuple(self.shapes), tuple(self.results)
 
     @property
     def name(self) -> str:

@@ -10,6 +10,7 @@ from typing import TypeVar, overload
 import torch
 from torch import fx
 
+from monarch.compiler.alike import Memo
 from monarch.compiler.errors import RuleError
 from monarch.compiler.ops import out_of_place
 from monarch.compiler.ops.record import enter, find, recorded
@@ -90,10 +91,24 @@ def rule_for(node: fx.Node, shape_of: ShapeOf) -> Rule:
     """The sharding rule of one call, for the shapes that `shape_of` gives (local ones, while partitioning).
 
     An op without a rule, and a call that its rule does not fit, have the default one: whole (`Rule.reason` says why).
+    A function that computes rules is asked once for calls that are alike (`Call.key`).
     Raises RuleError where workers cannot run a call, such as one that draws random numbers of its own.
     """
     found = find(called_op(node), "rule")
     call = Call.of(node, shape_of)
+    try:
+        key = found, call.key
+        hash(key)
+    except TypeError:  # an argument without a hash
+        return _rule_for(found, call)
+    return _RULES.get(key) or _RULES.keep(key, _rule_for(found, call))
+
+
+_RULES: Memo[Rule] = Memo(16384)
+
+
+def _rule_for(found: Line | RuleFunction | None, call: Call) -> Rule:
+    node = call.node
     if found is None or (callable(found) and node.target is out_of_place):
         return whole_rule(call, "it has no sharding rule")  # none that knows the call out of place
     try:

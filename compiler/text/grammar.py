@@ -10,6 +10,7 @@ from lark import Lark, Token
 from lark.exceptions import UnexpectedCharacters, UnexpectedToken
 
 from monarch.compiler.errors import MonarchError, Source
+from monarch.compiler.loading import unwatched
 
 GRAMMAR = r"""
 graph: COMMENT? _NL? "graph" "@" graph_name _where "{" COMMENT? _NL line* "}" COMMENT? _NL? COMMENT?
@@ -92,7 +93,8 @@ Parsed = Any
 @cache
 def _lark(start: str) -> Lark:
     """A parser of graphs takes ten times as long to build as one of what stands in them, so there is one for each."""
-    return Lark(GRAMMAR, start=start, parser="lalr", lexer="contextual", maybe_placeholders=True)
+    with unwatched():
+        return Lark(GRAMMAR, start=start, parser="lalr", lexer="contextual", maybe_placeholders=True)
 
 
 class Text:

@@ -17,7 +17,7 @@ from monarch.compiler.loading import load
 from monarch.compiler.plan import CompileOptions, Plan
 from monarch.compiler.sizes import parse_bytes
 from monarch.compiler.types import TensorType
-from monarch.language.compile import compile_graph, compiles_templates, partition_graph
+from monarch.language.compile import compile_graph, compiles_templates, full_collections_later, partition_graph
 from monarch.language.errors import TracedAgainWarning
 from monarch.language.programs.call import Annotations, Call
 from monarch.language.programs.environment import Environment, find_environment
@@ -182,7 +182,8 @@ class Program(Generic[P, R]):
         entry.variants = [variant for variant in entry.variants if not variant.guards.dead]
         attempt = Attempt()
         try:
-            found, compiled = self._traced(entry, call, attempt)
+            with full_collections_later():
+                found, compiled = self._traced(entry, call, attempt)
             if compiled in entry.compiled:
                 entry.compiled.remove(compiled)
             entry.compiled = [compiled, *entry.compiled[: PLANS - 1]]

@@ -8,10 +8,14 @@ fallback for the few ops that have no meta kernel.
 from __future__ import annotations
 
 import functools
+from collections.abc import Hashable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 
+from monarch.compiler.alike import Memo, frozen
+from monarch.compiler.loading import unwatched
 from monarch.compiler.ops.record import enter, of_packet
 
 aten = torch.ops.aten
@@ -53,7 +57,7 @@ def run_fake(func: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
         kwargs = {**kwargs, "device": _META}
     try:
         with torch._C._DisableTorchDispatch():
-            out: Any = func(*args, **kwargs)
+            out: Any = _on_meta(func, args, kwargs)
             if func in _BATCH_NORMS and not args[5]:
                 # The CPU kernel gives no statistics of a batch that it has not used.
                 out = (out[0], out[1].new_empty(0), out[2].new_empty(0))
@@ -62,6 +66,39 @@ def run_fake(func: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
         if torch.Tag.dynamic_output_shape in func.tags:
             raise DependsOnData from None
         return _fall_back(func, args, kwargs)
+
+
+_KNOWN: Memo[int | tuple[Any, ...]] = Memo(4096)
+"""For calls that are alike, the number of the argument that they give, or their result's shape, strides and dtype."""
+
+
+def _on_meta(func: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """What PyTorch's meta kernel gives. Most are Python, so that calls that are alike are made once."""
+    try:
+        key = _key(func, args, kwargs)
+        known = _KNOWN.get(key)
+    except TypeError:  # an argument without a hash
+        return func(*args, **kwargs)
+    if known is not None:
+        return args[known] if isinstance(known, int) else torch.empty_strided(*known[:2], dtype=known[2], device=_META)
+    with unwatched() if func.namespace in ("aten", "prims") else nullcontext():  # a user's op may read what it likes
+        out = func(*args, **kwargs)
+    returns = func._schema.returns
+    changed = key != _key(func, args, kwargs)  # an operand, as `squeeze_` does
+    if func.namespace == "aten" and type(out) is torch.Tensor and len(returns) == 1 and not changed:
+        same = next((number for number, arg in enumerate(args) if arg is out), None)
+        if same is not None:
+            _KNOWN.keep(key, same)
+        elif returns[0].alias_info is None:
+            _KNOWN.keep(key, (tuple(out.shape), out.stride(), out.dtype))
+    return out
+
+
+def _key(func: Any, args: list[Any], kwargs: dict[str, Any]) -> Hashable:
+    def of(tensor: torch.Tensor) -> Hashable:
+        return tensor.dtype, tensor.device, tuple(tensor.shape), tensor.stride(), tensor.storage_offset()
+
+    return func, torch.get_default_dtype(), frozen(args, of), frozen(kwargs, of)
 
 
 _BATCH_NORMS = (aten.native_batch_norm.default, aten._native_batch_norm_legit.default)

@@ -8,9 +8,11 @@ from dataclasses import dataclass, replace
 
 from torch import fx
 
+from monarch.compiler.alike import Memo
 from monarch.compiler.graph import args_of
 from monarch.compiler.kernels.lower import pointwise, random, views  # noqa: F401  # they register their handlers
 from monarch.compiler.kernels.lower.coordinates import Affine, Unfusable, flatten, unflatten
+from monarch.compiler.kernels.lower.pattern import Pattern
 from monarch.compiler.kernels.lower.reductions import REDUCED
 from monarch.compiler.kernels.lower.values import Lowering, LoweringContext, Tensors, is_transparent, lowering_of
 from monarch.compiler.loops.ir import Load, Nest, Position, Store
@@ -92,7 +94,38 @@ def lower_group(
     spaces: Sequence[Space],
     context: LoweringContext,
 ) -> Group:
-    """One nest that computes `outputs`, all of them members. Raises Unfusable where there is none."""
+    """One nest that computes `outputs`, all of them members. Raises Unfusable where there is none.
+
+    Groups that are alike, such as those of equal layers, are lowered once."""
+    try:
+        pattern = Pattern(members, context)
+    except TypeError:  # an argument without a hash
+        return _lower_group(members, outputs, spaces, context)
+    key = pattern.key, tuple([pattern.numbers[node] for node in outputs]), tuple(spaces)
+    found = _FOUND.get(key)
+    if found is None:
+        try:
+            group = _lower_group(members, outputs, spaces, context)
+            found = tuple([pattern.numbers[node] for node in group.inputs]), group.nest
+        except Unfusable as unfusable:
+            found = str(unfusable)
+        _FOUND.keep(key, found)
+    if isinstance(found, str):
+        raise Unfusable(found)
+    read, nest = found
+    return Group(tuple([pattern.nodes[number] for number in read]), tuple(outputs), nest)
+
+
+_FOUND: Memo[tuple[tuple[int, ...], Nest] | str] = Memo(2048)
+"""For groups that are alike: the numbers of the nodes that they read, and their nest; or why there is none."""
+
+
+def _lower_group(
+    members: Collection[fx.Node],
+    outputs: Sequence[fx.Node],
+    spaces: Sequence[Space],
+    context: LoweringContext,
+) -> Group:
     if any(0 in context.tensors[node].shape for node in members) or any(0 in space.shape for space in spaces):
         raise Unfusable("nothing to compute")
     candidates = {space for space in spaces if space.reduced} or set(spaces)

@@ -133,6 +133,8 @@ class LoweringContext:
     places: Mapping[str, fx.Node] = field(default_factory=dict)
     sizes: Mapping[str, int] = field(default_factory=dict)
     sums: bool = False
+    calls: dict[fx.Node, tuple[int, list[fx.Node]]] = field(default_factory=dict)
+    """What `pattern` has found of the graph's calls."""
 
 
 @dataclass
