@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import builtins
+import functools
 import linecache
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -163,4 +165,40 @@ class DeviceIndexError(DeviceMeshError, IndexError):
 
 class DeviceCheckError(DeviceMeshError, ValueError, AssertionError):
     """A worker met values that a check of the program's does not allow: `assert x.isfinite().all()`, the arguments of a
-    distribution. Also a ValueError and an AssertionError, as what such checks raise."""
+    distribution. Also a ValueError and an AssertionError, as what such checks raise, and of the class that the check's
+    `raise` names."""
+
+
+_CHECKS: dict[str, type[Exception]] = {}
+"""The classes that checks of this process's programs raise, by name."""
+
+
+def check_words(kind: type[BaseException] | None, words: str) -> str:
+    """The message of a check that raises a class, from which `check_kind` knows it."""
+    if kind is None or not issubclass(kind, Exception) or issubclass(DeviceCheckError, kind):
+        return words
+    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    _CHECKS[name] = kind
+    return f"{name}: {words}"
+
+
+def check_kind(words: str) -> type[DeviceCheckError]:
+    """The class of a failed check, by its message."""
+    name = words.partition(": ")[0]
+    kind = _CHECKS.get(name, getattr(builtins, name, None))
+    return _check_class(kind) if isinstance(kind, type) and issubclass(kind, Exception) else DeviceCheckError
+
+
+@functools.cache
+def _check_class(kind: type[Exception]) -> type[DeviceCheckError]:
+    def reduce(self: DeviceCheckError) -> tuple[object, ...]:
+        return _rebuild_check, (kind, self.message, self.hint, self.source), self.facts
+
+    try:
+        return type("DeviceCheckError", (DeviceCheckError, kind), {"__reduce__": reduce, "__module__": __name__})
+    except TypeError:  # a class that cannot be a base beside it
+        return DeviceCheckError
+
+
+def _rebuild_check(kind: type[Exception], message: str, hint: str, source: Source | None) -> MonarchError:
+    return _rebuild(_check_class(kind), message, hint, source)

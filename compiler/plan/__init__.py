@@ -4,7 +4,6 @@ Of the compiler the runtime imports this package, and little else; so what it ne
 """
 
 from monarch.compiler.errors import (
-    DeviceCheckError,
     DeviceIndexError,
     DeviceMeshError,
     LayoutError,
@@ -12,6 +11,7 @@ from monarch.compiler.errors import (
     MonarchError,
     PlanError,
     Source,
+    check_kind,
 )
 from monarch.compiler.loading import load
 from monarch.compiler.ops import OPS
@@ -34,7 +34,6 @@ __all__ = [
     "REDUCTIONS",
     "TARGETS",
     "Decision",
-    "DeviceCheckError",
     "DeviceIndexError",
     "DeviceMeshError",
     "Handled",
@@ -64,6 +63,7 @@ __all__ = [
     "check_target",
     "format_bytes",
     "routes",
+    "check_kind",
 ]
 
 set_files(lambda: load("monarch.compiler.plan.file"))

@@ -356,6 +356,9 @@ class Effects:
                     held.holder.clear()
                 held.fill(held.holder, keys, settled)
             return
+        if isinstance(held, kinds.Mapping) and any(isinstance(key, torch.SymFloat) for key in keys):
+            held.fill(held.holder, [*map(self._settled, keys)], [*map(self._settled, values)])
+            return
         for key, value in zip(keys, values, strict=True):
             if before.get(key, MISSING) is not value and (new := self._settled(value)) is not value:
                 held.put(held.holder, key, new)

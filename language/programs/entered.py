@@ -20,6 +20,7 @@ from typing import Any
 from monarch.compiler.errors import Source
 from monarch.language.programs.library import Library
 from monarch.language.programs.snapshot import Snapshot
+from monarch.language.recorder.scalar import Scalar
 from monarch.language.source import belongs_to_user, is_users_file
 
 _UNKNOWN_MODULES = frozenset(
@@ -71,6 +72,8 @@ class _Code:
     texts: tuple[str, ...]
     computes: bool
     users: bool
+    types: dict[int, str]
+    """The lines that ask for a type, and the variable whose it is ("" for another expression)."""
 
 
 _codes: dict[int, tuple[CodeType, _Code]] = {}
@@ -88,13 +91,38 @@ def _look(code: CodeType, names: dict[str, Any]) -> _Code:
     )
     loaded: tuple[str, ...] = ()
     computes = False
+    types: dict[int, str] = {}
     if users:
+        types = _asked_types(code)
         loads = [step for step in dis.get_instructions(code) if step.opname in _OF_GLOBALS]
         loaded = tuple(dict.fromkeys(str(step.argval) for step in loads))
         computes = not _ANY_NAME.isdisjoint(code.co_names) or _computed_name(code)
-    found = _Code(code.co_names, loaded, texts, computes, users)
+    found = _Code(code.co_names, loaded, texts, computes, users, types)
     _codes[id(code)] = code, found  # kept, so that no other code takes its id
     return found
+
+
+def _asked_types(code: CodeType) -> dict[int, str]:
+    """The lines of code that call `type` with one argument, and the variable that it is, if it is one."""
+    found: dict[int, str] = {}
+    steps = [step for step in dis.get_instructions(code) if step.opname not in ("PRECALL", "PUSH_NULL", "CACHE")]
+    for at, step in enumerate(steps):
+        if step.opname not in ("LOAD_GLOBAL", "LOAD_NAME") or step.argval != "type" or step.positions is None:
+            continue
+        after = [each.opname for each in steps[at + 1 : at + 3]]
+        if after[-1] == "CALL" and after[0].startswith("LOAD_") and isinstance(steps[at + 1].argval, str):
+            name = str(steps[at + 1].argval)
+        elif any(each.opname == "CALL" for each in steps[at + 1 : at + 8]) and not after[0].startswith(_NO_OPERAND):
+            name = ""
+        else:
+            continue
+        line = step.positions.lineno or 0
+        found[line] = name if found.get(line, name) == name else ""
+    return found
+
+
+_NO_OPERAND = ("CALL", "LOAD_ATTR", "LOAD_METHOD", "STORE", "RETURN", "BUILD", "COMPARE", "IS_OP")
+"""What follows a `type` that is passed on, and not called."""
 
 
 def _computed_name(code: CodeType) -> bool:
@@ -138,8 +166,14 @@ def _closes(steps: list[dis.Instruction], start: int, at: int) -> bool:
 class Entered:
     """The functions that a trace has entered so far."""
 
-    def __init__(self, snapshot: Snapshot) -> None:
+    def __init__(self, snapshot: Snapshot, scalars: bool) -> None:
+        """`scalars` says whether arguments are floats that the trace has symbols for."""
         self.snapshot = snapshot
+        self.asks_type = False
+        """Whether the code may have asked for the type of such a float."""
+        self._scalars = scalars
+        self._asking: dict[int, dict[int, str]] = {}
+        """The lines of the code entered that ask for types, by the code's id."""
         self.codes: list[CodeType] = []
         """The user's code that was entered."""
         self.met: dict[int, dict[str, Any]] = {}
@@ -163,7 +197,17 @@ class Entered:
         code = frame.f_code
         if id(code) not in self.met or self.met[id(code)] is not frame.f_globals:
             self.meet(frame)
-        return None if self._before is None else self._before(frame, event, argument)
+        asks = self._asking.get(id(code))
+        if self._before is not None:
+            self.asks_type = self.asks_type or asks is not None
+            return self._before(frame, event, argument)
+        return None if asks is None else self._at_line
+
+    def _at_line(self, frame: FrameType, event: str, argument: Any) -> Any:
+        name = self._asking[id(frame.f_code)].get(frame.f_lineno) if event == "line" else None
+        if name is not None and (not name or type(frame.f_locals.get(name)) is Scalar):
+            self.asks_type = True
+        return self._at_line
 
     def meet(self, frame: FrameType) -> None:
         code = frame.f_code
@@ -173,6 +217,8 @@ class Entered:
             self._of_library(code, known, frame)
             return
         self.codes.append(code)
+        if self._scalars and known.types:
+            self._asking[id(code)] = known.types
         self.attributes.update(known.names, known.texts)
         self.computes = self.computes or known.computes
         self.library.names(known.names)
@@ -183,6 +229,8 @@ class Entered:
         self.attributes.update(known.names, known.texts)
         self.library.enter(code, frame.f_globals)
         module = frame.f_globals.get("__name__", "")
+        if self._scalars and module.partition(".")[0] == "json":  # its C code knows floats alone
+            self.asks_type = True
         if module in _UNKNOWN_MODULES:
             self._say(f"{module}.{code.co_name}", frame.f_back)
         elif module.partition(".")[0] in _FILES:

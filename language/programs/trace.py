@@ -68,6 +68,8 @@ class Attempt:
     def __init__(self) -> None:
         self.mesh: Mesh | None = None
         self.given = False
+        self.asks_type = False
+        """Whether the function asks for the exact type of a float argument."""
         self.undo: Callable[[], None] = _nothing
 
     def take_back(self) -> None:
@@ -180,7 +182,36 @@ def trace(
     `varying` are the hyperparameters that are known to vary, and `moving` the places at which there are other tensors
     from call to call; `symbols` are the named sizes of the call, if there are any. `attempt` can take back what the
     function changes in Python.
+
+    A float argument is a symbol in the trace; where the function asks for its exact type, or hands it to what takes
+    only floats of Python's, it is traced once more with the value itself, which another value does not fit.
     """
+    symbolic = any(type(leaf) is float for leaf in call.leaves)
+    try:
+        found = _trace(call, mesh, environment, varying, moving, symbols, attempt, symbolic)
+        if not attempt.asks_type:
+            return found
+    except (TypeError, AttributeError):
+        if not symbolic:
+            raise
+    except Exception:
+        if not attempt.asks_type:
+            raise
+    attempt.take_back()
+    attempt.asks_type = False
+    return _trace(call, mesh, environment, varying, moving, symbols, attempt, False)
+
+
+def _trace(
+    call: Call,
+    mesh: Mesh,
+    environment: Environment,
+    varying: set[tuple[str, str]],
+    moving: set[Path],
+    symbols: Any,
+    attempt: Attempt,
+    symbolic: bool,
+) -> Trace:
     function, leaves = call.function, call.leaves
     types = call.types(mesh, None if symbols is None else symbols.scope)
     mesh.flush()
@@ -188,7 +219,7 @@ def trace(
     recording = Recording(mesh, True, symbols)
     watch = OptimizerWatch(recording, environment.optimizers, varying)
     snapshot = Snapshot()
-    entered = Entered(snapshot)
+    entered = Entered(snapshot, symbolic)
     roots: list[tuple[Path, Any]] = [(("",), function)]
     if isinstance(function, MethodType):
         roots = [(("",), function.__func__), (("self",), function.__self__)]
@@ -206,7 +237,7 @@ def trace(
 
     attempt.mesh, attempt.undo = mesh, undo
     try:
-        inputs_, arguments = _symbolic(recording, leaves, types, call.names)
+        inputs_, arguments = _symbolic(recording, leaves, types, call.names, symbolic)
         args, kwargs = pytree.tree_unflatten(inputs_, call.spec)
         with ExitStack() as stack:
             stack.enter_context(torch.enable_grad() if torch.is_grad_enabled() else torch.no_grad())
@@ -219,6 +250,7 @@ def trace(
             stack.enter_context(entered.watching())
             returned = function(*args, **kwargs)
         _check_containers(inputs_, call.spec, args, kwargs)
+        attempt.asks_type = entered.asks_type
         del args, kwargs
         free = watch.read_at_each_call
         requiring, differentiated = _differentiated(inputs_, leaves, call.given)
@@ -247,6 +279,7 @@ def trace(
         if any(has_names(value.shape) for _, value in escapes):
             raise Specialise("it leaves a tensor of a named size in Python")
     except BaseException:
+        attempt.asks_type = entered.asks_type
         current.recording = before  # an interrupt may come where a context manager would have given this back
         raise
     taken: set[str] = set(recording.scalars) | {"seed"}
@@ -409,9 +442,9 @@ _NAMED = (torch.SymInt, torch.SymBool)
 
 
 def _symbolic(
-    recording: Recording, leaves: list[Any], types: dict[int, TensorType], names: dict[int, str]
+    recording: Recording, leaves: list[Any], types: dict[int, TensorType], names: dict[int, str], scalars: bool
 ) -> tuple[list[Any], dict[str, int]]:
-    """Symbolic arguments: tensors become inputs, floats Scalars."""
+    """Symbolic arguments: tensors become inputs, floats Scalars, or, without `scalars`, values that guards expect."""
     made: list[Any] = []
     arguments: dict[str, int] = {}
     for number, leaf in enumerate(leaves):
@@ -426,6 +459,9 @@ def _symbolic(
             label = f"argument{number}"
             arguments[label] = number
             symbol = recording.scalar(label, leaf)
+            if not scalars:
+                float(symbol)
+                symbol = leaf
         else:
             symbol = leaf
         made.append(symbol)
@@ -442,7 +478,7 @@ def _fake(recording: Recording, leaf: torch.Tensor, type: TensorType) -> torch.T
 def _result(recording: Recording, returned: Any, keeps: Callable[[Any], bool]) -> Result:
     """What the program returns. A tensor or container that Python keeps elsewhere too is no result of the plan: each
     call returns the one that is there."""
-    leaves, spec = pytree.tree_flatten(returned, is_leaf=keeps)
+    leaves, spec = pytree.tree_flatten(returned, is_leaf=lambda value: keeps(value) or _has_number_keys(value))
     found: list[Any] = []
     first: dict[int, int] = {}
     for number, leaf in enumerate(leaves):
@@ -461,6 +497,11 @@ def _result(recording: Recording, returned: Any, keeps: Callable[[Any], bool]) -
         else:
             found.append(leaf)
     return Result(found, spec)
+
+
+def _has_number_keys(value: Any) -> bool:
+    """Whether a dict has keys that stand for numbers of the call."""
+    return isinstance(value, dict) and any(isinstance(key, torch.SymFloat) for key in value)
 
 
 def _escapes(recording: Recording, effects: Effects) -> list[tuple[Cell, Value]]:

@@ -23,6 +23,7 @@ from monarch.compiler.types import TensorType
 from monarch.language.compile import compile_graph, compile_template
 from monarch.language.programs.effects import Again, Change, Outcome, undoing
 from monarch.language.programs.guards import views_of
+from monarch.language.programs.kinds import same_plain
 from monarch.language.programs.nodes import Live
 from monarch.language.programs.trace import Attempt, Trace
 from monarch.language.recorder.random import next_seed
@@ -292,7 +293,7 @@ class Variant:
         live, states = checked
         scalars = self._scalars(leaves, live)
         for expr, expected in self.trace.conditions:
-            if evaluate(expr, scalars) != expected:
+            if not same_plain(evaluate(expr, scalars), expected):
                 return None
         refs: list[Ref] = [tensor._ref for tensor in states]
         parents = [ref.parent for ref in refs]

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from monarch.compiler import ops
+from monarch.compiler.errors import check_words
 from monarch.compiler.ops.record import enter
 from monarch.language.recorder.recording import recording_for
 from monarch.language.recorder.varying import varying_together
@@ -51,15 +52,16 @@ def deferred(tensor: DistributedTensor) -> bool | None:
         frame = frame.f_back
     if frame is None:
         return None
+    kind: type[BaseException] | None = None
     if frame.f_code.co_filename.endswith(_CONSTRAINTS):
         goes_on: bool | None = True  # what does not satisfy the first part of a constraint does not satisfy it
     else:
-        goes_on = _goes_on(frame)
+        goes_on, kind = _goes_on(frame)
     if goes_on is None:
         return None
     with torch.no_grad():
         truth = tensor.detach() != 0
-        check(tensor.detach(), truth if goes_on else truth.logical_not(), _words(frame))
+        check(tensor.detach(), truth if goes_on else truth.logical_not(), check_words(kind, _words(frame)))
     return goes_on
 
 
@@ -67,22 +69,23 @@ def _is_ours(frame: FrameType) -> bool:
     return str(frame.f_globals.get("__name__")).startswith("monarch.language.")
 
 
-def _goes_on(frame: FrameType) -> bool | None:
-    """The outcome of the test that a frame is about to make without which it raises; None where both go on."""
+def _goes_on(frame: FrameType) -> tuple[bool | None, type[BaseException] | None]:
+    """The outcome of the test that a frame is about to make without which it raises, and which exception; None where
+    both go on."""
     steps = [step for step in dis.get_instructions(frame.f_code) if step.opname not in ("CACHE", "EXTENDED_ARG")]
     at = next(number for number, step in enumerate(steps) if step.offset >= frame.f_lasti)
     at += steps[at].opname == "TO_BOOL"
     jump = steps[at]
     if "POP_JUMP" not in jump.opname or not jump.opname.endswith(("IF_TRUE", "IF_FALSE")):
-        return None
+        return None, None
     jumps_if = jump.opname.endswith("IF_TRUE")
     target = next(number for number, step in enumerate(steps) if step.offset >= jump.argval)
     for start, outcome in ((target, jumps_if), (at + 1, not jumps_if)):
         raised = _raise_at(steps, start)
         if raised is not None:
             kind = _named(frame, steps[start:])
-            return None if _caught(frame, raised, kind) else not outcome
-    return None
+            return (None if _caught(frame, raised, kind) else not outcome), kind
+    return None, None
 
 
 def _raise_at(steps: list[dis.Instruction], start: int) -> int | None:

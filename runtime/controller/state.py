@@ -21,13 +21,13 @@ import torch
 
 from monarch.compiler.execution.executor import TakeBack
 from monarch.compiler.plan import (
-    DeviceCheckError,
     DeviceIndexError,
     DeviceMeshError,
     MeshSpec,
     MonarchError,
     Plan,
     TensorType,
+    check_kind,
 )
 from monarch.runtime.processes.looking import Exit
 from monarch.runtime.shared import wire
@@ -39,11 +39,11 @@ E = TypeVar("E", bound=MonarchError)
 _REMEMBERED = 1024
 _KINDS: tuple[tuple[type[DeviceMeshError], re.Pattern[str]], ...] = (
     (DeviceIndexError, re.compile(r"^IndexError\b|\bindex .* is out of bounds for dimension")),
-    (DeviceCheckError, re.compile(r"^CheckFailed\b")),
 )
 """The errors that failed workers' words stand for, where it is not the general one. Of an index that is out of range
 PyTorch raises an IndexError, and for `gather` and `scatter` a RuntimeError."""
 
+_CHECK = "CheckFailed: "
 _KIND_RANK = {"failed": 0, "dependent": 1, "aborted": 2}
 
 _GO_ON = "monarch.heal_mesh(mesh) goes on from here, with what the other workers hold."
@@ -465,6 +465,8 @@ class ControllerState:
             hint.append("the worker's traceback:")
             hint.extend("  " + line for line in cause.traceback.rstrip().splitlines())
         kind = next((kind for kind, words in _KINDS if words.search(cause.error or "")), DeviceMeshError)
+        if (cause.error or "").startswith(_CHECK):
+            kind = check_kind((cause.error or "").removeprefix(_CHECK))
         facts = self._place(cause.rank) | ({} if step is None else {"step": step.sequence, "program": step.name})
         return kind(message, hint="\n".join(hint), source=cause.source).knowing(**facts, op=cause.op)
 

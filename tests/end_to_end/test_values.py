@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 import pytest
@@ -73,3 +74,28 @@ def test_a_check_that_fails_fails_the_step_and_leaves_the_state() -> None:
             assert isinstance(raised.value, ValueError)
             assert total.full_tensor().tolist() == [3.0] * 4
         assert step(torch.ones(4)).item() == expected
+
+
+class Diverged(ArithmeticError):
+    """What the script raises for a loss that is not finite."""
+
+
+def test_a_failed_check_is_of_the_class_that_its_raise_names() -> None:
+    with Mesh(data=2) as mesh:
+
+        @monarch.program(mesh=mesh)
+        def step(x: torch.Tensor) -> torch.Tensor:
+            if not x.isfinite().all():
+                raise Diverged("not finite")
+            if (x > 100).any():
+                raise TypeError("too large")
+            return x.sum()
+
+        for bad, kind in ((torch.nan, Diverged), (1e3, TypeError)):
+            with pytest.raises(kind, match="values that do not pass") as raised:
+                step(torch.full((4,), bad)).item()
+            assert isinstance(raised.value, DeviceCheckError)
+            again = pickle.loads(pickle.dumps(raised.value))
+            assert isinstance(again, kind)
+            assert (str(again), again.facts) == (str(raised.value), raised.value.facts)
+        assert step(torch.ones(4)).item() == 4.0

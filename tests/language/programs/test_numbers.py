@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import copy
+import decimal
+import fractions
+import json
 import math
 import pickle
+import struct
 from collections.abc import Callable
 from typing import Any
 
@@ -46,6 +50,15 @@ NUMBERS: dict[str, Callable[[Any, Any], Any]] = {
     "least": lambda x, t: (x * max(t, 0.2), min(t, 1.0), sorted([t, 0.3, -1.0])),
     "tensor": lambda x, t: (torch.tensor([t, 1.0]), x.new_tensor(t), torch.full((2,), t), x.clamp(min=t)),
     "copied": lambda x, t: (x * copy.deepcopy(t), copy.copy(t), pickle.loads(pickle.dumps(t))),
+    "type": lambda x, t: x * (2 if type(t) is float else 3) * len(type(t).__name__),
+    "type in a table": lambda x, t: x * {float: 2.0}.get(type(t), 3.0),
+    "type of an entry": lambda x, t: x * (2 if type([t][0]) is float else 3),
+    "types": lambda x, t: x * (2 if [*map(type, (x, t))][1] is float else 3),
+    "JSON": lambda x, t: (x, json.dumps({"t": t}), json.dumps([t], default=str)),
+    "exact": lambda x, t: (x, fractions.Fraction(t), decimal.Decimal(t), struct.pack("d", t)),
+    "NumPy": lambda x, t: (x * float(np.float64(t)), np.array([t, 1.0]).tolist(), np.full(3, t).sum()),
+    "of the class": lambda x, t: x * t.fromhex("0x1p1") + float.__add__(t, 1.0),
+    "made keys": lambda x, t: (x * 2, {t: 1}, {t}, {"a": {t: "b"}}),
     "range": lambda x, t: sum((x for _ in range(int(t * 2))), x),
 }
 
@@ -53,6 +66,31 @@ NUMBERS: dict[str, Callable[[Any, Any], Any]] = {
 @pytest.mark.parametrize("name", NUMBERS)
 def test_a_number_is_a_float_to_python(name: str, mesh: Mesh) -> None:
     assert_alike(number(NUMBERS[name]), mesh)
+
+
+def test_zeros_of_both_signs_and_no_number_are_values_of_their_own(mesh: Mesh) -> None:
+    def case(w):
+        def step(given):
+            x, t = given
+            return x * (2 if f"{t}"[0] == "-" else 3 if t != t else 1), f"{t}"
+
+        return step, nothing, lambda call: (torch.ones(3, 4), [0.0, -0.0, math.nan, 0.0, math.nan, -0.0][call])
+
+    assert_alike(case, mesh)
+
+
+def test_a_number_is_left_as_a_key(mesh: Mesh) -> None:
+    def case(w):
+        left: dict[float, Any] = {}
+
+        def step(given):
+            x, t = given
+            left[t] = x * t
+            return x * len(left)
+
+        return step, nothing, lambda call: (torch.ones(3, 4), 0.5 * (call % 3))
+
+    assert_alike(case, mesh)
 
 
 # -- optimizers ------------------------------------------------------------------------------------------------------
