@@ -190,7 +190,7 @@ def check_kind(words: str) -> type[DeviceCheckError]:
 
 
 @functools.cache
-def _check_class(kind: type[Exception]) -> type[DeviceCheckError]:
+def _check_class(kind: Any) -> type[DeviceCheckError]:
     def reduce(self: DeviceCheckError) -> tuple[object, ...]:
         return _rebuild_check, (kind, self.message, self.hint, self.source), self.facts
 

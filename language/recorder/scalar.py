@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 
 from monarch.compiler.tape import FUNCTIONS, Expr
@@ -111,6 +112,9 @@ class Scalar(torch.SymFloat):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return float, (float(self),)  # a copy, in memory or in a file, is a plain number
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        return np.array(float(self), dtype)
 
     def __deepcopy__(self, memo: Any) -> Scalar:
         return self
