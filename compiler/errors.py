@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import builtins
-import functools
 import linecache
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -189,15 +188,20 @@ def check_kind(words: str) -> type[DeviceCheckError]:
     return _check_class(kind) if isinstance(kind, type) and issubclass(kind, Exception) else DeviceCheckError
 
 
-@functools.cache
-def _check_class(kind: Any) -> type[DeviceCheckError]:
+_classes: dict[type[Exception], type[DeviceCheckError]] = {}
+
+
+def _check_class(kind: type[Exception]) -> type[DeviceCheckError]:
     def reduce(self: DeviceCheckError) -> tuple[object, ...]:
         return _rebuild_check, (kind, self.message, self.hint, self.source), self.facts
 
-    try:
-        return type("DeviceCheckError", (DeviceCheckError, kind), {"__reduce__": reduce, "__module__": __name__})
-    except TypeError:  # a class that cannot be a base beside it
-        return DeviceCheckError
+    if kind not in _classes:
+        parts = {"__reduce__": reduce, "__module__": __name__}
+        try:
+            _classes[kind] = type("DeviceCheckError", (DeviceCheckError, kind), parts)
+        except TypeError:  # a class that cannot be a base beside it
+            _classes[kind] = DeviceCheckError
+    return _classes[kind]
 
 
 def _rebuild_check(kind: type[Exception], message: str, hint: str, source: Source | None) -> MonarchError:
