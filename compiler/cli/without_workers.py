@@ -32,7 +32,7 @@ class TypesOnly:
     def __init__(self, mesh: MeshSpec) -> None:
         self.mesh = mesh
 
-    def put(self, tensor: torch.Tensor, type: TensorType) -> Handle:
+    def put(self, tensor: torch.Tensor, type: TensorType, lent: bool = False) -> Handle:
         type.check(self.mesh)
         return TypedHandle(type)
 

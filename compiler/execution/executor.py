@@ -68,8 +68,9 @@ class Executor(Protocol):
     @property
     def mesh(self) -> MeshSpec: ...
 
-    def put(self, tensor: torch.Tensor, type: TensorType) -> Handle:
-        """Place a tensor of the controller's on the mesh: each worker gets the block that `type` gives it."""
+    def put(self, tensor: torch.Tensor, type: TensorType, lent: bool = False) -> Handle:
+        """Place a tensor of the controller's on the mesh: each worker gets the block that `type` gives it. One that is
+        `lent` is not copied here, but read until all workers have it: nobody may write to it from now on."""
         ...
 
     def run(

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from monarch.compiler.errors import LayoutError
+from monarch.compiler.execution.executor import Handle
 from monarch.compiler.types import TensorType
 from monarch.language.source import user_source
 from monarch.language.tensors.mesh import Mesh
@@ -30,6 +31,12 @@ def put(tensor: torch.Tensor, mesh: Mesh, type: TensorType) -> DistributedTensor
         cell = Cell(mesh, type, mesh.executor.put(tensor.detach().contiguous(), type))
     fake = to_fake(tensor)
     return DistributedTensor(fake, Ref(cell, fake), requires_grad=tensor.requires_grad)
+
+
+def of_handle(tensor: torch.Tensor, mesh: Mesh, handle: Handle) -> DistributedTensor:
+    """A leaf on the mesh whose data, which is that of a plain tensor, has been placed there."""
+    fake = to_fake(tensor)
+    return DistributedTensor(fake, Ref(Cell(mesh, handle.type, handle), fake))
 
 
 _Known = dict[int, tuple[Any, int, DistributedTensor]]

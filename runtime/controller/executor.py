@@ -91,16 +91,16 @@ class MeshExecutor(Restoring, Storing):
 
     # -- values ----------------------------------------------------------------------------------------------------
 
-    def put(self, tensor: torch.Tensor, type: TensorType) -> Remote:
+    def put(self, tensor: torch.Tensor, type: TensorType, lent: bool = False) -> Remote:
         with self._lock:
             self._connection.enter()
-            handle = self._put(tensor, type)
+            handle = self._put(tensor, type, lent=lent)
             self._connection.publish()
             if self._snapshots is not None:
                 self._go_on_with_snapshots(handle.step)
             return handle
 
-    def _put(self, tensor: torch.Tensor, type: TensorType, what: str = "the tensor") -> Remote:
+    def _put(self, tensor: torch.Tensor, type: TensorType, what: str = "the tensor", lent: bool = False) -> Remote:
         start = clock()
         if tuple(tensor.shape) != type.shape or tensor.dtype != type.dtype:
             raise LayoutError(
@@ -126,11 +126,14 @@ class MeshExecutor(Restoring, Storing):
         steps: list[Step] = []
         for piece in pieces(blocks.size, len(blocks.distinct), STAGING_BYTES // 8):
             made.step = step = Step(f"put {type}")
-            data = b"".join([memoryview(row[piece]) for row in rows])  # type: ignore[arg-type]
-            if len(data) <= wire.INLINE_BYTES:
-                step.again = Again(blocks.head(id, wire.INLINE, piece) + data, makes=(id,))
+            parts: list[Any] = [memoryview(row[piece]) for row in rows]  # type: ignore[arg-type]
+            inline = sum(map(len, parts)) <= wire.INLINE_BYTES
+            if inline or not lent:
+                parts = [b"".join(parts)]
+            if inline:
+                step.again = Again(blocks.head(id, wire.INLINE, piece) + parts[0], makes=(id,))
             else:
-                step.again = Again(partial(blocks.head, id, piece=piece), data, (id,))
+                step.again = Again(partial(blocks.head, id, piece=piece), parts, (id,))
             step.placed = alone
             steps.append(step)
             self._give(step)
@@ -337,7 +340,7 @@ class MeshExecutor(Restoring, Storing):
             if freed:
                 body += struct.pack(f"={freed}q", *ids)
             step.commits = bool(record.donated)
-            step.again = Again(body, b"", range(base, base + len(made)), plan, record)
+            step.again = Again(body, (), range(base, base + len(made)), plan, record)
             self._give(step)
             if freed:
                 del self._freeing[:freed]
@@ -418,8 +421,7 @@ class MeshExecutor(Restoring, Storing):
         if known is not None and not known.loaded:
             assert step.again.plan is not None
             self._send_plan(known, step.again.plan)
-        parts = (step.again.data,) if step.again.data else ()
-        self._connection.command(step, step.again.record, parts)
+        self._connection.command(step, step.again.record, step.again.parts)
 
     def _number_for(self, record: PlanRecord, at: int, argument: Any, dtype: torch.dtype) -> float | int:
         if isinstance(argument, torch.Tensor):

@@ -106,7 +106,7 @@ class Snapshots:
         with suppress(IndexError):  # a handler has shortened it
             for at in range(self._measured, len(log)):
                 again = log[at][1]
-                self._size += len(again.data) + (len(again.record) if isinstance(again.record, bytes) else 0)
+                self._size += sum(map(len, again.parts)) + (len(again.record) if isinstance(again.record, bytes) else 0)
         self._measured = len(log)
         return self._size > times * LOG_BYTES or len(log) > times * LOG_STEPS
 

@@ -117,11 +117,11 @@ class Step:
 
 @dataclass(frozen=True)
 class Again:
-    """A command as it was given: its record, what it had in the staging area, the values that it makes, and the plan
-    that it runs."""
+    """A command as it was given: its record, the buffers that it had in the staging area, the values that it makes, and
+    the plan that it runs."""
 
     record: bytes | Callable[[int], bytes]
-    data: bytes = b""
+    parts: Sequence[Any] = ()
     makes: Sequence[int] = ()
     plan: Plan | None = None
     known: PlanRecord | None = None

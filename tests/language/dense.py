@@ -65,7 +65,7 @@ class DenseExecutor:
         self.runs: list[str] = []
         self.puts = 0
 
-    def put(self, tensor: torch.Tensor, type: TensorType) -> DenseHandle:
+    def put(self, tensor: torch.Tensor, type: TensorType, lent: bool = False) -> DenseHandle:
         self.puts += 1
         return DenseHandle(tensor.clone(), type)
 

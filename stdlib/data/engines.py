@@ -1,0 +1,386 @@
+"""Sources from what people have: Arrow, Parquet, Polars, DuckDB, Ibis, NumPy, PyTorch, Hugging Face, plain iterables.
+
+An engine is recognised by its classes' names, so that none is imported that the program does not use.
+"""
+
+from __future__ import annotations
+
+import glob
+import inspect
+import os
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, TensorDataset
+
+from monarch.compiler.loading import load
+from monarch.stdlib.data.arrow import from_array, from_arrow
+from monarch.stdlib.data.columns import Columns, DataError, collate
+from monarch.stdlib.data.order import Order, key_of
+from monarch.stdlib.data.sources import Batched, Group, Grouped, RandomAccess, Sequential, Source, parts_of_rows
+
+_ROWS = 8192
+"""So many rows an engine is asked for at once."""
+_FEW = 256
+"""So many rows that come one by one are made columns at once."""
+
+
+@dataclass(frozen=True)
+class Query:
+    """SQL that DuckDB runs anew for each epoch."""
+
+    sql: str
+    connection: Any
+
+
+def query(sql: str, connection: Any = None) -> Query:
+    """A DuckDB query as a source, on a cursor of its own, so that the connection stays free for others:
+
+        stream(monarch.data.query("SELECT x, y FROM 'train/*.parquet' ORDER BY id", connection), mesh, …)
+
+    Without a connection it runs in a database in memory. The order of a stream is that of the query's rows: say ORDER
+    BY where the query has none of its own, as one that groups or joins.
+    """
+    return Query(sql, connection)
+
+
+def as_source(given: Any, columns: Sequence[str] | None) -> Source:
+    """The source that a user means. Raises DataError for what is none."""
+    if isinstance(given, Source):
+        return given
+    for recognised, made in _KINDS:
+        if recognised(given):
+            return made(given, columns)
+    raise DataError(
+        f"a {type(given).__qualname__} is no source of data",
+        hint="give a Parquet file, glob or folder, an Arrow, Polars, DuckDB or Ibis table, NumPy arrays, a data set of "
+        "PyTorch's or Hugging Face's,\na DataLoader, an iterable of rows, or a function that returns one.",
+    )
+
+
+def _of(module: str, *names: str) -> Callable[[Any], bool]:
+    def recognised(given: Any) -> bool:
+        return any(
+            kind.__module__.partition(".")[0] == module and kind.__name__ in names for kind in type(given).__mro__
+        )
+
+    return recognised
+
+
+def _check(known: Iterable[Any], columns: Sequence[str] | None) -> None:
+    """Raise DataError where the source has not all columns that are to be read."""
+    for name in columns or ():
+        if name not in (names := list(known)):
+            raise DataError(f"there is no column {name!r}", hint=f"there are {', '.join(map(repr, names))}.")
+
+
+# -- Arrow -------------------------------------------------------------------------------------------------------------
+
+
+class _Table(RandomAccess):
+    """A table in memory."""
+
+    def __init__(self, name: str, table: Any, columns: Sequence[str] | None) -> None:
+        _check(table.schema.names, columns)
+        self.name, self.length = name, table.num_rows
+        self._table = table if columns is None else table.select(list(columns))
+
+    def take(self, rows: slice | np.ndarray) -> Columns:
+        if isinstance(rows, slice):
+            return from_arrow(self._table.slice(rows.start, rows.stop - rows.start), rows.start)
+        return from_arrow(self._table.take(load("pyarrow").array(rows)))
+
+
+def _arrow_table(given: Any, columns: Sequence[str] | None) -> Source:
+    table = given if hasattr(given, "combine_chunks") else load("pyarrow").Table.from_batches([given])
+    return _Table(f"an Arrow table of {table.num_rows:,} rows", table, columns)
+
+
+def _reader(
+    name: str, opened: Callable[[], Any], columns: Sequence[str] | None, length: int | None = None, once: bool = False
+) -> Source:
+    """What gives a pyarrow RecordBatchReader for each epoch."""
+
+    def parts(epoch: int) -> Generator[Columns]:
+        reader = opened()
+        row = 0
+        try:
+            _check(reader.schema.names, columns)
+            for batch in reader:
+                yield from_arrow(batch if columns is None else batch.select(list(columns)), row)
+                row += batch.num_rows
+        finally:
+            reader.close()
+
+    return Sequential(name, parts, length, once)
+
+
+def _arrow_dataset(given: Any, columns: Sequence[str] | None, name: str = "") -> Source:
+    _check(given.schema.names, columns)
+    chosen = None if columns is None else list(columns)
+    try:
+        fragments = list(given.get_fragments())
+    except ValueError:  # a filter stands before them
+        scanned: Callable[[], Any] = lambda: given.scanner(columns=chosen).to_reader()  # noqa: E731
+        return _reader("a filtered Arrow data set", scanned, None)
+    groups: list[Group] = []
+    for fragment in fragments:
+        for part in fragment.split_by_row_group() if hasattr(fragment, "split_by_row_group") else [fragment]:
+
+            def read(part: Any = part) -> Any:
+                return part.to_table(columns=chosen, schema=given.schema)
+
+            if hasattr(part, "row_groups"):
+                info = part.row_groups[0]
+                groups.append(Group(f"row group {info.id} of {part.path}", info.num_rows, read))
+            else:
+                groups.append(Group(getattr(part, "path", "a fragment"), part.count_rows(), read))
+    return Grouped(name or f"an Arrow data set of {sum(group.rows for group in groups):,} rows", groups)
+
+
+def _is_parquet(given: Any) -> bool:
+    if isinstance(given, (list, tuple)):
+        return bool(given) and all(isinstance(each, (str, os.PathLike)) for each in given)
+    return isinstance(given, (str, os.PathLike))
+
+
+def _parquet(given: Any, columns: Sequence[str] | None) -> Source:
+    paths: list[str] = []
+    for each in given if isinstance(given, (list, tuple)) else [given]:
+        path = os.fspath(each)
+        found = sorted(glob.glob(path, recursive=True)) if glob.has_magic(path) else [path]
+        if not found or not all(map(os.path.exists, found)):
+            raise DataError(f"there is no file {path}", hint="give a Parquet file, a glob of them, or a folder.")
+        paths += found
+    where: Any = paths[0] if len(paths) == 1 and Path(paths[0]).is_dir() else paths
+    name = f"the Parquet files {given}" if len(paths) > 1 or where is not paths else f"the Parquet file {paths[0]}"
+    try:
+        opened = load("pyarrow.dataset").dataset(where, format="parquet", partitioning="hive")
+        return _arrow_dataset(opened, columns, name)
+    except (OSError, ValueError) as error:  # pyarrow's errors are of these
+        raise DataError(f"cannot open {name}: {error}") from error
+
+
+# -- engines of queries ------------------------------------------------------------------------------------------------
+
+
+def _polars(given: Any, columns: Sequence[str] | None) -> Source:
+    frame = given.collect() if hasattr(given, "collect") else given
+    return _Table(f"a Polars frame of {frame.height:,} rows", frame.to_arrow(), columns)
+
+
+def _duckdb_relation(given: Any, columns: Sequence[str] | None) -> Source:
+    return _reader("a DuckDB relation", lambda: given.to_arrow_reader(_ROWS), columns)
+
+
+def _duckdb_query(given: Query, columns: Sequence[str] | None) -> Source:
+    def opened() -> Any:
+        cursor = load("duckdb").connect() if given.connection is None else given.connection.cursor()
+        return cursor.execute(given.sql).to_arrow_reader(_ROWS)
+
+    return _reader(f"the DuckDB query {_short(given.sql)!r}", opened, columns)
+
+
+def _ibis(given: Any, columns: Sequence[str] | None) -> Source:
+    return _reader("an Ibis table", lambda: given.to_pyarrow_batches(chunk_size=_ROWS), columns)
+
+
+def _short(sql: str) -> str:
+    line = " ".join(sql.split())
+    return line if len(line) <= 60 else f"{line[:59]}…"
+
+
+# -- arrays ------------------------------------------------------------------------------------------------------------
+
+
+class _Arrays(RandomAccess):
+    def __init__(self, name: str, arrays: Mapping[Any, Any]) -> None:
+        lengths = {key: len(array) for key, array in arrays.items()}
+        if len(set(lengths.values())) != 1:
+            raise DataError(f"arrays of different lengths: {lengths}", hint="give arrays with a row for each example.")
+        self._arrays, self.length = arrays, next(iter(lengths.values()))
+        self.name = f"{name} of {self.length:,} rows"
+
+    def take(self, rows: slice | np.ndarray) -> Columns:
+        own = not isinstance(rows, slice)
+        found: Columns = {}
+        for key, array in self._arrays.items():
+            if isinstance(array, torch.Tensor):
+                part = array.detach()[rows if isinstance(rows, slice) else torch.from_numpy(rows)]
+                found[key] = part if own else part.clone()
+            else:
+                found[key] = from_array(array[rows], own)
+        return found
+
+
+def _is_array(given: Any) -> bool:
+    return isinstance(given, (np.ndarray, torch.Tensor)) and given.ndim > 0
+
+
+def _is_arrays(given: Any) -> bool:
+    values = list(given.values()) if isinstance(given, Mapping) else given if isinstance(given, tuple) else []
+    return bool(values) and all(map(_is_array, values))
+
+
+def _arrays(given: Any, columns: Sequence[str] | None) -> Source:
+    if isinstance(given, Mapping):
+        return _Arrays("arrays", _chosen(dict(given), columns))
+    return _Arrays("arrays", dict(enumerate(given)) if isinstance(given, tuple) else {None: given})
+
+
+# -- PyTorch and Hugging Face ------------------------------------------------------------------------------------------
+
+
+class _MapStyle(RandomAccess):
+    """A data set of PyTorch's that gives a row by its number."""
+
+    def __init__(self, given: Any, columns: Sequence[str] | None) -> None:
+        self.name, self.length = f"the data set {type(given).__qualname__}", len(given)
+        self._given, self._columns = given, columns
+
+    def take(self, rows: slice | np.ndarray) -> Columns:
+        numbers = range(rows.start, rows.stop) if isinstance(rows, slice) else rows.tolist()
+        if hasattr(self._given, "__getitems__"):
+            found = self._given.__getitems__(list(numbers))
+        else:
+            found = []
+            for number in numbers:
+                with self.reading(f"row {number:,}"):
+                    found.append(self._given[number])
+        return _chosen(collate(found), self._columns)
+
+
+class _HuggingFace(RandomAccess):
+    def __init__(self, given: Any, columns: Sequence[str] | None) -> None:
+        _check(given.column_names, columns)
+        self.name, self.length = f"a Hugging Face data set of {len(given):,} rows", len(given)
+        self._given = (given if columns is None else given.select_columns(list(columns))).with_format("arrow")
+
+    def take(self, rows: slice | np.ndarray) -> Columns:
+        first = rows.start if isinstance(rows, slice) else 0
+        return from_arrow(self._given[rows if isinstance(rows, slice) else rows.tolist()], first)
+
+
+def _hugging_face(given: Any, columns: Sequence[str] | None) -> Source:
+    if given.format["type"] == "custom":  # a function of the user's makes its rows
+        return _MapStyle(given, columns)
+    return _HuggingFace(given, columns)
+
+
+def _map_style(given: Any, columns: Sequence[str] | None) -> Source:
+    if isinstance(given, TensorDataset):
+        return _arrays(given.tensors, columns)
+    return _MapStyle(given, columns)
+
+
+def _loader(given: Any, columns: Sequence[str] | None) -> Source:
+    sampler = given.sampler
+    random = isinstance(sampler, RandomSampler)
+    made = (given.generator, getattr(sampler, "generator", None))
+
+    def batches(order: Order) -> Iterator[Columns]:
+        if order.seed is not None:
+            seed = int(key_of(order.seed, order.epoch)) >> 1
+            given.generator = torch.Generator().manual_seed(seed)
+            if random:
+                sampler.generator = given.generator
+        if hasattr(sampler, "set_epoch"):
+            sampler.set_epoch(order.epoch)
+        iterator = iter(given)
+        try:
+            for batch in iterator:
+                yield _chosen(_as_columns(batch), columns)
+        finally:
+            if given.num_workers and not given.persistent_workers:
+                iterator._shutdown_workers()  # as its deletion would, but now
+            given.generator = made[0]
+            if random:
+                sampler.generator = made[1]
+
+    try:
+        length = len(given)
+    except TypeError:  # of an iterable data set without a length
+        length = None
+    source = Batched(f"a DataLoader of {type(given.dataset).__qualname__}", batches, length)
+    source.repeats = not random
+    return source
+
+
+def _as_columns(batch: Any) -> Columns:
+    """A batch of a DataLoader's."""
+    if isinstance(batch, Mapping):
+        return dict(batch)
+    if isinstance(batch, (tuple, list)) and all(isinstance(each, torch.Tensor) for each in batch):
+        return dict(enumerate(batch))
+    return {None: batch}
+
+
+def _hugging_face_iterable(given: Any, columns: Sequence[str] | None) -> Source:
+    return _iterated("an iterable Hugging Face data set", lambda epoch: _at_epoch(given, epoch), columns)
+
+
+def _at_epoch(given: Any, epoch: int) -> Any:
+    if hasattr(given, "set_epoch"):
+        given.set_epoch(epoch)
+    return given
+
+
+def _iterated(
+    name: str, made: Callable[[int], Iterable[Any]], columns: Sequence[str] | None, once: bool = False
+) -> Source:
+    def parts(epoch: int) -> Iterator[Columns]:
+        return (_chosen(part, columns) for part in parts_of_rows(made(epoch), _FEW))
+
+    return Sequential(name, parts, None, once)
+
+
+def _chosen(found: Columns, columns: Sequence[str] | None) -> Columns:
+    _check(found, columns)
+    return found if columns is None else {name: found[name] for name in columns}
+
+
+def _function(given: Any, columns: Sequence[str] | None) -> Source:
+    takes_epoch = len(inspect.signature(given).parameters) == 1
+    name = f"what {getattr(given, '__name__', 'the function')}() gives"
+    return _iterated(name, lambda epoch: given(epoch) if takes_epoch else given(), columns)
+
+
+def _iterable(given: Any, columns: Sequence[str] | None) -> Source:
+    once = isinstance(given, Iterator)
+    what = "an iterator" if once else "an iterable"
+    return _iterated(f"{what} ({type(given).__qualname__})", lambda epoch: _at_epoch(given, epoch), columns, once)
+
+
+_Maker = Callable[[Any, Sequence[str] | None], Source]
+_KINDS: list[tuple[Callable[[Any], bool], _Maker]] = [
+    (_is_parquet, _parquet),
+    (_of("pyarrow", "Table", "RecordBatch"), _arrow_table),
+    (_of("pyarrow", "Dataset"), _arrow_dataset),
+    (
+        _of("pyarrow", "RecordBatchReader"),
+        lambda given, columns: _reader("an Arrow reader", lambda: given, columns, once=True),
+    ),
+    (_of("polars", "DataFrame", "LazyFrame"), _polars),
+    (lambda given: isinstance(given, Query), _duckdb_query),
+    (_of("duckdb", "DuckDBPyRelation"), _duckdb_relation),
+    (_of("_duckdb", "DuckDBPyRelation"), _duckdb_relation),
+    (_of("ibis", "Table"), _ibis),
+    (_of("datasets", "Dataset"), _hugging_face),
+    (_of("datasets", "IterableDataset"), _hugging_face_iterable),
+    (lambda given: isinstance(given, DataLoader), _loader),
+    (lambda given: isinstance(given, IterableDataset), _iterable),
+    (lambda given: isinstance(given, Dataset), _map_style),
+    (_is_array, _arrays),
+    (_is_arrays, _arrays),
+    (lambda given: hasattr(given, "__len__") and hasattr(given, "__getitem__") and not _is_mapping(given), _map_style),
+    (lambda given: isinstance(given, Iterable) and not _is_mapping(given), _iterable),
+    (callable, _function),
+]
+
+
+def _is_mapping(given: Any) -> bool:
+    return isinstance(given, Mapping)

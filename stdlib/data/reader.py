@@ -1,0 +1,111 @@
+"""Batches that a thread makes ahead of who takes them, a bounded number of them."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Generic, TypeVar
+
+from monarch.compiler.config import settings
+
+T = TypeVar("T")
+logger = logging.getLogger("monarch.data")
+
+_PATIENCE = 10.0  # seconds in which a source gives a part before `close` says that it still reads
+
+
+class Reader(Generic[T]):
+    """A thread that takes values of an iterator, at most `ahead` more than were asked for.
+
+    `next` raises what the iterator raised, at its place, and StopIteration at the end.
+    """
+
+    def __init__(self, values: Iterator[T], ahead: int, doing: Callable[[], str]) -> None:
+        self._values, self._ahead, self._doing = values, ahead, doing
+        self._ready: deque[T] = deque()
+        self._changed = threading.Condition()
+        self._error: BaseException | None = None
+        self._ended = self._closed = False
+        self.waited = 0.0
+        """Seconds for which values were waited for."""
+        self._thread = threading.Thread(target=self._run, name="monarch data", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            while self._has_room():
+                value = next(self._values, _END)
+                if value is _END:
+                    break
+                with self._changed:
+                    self._ready.append(value)  # type: ignore[arg-type]
+                    self._changed.notify_all()
+                del value
+        except BaseException as error:  # raised where the next value is asked for
+            self._error = error
+        finally:
+            close = getattr(self._values, "close", None)
+            if close is not None:
+                close()  # here: generators run in the thread that reads them
+            with self._changed:
+                self._ended = True
+                self._changed.notify_all()
+
+    def _has_room(self) -> bool:
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or len(self._ready) < self._ahead)
+            return not self._closed
+
+    @property
+    def has_next(self) -> bool:
+        """Whether a value is there without waiting."""
+        return bool(self._ready)
+
+    def next(self) -> T:
+        if not self._ready:
+            self._wait()
+        with self._changed:
+            if self._ready:
+                value = self._ready.popleft()
+                self._changed.notify_all()
+                return value
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+        raise StopIteration
+
+    def _wait(self) -> None:
+        """Wait for a value or the end, and say who stalls after `settings.stall_warning`, and each time it doubles."""
+        start, said = time.monotonic(), settings.stall_warning
+        while True:
+            waited = time.monotonic() - start
+            with self._changed:
+                if self._changed.wait_for(lambda: self._ready or self._ended, max(0.0, said - waited)):
+                    self.waited += time.monotonic() - start
+                    return
+            logger.warning("no batch for %.3g s: %s, %s", time.monotonic() - start, self._doing(), self._where())
+            said *= 2
+
+    def _where(self) -> str:
+        """The line at which the thread stands."""
+        frame = sys._current_frames().get(self._thread.ident or 0)
+        return "its thread has ended" if frame is None else f"at {frame.f_code.co_filename}:{frame.f_lineno}"
+
+    def close(self) -> None:
+        """End the thread, once the source has given what it is reading. Idempotent."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._ready.clear()
+        if self._thread is threading.current_thread():  # a garbage collector's call
+            return
+        self._thread.join(_PATIENCE)
+        if self._thread.is_alive():
+            logger.warning("a stream is closed, and its source still reads: %s, %s", self._doing(), self._where())
+
+
+_END = object()
