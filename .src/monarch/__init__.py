@@ -25,7 +25,7 @@ from monarch.compiler.shown import draw_with
 if TYPE_CHECKING:
     from torch.distributed.tensor import Partial, Replicate, Shard
 
-    from monarch import actor, builtins, config, distributed, exceptions, launch, rdma, spmd
+    from monarch import actor, builtins, config, data, distributed, exceptions, launch, rdma, spmd
     from monarch.compiler.errors import (
         CheckpointError,
         DeviceCheckError,
@@ -81,7 +81,17 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "monarch": ("actor", "builtins", "config", "distributed", "exceptions", "launch", "rdma", "spmd"),  # modules
+    "monarch": (
+        "actor",
+        "builtins",
+        "config",
+        "data",
+        "distributed",
+        "exceptions",
+        "launch",
+        "rdma",
+        "spmd",
+    ),  # modules
     "monarch.compiler.errors": (
         "CheckpointError",
         "DeviceCheckError",
@@ -172,6 +182,7 @@ __all__ = [
     "config",
     "configure",
     "configured",
+    "data",
     "distribute",
     "distributed",
     "exceptions",

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -122,11 +123,7 @@ class Stream:
         if self._mesh is not None and not self._mesh.is_abstract:
             executor = self._mesh.executor  # workers start in this thread
         made = _Maker(self._source, self._options, self._types, self._mesh, executor, self._place, self._goal)
-        source = self._source
-        doing = f"{source.name} is read"
-        self._reader = Reader(
-            made.batches(), self._options.ahead, lambda: f"{doing} ({source.doing})" if source.doing else doing
-        )
+        self._reader = Reader(made.batches(), self._options.ahead, made.doing)
         self._finalizer = weakref.finalize(self, self._reader.close)
 
     def _on_mesh(self, name: Any, batch: _Batch) -> torch.Tensor:
@@ -254,6 +251,14 @@ class _Maker:
         self._place, self._goal = place, goal
         self._types = types
 
+        self._placing = False
+
+    def doing(self) -> str:
+        """What the thread does, for messages."""
+        if self._placing:
+            return "its rows wait for the workers to take those before them"
+        return f"{self._source.name} is read" + (f" ({self._source.doing})" if self._source.doing else "")
+
     def batches(self) -> Iterator[_Batch]:
         options = self._options
         epoch, cursor, number = self._place
@@ -286,11 +291,11 @@ class _Maker:
         types = {name: self._types.of(name, tensor) for name, tensor in tensors.items()}
         handles: dict[Any, Any] = {}
         if self._executor is not None:
-            try:
+            self._placing = True
+            with suppress(DeviceMeshError):  # who takes the batch tries again, and is told
                 for name, tensor in tensors.items():
                     handles[name] = self._executor.put(tensor, types[name], lent=True)
-            except DeviceMeshError:  # who takes the batch tries again, and is told
-                pass
+            self._placing = False
         return _Batch(tensors, types, handles, rows, place)
 
     def _mapped(self, columns: Columns, place: tuple[int, Cursor, int]) -> Columns:

@@ -139,6 +139,12 @@ def test_the_crawler_visits_each_page_once(tmp_path: Path) -> None:
     assert len(read) == 3 and sum(read) == int(pages) > 100 and int(links) > int(pages)
 
 
+def test_streaming_parquet_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    stopped, after = run("stream_parquet.py", cwd=tmp_path).splitlines()
+    assert re.fullmatch(r"stopped in epoch 1, after 1,500 of its rows: loss \d\.\d+", stopped)
+    assert after == "after epoch 4: weight [1.995, 2.999]"
+
+
 def test_the_replay_buffer_has_moves_of_all_players(tmp_path: Path) -> None:
     output = run("replay_buffer.py", cwd=tmp_path)
     made = re.findall(r"^player (\d) made (\d+) moves$", output, re.MULTILINE)

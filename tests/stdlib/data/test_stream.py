@@ -16,8 +16,9 @@ import pytest
 import torch
 
 import monarch
-from monarch.compiler.errors import LayoutError, MonarchError
+from monarch.compiler.errors import DeviceMeshError, LayoutError, MonarchError
 from monarch.compiler.execution.factories import executors_by
+from monarch.compiler.types import TensorType
 from monarch.data import DataError, stream
 from monarch.distributed import Mesh
 from tests.language.dense import DenseExecutor
@@ -199,6 +200,27 @@ def test_a_stream_that_nobody_has_ends_its_thread() -> None:
     del batches
     gc.collect()
     assert not threads()
+
+
+def test_a_batch_that_a_lost_mesh_refuses_is_given_when_it_is_healed() -> None:
+    lost = threading.Event()
+
+    class Losing(DenseExecutor):
+        def put(self, tensor: torch.Tensor, type: TensorType, lent: bool = False) -> Any:
+            if lost.is_set():
+                raise DeviceMeshError("a worker has ended")
+            return super().put(tensor, type, lent)
+
+    with executors_by(Losing), Mesh(data=2) as mesh, stream(iter(range(8)), mesh, "[@data]", batch=2) as batches:
+        found = [next(batches).tolist()]
+        lost.set()
+        with pytest.raises(DeviceMeshError):
+            found += (next(batches).tolist() for _ in range(4))  # two may have been placed before
+        with pytest.raises(DeviceMeshError):
+            next(batches)
+        lost.clear()
+        found += [batch.tolist() for batch in batches]
+    assert found == [[0, 1], [2, 3], [4, 5], [6, 7]]
 
 
 def test_a_closed_mesh_is_said() -> None:
