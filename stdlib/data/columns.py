@@ -31,6 +31,7 @@ class Ragged:
 
     @staticmethod
     def of(rows: Sequence[torch.Tensor]) -> Ragged:
+        """Rows of one dtype, each 1-D, one behind the other."""
         offsets = torch.zeros(len(rows) + 1, dtype=torch.int64)
         torch.cumsum(torch.tensor([len(row) for row in rows], dtype=torch.int64), 0, out=offsets[1:])
         return Ragged(torch.cat(list(rows)) if rows else torch.zeros(0, dtype=torch.int64), offsets)
@@ -51,6 +52,7 @@ Columns = dict[Any, Column]
 
 
 def rows_of(columns: Columns) -> int:
+    """The number of rows of columns."""
     return len(next(iter(columns.values()))) if columns else 0
 
 

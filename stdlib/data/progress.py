@@ -38,6 +38,7 @@ class Progress:
                 self._pause *= 2
 
     def end(self, place: str, waited: float) -> None:
+        """The stream is at its end: the last line, which stays."""
         if self._shown and self._rows:
             self._show(self._line(place, waited, time.monotonic()), "\r\x1b[2K", "\n")
         self._start, self._rows = time.monotonic(), 0

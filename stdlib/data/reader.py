@@ -66,6 +66,7 @@ class Reader(Generic[T]):
         return bool(self._ready)
 
     def next(self) -> T:
+        """The next value: waits for it. Raises what the iterator raised at its place, and StopIteration at the end."""
         if not self._ready:
             self._wait()
         with self._changed:
