@@ -11,6 +11,7 @@ from typing import Any
 
 from monarch.compiler.config import settings
 from monarch.compiler.context import Context, Pass
+from monarch.compiler.cost.cluster import Cluster
 from monarch.compiler.errors import GraphError, MonarchError
 from monarch.compiler.execution.events import say, wanted
 from monarch.compiler.graph import Graph
@@ -213,12 +214,19 @@ def _after(graph: Graph, name: str, context: Context) -> Graph:
 
 
 def compile_graph(
-    graph: Graph, options: CompileOptions = DEFAULT, *, report: bool = False, progress: Progress | None = None
+    graph: Graph,
+    options: CompileOptions = DEFAULT,
+    *,
+    report: bool = False,
+    progress: Progress | None = None,
+    cluster: Cluster | None = None,
+    binaries: bool = True,
 ) -> Plan:
     """The plan of a traced graph. The argument is not changed.
 
     `report` fills `Plan.report` and `Plan.traced`, for the inspector: it takes some time, and nothing of it runs on a
-    worker. With it, and under a memory limit, `Plan.costs` has "peak_bytes". Raises LayoutError and RuleError, and
+    worker; its seconds are estimates for `cluster`. With it, and under a memory limit, `Plan.costs` has "peak_bytes". A
+    plan for a GPU without `binaries` is to be looked at only. Raises LayoutError and RuleError, and
     MonarchError for options that do not go together and a limit that cannot be kept.
     """
     options.check()
@@ -247,10 +255,10 @@ def compile_graph(
     plan.costs.update(context.costs)
     if options.target != "cpu":
         check_ops(plan)
-        plan = _with_binaries(plan, partitioned, context.templates, seconds, progress)
+        plan = _with_binaries(plan, partitioned, context.templates, seconds, progress) if binaries else plan
     if report:
         start = time.perf_counter()
-        made = build_report(schedule, plan)
+        made = build_report(schedule, plan, cluster)
         plan = replace(plan, report=made, traced=print_graph(graph, paths=True, modules=True))
         plan.costs["peak_bytes"] = peak(plan)[0]
         seconds["report"] = time.perf_counter() - start

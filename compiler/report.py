@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from torch import fx
 
 from monarch.compiler import ops
+from monarch.compiler.cost.cluster import Cluster, cluster_of
 from monarch.compiler.cost.work import node_work
 from monarch.compiler.errors import GraphError
 from monarch.compiler.graph import Graph, args_of, provenance
@@ -38,14 +39,15 @@ def traced_graph(plan: Plan) -> Graph:
     return graph
 
 
-def build_report(schedule: Schedule, plan: Plan) -> Report:
-    """The report of a plan and the schedule that it was written from. With `report` in their context the passes leave
-    in the graph what they know."""
-    return _Builder(schedule, plan).run()
+def build_report(schedule: Schedule, plan: Plan, cluster: Cluster | None = None) -> Report:
+    """The report of a plan and the schedule that it was written from, with estimates for `cluster` (one host of the
+    plan's target where none is given). With `report` in their context the passes leave in the graph what they know."""
+    return _Builder(schedule, plan, cluster or cluster_of(plan.target)).run()
 
 
 class _Builder:
-    def __init__(self, schedule: Schedule, plan: Plan) -> None:
+    def __init__(self, schedule: Schedule, plan: Plan, cluster: Cluster) -> None:
+        self.cluster = cluster
         graph = self.graph = schedule.graph
         self.plan = plan
         self.nodes = list(_in_order(graph))
@@ -218,11 +220,11 @@ class _Builder:
     def share(self, kernel: fx.Node) -> dict[str, tuple[float, int, float]]:
         """Operations, bytes and seconds of each op in a kernel. The kernel's own bytes and time are shared out by what
         the ops would move if each were run by itself."""
-        _, moved, seconds, _ = node_work(self.graph, kernel, self.plan.target, 1)
+        _, moved, seconds, _ = node_work(self.graph, kernel, self.cluster, 1)
         apart = {}
         for node in provenance(kernel).fused:
             made = _made_by(node)
-            flops, own, *_ = node_work(self.graph, made, self.plan.target, 1)
+            flops, own, *_ = node_work(self.graph, made, self.cluster, 1)
             parts = 1 if made is node else len(made.users)
             apart[node.name] = flops / parts, own // parts
         total = sum(each[1] for each in apart.values()) or 1
@@ -233,7 +235,7 @@ class _Builder:
             return 0.0, 0, 0.0, 0
         if (kernel := self.kernels.get(node.name)) is not None:
             return (*self.shares[kernel][node.name], 0)
-        return node_work(self.graph, node, self.plan.target, takes)
+        return node_work(self.graph, node, self.cluster, takes)
 
     def decisions(self, node: fx.Node) -> tuple[Decision, ...]:
         found = []

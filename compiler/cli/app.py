@@ -215,6 +215,36 @@ def inspect(
     """Print what a program became: a plan's file, or a program in a Python file. Runs nothing of it."""
 
 
+@command("monarch.compiler.cli.sweep:sweep")
+def sweep(
+    program: ProgramSpec,
+    mesh: Annotated[
+        list[str] | None, typer.Option("--mesh", metavar="DIM=N,…", help="A mesh to ask about. Several times.")
+    ] = None,
+    machine: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--machine", metavar="NAME|FILE.toml", help="A machine to ask about: h100-8, or a file. Several times."
+        ),
+    ] = None,
+    layout: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--layout",
+            metavar="'NAME=LAYOUT; …'",
+            help="Other layouts of parameters to ask about: 'blocks.*.up.weight=[-, @model]'. Several times.",
+        ),
+    ] = None,
+    memory_limit: MemoryLimit = None,
+    arg: Arguments = None,
+    keep: Annotated[
+        Path | None, typer.Option("--keep", metavar="FOLDER", help="Write each plan there, for inspect and diff.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Say what a program would take on other meshes, machines and layouts. Nothing runs, no kernel is built."""
+
+
 @command("monarch.compiler.cli.opt:opt")
 def opt(
     file: Annotated[

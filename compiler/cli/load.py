@@ -26,6 +26,7 @@ from torch.utils import _pytree as pytree
 
 from monarch.compiler.cli.arguments import arguments_of
 from monarch.compiler.cli.without_workers import without_workers
+from monarch.compiler.cost.cluster import Cluster
 from monarch.compiler.errors import LayoutError, MonarchError, ProgramError, Source
 from monarch.compiler.graph import Graph
 from monarch.compiler.pipeline import compile_graph
@@ -71,11 +72,14 @@ class LoadedProgram:
         progress: Callable[[str, float, Graph], None] | None = None,
         *,
         strict: bool = False,
+        cluster: Cluster | None = None,
+        binaries: bool = True,
     ) -> Plan:
-        """The plan, with the report that the inspector shows. `strict` where the program is, too."""
+        """The plan, with the report that the inspector shows. `strict` where the program is, too. `cluster` and
+        `binaries` are `compile_graph`'s."""
         options = self.options
         options = replace(options, target=target or options.target, strict=strict or options.strict)
-        return compile_graph(self.graph, options, report=True, progress=progress)
+        return compile_graph(self.graph, options, report=True, progress=progress, cluster=cluster, binaries=binaries)
 
 
 def is_program(spec: str) -> bool:

@@ -35,7 +35,8 @@ class Machine:
 
     `flops`     floating-point operations a second by dtype, for matrix products; other dtypes go as f32
     `memory`    bytes a second to and from its own memory
-    `link`      to the other workers of its host: its latency is that of a collective of no bytes at all
+    `link`      to the other workers of its host: its latency is that of a collective of no bytes at all (what a
+                collective takes is `cluster.Cluster`'s to say)
     `start`     seconds to start an op
     `processors`  multiprocessors (of a GPU), and
     `shared`      the bytes of each one's own memory that one program may take
@@ -55,13 +56,6 @@ class Machine:
     def op_seconds(self, dtype: torch.dtype, flops: float, moved: float) -> float:
         """Seconds for an op that computes on the worker alone and moves so many bytes of its memory."""
         return self.start + max(flops / self.rate(dtype), moved / self.memory)
-
-    def collective_seconds(self, op: str, sent: float, workers: int) -> float:
-        """Seconds for a collective of `sent` bytes (as `Value.sent`) among so many workers of a host."""
-        if workers == 1:
-            return self.op_seconds(torch.float32, 0.0, 2 * sent)
-        share = 1.0 if op in ("permute", "broadcast") else (workers - 1) / workers
-        return self.link.latency + _PASSES.get(op, 1.0) * share * sent / self.link.bandwidth
 
 
 MACHINES: dict[str, Machine] = {
@@ -120,6 +114,3 @@ which a worker sends a byte. A CPU worker does some 10 to 50 floating-point oper
 also keeps tensor parallelism in the narrowest models from being traded for gathered weights."""
 
 GPUS = tuple(target for target in MACHINES if target != "cpu")
-
-_PASSES = {"all_reduce": 2.0, "permute": 1.0, "broadcast": 1.0}
-"""How often a collective moves a tensor over a link; for the others it is the part of it that is not a worker's own."""

@@ -10,8 +10,8 @@ import torch
 from torch import fx
 
 from monarch.compiler import ops
+from monarch.compiler.cost.cluster import Cluster
 from monarch.compiler.cost.flops import matrix_flops
-from monarch.compiler.cost.machine import MACHINES
 from monarch.compiler.graph import Graph, args_of
 from monarch.compiler.loops.contraction import contraction
 from monarch.compiler.loops.text import parse_kernel
@@ -65,17 +65,16 @@ def local_bytes(graph: Graph, type_: object) -> int:
     return 0
 
 
-def node_work(graph: Graph, node: fx.Node, target: str, takes: int) -> tuple[float, int, float, int]:
+def node_work(graph: Graph, node: fx.Node, cluster: Cluster, takes: int) -> tuple[float, int, float, int]:
     """What one worker does for a call that takes `takes` bytes of memory: operations, bytes of local memory read and
-    written, estimated seconds on `target`, and bytes sent."""
-    machine = MACHINES[target]
+    written, estimated seconds on `cluster`, and bytes sent."""
+    machine = cluster.machine
     types = node.meta["type"] if isinstance(node.meta["type"], tuple) else (node.meta["type"],)
     if ops.is_collective(node.target):
         sent = bytes_sent(graph, node)
-        workers = math.prod(graph.mesh.sizes[name] for name in args_of(node)[1])
         moved = sum(local_bytes(graph, each.meta["type"]) for each in args_of(node)[0])
         moved += sum(local_bytes(graph, each) for each in types)
-        return 0.0, moved, machine.collective_seconds(ops.name_of(node.target), sent, workers), sent
+        return 0.0, moved, cluster.seconds_of(ops.name_of(node.target), sent, graph.mesh, args_of(node)[1]), sent
     if node.target is ops.wait:
         return 0.0, 0, 0.0, 0  # the collective has all of it
     packet = getattr(node.target, "overloadpacket", node.target)

@@ -9,6 +9,7 @@ import torch
 from torch import fx
 
 from monarch.compiler import ops
+from monarch.compiler.cost.cluster import Cluster
 from monarch.compiler.cost.work import local_bytes, node_work
 from monarch.compiler.graph import Graph, args_of
 from monarch.compiler.ops.schema import viewed_operand
@@ -51,7 +52,7 @@ class Buffers:
     `seconds`   estimated time of each call
     """
 
-    def __init__(self, graph: Graph, target: str) -> None:
+    def __init__(self, graph: Graph, cluster: Cluster) -> None:
         self.graph = graph
         self.calls = list(graph.calls)
         self.position = {node: at for at, node in enumerate(self.calls)}
@@ -69,7 +70,7 @@ class Buffers:
             self.takes.append(memory.takes[number])
             self.gives.append(memory.gives[number] + before)
             before = 0
-        self.seconds = [node_work(graph, node, target, self.takes[at])[2] for at, node in enumerate(self.calls)]
+        self.seconds = [node_work(graph, node, cluster, self.takes[at])[2] for at, node in enumerate(self.calls)]
         self.of: dict[fx.Node, Buffer | None] = dict.fromkeys(graph.placeholders)
         self.elements: dict[fx.Node, list[Buffer | None]] = {}
         self.viewed: dict[fx.Node, fx.Node] = {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from monarch.compiler.context import Context, Pass
+from monarch.compiler.cost.cluster import cluster_of
 from monarch.compiler.errors import MonarchError, Source
 from monarch.compiler.graph import Graph, provenance
 from monarch.compiler.schedule.buffers import Buffers, peak_of
@@ -49,7 +50,7 @@ class Rematerialize(Pass):
     def run(self, graph: Graph, context: Context) -> Graph:
         limit = context.options.memory_limit
         assert limit is not None, "there is no limit to stay within"
-        return _Within(limit, Buffers(graph, context.options.target), context).run()
+        return _Within(limit, Buffers(graph, cluster_of(context.options.target)), context).run()
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import monarch
+from monarch.compiler.cost.cluster import cluster_of
 from monarch.compiler.cost.machine import MACHINES
 from monarch.compiler.cost.work import graph_costs
 from monarch.compiler.graph import Graph
@@ -227,14 +228,14 @@ def test_operations_and_bytes_of_one_worker() -> None:
     assert matmul.seconds == MACHINES["cpu"].op_seconds(torch.float32, matmul.flops, matmul.moved)
     reduce = next(value for value in values.values() if value.op == "all_reduce")
     assert reduce.sent == 4 * 2 * 64
-    assert reduce.seconds == MACHINES["cpu"].collective_seconds("all_reduce", reduce.sent, 2)
+    assert reduce.seconds == cluster_of("cpu").collective_seconds("all_reduce", reduce.sent, (2,))
 
 
 def test_estimates_know_every_target() -> None:
     assert set(MACHINES) == set(TARGETS)
-    for machine in MACHINES.values():
+    for target, machine in MACHINES.items():
         assert machine.op_seconds(torch.float32, 1e12, 0) > machine.op_seconds(torch.float32, 1e9, 0)
-        many, few = (machine.collective_seconds(op, 2**20, 4) for op in ("all_reduce", "all_gather"))
+        many, few = (cluster_of(target).collective_seconds(op, 2**20, (4,)) for op in ("all_reduce", "all_gather"))
         assert many > few
 
 

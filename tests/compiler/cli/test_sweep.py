@@ -1,0 +1,108 @@
+"""`monarchc sweep`: other meshes, machines and layouts, each as if the program had been written so."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from monarch.compiler.cli.load import load_program
+from monarch.compiler.cli.sweep import with_layouts
+from monarch.compiler.cost.cluster import cluster_of
+from monarch.compiler.inspect.estimate import estimate
+from monarch.compiler.inspect.values import report_of
+from monarch.compiler.plan import MeshSpec
+from monarch.compiler.plan.file import load_plan
+from tests.compiler.cli.conftest import Run
+
+
+def rows_of(monarchc: Run, *arguments: str) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = json.loads(monarchc("sweep", *arguments, "--json").out)["rows"]
+    return rows
+
+
+def test_each_combination_is_a_row(folder: Path, monarchc: Run) -> None:
+    meshes, machines = ("data=2,model=2", "data=4,model=1"), ("cpu", "h100-8")
+    arguments = [text for mesh in meshes for text in ("--mesh", mesh)]
+    arguments += [text for machine in machines for text in ("--machine", machine)]
+    rows = rows_of(monarchc, "mlp.py", *arguments, "--layout", "up=[-, -]")
+    assert [(row["mesh"], row["machine"], row["layout"]) for row in rows] == [
+        (mesh, machine, layout) for mesh in meshes for machine in machines for layout in ("", "up=[-, -]")
+    ]
+    assert all(row["fits"] and row["found"]["seconds"] > 0 for row in rows)
+    alone = [row for row in rows if row["mesh"] == "data=4,model=1"]
+    assert all(row["found"]["sent"] == {} for row in alone)
+    out = monarchc("sweep", "mlp.py", *arguments).out
+    assert re.search(r"^  data=2,model=2 +h100-8 ", out, re.MULTILINE) and "fastest of those that fit: " in out
+
+
+@pytest.mark.parametrize("layouts", [("[-, -]", "[@model, -]"), ("[@data, -]", "[-, @data]"), ("[-, -]", "[-, -]")])
+def test_a_layout_is_as_if_the_file_had_it(folder: Path, monarchc: Run, layouts: tuple[str, str]) -> None:
+    up, down = layouts
+    text = Path("mlp.py").read_text()
+    Path("mlp.py").write_text(text.replace('"[-, @model]"', f'"{up}"').replace('"[@model, -]"', f'"{down}"'))
+    monarchc("compile", "mlp.py", "-o", "written.mplan")
+    Path("mlp.py").write_text(text)
+    Path("kept").mkdir()
+    rows = rows_of(monarchc, "mlp.py", "--layout", f"up={up}; down={down}", "--keep", "kept")
+    written, swept = load_plan("written.mplan"), load_plan(rows[1]["plan"])
+    assert swept.graph == written.graph and swept.hash == written.hash
+    assert rows[1]["found"]["peak"] == written.costs["peak_bytes"]
+
+
+def test_what_an_optimizer_keeps_lies_as_its_parameter(folder: Path) -> None:
+    graph = load_program("train.py:train_step").graph
+    changed = with_layouts(graph, [("0.weight", "[@data, -]")])
+    assert str(with_layouts(graph, [])) == str(graph)
+    laid = {label: str(type_.layout) for label, type_ in changed.states.items() if "0.weight" in label}
+    assert laid["0.weight"] == "[@data, -]"
+    kept = [layout for label, layout in laid.items() if "exp_avg" in label]
+    assert len(kept) == 2 and set(kept) == {"[@data, -]"}
+
+
+def test_what_does_not_fit_says_so(folder: Path, monarchc: Run) -> None:
+    Path("tiny.toml").write_text(
+        'target = "cpu"\nmemory = "4KiB"\n[[links]]\nwithin = "a host"\nbandwidth = 1e9\nlatency = 1e-6\n'
+    )
+    row = rows_of(monarchc, "mlp.py", "--machine", "tiny.toml")[0]
+    assert not row["fits"] and row["found"]["peak"] > row["limit"] == 4096
+    out = monarchc("sweep", "mlp.py", "--machine", "tiny.toml").out
+    assert "does not fit: a worker holds" in out and "none fits" in out
+    limited = rows_of(monarchc, "mlp.py", "--memory-limit", "1KiB")[0]
+    assert limited["found"] is None and "1.0 KiB" in limited["error"]
+
+
+def test_mistakes_are_told(folder: Path, monarchc: Run) -> None:
+    assert "no parameter is called wieght" in monarchc("sweep", "mlp.py", "--layout", "wieght=[-, -]", code=2).err
+    assert "is not NAME=LAYOUT" in monarchc("sweep", "mlp.py", "--layout", "up", code=2).err
+    assert "did you mean h100-8" in monarchc("sweep", "mlp.py", "--machine", "h100", code=2).err
+    assert "unknown mesh dim 'dta'" in monarchc("sweep", "mlp.py", "--layout", "up=[@dta, -]", code=2).err
+    assert "mkdir" in monarchc("sweep", "mlp.py", "--keep", "nowhere", code=2).err
+
+
+def test_the_estimate_is_the_sum_where_nothing_is_started_ahead(folder: Path) -> None:
+    plan = load_program("train.py:train_step").compile()
+    found = estimate(plan, cluster_of("cpu"))
+    values = report_of(plan).values
+    assert found.seconds == pytest.approx(sum(value.seconds for value in values))
+    assert found.waiting == pytest.approx(sum(found.communicating.values()))
+    assert sum(found.sent.values()) == sum(value.sent for value in values)
+    assert found.unit == "examples" and found.items == 8 and 0 < found.used < 1
+
+
+def test_collectives_that_are_started_ahead_hide_behind_computing(folder: Path) -> None:
+    text = Path("train.py").read_text()
+    Path("train.py").write_text(
+        text.replace(
+            "@monarch.program\ndef train_step", '@monarch.program(target="cuda:90", collectives="nccl")\ndef train_step'
+        )
+    )
+    plan = load_program("train.py:train_step", MeshSpec.of(data=2)).compile(binaries=False)
+    assert any(value.op == "wait" for value in report_of(plan).values) and not plan.binaries
+    found = estimate(plan, cluster_of("cuda:90"))
+    together = found.computing + sum(found.communicating.values())
+    assert max(found.computing, sum(found.communicating.values())) <= found.seconds <= together
+    assert found.seconds == pytest.approx(found.computing + found.waiting)

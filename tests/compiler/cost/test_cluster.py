@@ -1,0 +1,132 @@
+"""Machines to ask about: their files, how collectives spread over their links, and what that takes."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from monarch.compiler.cost.cluster import Cluster, Level, cluster_of, load_cluster, shipped
+from monarch.compiler.cost.machine import MACHINES, Link
+from monarch.compiler.errors import MonarchError
+from monarch.compiler.types import MeshSpec
+
+TWO = """
+target = "cuda:90"
+memory = "80GB"
+[[links]]
+within = "a host"
+workers = 8
+bandwidth = 100e9
+latency = 1e-6
+[[links]]
+within = "the cluster"
+bandwidth = 10e9
+latency = 5e-6
+"""
+
+
+def written(folder: Path, text: str) -> str:
+    path = folder / "mine.toml"
+    path.write_text(text)
+    return str(path)
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Cluster:
+    return load_cluster(written(tmp_path, TWO))
+
+
+def test_those_that_ship_have_sources_and_links() -> None:
+    assert len(shipped()) >= 12
+    for name in shipped():
+        cluster = load_cluster(name)
+        assert cluster.sources and cluster.description and cluster.target in MACHINES
+        assert cluster.target == "cpu" or cluster.memory
+        inner = [level.link.bandwidth for level in cluster.levels]
+        assert inner == sorted(inner, reverse=True) and cluster.levels[-1].workers is None
+
+
+@pytest.mark.parametrize(
+    ("dims", "over", "fans"),
+    [
+        ({"data": 16, "model": 8}, ("model",), (8, 1)),
+        ({"data": 16, "model": 8}, ("data",), (1, 16)),
+        ({"data": 16, "model": 8}, ("data", "model"), (8, 16)),
+        ({"data": 4, "model": 4}, ("data",), (2, 2)),
+        ({"data": 2, "model": 16}, ("model",), (8, 2)),
+        ({"data": 2}, ("data",), (2, 1)),
+    ],
+)
+def test_how_a_collective_spreads(
+    two: Cluster, dims: dict[str, int], over: tuple[str, ...], fans: tuple[int, ...]
+) -> None:
+    assert two.fans(MeshSpec.of(**dims), over) == fans
+
+
+def test_what_collectives_take_is_the_sum_over_the_levels(two: Cluster) -> None:
+    bytes_ = 8e9
+    assert two.collective_seconds("all_reduce", bytes_, (8, 1)) == pytest.approx(1e-6 + 2 * bytes_ * 7 / 8 / 100e9)
+    assert two.collective_seconds("all_reduce", bytes_, (8, 4)) == pytest.approx(
+        6e-6 + 2 * bytes_ * 7 / 8 / 100e9 + 2 * (bytes_ / 8) * 3 / 4 / 10e9
+    )
+    assert two.collective_seconds("all_gather", bytes_, (1, 4)) == pytest.approx(5e-6 + bytes_ * 3 / 4 / 10e9)
+    assert two.collective_seconds("permute", bytes_, (8, 4)) == pytest.approx(5e-6 + bytes_ / 10e9)
+    # Of 32 workers 24 are on other hosts; that is what takes longest.
+    assert two.collective_seconds("all_to_all", bytes_, (8, 4)) == pytest.approx(5e-6 + bytes_ * 24 / 32 / 10e9)
+
+
+@given(
+    st.integers(1, 6), st.integers(1, 6), st.integers(1, 4), st.sampled_from(["all_reduce", "all_gather", "all_to_all"])
+)
+def test_fans_multiply_to_the_workers_and_more_bytes_take_longer(data: int, model: int, hosts: int, op: str) -> None:
+    level = Level("a host", hosts, Link(100e9, 1e-6))
+    cluster = Cluster("c", "", (), "cpu", MACHINES["cpu"], None, (level, Level("all", None, Link(10e9, 5e-6))))
+    mesh = MeshSpec.of(data=data, model=model)
+    for over in (("data",), ("model",), ("data", "model")):
+        fans = cluster.fans(mesh, over)
+        workers = math.prod(mesh.sizes[name] for name in over)
+        assert workers <= math.prod(fans) < 2 * workers + hosts  # not more than what rounding up adds
+        if workers > 1:
+            few, many = (cluster.collective_seconds(op, sent, fans) for sent in (1e3, 1e6))
+            assert 0 < few < many
+
+
+def test_one_level_is_the_targets_own_link() -> None:
+    cluster = cluster_of("cpu")
+    link = MACHINES["cpu"].link
+    for workers in (2, 3, 8):
+        expected = link.latency + 2 * (workers - 1) / workers * 1e6 / link.bandwidth
+        assert cluster.collective_seconds("all_reduce", 1e6, (workers,)) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("x = ", "is no TOML"),
+        ("target = 'cuda:91'", "which is none of cpu"),
+        ("target = 'cpu'", "no [[links]]"),
+        ("target = 'cpu'\nflops = 3", "unknown key 'flops'"),
+        ("target = 'cpu'\n[[links]]\nbandwidth = 1\nlatency = 0", "latency = 0, which is not a number above 0"),
+        ("target = 'cpu'\n[[links]]\nworkers = 8\nbandwidth = 1\nlatency = 1", "the last connects all"),
+        ("target = 'cpu'\n[[links]]\nbandwidth = true\nlatency = 1", "bandwidth = True"),
+        (TWO.replace("memory = ", "memory = 8 #"), "80GB"),
+    ],
+)
+def test_a_file_that_is_none_says_why(tmp_path: Path, text: str, message: str) -> None:
+    if message == "80GB":
+        assert load_cluster(written(tmp_path, text)).memory == 8
+        return
+    with pytest.raises(MonarchError) as error:
+        load_cluster(written(tmp_path, text))
+    assert message in str(error.value) and "mine.toml" in str(error.value)
+
+
+def test_an_unknown_name_is_told_near_ones(tmp_path: Path) -> None:
+    with pytest.raises(MonarchError, match="did you mean h100-8"):
+        load_cluster("h100")
+    with pytest.raises(MonarchError, match="cannot read"):
+        load_cluster(str(tmp_path / "none.toml"))
