@@ -4,7 +4,7 @@ call, with the tensors and numbers of that call."""
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -74,6 +74,10 @@ class Change:
         was, new = ([entries.get(key, MISSING) for key in keys] for entries in (before, after))
         return Change(type(held), held.holder, (keys, was), (keys, new), False)
 
+    @property
+    def can_undo(self) -> bool:
+        return not (self.kind is kinds.Tensor and self.before[0] == ["grad"] and self.before[1][0] is None)
+
     def make(self) -> None:
         """Have the object hold the new contents. To do it again changes nothing."""
         if self.whole:
@@ -105,14 +109,34 @@ def _in_order(kind: type[Held], before: list[Any], after: list[Any]) -> bool:
     return issubclass(kind, kinds.Mapping) and not stay
 
 
-def undoing(changes: list[Change]) -> TakeBack | None:
+@dataclass(slots=True)
+class Gradients:
+    """The gradients of leaves, as one change: the new ones, and those that they replace."""
+
+    leaves: list[Any]
+    before: list[Any]
+    after: list[Any]
+
+    @property
+    def can_undo(self) -> bool:
+        return any(was is not None for was in self.before)
+
+    def make(self) -> None:
+        """Give the leaves their new gradients. To do it again changes nothing."""
+        for leaf, gradient in zip(self.leaves, self.after, strict=True):
+            leaf.grad = gradient
+
+    def undo(self) -> None:
+        """Give leaves the gradients back that they had, where they still have those that they were given."""
+        for leaf, was, gradient in zip(self.leaves, self.before, self.after, strict=True):
+            if was is not None and leaf.grad is gradient:
+                leaf.grad = was
+
+
+def undoing(changes: Sequence[Change | Gradients]) -> TakeBack | None:
     """A function that takes one step's changes back. A gradient that a call dropped before the step cannot come back:
     the failed one stays, and says why it has no value."""
-    kept = [
-        change
-        for change in changes
-        if not (change.kind is kinds.Tensor and change.before[0] == ["grad"] and change.before[1][0] is None)
-    ]
+    kept = [change for change in changes if change.can_undo]
 
     def undo(dropped: bool) -> None:
         for change in reversed(kept):
@@ -161,12 +185,20 @@ class _Step:
     names: tuple[str, ...]
     """The keys that are names."""
 
+    @property
+    def is_gradient(self) -> bool:
+        """Whether it gives a tensor another gradient, and nothing else."""
+        return self.kind is kinds.Tensor and self.keys == ["grad"] and not self.whole
+
 
 class Effects:
     """What a trace has changed, as steps that a later call repeats."""
 
     def __init__(self, guards: Guards, recording: Recording, symbols: list[Any], arguments: list[Any]) -> None:
         self.steps: list[_Step] = []
+        self._gradients: list[tuple[int, Make]] = []
+        """Of these, the gradients: by the leaf's node, what makes each. They are made and put in one go."""
+        self._others: list[_Step] | None = None
         self.cells: dict[int, Cell] = {}
         """The cells, made by the trace, of the tensors that it leaves in Python."""
         self.cannot: tuple[str, str] | None = None
@@ -180,6 +212,8 @@ class Effects:
         self._keep: list[Any] = [symbols]
         self._refs: dict[int, Spot] = {}
         self._memo: dict[int, Make] = {}
+        self._alone: dict[Make, Make] = {}
+        """What makes the objects that are left at one place only, without looking whether they are made already."""
         for held in guards._snapshot.held.values():
             if isinstance(held, kinds.Tensor):
                 ref = dict(zip(*held.before, strict=True)).get("_ref")
@@ -191,7 +225,10 @@ class Effects:
 
     def close(self) -> None:
         """Let go of what only the traced call needed."""
-        del self._guards, self._recording, self._arguments
+        for step in self.steps:
+            step.values[:] = [self._alone.get(make, make) for make in step.values]
+        self._others = None
+        del self._guards, self._recording, self._arguments, self._alone
         self._memo, self._left, self._refs, self.cells, self._keep = {}, {}, {}, {}, []
 
     def add(self, held: Held, now: Contents) -> None:
@@ -253,6 +290,8 @@ class Effects:
         known = self._memo.get(id(value))
         if known is None:
             known = self._memo[id(value)] = self._make_new(value)
+        else:
+            self._alone.pop(known, None)
         return known
 
     def _make_new(self, value: Any) -> Make:
@@ -267,7 +306,7 @@ class Effects:
         if number is not None:
             return lambda outcome: outcome.arguments[number]
         if isinstance(value, Ref):
-            return self._ref(value)
+            return self._once(self._ref(value))
         spot = self._guards.spot_of.get(id(value))
         if spot is not None:
             self._guards.use(spot)
@@ -286,8 +325,7 @@ class Effects:
             return lambda outcome: value
         raise CannotRepeat(f"makes an object of type {type(value).__name__}")
 
-    @staticmethod
-    def _once(make: Make) -> Make:
+    def _once(self, make: Make) -> Make:
         """One object a call, wherever it is left."""
         key = object()
 
@@ -297,17 +335,18 @@ class Effects:
                 found = outcome.made[key] = make(outcome)
             return found
 
+        self._alone[once] = make
         return once
 
     def _tensor(self, value: DistributedTensor) -> Make:
-        make, fake = self._ref(value._ref), value._ref.fake
-        leaf = value.requires_grad and value.is_leaf
+        make = self._ref(value._ref)
+        looking = DistributedTensor.looking(value._ref.fake, value.requires_grad and value.is_leaf)
         parameter = getattr(value, "_is_param", False)
         cut = value.grad_fn is not None
 
         def tensor(outcome: Outcome) -> DistributedTensor:
             ref = make(outcome)
-            made: Any = DistributedTensor(fake, ref, requires_grad=leaf)
+            made: Any = looking(ref)
             if cut:
                 ref.cell.cut = True
             if parameter:
@@ -328,7 +367,7 @@ class Effects:
                 above = parent(outcome)
                 return Ref(above.cell, fake, above, view)
 
-            return self._once(viewed)
+            return viewed
         cell = ref.cell
         if id(cell) in self._recording.input_cells:
             raise ProgramError(
@@ -438,11 +477,19 @@ class Effects:
 
     # -- at a call -----------------------------------------------------------------------------------------------
 
-    def repeat(self, guards: Guards, outcome: Outcome) -> list[Change]:
+    def repeat(self, guards: Guards, outcome: Outcome) -> list[Change | Gradients]:
         """The trace's changes in Python, with the values that this call has made. Changes nothing yet."""
-        changes = []
-        for step in self.steps:
-            holder = guards.nodes[step.node].holder(outcome.live, outcome.arguments)
+        changes: list[Change | Gradients] = []
+        nodes, live, arguments = guards.nodes, outcome.live, outcome.arguments
+        if self._others is None:
+            self._gradients = [(step.node, step.values[0]) for step in self.steps if step.is_gradient]
+            self._others = [step for step in self.steps if not step.is_gradient]
+        if self._gradients:
+            leaves = [nodes[node].holder(live, arguments) for node, _ in self._gradients]
+            had = [leaf.grad for leaf in leaves]
+            changes.append(Gradients(leaves, had, [make(outcome) for _, make in self._gradients]))
+        for step in self._others:
+            holder = nodes[step.node].holder(live, arguments)
             keys = [make(outcome) for make in step.made_keys] if step.made_keys else step.keys
             values = [make(outcome) for make in step.values]
             before = step.kind.read(holder) if step.whole else (keys, [step.kind.get(holder, key) for key in keys])

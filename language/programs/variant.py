@@ -6,6 +6,7 @@ program does at a call, and then the call is one command and what the trace left
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping
 from copy import copy
 from types import MappingProxyType
@@ -21,7 +22,7 @@ from monarch.compiler.symbols import is_named, value_at
 from monarch.compiler.tape import Expr, Value, evaluate
 from monarch.compiler.types import TensorType
 from monarch.language.compile import compile_graph, compile_template
-from monarch.language.programs.effects import Again, Change, Outcome, undoing
+from monarch.language.programs.effects import Again, Change, Gradients, Outcome, undoing
 from monarch.language.programs.guards import views_of
 from monarch.language.programs.kinds import same_plain
 from monarch.language.programs.nodes import Live
@@ -265,12 +266,14 @@ class Variant:
             (number, number_of[entry.same_as.index]) for number, entry in enumerate(inputs) if entry.same_as is not None
         ]
         self._hyperparameters = [(label, spot, index) for label, (spot, index) in trace.sources.items()]
-        self._dropped = [spot for spot in trace.effects.replaced() if spot not in self.guards.states]
-        for spot in (*self._dropped, *(spot for _, spot, _ in self._hyperparameters)):
+        states = set(self.guards.states)
+        self._dropped = [(spot, self.guards.nodes[spot[0]]) for spot in trace.effects.replaced() if spot not in states]
+        for spot in (*(spot for spot, _ in self._dropped), *(spot for _, spot, _ in self._hyperparameters)):
             self.guards.use(spot)
         self._small = compiled.small
-        self._own: list[Handle | None] = []
+        self._own: list[weakref.ref[Handle]] = []
         """What the last call has given to those, and to no others."""
+        self._leaves_shared = any(at in compiled.shared for _, at in compiled.left_updates)
         # The number of the tensor that each cell, by its id in the trace, is among those that the trace left.
         self._left = {
             id(cell): number for number, (_, ref, _) in enumerate(trace.escapes) if (cell := ref()) is not None
@@ -315,10 +318,11 @@ class Variant:
 
     def _states_hold(self, cells: list[Cell]) -> bool:
         handles = [cell.handle for cell in cells]
-        for number, expected in self.compiled.layouts:
-            handle = handles[number]
-            if handle is None or (handle.type is not expected and handle.type != expected):
-                return False
+        read = [handles[number] for number, _ in self.compiled.layouts]
+        if [None if handle is None else handle.type for handle in read] != [
+            type_ for _, type_ in self.compiled.layouts
+        ]:
+            return False
         for number, first in self._same:
             if handles[number] is not handles[first]:
                 return False
@@ -333,10 +337,11 @@ class Variant:
         trace, compiled = self.trace, self.compiled
         trace.mesh.keep(cells)
         small = [cells[number] for number in self._small]
-        if len(self._own) != len(small) or any(a.handle is not b for a, b in zip(small, self._own, strict=True)):
+        known = not self._leaves_shared and [own() for own in self._own] == [cell.handle for cell in small]
+        if not known:
             trace.mesh.separate(small, cells)
         given_up = self._give_up(live, leaves)
-        bound: tuple[Outcome, list[Change]] | None = None
+        bound: tuple[Outcome, list[Change | Gradients]] | None = None
 
         def bind(handles: list[Handle]) -> TakeBack | None:
             nonlocal bound
@@ -348,7 +353,7 @@ class Variant:
                 bound = bound or (outcome, changes)  # a signal's handler may have done all this meanwhile
             for change in bound[1]:
                 change.make()
-            if compiled.left_updates or not self._own:
+            if not known:
                 made = bound[0].made
                 living = {number: made[ident].cell for ident, number in self._left.items() if ident in made}
                 compiled.share(trace.mesh, cells, living)
@@ -362,8 +367,7 @@ class Variant:
                 leaf.grad = self._lost(TensorType(fake.dtype, tuple(fake.shape)))
             raise
         assert bound is not None
-        if not compiled.left_updates:
-            self._own = [cell.handle for cell in small]
+        self._own = [weakref.ref(cell.handle) for cell in small if cell.handle is not None]
         _require(trace, leaves)
         return compiled.results(trace, handles, scalars, bound[0])
 
@@ -371,10 +375,10 @@ class Variant:
         """Drop the gradients that the last step left and this one makes anew without reading them: the workers free
         them before they take the step, rather than hold both. Gives the leaves, and what looks like their gradients."""
         given_up: list[tuple[Any, torch.Tensor]] = []
-        for spot in self._dropped:
+        for spot, node in self._dropped:
             grad = live.pop(spot)
             if grad is not None:
-                leaf = self.guards.nodes[spot[0]].holder(live, leaves)
+                leaf = live[node.parent] if node.parent is not None else node.holder(live, leaves)
                 given_up.append((leaf, grad._ref.fake))
                 leaf.grad = grad = None
         return given_up

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -167,6 +168,27 @@ class DistributedTensor(torch.Tensor):
 
     def __init__(self, fake: torch.Tensor, ref: Ref, requires_grad: bool = False) -> None:
         pass
+
+    @classmethod
+    def looking(cls, fake: torch.Tensor, requires_grad: bool = False) -> Callable[[Ref], DistributedTensor]:
+        """What makes tensors that look like `fake`, of a Ref each: quicker than one after the other."""
+        wrapper = partial(
+            torch.Tensor._make_wrapper_subclass,
+            cls,
+            fake.shape,
+            strides=fake.stride(),
+            storage_offset=fake.storage_offset(),
+            dtype=fake.dtype,
+            device=_CPU,
+            requires_grad=requires_grad,
+        )
+
+        def make(ref: Ref) -> DistributedTensor:
+            made: DistributedTensor = wrapper()
+            made._ref = ref
+            return made
+
+        return make
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
