@@ -20,6 +20,9 @@ _log = logging.getLogger("monarch.transport")
 
 Value = TypeVar("Value")
 
+_LOOK_SECONDS = 1.0
+"""How often who waits for the thread looks whether there is one."""
+
 
 class Timer:
     """A call to come; `cancel` may be called from any thread, also afterwards."""
@@ -84,7 +87,8 @@ class Loop:
 
     def run(self, function: Callable[[], Value]) -> Value:
         """Call the function on the I/O thread (at once, where this is that thread), and give what it gives or raise
-        what it raises. Once the loop is closed: at once too, for nothing runs beside it then."""
+        what it raises. Once the loop is closed: at once too, for nothing runs beside it then. Raises MonarchError where
+        the thread has ended without it, which only a defect can do."""
         if self.here():
             return function()
         done = threading.Event()
@@ -107,7 +111,10 @@ class Loop:
             return function()
         self._start()
         self._ring()
-        done.wait()
+        # The thread takes calls in turn, and no callback waits for long: this ends as long as there is the thread.
+        while not done.wait(_LOOK_SECONDS):
+            if self._has_died() and not done.is_set():
+                raise MonarchError(f"the thread {self._name} has ended", hint="its traceback is on standard error.")
         if errors:
             raise errors[0]
         return values[0]
@@ -117,6 +124,10 @@ class Loop:
         when = time.monotonic() + seconds
         self.call(lambda: heapq.heappush(self._timers, (when, next(self._order), timer)))
         return timer
+
+    def _has_died(self) -> bool:
+        thread = self._thread
+        return thread is not None and not thread.is_alive()
 
     def here(self) -> bool:
         """Whether this is the I/O thread."""
@@ -131,7 +142,7 @@ class Loop:
             thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             self._ring()
-            thread.join()
+            thread.join()  # it looks at `_closed` before it sleeps again, and no callback waits for long
         elif thread is None:
             self._end()
 
@@ -162,7 +173,7 @@ class Loop:
     def _serve(self) -> None:
         poll, watched, bell = self._epoll.poll, self._watched, self._bell
         while not self._closed:
-            wait = -1.0
+            wait = -1.0  # until the bell rings, a descriptor is ready, or a timer is due
             if self._timers:
                 wait = max(0.0, self._timers[0][0] - time.monotonic())
             if self._calls:
