@@ -77,6 +77,12 @@ def compile_(
     arg: Arguments = None,
     first_call: FirstCall = False,
     memory_limit: MemoryLimit = None,
+    machine: Annotated[
+        str | None,
+        typer.Option(
+            "--machine", metavar="NAME|FILE.toml", help="Say whether it fits this machine: h100-8, or a file."
+        ),
+    ] = None,
     strict: Strict = False,
     verbose: Verbose = False,
     as_json: Json = False,

@@ -9,9 +9,12 @@ from typing import Any
 
 from rich.console import Console
 
-from monarch.compiler.cli.load import load_program
+from monarch.compiler.cli.fits import verdict
+from monarch.compiler.cli.load import LoadedProgram, load_program
 from monarch.compiler.cli.screen import console, count, duration, heading, line, pairs, plain, print_json, size, table
 from monarch.compiler.cli.values import read_mesh, read_pairs
+from monarch.compiler.cost.cluster import Cluster, load_cluster
+from monarch.compiler.errors import MonarchError
 from monarch.compiler.graph import Graph
 from monarch.compiler.inspect.values import ops_of
 from monarch.compiler.plan import Plan, check_target
@@ -29,18 +32,26 @@ def compile_(
     arg: list[str] | None,
     first_call: bool,
     memory_limit: str | None,
+    machine: str | None,
     strict: bool,
     verbose: bool,
     as_json: bool,
 ) -> None:
-    """Write the plan of a program, and print a summary of it."""
-    plan = compiled(program, mesh, target, arg, first_call, memory_limit, strict, verbose)
+    """Write the plan of a program, and print a summary of it, and whether it fits a machine."""
+    cluster = None if machine is None else load_cluster(machine)
+    if cluster is not None and target not in (None, cluster.target):
+        raise MonarchError(
+            f"--target {target}, and {cluster.name} is for {cluster.target}", hint="leave one of the two out."
+        )
+    target = target if cluster is None else cluster.target
+    loaded, plan = _compiled(program, mesh, target, arg, first_call, memory_limit, strict, verbose, cluster)
     path = output or Path(f"{plan.name}.mplan")
     save_plan(plan, path)
+    words = [] if cluster is None else list(verdict(loaded, plan, cluster))
     if as_json:
-        print_json(summary(plan, path))
+        print_json(summary(plan, path) | ({} if cluster is None else {"machine": cluster.name, "verdict": words}))
     else:
-        _show(console(), plan, path)
+        _show(console(), plan, path, words)
 
 
 def compiled(
@@ -54,13 +65,28 @@ def compiled(
     verbose: bool = False,
 ) -> Plan:
     """The plan of a program in a file, with its report: what `compile` writes and `inspect` shows."""
+    return _compiled(program, mesh, target, arg, first_call, memory_limit, strict, verbose, None)[1]
+
+
+def _compiled(
+    program: str,
+    mesh: str | None,
+    target: str | None,
+    arg: list[str] | None,
+    first_call: bool,
+    memory_limit: str | None,
+    strict: bool,
+    verbose: bool,
+    cluster: Cluster | None,
+) -> tuple[LoadedProgram, Plan]:
     sizes, given = read_mesh(mesh), read_pairs(arg, "--arg")
     limit = None if memory_limit is None else parse_bytes(memory_limit, "--memory-limit")
     with passes_shown(verbose) as (say, progress):
         if target is not None:
             check_target(target)
         say(f"tracing {program}")
-        return load_program(program, sizes, given, first_call, limit).compile(target, progress, strict=strict)
+        loaded = load_program(program, sizes, given, first_call, limit)
+        return loaded, loaded.compile(target, progress, strict=strict, cluster=cluster)
 
 
 @contextmanager
@@ -113,7 +139,7 @@ def _machine_code(plan: Plan) -> Iterator[tuple[str, str]]:
         yield "machine code", f"{size(together)}, of {count(kernels, 'kernel')}{more}"
 
 
-def _show(out: Console, plan: Plan, path: Path) -> None:
+def _show(out: Console, plan: Plan, path: Path, words: list[str]) -> None:
     made = summary(plan, path)
     line(out, plain(plan.name, "bold"), f"on {plan.mesh}: {count(plan.mesh.workers, 'worker')}, for {plan.made_for}")
     together = sum(c["count"] for by_op in made["collectives"].values() for c in by_op.values())
@@ -137,6 +163,8 @@ def _show(out: Console, plan: Plan, path: Path) -> None:
     heading(out, "compiled in", duration(sum(seconds.values())))
     table(out, ["", ">"], [(name, duration(took)) for name, took in seconds.items()])
     out.print()
+    for text in words:
+        line(out, text)
     line(out, f"wrote {path}, {size(made['file_bytes'])}; to see it: monarchc inspect {path}")
 
 

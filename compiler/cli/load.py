@@ -66,6 +66,10 @@ class LoadedProgram:
     def mesh(self) -> MeshSpec:
         return self.graph.mesh
 
+    def limited(self, memory_limit: int) -> LoadedProgram:
+        """The same program, of which a worker holds at most so many bytes."""
+        return replace(self, options=replace(self.options, memory_limit=memory_limit))
+
     def compile(
         self,
         target: str | None = None,

@@ -164,3 +164,48 @@ def test_a_program_on_an_abstract_mesh_with_an_optimizer(folder: Path, monarchc:
     assert "wrote step.mplan" in result.out
     inputs = {str(spec.label) for spec in load_plan(folder / "step.mplan").inputs}
     assert any("exp_avg" in label for label in inputs)  # that of the second call, which has the optimizer's state
+
+
+MACHINE = 'target = "cpu"\nmemory = "{}"\n[[links]]\nwithin = "a host"\nbandwidth = 1e9\nlatency = 1e-6\n'
+
+
+def test_whether_a_plan_fits_a_machine(folder: Path, monarchc: Run) -> None:
+    def said(memory: str) -> list[str]:
+        Path("mine.toml").write_text(MACHINE.format(memory))
+        words: list[str] = json.loads(monarchc("compile", "deep.py", "--machine", "mine.toml", "--json").out)["verdict"]
+        return words
+
+    Path("deep.py").write_text("""\
+import torch
+from torch import nn
+
+import monarch
+from monarch.distributed import Mesh
+
+mesh = Mesh(data=2)
+model = monarch.module_to_mesh(nn.Sequential(*[nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(8)]), mesh)
+
+
+@monarch.program
+def step(x: "f32[4096@data, 8]"):
+    loss = model(x).square().mean()
+    loss.backward()
+    return loss
+""")
+    (fits,) = said("1GiB")
+    assert fits.startswith("fits mine: a worker holds ")
+    most = json.loads(monarchc("compile", "deep.py", "--json").out)["peak_bytes"]
+    tight = said(str(most * 3 // 4))
+    assert tight[0].startswith("does not fit mine: ") and "forward" in tight[1]
+    assert "makes it fit: " in tight[2] and "computed again" in tight[2]
+    limit = re.search(r"--memory-limit (\d+)", tight[2])
+    assert limit is not None
+    done = json.loads(monarchc("compile", "deep.py", "--memory-limit", limit[1], "--json").out)
+    assert done["peak_bytes"] <= int(limit[1])
+    none = said("2KiB")
+    assert "is not enough" in none[2] and "fully_shard" in none[3]
+
+
+def test_a_machine_is_for_its_own_target(folder: Path, monarchc: Run) -> None:
+    err = monarchc("compile", "mlp.py", "--machine", "h100-8", "--target", "cpu", code=2).err
+    assert "h100-8 is for cuda:90" in err
