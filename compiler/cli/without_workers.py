@@ -13,6 +13,7 @@ from monarch.compiler.errors import ProgramError
 from monarch.compiler.execution.executor import Bind, Executor, Handle
 from monarch.compiler.execution.factories import executors_by
 from monarch.compiler.execution.storage import Piece, Stored, Writing
+from monarch.compiler.mesh import Shape
 from monarch.compiler.plan import MeshSpec, Plan, TensorType, Trace
 from monarch.language.source import user_source
 from monarch.language.tensors.mesh import mesh_sizes
@@ -31,6 +32,13 @@ class TypesOnly:
 
     def __init__(self, mesh: MeshSpec) -> None:
         self.mesh = mesh
+
+    @property
+    def whole(self) -> Executor:
+        return self
+
+    def over(self, shape: Shape) -> Executor:
+        return TypesOnly(MeshSpec(tuple(shape.extent.items())))
 
     def put(self, tensor: torch.Tensor, type: TensorType, lent: bool = False) -> Handle:
         type.check(self.mesh)

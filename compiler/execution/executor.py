@@ -10,6 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 
 from monarch.compiler.execution.storage import Piece, Stored, Writing
+from monarch.compiler.mesh import Shape
 from monarch.compiler.plan.plan import Plan
 from monarch.compiler.plan.trace import Trace
 from monarch.compiler.types import MeshSpec, TensorType
@@ -67,6 +68,16 @@ class Executor(Protocol):
 
     @property
     def mesh(self) -> MeshSpec: ...
+
+    @property
+    def whole(self) -> Executor:
+        """The executor of the mesh that was started, where this is that of a part; itself otherwise."""
+        ...
+
+    def over(self, shape: Shape) -> Executor:
+        """The executor of some of the started mesh's workers, with these dims, which runs plans for a mesh of that
+        shape: the same one each time. A handle is for the executor that gave it."""
+        ...
 
     def put(self, tensor: torch.Tensor, type: TensorType, lent: bool = False) -> Handle:
         """Place a tensor of the controller's on the mesh: each worker gets the block that `type` gives it. One that is

@@ -58,7 +58,7 @@ class Profile:
                 hint="make it first; the trace is written when the block ends.",
             )
         if self._mesh is not None:
-            self._only = self._mesh.executor
+            self._only = self._mesh.executor.whole
         # Also with a mesh of its own, for what is compiled while anything is watched says what it knows of its values.
         try:
             self._unsubscribe = subscribe(self._heard, Place)
@@ -111,10 +111,11 @@ def profile(path: str | os.PathLike[str] | None = None, *, mesh: OnWorkers | Non
                 loss = train_step(tokens, targets)
         profile.trace.steps
 
-    Measures every mesh that runs in the block, or `mesh` alone. A trace holds each instruction's start and end, the
-    bytes that a worker holds then, how long collectives waited for peers, and the controller's commands. A second
-    mesh's trace is written to "trace-2.json". A path that ends in ".gz" is compressed. Without a path nothing is
-    written. The block ends when the workers have done what was asked of them in it.
+    Measures every mesh that runs in the block, or `mesh` alone; where that is a part of a mesh, all of it. A trace
+    holds each instruction's start and end, the bytes that a worker holds then, how long collectives waited for peers,
+    and the controller's commands. A second mesh's trace is written to "trace-2.json". A path that ends in ".gz" is
+    compressed. Without a path nothing is written. The block ends when the workers have done what was asked of them in
+    it.
 
     Times are CLOCK_MONOTONIC's, one clock for all processes of a host. Workers keep as many of the last steps as fit
     into their buffers (256 MiB for all workers of a mesh, at most 32 MiB each; an instruction takes 40 bytes), and

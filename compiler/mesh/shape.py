@@ -385,7 +385,7 @@ class Shape:
             raise MeshShapeError(f"{where} along '{label}', of size {sizes[dim]}, holds no place")
         offset = self.ndslice.offset + places[0] * strides[dim]
         sizes[dim] = len(places)
-        strides[dim] *= places.step
+        strides[dim] *= places.step if len(places) > 1 else 1
         return Shape(self._labels, NDSlice(offset=offset, sizes=sizes, strides=strides))
 
     def slice(self, **where: int | slice) -> Shape:

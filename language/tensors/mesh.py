@@ -68,15 +68,13 @@ class State(Protocol):
 
 
 class _Workers:
-    """The workers behind a mesh and every view of it: started when they are first needed."""
+    """The workers behind a mesh and every part of it: started when they are first needed."""
 
     def __init__(self, spec: MeshSpec, where: Hosts | Procs | None) -> None:
         self.spec = spec
         self.where = where
         self.abstract = False
         self.executor: Executor | None = None
-        self.states: weakref.WeakSet[State] = weakref.WeakSet()
-        self.twins: weakref.WeakSet[State] = weakref.WeakSet()
         self.names: weakref.WeakKeyDictionary[State, str] = weakref.WeakKeyDictionary()
         self.closed = False
 
@@ -110,8 +108,13 @@ class Mesh(MeshAlgebra):
     Workers are numbered row-major (the last dim varies fastest), and start when something first runs on the mesh;
     `close` (or leaving a `with mesh:` block) ends them. They run on this machine, or in equal blocks on each of
     `hosts`, so that the first dims are those that cross from host to host; or in the processes of actors that are
-    `procs`, in the same order, whose dims the mesh has if none are given. `rename`, `split` and `flatten` give views
-    with other dims on the same workers; `slice` gives the sub-mesh of some of them (see `MeshAlgebra`).
+    `procs`, in the same order, whose dims the mesh has if none are given.
+
+    `rename`, `split` and `flatten` give meshes with other dims on the same workers, `slice` and `mesh["model"]` meshes
+    of some of them (see `MeshAlgebra`). All that runs on a mesh runs on such a *part*, on its workers alone, and no new
+    ones are started: programs, ops outside of them, per-worker code. The same part is the same object:
+    `mesh.slice(data=0) is mesh.slice(data=0)`. A tensor is on one mesh. Programs on parts that share workers
+    run one after the other, in the order of the calls, and others side by side.
     """
 
     def __init__(
@@ -164,14 +167,18 @@ class Mesh(MeshAlgebra):
                 f"{spec} has {spec.workers} workers, and the processes are {dict(procs.sizes)}",
                 hint="give dims whose sizes multiply to the number of processes, or none to have theirs.",
             )
-        self._setup(Shape.of(spec.sizes), _Workers(spec, hosts if procs is None else procs))
+        self._parts: dict[Shape, Mesh] = {}
+        self._setup(Shape.of(spec.sizes), None, _Workers(spec, hosts if procs is None else procs))
         _meshes[next(_numbers)] = self
 
-    def _setup(self, shape: Shape, workers: _Workers) -> None:
+    def _setup(self, shape: Shape, root: Mesh | None, workers: _Workers) -> None:
         self._shape = shape
-        spec = MeshSpec(tuple(shape.extent.items()))
-        self.spec = workers.spec if spec == workers.spec else spec  # then it is all of them
+        self._of = root  # none: then it is the one that was made
+        self.spec = workers.spec if root is None else MeshSpec(tuple(shape.extent.items()))
         self._workers = workers
+        self._part: Executor | None = None
+        self._states: weakref.WeakSet[State] = weakref.WeakSet()
+        self._twins: weakref.WeakSet[State] = weakref.WeakSet()
         self.pending: Any = None
         """The Recording of the ops outside of programs that have not run yet, or None."""
         self._programs: dict[Any, Callable[..., Any]] = {}
@@ -186,9 +193,24 @@ class Mesh(MeshAlgebra):
         return mesh
 
     def _over(self, shape: Shape) -> Mesh:
-        view = object.__new__(Mesh)
-        view._setup(shape, self._workers)
-        return view
+        root = self._root
+        if shape == root._shape:
+            return root
+        part = root._parts.get(shape)
+        if part is None:
+            part = object.__new__(Mesh)
+            part._setup(shape, root, self._workers)
+        return root._parts.setdefault(shape, part)
+
+    @property
+    def _root(self) -> Mesh:
+        """The mesh that was made, which this is or is a part of."""
+        return self if self._of is None else self._of
+
+    @property
+    def _is_whole(self) -> bool:
+        """Whether it has all workers, with whatever dims."""
+        return len(self) == self._workers.spec.workers
 
     # -- reading -------------------------------------------------------------------------------------------------
 
@@ -214,9 +236,14 @@ class Mesh(MeshAlgebra):
 
     @property
     def host_count(self) -> int:
-        """On how many hosts the workers are; 1 for processes of actors, and for a part of a mesh."""
-        whole = self.spec.workers == self._workers.spec.workers
-        return len(getattr(self._workers.where, "addresses", [""])) if whole else 1
+        """On how many hosts the workers are; 1 for processes of actors."""
+        return len(set(self._hosts))
+
+    @property
+    def _hosts(self) -> list[int]:
+        """The number of each worker's host, in order."""
+        each = self._workers.spec.workers // len(getattr(self._workers.where, "addresses", [""]))
+        return [rank // each for rank in self._shape.ndslice]
 
     @property
     def is_closed(self) -> bool:
@@ -248,15 +275,14 @@ class Mesh(MeshAlgebra):
 
     def __repr__(self) -> str:
         dims = ", ".join(f"{name}={size}" for name, size in self.spec.dims)
-        whole = len(self) == self._workers.spec.workers
-        part = "" if whole else f"workers={self.ranks} of {self._workers.spec.workers}"
+        part = "" if self._is_whole else f"workers={self.ranks} of {self._workers.spec.workers}"
         inside = ", ".join(text for text in (dims, part) if text)
         return f"Mesh.abstract({inside})" if self.is_abstract else f"Mesh({inside})"
 
     def _repr_html_(self) -> str:
         """The grid of workers, for a notebook. Starts none."""
         notes = []
-        if len(self) != self._workers.spec.workers:
+        if not self._is_whole:
             notes.append(f"part of {self._workers.spec.workers:,}")
         if self.is_abstract:
             notes.append("abstract: for compiling ahead of time")
@@ -279,19 +305,12 @@ class Mesh(MeshAlgebra):
     @property
     def executor(self) -> Executor:
         """The executor that runs plans on this mesh's workers, which start now if they have not yet."""
-        if self.spec is self._workers.spec:
+        if self._of is None:
             return self._workers.start()
-        if len(self) != self._workers.spec.workers:
-            raise MonarchError(
-                f"cannot run on {self!r}: it is part of a mesh whose workers run as one",
-                hint="make a Mesh of that size of its own; programs on parts of a mesh are not supported yet.",
-            )
-        if self.spec != self._workers.spec:
-            raise MonarchError(
-                f"cannot run on {self.spec}: its workers were started as {self._workers.spec}",
-                hint="place tensors with the dims that the mesh was made with; views with other dims cannot run yet.",
-            )
-        return self._workers.start()
+        whole = self._workers.start()
+        if self._part is None or self._part.whole is not whole:
+            self._part = whole.over(self._shape)
+        return self._part
 
     def fetch(self, ask: Callable[[Executor], T]) -> T:
         """The executor's answer. Where a step failed, state goes back to that of the last finished step first."""
@@ -305,7 +324,7 @@ class Mesh(MeshAlgebra):
         """Have Python and all state be as the last step left them that did not fail. Waits for the workers."""
         with suppress(DeviceMeshError):  # the mesh is lost
             self.executor.undo()
-        for cell in list(self._workers.states):
+        for cell in list(self._states):
             if cell.handle is not None:
                 try:
                     cell.handle = self.executor.recover(cell.handle)
@@ -321,20 +340,20 @@ class Mesh(MeshAlgebra):
         """Note what steps replace: what `_recover` takes back after a failure."""
         for cell in cells:
             if not cell.kept:
-                self._workers.states.add(cell)
+                self._states.add(cell)
                 cell.kept = True
 
     def share(self, cells: Iterable[State]) -> None:
         """Note cells that were given one handle: the step numbers of all parameters are one value."""
-        self._workers.twins.update(cells)
+        self._twins.update(cells)
 
     def separate(self, taken: Iterable[State], cells: Collection[State]) -> None:
         """Give cells that no step of `cells` updates a value of their own, where they share one that the step takes:
         the step number of a parameter that trains no more."""
-        known = set(cells) if self._workers.twins else ()
+        known = set(cells) if self._twins else ()
         for cell in taken if known else ():
             handle = cell.handle
-            others = [twin for twin in self._workers.twins if twin.handle is handle and twin not in known]
+            others = [twin for twin in self._twins if twin.handle is handle and twin not in known]
             if others and handle is not None:
                 (value,) = self.executor.shards(handle, [0])
                 own = self.executor.put(value, handle.type)
@@ -350,15 +369,17 @@ class Mesh(MeshAlgebra):
         workers = self._workers
         if workers.executor is None or self.is_abstract:
             return
-        states = [(workers.names.get(cell, "a state"), cell) for cell in list(workers.states)]
+        meshes = [self._root, *self._root._parts.values()]
+        states = [(workers.names.get(cell, "a state"), cell) for mesh in meshes for cell in list(mesh._states)]
         handles = [(name, cell.handle) for name, cell in states if cell.handle is not None]
         workers.executor.heal(handles)
-        self.recover()
+        for mesh in meshes:
+            mesh.recover()
         for _, cell in states:
             cell.restored()
 
     def snapshots(self, every: int = 10, copies: int = 1) -> None:
-        """Have values on this mesh survive that no mesh dim replicates:
+        """Have values on this mesh, and on all parts of it, survive that no mesh dim replicates:
 
             mesh.snapshots(every=10)
 
@@ -435,11 +456,22 @@ class Mesh(MeshAlgebra):
             operations.flush(self)
 
     def close(self) -> None:
-        """Stop the workers. Tensors on the mesh are lost. Idempotent."""
-        self.pending = None
+        """Stop the workers. Tensors on the mesh are lost, and those on all parts of it. Idempotent. Raises MonarchError
+        for a part without some of the workers, which ends with the mesh that it is a part of."""
+        self._refuse_part("closed")
+        for mesh in (self._root, *self._root._parts.values()):
+            mesh.pending = None
         self._workers.close()
 
+    def _refuse_part(self, what: str) -> None:
+        if not self._is_whole:
+            raise MonarchError(
+                f"{self!r} cannot be {what}: its workers are those of {self._root!r}",
+                hint="close the mesh that was made, `with mesh:`, which ends all of its parts.",
+            )
+
     def __enter__(self) -> Mesh:
+        self._refuse_part("closed by a `with` block")
         return self
 
     def __exit__(self, *exception: object) -> None:

@@ -11,6 +11,7 @@ from monarch.compiler.plan import MonarchError, TensorType
 from monarch.runtime.actors.values import ValueMesh
 from monarch.runtime.controller.connection import ActorProcesses
 from monarch.runtime.controller.executor import MeshExecutor
+from monarch.runtime.controller.parts import PartExecutor
 from monarch.runtime.future import Future
 
 if TYPE_CHECKING:
@@ -78,8 +79,8 @@ class Shards(Generic[T]):
         return f"<shards of {self._label} in {len(self._addresses)} processes>"
 
 
-def _beside(executor: Executor) -> tuple[MeshExecutor, ActorProcesses]:
-    if not isinstance(executor, MeshExecutor) or executor.actor_processes is None:
+def _beside(executor: Executor) -> tuple[MeshExecutor | PartExecutor, ActorProcesses]:
+    if not isinstance(executor, (MeshExecutor, PartExecutor)) or executor.actor_processes is None:
         raise MonarchError(
             f"the workers of {executor.mesh} are not in the processes of actors",
             hint="make the mesh on them: Mesh(procs=procs).",

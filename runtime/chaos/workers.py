@@ -7,6 +7,7 @@ from typing import Literal, Protocol
 
 from monarch.compiler.plan import MonarchError
 from monarch.runtime.controller.executor import MeshExecutor
+from monarch.runtime.controller.parts import PartExecutor
 from monarch.runtime.worker.faults import Kind
 
 Resource = Literal["memory", "files", "file size"]
@@ -70,7 +71,7 @@ def _nanoseconds(seconds: float) -> int:
 
 def _inject(mesh: OnWorkers, worker: int, kind: Kind, instruction: int | None, value: int = 0) -> None:
     executor = mesh.executor
-    if not isinstance(executor, MeshExecutor):
+    if not isinstance(executor, (MeshExecutor, PartExecutor)):
         raise MonarchError("faults are injected into meshes with workers", hint="this one has none.")
     if not 0 <= worker < executor.mesh.workers:
         raise MonarchError(f"no worker {worker}: {executor.mesh} has workers 0 to {executor.mesh.workers - 1}")

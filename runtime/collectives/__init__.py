@@ -4,5 +4,6 @@ one; `listening`, `gloo` and `process_groups` for Gloo; `nccl`, `communicator` a
 
 from monarch.runtime.collectives.collectives import Collectives
 from monarch.runtime.collectives.listening import Network
+from monarch.runtime.collectives.meeting import Meetings
 
-__all__ = ["Collectives", "Network"]
+__all__ = ["Collectives", "Meetings", "Network"]

@@ -15,41 +15,63 @@ from monarch.runtime.collectives.chain import Results, reduce_in_chain
 from monarch.runtime.collectives.cost import chain_scatters_faster, direct_is_faster
 from monarch.runtime.collectives.listening import Network
 from monarch.runtime.collectives.meeting import Collective, Group, Meetings, Tensors
-from monarch.runtime.collectives.mirror import Mirror
 from monarch.runtime.collectives.reduce import reduce_list, reduce_small
 from monarch.runtime.collectives.shares import add, copies, split
 from monarch.runtime.shared.blocks import Flat, Piece, rounds
 from monarch.runtime.shared.signals import Aborted
-from monarch.runtime.shared.window import ALIGN, Window
+from monarch.runtime.shared.window import ALIGN
 
 if TYPE_CHECKING:
     from monarch.runtime.collectives.process_groups import ProcessGroups
     from monarch.runtime.collectives.streamed import Streamed
 
 
-class Collectives(Meetings):
-    """One worker's side of every collective of its mesh."""
+class Collectives:
+    """One worker's side of every collective of the plans that run on all workers of its mesh, or on some of them.
+
+    `mesh` has the dims of these workers, and `ranks` their numbers, in order. `at` has this worker's rounds, whichever
+    plans they are of."""
 
     def __init__(
-        self,
-        mesh: MeshSpec,
-        rank: int,
-        window: Window,
-        mirror: Mirror | None = None,
-        network: Network | None = None,
+        self, at: Meetings, mesh: MeshSpec, ranks: Sequence[int] | None = None, network: Network | None = None
     ) -> None:
-        super().__init__(mesh, rank, window, mirror)
+        self.at = at
+        self.mesh = mesh
+        self.ranks = range(mesh.workers) if ranks is None else ranks
         self._network = network
+        self.me = self.ranks.index(at.rank)
+        """This worker's place among them."""
+        self._groups: dict[tuple[str, ...], Group] = {}
         self._backends: dict[str, ProcessGroups | Streamed] = {}
-        self.verdict: Callable[[int], bool] = lambda step: False
-        """Waits to be told whether other workers have passed the commit of a step, where a worker died meanwhile."""
+
+    def over(self, mesh: MeshSpec, ranks: Sequence[int]) -> Collectives:
+        """Those of plans that run on some of the workers."""
+        return Collectives(self.at, mesh, ranks, self._network)
+
+    def group(self, mesh_dims: Sequence[str]) -> Group:
+        """This worker's group along some mesh dims."""
+        key = tuple(mesh_dims)
+        if key not in self._groups:
+            ranks = tuple([self.ranks[place] for place in self.mesh.group(self.me, key)])
+            self._groups[key] = Group(ranks, self.at.rank, self.at.mirror)
+        return self._groups[key]
+
+    def name_of(self, rank: int) -> str:
+        """ "data=0, model=1"."""
+        point = self.mesh.point(self.ranks.index(rank))
+        return ", ".join(f"{name}={at}" for name, at in zip(self.mesh.names, point, strict=True))
+
+    def look(self) -> None:
+        """Raises Aborted where another worker has failed this step, or one has died."""
+        self.at.look(self.ranks)
 
     def by(self, backend: str) -> Collectives | ProcessGroups | Streamed:
         """What has the collectives of plans that choose `backend`. Raises MonarchError where that cannot be used."""
         if backend == "monarch":
             return self
         if backend not in self._backends:
-            self._backends[backend] = self._process_groups() if backend == "gloo" else self._streamed()
+            self._backends[backend] = made = self._process_groups() if backend == "gloo" else self._streamed()
+            self.at.leaving.append(made.give_up)
         return self._backends[backend]
 
     def _process_groups(self) -> ProcessGroups:
@@ -65,74 +87,74 @@ class Collectives(Meetings):
         for backend in self._backends.values():
             backend.leave()
 
-    def leave(self, step: int) -> None:
-        for backend in self._backends.values():
-            backend.give_up(step)
-
     def commit(self) -> Callable[[], None]:
+        at, mirror = self.at, self.at.mirror
         stages: list[Group | None] = [self.group(self.mesh.names)]
-        if self.mirror is not None:  # on each host, then one worker of each host, then on each host again
-            own = Group(tuple(self.here), self.rank, None)
-            firsts = tuple(range(0, self.mesh.workers, len(self.here)))
-            stages = [own, Group(firsts, self.rank, self.mirror) if self.rank in firsts else None, own]
+        if mirror is not None:  # on each host, then one worker of each host, then on each host again
+            on: dict[tuple[int, ...], list[int]] = {}
+            for rank in self.ranks:
+                on.setdefault(mirror.hosts_of((rank,)), []).append(rank)
+            own, firsts = Group(tuple(on[()]), at.rank, None), tuple(ranks[0] for ranks in on.values())
+            stages = [own, Group(firsts, at.rank, mirror) if at.rank in firsts else None, own]
 
         def run() -> None:
-            step = self.step
+            step = at.step
             try:
                 for group in stages:
                     if group is not None and group.size > 1:
-                        self.meet(group)
+                        at.meet(group)
                     else:
-                        self._at += 4
+                        at.skip_meeting()
             except Aborted as aborted:
                 # Somebody may have seen that all have come before somebody died, and this worker only that one did.
-                if not aborted.died or not self.verdict(step):
+                if not aborted.died or not at.verdict(step):
                     raise
-            self.read(())
+            at.read(())
 
         return run
 
     def all_reduce(self, mesh_dims: Sequence[str], reduction: str) -> Collective:
-        group, op = self.group(mesh_dims), REDUCE[reduction]
+        at, group, op = self.at, self.group(mesh_dims), REDUCE[reduction]
 
         def run(tensors: Sequence[torch.Tensor]) -> Tensors:
             if group.size == 1:
                 return copies(tensors)
-            if len(tensors) == 1 and direct_is_faster(group, tensors[0].nbytes, self.area):
-                return [reduce_small(self, group, op, tensors[0])]
+            if len(tensors) == 1 and direct_is_faster(group, tensors[0].nbytes, at.area):
+                return [reduce_small(at, group, op, tensors[0])]
             outs: list[Any] = [None] * len(tensors)
             for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
                 where = [i for i, tensor in enumerate(tensors) if tensor.dtype == dtype]
-                results = reduce_list(self, group, op, [tensors[i] for i in where])
+                results = reduce_list(at, group, op, [tensors[i] for i in where])
                 for i, result in zip(where, results, strict=True):
                     outs[i] = result
             return outs
 
-        return self.announcing(run)
+        return at.announcing(run)
 
     def all_gather(self, mesh_dims: Sequence[str], dims: Sequence[int]) -> Collective:
-        group, plan = self.group(mesh_dims), _Rounds(self.area)
+        at, group = self.at, self.group(mesh_dims)
+        plan = _Rounds(at.area)
 
         def run(tensors: Sequence[torch.Tensor]) -> Tensors:
             if group.size == 1:
                 return copies(tensors)
-            view = self.window.view
+            view = at.window.view
             outs: list[Any] = [None] * len(tensors)
             targets: list[Any] = [None] * len(tensors)
             for pieces in plan.of(tensors):
-                area = self.next_area()
-                base = self.base(self.rank, area)
+                area = at.next_area()
+                base = at.base(at.rank, area)
                 for piece in pieces:
                     tensor = tensors[piece.tensor]
                     view(base + piece.offset, piece.shape, tensor.dtype).copy_(piece.of(tensor))
-                self.share(group.hosts, base, plan.size(pieces, tensors))
-                self.meet(group)
+                at.share(group.hosts, base, plan.size(pieces, tensors))
+                at.meet(group)
                 for piece in pieces:
                     i, tensor = piece.tensor, tensors[piece.tensor]
                     parts = [
                         piece.of(tensor)
-                        if rank == self.rank
-                        else view(self.base(rank, area) + piece.offset, piece.shape, tensor.dtype)
+                        if rank == at.rank
+                        else view(at.base(rank, area) + piece.offset, piece.shape, tensor.dtype)
                         for rank in group.ranks
                     ]
                     if piece.index is None:
@@ -142,18 +164,18 @@ class Collectives(Meetings):
                         outs[i], targets[i] = _blocks(tensor, dims[i], group.size)
                     for target, part in zip(targets[i], parts, strict=True):
                         piece.of(target).copy_(part)
-                self.read(group.peers, area, hosts=group.hosts)
+                at.read(group.peers, area, hosts=group.hosts)
             return [
                 _blocks(tensor, dim, group.size)[0] if out is None else out
                 for out, tensor, dim in zip(outs, tensors, dims, strict=True)
             ]
 
-        return self.announcing(run)
+        return at.announcing(run)
 
     def reduce_scatter(self, mesh_dims: Sequence[str], dims: Sequence[int], reduction: str) -> Collective:
-        group = self.group(mesh_dims)
+        at, group = self.at, self.group(mesh_dims)
         op: Callable[..., Any] = REDUCE[reduction]
-        slot = self.area // group.size // ALIGN * ALIGN
+        slot = at.area // group.size // ALIGN * ALIGN
         plan = _Rounds(slot)
 
         def run(tensors: Sequence[torch.Tensor]) -> Tensors:
@@ -167,7 +189,7 @@ class Collectives(Meetings):
                     if where:
                         source = Flat([sources[i][j] for j in range(group.size) for i in where])
                         target = Flat([outs[i] for i in where])
-                        reduce_in_chain(self, group, op, source, Results(group, target, target.length))
+                        reduce_in_chain(at, group, op, source, Results(group, target, target.length))
                 return outs
             for pieces, area in self._send_blocks(group, plan, sources, slot):
                 for piece in pieces:
@@ -175,16 +197,16 @@ class Collectives(Meetings):
                     parts = self._received(group, piece, area, slot, own)
                     out = piece.of(outs[piece.tensor])
                     add(op, parts, out)
-                self.read(group.peers, area, hosts=group.hosts)
+                at.read(group.peers, area, hosts=group.hosts)
             return outs
 
-        return self.announcing(run)
+        return at.announcing(run)
 
     def all_to_all(
         self, mesh_dims: Sequence[str], source_dims: Sequence[int], target_dims: Sequence[int]
     ) -> Collective:
-        group = self.group(mesh_dims)
-        slot = self.area // group.size // ALIGN * ALIGN
+        at, group = self.at, self.group(mesh_dims)
+        slot = at.area // group.size // ALIGN * ALIGN
         plan = _Rounds(slot)
 
         def run(tensors: Sequence[torch.Tensor]) -> Tensors:
@@ -198,35 +220,36 @@ class Collectives(Meetings):
                     parts = self._received(group, piece, area, slot, own)
                     for target, part in zip(made[piece.tensor][1], parts, strict=True):
                         piece.of(target).copy_(part)
-                self.read(group.peers, area, hosts=group.hosts)
+                at.read(group.peers, area, hosts=group.hosts)
             return [out for out, _ in made]
 
-        return self.announcing(run)
+        return at.announcing(run)
 
     def _send_blocks(
         self, group: Group, plan: _Rounds, sources: Sequence[Sequence[torch.Tensor]], slot: int
     ) -> Iterator[tuple[list[Piece], int]]:
         """Rounds in which block j of each tensor is written for worker j. The caller reads, and says so."""
+        at = self.at
         for pieces in plan.of([blocks[0] for blocks in sources]):
-            area = self.next_area()
-            base = self.base(self.rank, area)
+            area = at.next_area()
+            base = at.base(at.rank, area)
             for piece in pieces:
                 for j, block in enumerate(sources[piece.tensor]):
                     if j != group.me:
-                        place = self.window.view(base + j * slot + piece.offset, piece.shape, block.dtype)
+                        place = at.window.view(base + j * slot + piece.offset, piece.shape, block.dtype)
                         place.copy_(piece.of(block))
             if group.hosts:
                 size = plan.size(pieces, [blocks[0] for blocks in sources])
                 for j, rank in enumerate(group.ranks):
-                    self.share(group.host_of[rank], base + j * slot, size)
-            self.meet(group)
+                    at.share(group.host_of[rank], base + j * slot, size)
+            at.meet(group)
             yield pieces, area
 
     def _received(self, group: Group, piece: Piece, area: int, slot: int, own: torch.Tensor) -> Tensors:
         """The blocks that the group wrote for this worker, its own among them."""
-        offset = group.me * slot + piece.offset
+        at, offset = self.at, group.me * slot + piece.offset
         return [
-            own if rank == self.rank else self.window.view(self.base(rank, area) + offset, piece.shape, own.dtype)
+            own if rank == at.rank else at.window.view(at.base(rank, area) + offset, piece.shape, own.dtype)
             for rank in group.ranks
         ]
 
@@ -239,10 +262,11 @@ class Collectives(Meetings):
 
     def _deliver(self, group: Group, source_of: dict[int, int], keep: int | None) -> Collective:
         """Each target gets its source's tensors; `keep` keeps its own, and all others get zeros."""
-        me, plan = group.me, _Rounds(self.area)
+        at, me = self.at, group.me
+        plan = _Rounds(at.area)
         source = source_of.get(me)
         readers = [group.ranks[target] for target, source in source_of.items() if source == me and target != me]
-        far = () if self.mirror is None else self.mirror.hosts_of(readers)
+        far = () if at.mirror is None else at.mirror.hosts_of(readers)
         origin = () if source is None else group.host_of.get(group.ranks[source], ())
 
         def run(tensors: Sequence[torch.Tensor]) -> Tensors:
@@ -250,24 +274,24 @@ class Collectives(Meetings):
             fill = torch.zeros if source is None else torch.empty
             outs = [tensor.clone() if own else fill(tensor.shape, dtype=tensor.dtype) for tensor in tensors]
             for pieces in plan.of(tensors):
-                area = self.next_area()
+                area = at.next_area()
                 if readers:
-                    base = self.base(self.rank, area)
+                    base = at.base(at.rank, area)
                     for piece in pieces:
                         tensor = tensors[piece.tensor]
-                        self.window.view(base + piece.offset, piece.shape, tensor.dtype).copy_(piece.of(tensor))
-                    self.share(far, base, plan.size(pieces, tensors))
+                        at.window.view(base + piece.offset, piece.shape, tensor.dtype).copy_(piece.of(tensor))
+                    at.share(far, base, plan.size(pieces, tensors))
                 fetch = not own and source is not None
-                self.came([group.ranks[source]] if fetch and source is not None else [], far)
+                at.came([group.ranks[source]] if fetch and source is not None else [], far)
                 if fetch and source is not None:
-                    base = self.base(group.ranks[source], area)
+                    base = at.base(group.ranks[source], area)
                     for piece in pieces:
-                        part = self.window.view(base + piece.offset, piece.shape, tensors[piece.tensor].dtype)
+                        part = at.window.view(base + piece.offset, piece.shape, tensors[piece.tensor].dtype)
                         piece.of(outs[piece.tensor]).copy_(part)
-                self.read(readers, area, hosts=origin)
+                at.read(readers, area, hosts=origin)
             return outs
 
-        return self.announcing(run)
+        return at.announcing(run)
 
 
 class _Rounds:

@@ -29,8 +29,8 @@ class Communicator(Membership):
 
     joining = 4  # who has which GPU, and what the library says
 
-    def __init__(self, at: Collectives, mesh_dims: Sequence[str], library: Library, watch: Watch) -> None:
-        super().__init__(at, mesh_dims)
+    def __init__(self, collectives: Collectives, mesh_dims: Sequence[str], library: Library, watch: Watch) -> None:
+        super().__init__(collectives, mesh_dims)
         self._library = library
         self._watch = watch
         self._device = torch.device("cpu")
@@ -109,7 +109,7 @@ class Communicator(Membership):
     def _check_gpus(self, told: Sequence[str]) -> None:
         for one, gpu in enumerate(told):
             if gpu and gpu in told[:one]:
-                first, second = (self._at.name_of(self._group.ranks[at]) for at in (told.index(gpu), one))
+                first, second = (self._name_of(self._group.ranks[at]) for at in (told.index(gpu), one))
                 raise PlanError(
                     f"worker {first} and worker {second} have one GPU ({gpu}), and {self._library.name} needs one for "
                     "each worker",

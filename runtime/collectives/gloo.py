@@ -32,8 +32,8 @@ class GlooMembership(Membership):
 
     joining = 4  # who listens where, and who is connected
 
-    def __init__(self, at: Collectives, mesh_dims: Sequence[str], address: str) -> None:
-        super().__init__(at, mesh_dims)
+    def __init__(self, collectives: Collectives, mesh_dims: Sequence[str], address: str) -> None:
+        super().__init__(collectives, mesh_dims)
         self._address = address
         self._backend: Any = None
         self._connections: list[socket.socket] = []

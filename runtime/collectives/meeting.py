@@ -23,7 +23,7 @@ Bytes that a worker moves in an all_reduce of n bytes over k workers:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -63,10 +63,14 @@ class Group:
 
 
 class Meetings:
-    """One worker's side of the rounds of its mesh's collectives."""
+    """One worker's side of the rounds of its mesh's collectives, whichever workers take part in them.
+
+    Workers that run a step count its events alike, from the step's number on, and those that it is not for count none.
+    So any of the workers may meet in a step, and others in the next.
+    """
 
     def __init__(self, mesh: MeshSpec, rank: int, window: Window, mirror: Mirror | None = None) -> None:
-        self.mesh = mesh
+        self.workers = mesh.workers
         self.rank = rank
         self.window = window
         self.mirror = mirror
@@ -76,11 +80,10 @@ class Meetings:
         self._at = 0
         self._area = 0
         self._readers: list[tuple[tuple[int, ...], int]] = [((), 0)] * AREAS
-        self._groups: dict[tuple[str, ...], Group] = {}
-
-    def name_of(self, rank: int) -> str:
-        """ "data=0, model=1"."""
-        return ", ".join(f"{name}={at}" for name, at in zip(self.mesh.names, self.mesh.point(rank), strict=True))
+        self.verdict: Callable[[int], bool] = lambda step: False
+        """Waits to be told whether other workers have passed the commit of a step, where a worker died meanwhile."""
+        self.leaving: list[Callable[[int], None]] = []
+        """Each ends what else peers may wait in for this worker, which has said that it fails a step."""
 
     # -- steps -----------------------------------------------------------------------------------------------------
 
@@ -92,17 +95,19 @@ class Meetings:
         self._at = step << STEP_BITS
         self._area = step % 2  # not where the last step left off: if it failed, that is not the same place everywhere
 
-    def fail(self, step: int) -> None:
-        """Give up the step: tell the peers, and wait until each of them has finished or given it up as well."""
+    def fail(self, step: int, peers: Collection[int]) -> None:
+        """Give up the step: tell the peers that it is for, and wait until each of them has finished or given it up as
+        well."""
         words = self.signals.words
         if self._at >> STEP_BITS != step:  # it failed before it began
             self.begin(step)
         self.signals.store(LINE * (1 + self.rank), self._at | 1)
-        self.leave(step)
+        for leave in self.leaving:
+            leave(step)
         if self.mirror is not None:
             self._fail_across(self.mirror, step)
         for rank in self.here:
-            if rank == self.rank:
+            if rank == self.rank or rank not in peers:
                 continue
             line = signals.line_of(rank)
 
@@ -118,9 +123,6 @@ class Meetings:
                 pass
         if not words[signals.DEAD]:  # or else somebody may still ask whether this worker came to the commit
             self.signals.store(LINE * (1 + self.rank), (step + 1) << STEP_BITS)
-
-    def leave(self, step: int) -> None:
-        """End what else peers may wait in for this worker, which has said that it fails the step."""
 
     def _fail_across(self, mirror: Mirror, step: int) -> None:
         """The part of `fail` that concerns other hosts. How far workers there are, this one does not see: the hosts
@@ -186,13 +188,13 @@ class Meetings:
         except _Ended:
             pass
 
-    def look(self) -> None:
-        """Raises Aborted where another worker has failed this step, or one has died: what computes for long without a
-        collective asks."""
+    def look(self, ranks: Iterable[int]) -> None:
+        """Raises Aborted where one of these workers has failed this step, or any has died: what computes for long
+        without a collective asks."""
         words = self.signals.words
         if words[signals.DEAD]:
             raise Aborted(words[signals.DEAD] - 1, died=True)
-        for rank in range(self.mesh.workers):
+        for rank in ranks:
             progress = words[LINE * (1 + rank)]
             if progress & 1 and progress >> STEP_BITS == self.step:
                 raise Aborted(rank, died=False)
@@ -289,12 +291,6 @@ class Meetings:
         """What was written there is read on those other hosts."""
         if hosts and size and self.mirror is not None:
             self.mirror.write(hosts, offset, size)
-
-    def group(self, mesh_dims: Sequence[str]) -> Group:
-        key = tuple(mesh_dims)
-        if key not in self._groups:
-            self._groups[key] = Group(self.mesh.group(self.rank, key), self.rank, self.mirror)
-        return self._groups[key]
 
     def base(self, rank: int, area: int) -> int:
         return self.window.geometry.area_of(rank, area)

@@ -44,11 +44,12 @@ class Membership(ABC):
     joining: int
     """Rounds that it takes to join: as `_tell_all`, two for each thing that is told."""
 
-    def __init__(self, at: Collectives, mesh_dims: Sequence[str]) -> None:
-        self._at = at
-        self._group: Group = at.group(mesh_dims)
+    def __init__(self, collectives: Collectives, mesh_dims: Sequence[str]) -> None:
+        self._at = collectives.at
+        self._name_of = collectives.name_of
+        self._group: Group = collectives.group(mesh_dims)
         self._what = f"the process group over {', '.join(mesh_dims)}"
-        self._say = at.all_gather(mesh_dims, [0])
+        self._say = collectives.all_gather(mesh_dims, [0])
         self.size, self.me = self._group.size, self._group.me
         self.step = -1
         """The last one in which it was used."""

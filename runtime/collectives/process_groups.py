@@ -36,10 +36,10 @@ _DIRECT_BYTES = 32 << 10  # up to this one round for all is worth more than addi
 
 class ProcessGroups:
     """One worker's side of the collectives of plans that choose Gloo. `network` is None where all workers are on this
-    host; `at` has the mesh's own collectives."""
+    host; `collectives` are the mesh's own."""
 
-    def __init__(self, at: Collectives, network: Network | None) -> None:
-        self._at = at
+    def __init__(self, collectives: Collectives, network: Network | None) -> None:
+        self._collectives = collectives
         self._network = network
         self._members: dict[tuple[str, ...], GlooMembership] = {}
 
@@ -48,9 +48,9 @@ class ProcessGroups:
         key = tuple(mesh_dims)
         if key not in self._members:
             address = LOOPBACK
-            if self._at.group(key).hosts and self._network is not None:
+            if self._collectives.group(key).hosts and self._network is not None:
                 address = self._network.address("Gloo")
-            self._members[key] = GlooMembership(self._at, key, address)
+            self._members[key] = GlooMembership(self._collectives, key, address)
         return self._members[key]
 
     def give_up(self, step: int) -> None:

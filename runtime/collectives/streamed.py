@@ -60,11 +60,11 @@ Start = Callable[[Sequence[torch.Tensor]], Pending]
 
 
 class Streamed:
-    """One worker's side of them. `network` is None where all workers are on this host; `at` has the mesh's own
-    collectives."""
+    """One worker's side of them. `network` is None where all workers are on this host; `collectives` are
+    the mesh's own."""
 
-    def __init__(self, at: Collectives, network: Network | None, library: Library) -> None:
-        self._at = at
+    def __init__(self, collectives: Collectives, network: Network | None, library: Library) -> None:
+        self._collectives = collectives
         self._network = network
         self._library = library
         self._watch = Watch()
@@ -75,10 +75,10 @@ class Streamed:
         """Raises MonarchError where the group's workers may not listen for each other."""
         key = tuple(mesh_dims)
         if key not in self._communicators:
-            group = self._at.group(key)
+            group = self._collectives.group(key)
             if group.size > 1:
                 self._listen(bool(group.hosts))
-            self._communicators[key] = Communicator(self._at, key, self._library, self._watch)
+            self._communicators[key] = Communicator(self._collectives, key, self._library, self._watch)
         return self._communicators[key]
 
     def _listen(self, across: bool) -> None:
@@ -87,7 +87,8 @@ class Streamed:
             self._network.address(self._library.name)  # raises
         if self._address is None:
             self._address = LOOPBACK
-            if self._network is not None and len(self._at.here) < self._at.mesh.workers and not self._network.tls:
+            several = len(self._collectives.at.here) < self._collectives.at.workers
+            if self._network is not None and several and not self._network.tls:
                 self._address = self._network.address(self._library.name)
             self._library.listen_on(self._address)
 

@@ -28,6 +28,7 @@ from monarch.runtime.processes.looking import Exit, Seen
 from monarch.runtime.processes.workers import EXIT_SECONDS, Processes, Workers
 from monarch.runtime.shared import signals, wire
 from monarch.runtime.shared.definitions import definitions
+from monarch.runtime.shared.place import Place
 from monarch.runtime.shared.results import Results
 from monarch.runtime.shared.ring import Full, Space
 from monarch.runtime.shared.window import STAGING_BYTES
@@ -160,11 +161,12 @@ class Connection(ABC):
     # -- waiting ---------------------------------------------------------------------------------------------------
 
     @abstractmethod
-    def catch_up(self, commands: int) -> None:
-        """Wait until all workers have finished so many commands. Raises DeviceMeshError where the mesh is lost."""
+    def catch_up(self, commands: int, place: Place | None = None) -> None:
+        """Wait until all workers have finished so many commands; with a place, until those there have, and not longer
+        for others than is needed to know. Raises DeviceMeshError where the mesh is lost."""
 
     def gather(self, step: Step, ranks: set[int]) -> None:
-        """Wait for the answers of `ranks` to a command, and until all workers have finished it."""
+        """Wait for the answers of `ranks` to a command, and until all workers that it concerns have finished it."""
         while True:
             self._look()
             with self.lock:
@@ -172,7 +174,7 @@ class Connection(ABC):
             if not pending:
                 break
             self._sleep(pending)
-        self.catch_up(step.sequence + 1)
+        self.catch_up(step.sequence + 1, step.place)
 
     @abstractmethod
     def _look(self) -> None:
@@ -378,7 +380,10 @@ class LocalConnection(Connection):
         self.workers.ring.publish()
 
     def refresh(self) -> None:
-        done = self.workers.finished()
+        self._took(self.workers.finished())
+
+    def _took(self, done: int) -> None:
+        """The workers have finished so many commands, and perhaps more."""
         self._read(self.workers.reports())
         self.state.finished(done)
         if not self.staging.in_use(done) and self.staging.touched > _STAGING_KEEP:
@@ -394,7 +399,7 @@ class LocalConnection(Connection):
             self.replies.take(rank, packet, file)
         self._reports = reports if reports >= 0 else self._reports
 
-    def catch_up(self, commands: int) -> None:
+    def catch_up(self, commands: int, place: Place | None = None) -> None:
         with self.lock:
             self.publish()
         words, looks = self.workers.signals.words, 0
@@ -406,9 +411,14 @@ class LocalConnection(Connection):
                 self._look()
 
         if self.state.finished_commands < commands:
-            self.workers.wait(commands, check)
+            self.workers.wait(commands, check, None if place is None else place.ranks)
         with self.lock:
-            self.refresh()
+            if place is None:
+                self.refresh()
+                return
+            by = self.workers.finished_by()
+            self._took(min(by.values()))
+            self.state.finished_by(by)
 
     def _look(self) -> None:
         with self.lock:
@@ -418,7 +428,7 @@ class LocalConnection(Connection):
             self._read(-1)
 
     def gather(self, step: Step, ranks: set[int]) -> None:
-        self.catch_up(step.sequence + 1)  # a worker answers a command before it has finished it
+        self.catch_up(step.sequence + 1, step.place)  # a worker answers a command before it has finished it
         with self.lock:
             self._read(-1)
 

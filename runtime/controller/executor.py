@@ -23,6 +23,7 @@ import torch
 from monarch.compiler.config import settings
 from monarch.compiler.execution.events import Log, Span, ended, heard, say, started, subscribe, tell
 from monarch.compiler.execution.executor import Bind, Executor, Handle, Undo
+from monarch.compiler.mesh import Shape
 from monarch.compiler.plan import (
     DeviceMeshError,
     LayoutError,
@@ -35,6 +36,7 @@ from monarch.compiler.plan import (
 )
 from monarch.runtime.controller.connection import ActorProcesses, Connection, LocalConnection
 from monarch.runtime.controller.liveness import watch
+from monarch.runtime.controller.parts import PartExecutor
 from monarch.runtime.controller.placing import Blocks, pieces
 from monarch.runtime.controller.recorder import Recorder
 from monarch.runtime.controller.restoring import Restoring
@@ -44,6 +46,7 @@ from monarch.runtime.controller.storing import Storing
 from monarch.runtime.shared import memory, wire
 from monarch.runtime.shared.checking import check
 from monarch.runtime.shared.measured import buffer_words, clock
+from monarch.runtime.shared.place import Place
 from monarch.runtime.shared.window import STAGING_BYTES
 
 _REFRESH_EVERY = 16
@@ -64,6 +67,10 @@ class MeshExecutor(Restoring, Storing):
         me = weakref.ref(self)
         self._connection = connect(mesh, lambda: ended(executor) if (executor := me()) is not None else None)
         self._mesh = mesh
+        self.place = Place.whole(mesh)
+        self.plans: dict[int, tuple[weakref.ref[Plan], PlanRecord]] = {}
+        """What the workers know of plans that run on all of them, by identity."""
+        self._parts: dict[Shape, PartExecutor] = {}
         self._lock = self._connection.lock
         self._state = self._connection.state
         self._replies = self._connection.replies
@@ -73,9 +80,8 @@ class MeshExecutor(Restoring, Storing):
         self._freed: deque[int] = deque()
         self._freeing: list[int] = []
         self._types: dict[TensorType, TensorType] = {}
-        self._plans: dict[int, tuple[weakref.ref[Plan], PlanRecord]] = {}
-        self._records: dict[str, PlanRecord] = {}
-        self._unloaded: deque[tuple[str, int]] = deque()
+        self._records: dict[tuple[str, Place | None], PlanRecord] = {}
+        self._unloaded: deque[tuple[tuple[str, Place | None], int]] = deque()
         self._recorder: Recorder | None = None
         self._unsubscribe: Undo = lambda: None
         self._numbers = count()
@@ -89,43 +95,66 @@ class MeshExecutor(Restoring, Storing):
     def mesh(self) -> MeshSpec:
         return self._mesh
 
+    @property
+    def whole(self) -> MeshExecutor:
+        return self
+
+    def over(self, shape: Shape) -> MeshExecutor | PartExecutor:
+        if shape == self.place.shape:
+            return self
+        found = self._parts.get(shape)
+        return self._parts.setdefault(shape, PartExecutor(self, shape)) if found is None else found
+
     # -- values ----------------------------------------------------------------------------------------------------
 
-    def put(self, tensor: torch.Tensor, type: TensorType, lent: bool = False) -> Remote:
+    # What takes a `part` is for some of the workers, with the dims and numbers that they have there.
+
+    def put(self, tensor: torch.Tensor, type: TensorType, lent: bool = False, part: PartExecutor | None = None) -> Remote:
         with self._lock:
             self._connection.enter()
-            handle = self._put(tensor, type, lent=lent)
+            handle = self._put(tensor, type, part, lent=lent)
             self._connection.publish()
             if self._snapshots is not None:
                 self._go_on_with_snapshots(handle.step)
             return handle
 
-    def _put(self, tensor: torch.Tensor, type: TensorType, what: str = "the tensor", lent: bool = False) -> Remote:
+    def _put(
+        self,
+        tensor: torch.Tensor,
+        type: TensorType,
+        part: PartExecutor | None,
+        what: str = "the tensor",
+        lent: bool = False,
+    ) -> Remote:
         start = clock()
+        on = part or self
+        mesh, place = on.mesh, None if part is None else part.place
         if tuple(tensor.shape) != type.shape or tensor.dtype != type.dtype:
             raise LayoutError(
                 f"{what} is {TensorType(tensor.dtype, tuple(tensor.shape))}, and {type} is to be placed",
                 hint=f"give a tensor of the global shape {list(type.shape)} and dtype {type.dtype}.",
             )
-        type.check(self._mesh, what)
+        type.check(mesh, what)
         if tensor.is_meta:
             raise LayoutError(
                 f"{what} is on the meta device, and has no data",
                 hint="monarch.distribute makes zeros of it on the mesh.",
             )
         self._flush_freed()
-        blocks = Blocks.of(tensor.detach().cpu(), type, self._mesh)
+        blocks = Blocks.of(tensor.detach().cpu(), type, mesh)
         rows = [block.numpy() for block in blocks.distinct]  # what has no data is refused before there is a command
-        total = blocks.size * self._mesh.workers
+        total = blocks.size * mesh.workers
         if total > _ASK_ABOVE:
-            memory.require(total, f"{type} on {self._mesh.workers} workers", memory.available_bytes)
+            memory.require(total, f"{type} on {mesh.workers} workers", memory.available_bytes)
         id = self._state.handles(1)
-        made = Remote(id, self._types.setdefault(type, type), Step(f"put {type}"), self, self._freed)
+        made = Remote(id, self._types.setdefault(type, type), Step(f"put {type}"), on, self._freed)
         self._handles.add(id, [made])
-        alone = len(set(blocks.of_worker)) > 1 and min(map(blocks.of_worker.count, set(blocks.of_worker))) == 1
+        alone = self._mesh.workers > 1 and min(map(blocks.of_worker.count, set(blocks.of_worker))) == 1
+        if place is not None:
+            blocks = blocks.on(place, self._mesh.workers)
         steps: list[Step] = []
         for piece in pieces(blocks.size, len(blocks.distinct), STAGING_BYTES // 8):
-            made.step = step = Step(f"put {type}")
+            made.step = step = Step(f"put {type}", place=place)
             parts: list[Any] = [memoryview(row[piece]) for row in rows]  # type: ignore[arg-type]
             inline = sum(map(len, parts)) <= wire.INLINE_BYTES
             if inline or not lent:
@@ -144,17 +173,24 @@ class MeshExecutor(Restoring, Storing):
         self._did("put", type, start, step.sequence)
         return made
 
-    def shards(self, handle: Handle, workers: Sequence[int] | None = None) -> list[torch.Tensor]:
+    def shards(
+        self, handle: Handle, workers: Sequence[int] | None = None, part: PartExecutor | None = None
+    ) -> list[torch.Tensor]:
         start = clock()
-        ranks = list(range(self._mesh.workers)) if workers is None else list(workers)
-        copied = self._copied(handle, ranks, start)
+        remote = self._own(handle, "the value that is fetched", part)
+        mesh, everyone = remote.owner.place.mesh, remote.owner.place.ranks
+        numbers = range(mesh.workers) if workers is None else workers
+        copied = self._copied(remote, numbers, start)
         if copied is not None:
             return copied
-        step = Step("fetch")
+        for number in numbers:
+            if not 0 <= number < mesh.workers:
+                raise MonarchError(f"no worker {number}: the mesh {mesh} has workers 0 to {mesh.workers - 1}")
+        ranks = [everyone[number] for number in numbers]
+        step = Step("fetch", place=None if part is None else part.place)
         try:
-            return self._shards(handle, ranks, step)
+            return self._shards(remote, ranks, step)
         except DeviceMeshError:
-            remote = self._own(handle, "the value that is fetched")
             self._check_lost(remote.step)
             return self._from_survivors(remote, ranks)
         finally:
@@ -163,15 +199,9 @@ class MeshExecutor(Restoring, Storing):
                 if step.sequence >= 0:
                     self._did("fetch", handle.type, start, step.sequence)
 
-    def _shards(self, handle: Handle, ranks: Sequence[int], step: Step) -> list[torch.Tensor]:
+    def _shards(self, remote: Remote, ranks: Sequence[int], step: Step) -> list[torch.Tensor]:
         with self._lock:
             self._connection.enter()
-            remote = self._own(handle, "the value that is fetched")
-            for rank in ranks:
-                if not 0 <= rank < self._mesh.workers:
-                    raise MonarchError(
-                        f"no worker {rank}: the mesh {self._mesh} has workers 0 to {self._mesh.workers - 1}"
-                    )
             size = remote.type.nbytes * len(ranks)
             if size > _ASK_ABOVE:
                 memory.require(size, f"fetching {remote.type} from {len(ranks)} workers", memory.available_bytes)
@@ -195,24 +225,24 @@ class MeshExecutor(Restoring, Storing):
             if not self._state.is_done(step):  # no variable has the error: it would hold its own frames for ever
                 raise self._state.lost_step(step) from None
 
-    def _copied(self, handle: Handle, ranks: Sequence[int], start: int) -> list[torch.Tensor] | None:
-        """What these workers hold of a small result, where they have copied it with the step that made it, and it still
-        stands there."""
-        remote, results = self._own(handle, "the value that is fetched"), self._connection.results
+    def _copied(self, remote: Remote, numbers: Sequence[int], start: int) -> list[torch.Tensor] | None:
+        """What workers with these numbers hold of a small result, where they have copied it with the step that made it,
+        and it still stands there."""
+        results, ranks = self._connection.results, remote.owner.place.ranks
         if not results or remote.copied is None or remote.taken_by is not None:
             return None
         place, small = remote.copied
-        if not small.workers.issuperset(ranks):
+        if not small.workers.issuperset(numbers):
             return None
         try:
-            self._until(remote.step.sequence + 1)
+            self._until(remote.step.sequence + 1, remote.step.place)
         except DeviceMeshError:
             self._check_lost(remote.step)
         with self._lock:
             if remote.step.error is not None or self._state.dead is None:
                 self._state.check(remote.step)
-            found = [value for rank in ranks if (value := results[rank].read(place, small)) is not None]
-            if len(found) < len(ranks) or not self._state.places.has(place):
+            found = [value for at in numbers if (value := results[ranks[at]].read(place, small)) is not None]
+            if len(found) < len(numbers) or not self._state.places.has(place):
                 return None
             self._did("fetch", remote.type, start, remote.step.sequence)
             return found
@@ -256,12 +286,12 @@ class MeshExecutor(Restoring, Storing):
         self._until(self._state.next_command)
         return self._connection.pids()
 
-    def wait(self, handle: Handle) -> None:
+    def wait(self, handle: Handle, part: PartExecutor | None = None) -> None:
         start = clock()
-        remote = self._own(handle, "the value that is waited for")
+        remote = self._own(handle, "the value that is waited for", part)
         step = remote.step
         try:
-            self._until(step.sequence + 1)
+            self._until(step.sequence + 1, step.place)
         except DeviceMeshError:
             self._check_lost(step)
             return
@@ -269,17 +299,17 @@ class MeshExecutor(Restoring, Storing):
             self._did("wait", step.name, start, step.sequence)
             self._state.check(step)
 
-    def recover(self, handle: Handle) -> Remote:
+    def recover(self, handle: Handle, part: PartExecutor | None = None) -> Remote:
         """For a state that a failed step was to make: the newest value of it that there is, which is that of the last
         step that committed. Gives `handle` itself where nothing failed; raises DeviceMeshError where nothing is
         left."""
-        remote = self._own(handle, "the value")
-        self._until(self._state.next_command)
+        remote = self._own(handle, "the value", part)
+        self._until(self._state.next_command, None if part is None else part.place)
         with self._lock:
             return self._state.recover(remote)
 
-    def undo(self) -> None:
-        self._until(self._state.next_command)
+    def undo(self, part: PartExecutor | None = None) -> None:
+        self._until(self._state.next_command, None if part is None else part.place)
         with self._lock:
             self._state.undo()
 
@@ -290,12 +320,14 @@ class MeshExecutor(Restoring, Storing):
         plan: Plan,
         arguments: Sequence[Argument],
         bind: Bind | None = None,
+        part: PartExecutor | None = None,
     ) -> list[Handle]:
         with self._lock:
             self._connection.enter(plan.name)
             start = clock()
-            known = self._plans.get(id(plan))
-            record = known[1] if known is not None and known[0]() is plan else self._load(plan)
+            on = part or self
+            known = on.plans.get(id(plan))
+            record = known[1] if known is not None and known[0]() is plan else self._load(plan, part)
             if len(arguments) != len(record.dtypes):
                 raise MonarchError(
                     f"plan '{record.name}' takes {len(record.dtypes)} arguments, and {len(arguments)} were given"
@@ -307,26 +339,27 @@ class MeshExecutor(Restoring, Storing):
                     values.append(self._number_for(record, at, argument, dtype))
                 elif type(argument) is Remote:
                     if (
-                        argument.owner is not self
+                        argument.owner is not on
                         or argument.taken_by is not None
                         or argument.type is not record.input_types[at]
                     ):
-                        self._refuse(record, at, argument)
+                        self._refuse(record, at, argument, part)
                     values.append(argument.id)
                 elif isinstance(argument, torch.Tensor):
-                    held.append(self._put(argument, record.input_types[at], f"argument {at} of plan '{record.name}'"))
+                    what = f"argument {at} of plan '{record.name}'"
+                    held.append(self._put(argument, record.input_types[at], part, what))
                     values.append(held[-1].id)
                 else:
-                    self._refuse(record, at, argument)
+                    self._refuse(record, at, argument, part)
             if self._unloaded or len(self._freed) > wire.FREE_AT_ONCE:
                 self._flush_freed()
             state = self._state
             base = state.handles(len(record.output_types))
             donated = tuple([handle for at in record.donated if type(handle := arguments[at]) is Remote])
-            step = Step(record.name, donated)
+            step = Step(record.name, donated, record.place)
             if donated:
                 step.previous = (record, base, arguments)
-            remotes = [Remote(base + at, each, step, self, self._freed) for at, each in enumerate(record.output_types)]
+            remotes = [Remote(base + at, each, step, on, self._freed) for at, each in enumerate(record.output_types)]
             self._handles.add(base, remotes)
             place = state.places.take(record.small[-1].end) if record.small else 0
             for small in record.small:
@@ -385,7 +418,7 @@ class MeshExecutor(Restoring, Storing):
                 raise MonarchError(
                     f"{copies} copies cannot be kept on {what} other than a worker's own: there are {most} others"
                 )
-            size = snapshot_bytes(self._handles.live(), self._mesh, copies) * self._mesh.workers
+            size = snapshot_bytes(self._handles.live(), copies) * self._mesh.workers
             memory.require(size, f"snapshots on {self._mesh.workers} workers", memory.available_bytes)
             self._snapshots = Snapshots(self._state, self._connection.hosts, every, copies)
             self._snapshot_now()
@@ -430,28 +463,29 @@ class MeshExecutor(Restoring, Storing):
             self._refuse(record, at, argument)
         return float(argument) if dtype.is_floating_point else int(argument)
 
-    def _refuse(self, record: PlanRecord, at: int, argument: object) -> None:
+    def _refuse(self, record: PlanRecord, at: int, argument: object, part: PartExecutor | None = None) -> None:
         """Raise what is wrong with an argument; return where nothing is."""
         spec = record.inputs[at]
         what = f"{spec.kind} {spec.label!r} of plan '{record.name}'"
         if not isinstance(argument, Remote):
             raise MonarchError(f"{what} is {spec.type}, and a {type(argument).__name__} was given")
-        self._own(argument, what)
+        self._own(argument, what, part)
         self._state.refuse_donated(argument, what)
         if argument.type != spec.type:
             raise MonarchError(f"{what} is {spec.type}, and a handle of {argument.type} was given")
 
-    def _load(self, plan: Plan) -> PlanRecord:
+    def _load(self, plan: Plan, part: PartExecutor | None) -> PlanRecord:
         """Send the plan to the workers, unless they have it."""
-        if plan.mesh != self._mesh:
-            raise MonarchError(f"plan '{plan.name}' is for {plan.mesh}, and this mesh is {self._mesh}")
+        on, place = part or self, None if part is None else part.place
+        if plan.mesh != on.mesh:
+            raise MonarchError(f"plan '{plan.name}' is for {plan.mesh}, and this mesh is {on.mesh}")
         check_backend(plan.collectives, plan.target)
-        key = plan.hash or f"unnamed {hash(pickle.dumps(_bare(plan)))}"
+        key = plan.hash or f"unnamed {hash(pickle.dumps(_bare(plan)))}", place
         record = self._records.get(key)
         if record is None:
             start = clock()
             check(plan)
-            record = PlanRecord(next(self._plan_numbers), plan, self._types)
+            record = PlanRecord(next(self._plan_numbers), plan, self._types, place)
             self._send_plan(record, plan)
             self._records[key] = record
             self._did("load", record.name, start, record.number)
@@ -459,20 +493,19 @@ class MeshExecutor(Restoring, Storing):
         identity = id(plan)
         record.users += 1
 
-        def forget(
-            _: object, plans: Any = self._plans, records: Any = self._records, gone: Any = self._unloaded
-        ) -> None:
+        def forget(_: object, plans: Any = on.plans, records: Any = self._records, gone: Any = self._unloaded) -> None:
             plans.pop(identity, None)
             record.users -= 1
             if record.users == 0:
                 gone.append((key, record.number))
 
-        self._plans[identity] = (weakref.ref(plan, forget), record)
+        on.plans[identity] = (weakref.ref(plan, forget), record)
         return record
 
     def _send_plan(self, record: PlanRecord, plan: Plan) -> None:
         blob = self._connection.packed(_bare(plan))
-        self._connection.command(Step("load"), wire.numbers(wire.LOAD, record.number), plan=blob)
+        where = () if record.place is None else record.place.numbers()
+        self._connection.command(Step("load"), wire.numbers(wire.LOAD, record.number, *where), plan=blob)
         record.loaded = True
         if self._log:
             self._say(f"load {record.name} as {record.number}: {len(blob)} bytes")
@@ -493,9 +526,9 @@ class MeshExecutor(Restoring, Storing):
         """For something that is lent to actors: a new one."""
         return next(self._numbers)
 
-    def owned(self, handle: Handle, what: str) -> Remote:
+    def owned(self, handle: Handle, what: str, part: PartExecutor | None = None) -> Remote:
         """The handle, which is this mesh's, and whose value no step has taken. Raises MonarchError."""
-        remote = self._own(handle, what)
+        remote = self._own(handle, what, part)
         self._state.refuse_donated(remote, what)
         return remote
 
@@ -513,17 +546,19 @@ class MeshExecutor(Restoring, Storing):
             self._connection.publish()
             self._lent = step.sequence + 1
 
-    def adopt(self, number: int, types: Sequence[TensorType]) -> list[Handle]:
+    def adopt(self, number: int, types: Sequence[TensorType], part: PartExecutor | None = None) -> list[Handle]:
         """Values of tensors that actors have made, one of each type."""
+        on, place = part or self, None if part is None else part.place
         with self._lock:
             self._connection.enter()
             self._flush_freed()
             base = self._state.handles(len(types))
-            step = Step("adopt")
-            self._connection.command(step, wire.numbers(wire.ADOPT, number, base, len(types)))
+            step = Step("adopt", place=place)
+            where = () if place is None else place.numbers()
+            self._connection.command(step, wire.numbers(wire.ADOPT, number, base, len(types), *where))
             self._connection.publish()
             types = [self._types.setdefault(type_, type_) for type_ in types]
-            adopted = [Remote(base + at, type_, step, self, self._freed) for at, type_ in enumerate(types)]
+            adopted = [Remote(base + at, type_, step, on, self._freed) for at, type_ in enumerate(types)]
             self._handles.add(base, adopted)
             return [*adopted]
 
@@ -612,18 +647,20 @@ class MeshExecutor(Restoring, Storing):
                 del self._records[key]
                 self._connection.command(Step("unload"), wire.numbers(wire.UNLOAD, number))
 
-    def _until(self, commands: int) -> None:
-        """Wait until all workers have finished so many commands. Raises DeviceMeshError where the mesh is lost."""
+    def _until(self, commands: int, place: Place | None = None) -> None:
+        """Wait until all workers, or those at a place, have finished so many commands. Raises DeviceMeshError where the
+        mesh is lost."""
         with self._lock:
             self._connection.enter()
             if self._freed:
                 self._flush_freed()
-        self._connection.catch_up(commands)
+        self._connection.catch_up(commands, place)
 
-    def _own(self, handle: Handle, what: str) -> Remote:
-        if not isinstance(handle, Remote) or handle.owner is not self:
+    def _own(self, handle: Handle, what: str, part: PartExecutor | None = None) -> Remote:
+        on = part or self
+        if not isinstance(handle, Remote) or handle.owner is not on:
             raise MonarchError(
-                f"{what} is not on this mesh, {self._mesh}",
+                f"{what} is not on this mesh, {on.mesh}",
                 hint="fetch it there and distribute it here.",
             )
         return handle
@@ -648,7 +685,7 @@ class MeshExecutor(Restoring, Storing):
                 self._connection.measured(self._recorder.buffers)
         self._connection.close()
         with self._lock:
-            self._plans.clear()
+            self.plans.clear()
             self._records.clear()
 
     def __enter__(self) -> MeshExecutor:

@@ -6,11 +6,13 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from monarch.compiler.plan import MeshSpec, TensorType
 from monarch.runtime.controller.placing import places_of
 from monarch.runtime.controller.state import ControllerState, Remote, Step
 from monarch.runtime.shared import wire
+from monarch.runtime.shared.place import Place
 
 KEPT_BYTES = 64 << 20
 """So much of what the controller placed is kept for as long as its handles live."""
@@ -20,6 +22,18 @@ _COPY_BYTES, _COPY_VALUES = 16 << 20, 256
 
 Pairs = tuple[tuple[int, int], ...]
 """Workers that have values, each with one that is to get them."""
+
+
+class Located(NamedTuple):
+    """What a value is, and on which workers."""
+
+    type: TensorType
+    place: Place
+
+
+def located(handle: Remote) -> Located:
+    """What a handle's value is, and where."""
+    return Located(handle.type, handle.owner.place)
 
 
 @dataclass
@@ -95,17 +109,23 @@ class Handles:
         return [handle for known in list(self._known.values()) if (handle := known()) is not None]
 
 
-def find_sources(type: TensorType, mesh: MeshSpec, holders: Set[int]) -> Pairs | None:
-    """Who is to give a value to each worker that lacks it, where only `holders` have it: one that holds the same block.
-    None where some worker's block is with nobody."""
-    places = places_of(type, mesh)
+def find_sources(type: TensorType, place: Place, holders: Set[int]) -> Pairs | None:
+    """Who is to give a value to each worker of its place that lacks it, where only `holders` have it: one that holds
+    the same block. None where some worker's block is with nobody."""
+    blocks = blocks_by_rank(type, place)
     first: dict[tuple[int, ...], int] = {}
     for rank in sorted(holders):
-        first.setdefault(places[rank], rank)
-    lacking = [rank for rank in range(mesh.workers) if rank not in holders]
-    if any(places[rank] not in first for rank in lacking):
+        if rank in blocks:
+            first.setdefault(blocks[rank], rank)
+    lacking = [rank for rank in place.ranks if rank not in holders]
+    if any(blocks[rank] not in first for rank in lacking):
         return None
-    return tuple((first[places[rank]], rank) for rank in lacking)
+    return tuple((first[blocks[rank]], rank) for rank in lacking)
+
+
+def blocks_by_rank(type: TensorType, place: Place) -> dict[int, tuple[int, ...]]:
+    """For each worker of a value's place, which block of it that has: equal for equal blocks."""
+    return dict(zip(place.ranks, places_of(type, place.mesh), strict=True))
 
 
 def copies(
@@ -126,11 +146,13 @@ def copies(
         yield wire.numbers(kind, *head, *numbers)
 
 
-def operands(step: Step) -> dict[int, TensorType]:
-    """The values that a step reads which is to be given again."""
+def operands(step: Step, whole: Place) -> dict[int, Located]:
+    """The values that a step reads which is to be given again. `whole` is where steps are that say nothing else."""
     if step.again is None or step.again.known is None:
         return {}
-    known = step.again.known
+    known, place = step.again.known, step.place or whole
     assert isinstance(step.again.record, bytes)
     arguments: Sequence[int] = known.struct.unpack_from(step.again.record)[6:]
-    return {arguments[at]: known.input_types[at] for at, dtype in enumerate(known.dtypes) if dtype is None}
+    return {
+        arguments[at]: Located(known.input_types[at], place) for at, dtype in enumerate(known.dtypes) if dtype is None
+    }

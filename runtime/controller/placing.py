@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from monarch.compiler.blocks import block_of
 from monarch.compiler.plan import MeshSpec, TensorType
 from monarch.runtime.shared import wire
+from monarch.runtime.shared.place import Place
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,7 @@ class Blocks:
 
     @staticmethod
     def of(tensor: torch.Tensor, type: TensorType, mesh: MeshSpec) -> Blocks:
+        """Those for the workers of a mesh."""
         partial = {name for name, _ in type.layout.partial}
         numbers: dict[tuple[int, ...], int] = {}
         distinct: list[torch.Tensor] = []
@@ -36,6 +38,13 @@ class Blocks:
                 distinct.append(wire.raw(block_of(tensor, type, mesh, rank)))
             of_worker.append(numbers[key])
         return Blocks(type, type.local_shape(mesh), distinct, of_worker, distinct[0].numel())
+
+    def on(self, place: Place, workers: int) -> Blocks:
+        """The same for these of so many workers: the others get none, which is -1."""
+        numbers = [-1] * workers
+        for rank, number in zip(place.ranks, self.of_worker, strict=True):
+            numbers[rank] = number
+        return replace(self, of_worker=numbers)
 
     def head(self, handle: int, offset: int, piece: slice) -> bytes:
         """The PUT record up to the piece's bytes."""

@@ -16,11 +16,21 @@ from monarch.compiler.execution.executor import Handle
 from monarch.compiler.plan import DeviceMeshError, LostError, MeshSpec, MonarchError, TensorType
 from monarch.compiler.survival import value_line, worker_bytes
 from monarch.runtime.controller.connection import PATIENCE, Connection
-from monarch.runtime.controller.healing import Handles, Pairs, Placed, copies, find_sources, operands
-from monarch.runtime.controller.placing import places_of
+from monarch.runtime.controller.healing import (
+    Handles,
+    Located,
+    Pairs,
+    Placed,
+    blocks_by_rank,
+    copies,
+    find_sources,
+    located,
+    operands,
+)
 from monarch.runtime.controller.snapshots import Snapshots
 from monarch.runtime.controller.state import ControllerState, PlanRecord, Remote, Step, fresh
 from monarch.runtime.shared import memory, wire
+from monarch.runtime.shared.place import Place
 
 _HEAL_SECONDS = 60.0
 
@@ -33,8 +43,9 @@ class Restoring(ABC):
     _connection: Connection
     _state: ControllerState
     _mesh: MeshSpec
+    place: Place
     _lock: threading.RLock
-    _records: dict[str, PlanRecord]
+    _records: dict[tuple[str, Place | None], PlanRecord]
 
     def _begin(self) -> None:
         self._placed = Placed(self._state)
@@ -49,10 +60,6 @@ class Restoring(ABC):
         """Give the workers a command, or give it to them once more, and what it needs before it."""
 
     @abstractmethod
-    def _own(self, handle: Handle, what: str) -> Remote:
-        """The handle, which is of this mesh. Raises MonarchError."""
-
-    @abstractmethod
     def _snapshot_now(self) -> None:
         """Where a snapshot is due, take one, and wait until it is whole."""
 
@@ -65,14 +72,15 @@ class Restoring(ABC):
                     f"a value of {self._mesh} cannot be read: it has lost a worker, and {late} do not answer",
                     hint="they compute, or have been stopped: read it again, or end them.",
                 )
-            places, alive = places_of(remote.type, self._mesh), self._state.survivors
-            source = {rank: next((at for at in alive if places[at] == places[rank]), -1) for rank in ranks}
+            blocks, alive = blocks_by_rank(*located(remote)), self._state.survivors
+            alive = [rank for rank in alive if rank in blocks]
+            source = {rank: next((at for at in alive if blocks[at] == blocks[rank]), -1) for rank in ranks}
             if -1 in source.values():
-                if remote.step.sequence > self._state.committed:  # no state depends on it
-                    self._state.told = min(remote.step.sequence, self._state.told or remote.step.sequence)
+                if remote.step.sequence > self._state.committed.get(remote.step.place, -1):  # no state depends on it
+                    self._state.tell_of(remote.step)
                     assert self._state.dead is not None
                     raise fresh(self._state.dead)
-                message, hint = self._lost_text([("the value", remote.type)])
+                message, hint = self._lost_text([("the value", located(remote))])
                 if self._snapshots is not None and self._snapshots.brings_back(remote.id):
                     hint = "monarch.heal_mesh(mesh) brings it back from a snapshot: read it again then."
                 raise LostError(message, hint=hint)
@@ -118,9 +126,9 @@ class Restoring(ABC):
                 hint="they compute, or have been stopped: call heal_mesh again, or end them.",
             )
         gone = dict(sorted(state.gone.items()))
-        if state.told is not None and state.told <= state.committed:
+        if done := [told for place, told in state.told.items() if told <= state.committed.get(place, -1)]:
             raise LostError(
-                f"the mesh {mesh} cannot be healed: step {state.told} was said to have failed, and was done after all",
+                f"the mesh {mesh} cannot be healed: step {done[0]} was said to have failed, and was done after all",
                 hint="make a new mesh, and start again from the last checkpoint.",
             )
         alive = state.survivors
@@ -129,17 +137,17 @@ class Restoring(ABC):
         self._waiting.extendleft(reversed(state.drop()))
         self._fail_dependent()
         values = self._needed()
-        pairs: dict[Pairs, dict[int, TensorType]] = {}
-        lost: dict[int, TensorType] = {}
+        pairs: dict[tuple[Pairs, MeshSpec], dict[int, TensorType]] = {}
+        lost: dict[int, Located] = {}
         placed, again = self._placed.steps(), []
-        for id, type_ in values.items():
-            found = find_sources(type_, mesh, {rank for rank in alive if id in tables[rank]})
+        for id, value in values.items():
+            found = find_sources(*value, {rank for rank in alive if id in tables[rank]})
             if found is None and id in placed:
                 again += placed[id]
             elif found is None:
-                lost[id] = type_
+                lost[id] = value
             elif found:
-                pairs.setdefault(found, {})[id] = type_
+                pairs.setdefault((found, value.place.mesh), {})[id] = value.type
         if self._snapshots is not None:
             self._snapshots.left(set(alive))
         way_back = self._snapshots.way_back(values.keys()) if lost and self._snapshots is not None else None
@@ -160,15 +168,15 @@ class Restoring(ABC):
         stray = list(set().union(*tables.values()) - values.keys()) if tables and way_back is None else []
         self._free(stray)
         copying = []
-        for sources, each in pairs.items():
+        for (sources, dims), each in pairs.items():
             for source, target in sources:
-                size = sum(worker_bytes(type_, mesh) for type_ in each.values())
+                size = sum(worker_bytes(type_, dims) for type_ in each.values())
                 logger.info(
                     "healing %s: %d tensors, %s, from worker %s to %s",
                     *(mesh, len(each), memory.mebibytes(size)),
                     *(state.coordinates_of(source), state.coordinates_of(target)),
                 )
-            for record_ in copies(each, mesh, sources):
+            for record_ in copies(each, dims, sources):
                 copying.append(Step("copy"))
                 connection.command(copying[-1], record_)
         if way_back is not None:
@@ -196,48 +204,49 @@ class Restoring(ABC):
             self._connection.command(Step("free"), wire.numbers(wire.FREE, *ids[first : first + wire.FREE_AT_ONCE]))
 
     def _give_again(self, step: Step) -> None:
-        step.noted, step.sequence, step.staged, step.error = False, -1, None, None
+        step.noted, step.ended, step.sequence, step.staged, step.error = False, False, -1, None, None
         self._give(step)
 
     def _fail_dependent(self) -> None:
         """Of the steps that wait, those that need what a failed step was to make cannot be given again."""
         causes = {handle.id: handle.step.error for handle in self._handles.live() if handle.step.error is not None}
         for step in tuple(self._waiting):
-            cause = next((causes[id] for id in operands(step) if id in causes), None)
+            cause = next((causes[id] for id in operands(step, self.place) if id in causes), None)
             if cause is not None:
                 assert step.again is not None
                 causes |= dict.fromkeys(step.again.makes, cause)
                 self._waiting.remove(step)
                 self._state.depend(step, cause)
 
-    def _needed(self) -> dict[int, TensorType]:
-        """The values that workers are to have before steps are given again, with their types."""
+    def _needed(self) -> dict[int, Located]:
+        """The values that workers are to have before steps are given again."""
         waiting = set(self._waiting)
         makes = {id for step in waiting if step.again is not None for id in step.again.makes}
-        values: dict[int, TensorType] = {}
+        values: dict[int, Located] = {}
         for handle in self._handles.live():
             if handle.step.error is not None:
                 handle.taken_by = handle.step  # whoever uses it is told
             elif (
                 handle.step.noted and handle.id not in makes and (handle.taken_by is None or handle.taken_by in waiting)
             ):
-                values[handle.id] = handle.type
+                values[handle.id] = located(handle)
         for step in waiting:
-            values.update((id, type_) for id, type_ in operands(step).items() if id not in makes)
+            values.update((id, value) for id, value in operands(step, self.place).items() if id not in makes)
         return values
 
-    def _refuse_lost(self, lost: dict[int, TensorType], states: Sequence[tuple[str, Handle]]) -> None:
+    def _refuse_lost(self, lost: dict[int, Located], states: Sequence[tuple[str, Handle]]) -> None:
         """Raise LostError where states, or what steps need that are to be given again, are among what is lost; have
         whoever uses the rest of it be told."""
         if not lost:
             return
-        found: list[tuple[str, TensorType]] = []
+        found: list[tuple[str, Located]] = []
         for name, handle in states:
             with suppress(MonarchError):
-                recovered = self._state.newest(self._own(handle, name))
+                assert isinstance(handle, Remote)
+                recovered = self._state.newest(handle)
                 if recovered.id in lost:
-                    found.append((name, recovered.type))
-        needed = {id for step in self._waiting for id in operands(step)}
+                    found.append((name, located(recovered)))
+        needed = {id for step in self._waiting for id in operands(step, self.place)}
         found += [("an argument", lost[id]) for id in needed & lost.keys()]
         if found:
             message, hint = self._lost_text(found)
@@ -246,18 +255,18 @@ class Restoring(ABC):
             if handle.id in lost:
                 step = Step("lost")
                 step.sequence = 0
-                message, hint = self._lost_text([("the value", handle.type)])
+                message, hint = self._lost_text([("the value", located(handle))])
                 step.error = LostError(message, hint=hint)
                 handle.step = handle.taken_by = step
                 logger.warning("healing %s: a value is lost: %s", self._mesh, handle.type)
 
-    def _lost_text(self, lost: Sequence[tuple[str, TensorType]]) -> tuple[str, str]:
+    def _lost_text(self, lost: Sequence[tuple[str, Located]]) -> tuple[str, str]:
         """Message and hint for values that no worker holds whole any more."""
         state = self._state
         who = "; ".join(f"worker {state.coordinates_of(rank)} {how}" for rank, how in sorted(state.gone.items()))
-        listed = [f"  {value_line(name, type_, self._mesh)}" for name, type_ in lost]
+        listed = [f"  {value_line(name, value.type, value.place.mesh)}" for name, value in lost]
         shown = "\n".join(listed[:16] + [f"and {len(listed) - 16} more"] * (len(listed) > 16))
-        over = {name for _, type_ in lost for name in type_.layout.mesh_dims}
+        over = {name for _, value in lost for name in value.type.layout.mesh_dims}
         advice = "mesh.snapshots(every=10) has another worker keep a copy of such tensors."
         if self._snapshots is not None:
             advice = "The workers that kept copies of them have ended too: mesh.snapshots(every=10, copies=2) has more."

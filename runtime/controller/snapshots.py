@@ -14,16 +14,16 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field
 
 from monarch.compiler.plan import MeshSpec, TensorType
 from monarch.compiler.survival import worker_bytes
-from monarch.runtime.controller.healing import Pairs, copies, find_sources
-from monarch.runtime.controller.placing import places_of
+from monarch.runtime.controller.healing import Located, Pairs, blocks_by_rank, copies, find_sources, located
 from monarch.runtime.controller.state import Again, ControllerState, Remote, Step
 from monarch.runtime.shared import wire
+from monarch.runtime.shared.place import Place
 
 LOG_BYTES, LOG_STEPS = 256 << 20, 4096
 """So much of what was asked since a snapshot is kept before the next one is taken early, and four times as much at
@@ -37,7 +37,7 @@ class _Whole:
     """A snapshot that has arrived wherever it is kept."""
 
     number: int
-    values: dict[int, TensorType]
+    values: dict[int, Located]
     since: int
     """The command by which it was taken."""
 
@@ -48,9 +48,10 @@ class _Taken:
 
     number: int
     take: Step
-    candidates: list[tuple[int, TensorType, Step, Step | None]]
-    """Values that may be in it: handle, type, the step that makes it, and the one that it was donated to by then."""
-    values: dict[int, TensorType] | None = None
+    candidates: list[tuple[int, Located, Step, Step | None]]
+    """Values that may be in it: handle, type and place, the step that makes it, and the one that it was donated to by
+    then."""
+    values: dict[int, Located] | None = None
     """Those that are in it, once that is known."""
     pieces: deque[bytes] = field(default_factory=deque)
     """What is still to be sent."""
@@ -118,7 +119,7 @@ class Snapshots:
     def take(self, live: Sequence[Remote]) -> tuple[Step, bytes]:
         """Take one: the command, which is to be given now, behind all that makes the `live` handles."""
         candidates = [
-            (each.id, each.type, each.step, each.taken_by)
+            (each.id, located(each), each.step, each.taken_by)
             for each in live
             if each.step.noted and each.step.error is None and (each.taken_by is None or each.taken_by.error is None)
         ]
@@ -134,15 +135,15 @@ class Snapshots:
             return
         if taken.values is None:
             values = {
-                id: type_
-                for id, type_, made, gone in taken.candidates
+                id: value
+                for id, value, made, gone in taken.candidates
                 if made.error is None and (gone is None or (gone.error is not None and not gone.lost))
             }
-            alone = {id: type_ for id, type_ in values.items() if _is_alone(type_, self._mesh)}
             pieces = deque[bytes]()
-            for at in range(self.copies):
-                pairs = tuple((rank, self._keepers[rank][at]) for rank in _ranks(self._mesh))
-                pieces.extend(copies(alone, self._mesh, pairs, wire.SEND, [taken.number]))
+            for place, alone in _alone_by_place(values).items():
+                for at in range(self.copies):
+                    pairs = tuple((rank, self._keepers[rank][at]) for rank in place.ranks)
+                    pieces.extend(copies(alone, place.mesh, pairs, wire.SEND, [taken.number]))
             at_once = -(-len(pieces) // max(1, self.every // 2))
             taken.values, taken.pieces, taken.at_once = values, pieces, at_once
         for _ in range(taken.at_once):
@@ -191,22 +192,24 @@ class Snapshots:
             return None
         lacking = [rank for rank in _ranks(self._mesh) if rank not in self._holders]
         keepers = {rank: next((at for at in self._keepers[rank] if at in self._holders), None) for rank in lacking}
-        by_pairs: dict[Pairs, dict[int, TensorType]] = {}
-        alone: dict[int, TensorType] = {}
-        for id, type_ in whole.values.items():
-            pairs = find_sources(type_, self._mesh, self._holders)
+        by_pairs: dict[tuple[Pairs, MeshSpec], dict[int, TensorType]] = {}
+        alone: dict[int, Located] = {}
+        for id, value in whole.values.items():
+            pairs = find_sources(*value, self._holders)
+            kept = all(keepers.get(rank, rank) is not None for rank in value.place.ranks)
             if pairs:
-                by_pairs.setdefault(pairs, {})[id] = type_
-            elif pairs is None and _is_alone(type_, self._mesh) and None not in keepers.values():
-                alone[id] = type_
+                by_pairs.setdefault((pairs, value.place.mesh), {})[id] = value.type
+            elif pairs is None and _is_alone(value) and kept:
+                alone[id] = value
             elif pairs is None:
                 return None
         records = [wire.numbers(wire.BACK, whole.number)]
-        for pairs, values in by_pairs.items():
-            records += copies(values, self._mesh, pairs)
-        for rank, keeper in keepers.items():
-            if keeper is not None:
-                records += copies(alone, self._mesh, ((keeper, rank),), wire.GIVE, [whole.number])
+        for (pairs, mesh), values in by_pairs.items():
+            records += copies(values, mesh, pairs)
+        for place, types in _alone_by_place(alone).items():
+            for rank, keeper in keepers.items():
+                if keeper is not None and rank in place.members:
+                    records += copies(types, place.mesh, ((keeper, rank),), wire.GIVE, [whole.number])
         return records
 
     def _since(self) -> list[tuple[Step, Again]]:
@@ -234,14 +237,24 @@ class Snapshots:
         return [step for step, _ in since]
 
 
-def snapshot_bytes(live: Sequence[Remote], mesh: MeshSpec, copies: int) -> int:
+def snapshot_bytes(live: Sequence[Remote], copies: int) -> int:
     """How much a worker holds at most for snapshots of such values: the last that is whole, and one under way."""
-    return 2 * sum(worker_bytes(each.type, mesh) * (1 + copies * _is_alone(each.type, mesh)) for each in live)
+    values = map(located, live)
+    return 2 * sum(worker_bytes(value.type, value.place.mesh) * (1 + copies * _is_alone(value)) for value in values)
 
 
-def _is_alone(type: TensorType, mesh: MeshSpec) -> bool:
+def _is_alone(value: Located) -> bool:
     """Whether each worker's block of such a value is no other's."""
-    return len(set(places_of(type, mesh))) == mesh.workers
+    return len(set(blocks_by_rank(*value).values())) == value.place.mesh.workers
+
+
+def _alone_by_place(values: Mapping[int, Located]) -> dict[Place, dict[int, TensorType]]:
+    """Those of the values of which each worker's block is no other's, by where they are."""
+    found: dict[Place, dict[int, TensorType]] = {}
+    for id, value in values.items():
+        if _is_alone(value):
+            found.setdefault(value.place, {})[id] = value.type
+    return found
 
 
 def _ranks(mesh: MeshSpec) -> range:

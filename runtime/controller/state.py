@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from signal import Signals
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 
@@ -31,6 +31,7 @@ from monarch.compiler.plan import (
 )
 from monarch.runtime.processes.looking import Exit
 from monarch.runtime.shared import wire
+from monarch.runtime.shared.place import Place
 from monarch.runtime.shared.results import Places, Small, small_results
 from monarch.runtime.shared.wire import Report
 
@@ -59,6 +60,13 @@ def _last_words(exit: Exit) -> str:
     return "\n".join(hint)
 
 
+class Owner(Protocol):
+    """The executor that takes a handle."""
+
+    @property
+    def place(self) -> Place: ...
+
+
 class Remote:
     """A tensor on the workers: what `Executor.put` and `run` give. Dropping it frees the tensor there."""
 
@@ -68,7 +76,7 @@ class Remote:
     copied: tuple[int, Small] | None
     """Where workers copy it to (see `shared.results`)."""
 
-    def __init__(self, id: int, type: TensorType, step: Step, owner: object, freed: deque[int]) -> None:
+    def __init__(self, id: int, type: TensorType, step: Step, owner: Owner, freed: deque[int]) -> None:
         self.id, self._freed, self.taken_by = id, freed, None  # what `__del__` needs, which runs wherever this ends
         self.copied = None
         self.type = type
@@ -89,16 +97,18 @@ class Step:
     """A command. `sequence` is its number once the workers are given it, and -1 before."""
 
     __slots__ = (
-        *("again", "at", "bind", "commits", "donated", "dropped", "error", "expects", "lost"),
-        *("name", "noted", "placed", "previous", "sequence", "staged", "undo"),
+        *("again", "at", "bind", "commits", "donated", "dropped", "ended", "error", "expects", "lost"),
+        *("name", "noted", "place", "placed", "previous", "sequence", "staged", "undo"),
     )
 
     # How to find what a state was before the step: the plan, the first output's handle, and the arguments.
     Previous = tuple["PlanRecord", int, Sequence[object]]
 
-    def __init__(self, name: str, donated: tuple[Remote, ...] = ()) -> None:
+    def __init__(self, name: str, donated: tuple[Remote, ...] = (), place: Place | None = None) -> None:
         self.sequence = -1
         self.name = name
+        self.place = place  # the workers that it concerns, where these are not all
+        self.ended = False  # these have finished it, and what follows from it is known, though others have not
         self.donated = donated  # kept until it is known that the step worked
         self.bind: Callable[[], TakeBack | None] | None = None  # to be done once the workers have it; may be done twice
         self.undo: TakeBack | None = None  # what `bind` gave, until it is known that the step worked
@@ -130,8 +140,11 @@ class Again:
 class PlanRecord:
     """A plan that the workers hold, with what `run` needs of it laid out for speed."""
 
-    def __init__(self, number: int, plan: Plan, types: dict[TensorType, TensorType]) -> None:
+    def __init__(
+        self, number: int, plan: Plan, types: dict[TensorType, TensorType], place: Place | None = None
+    ) -> None:
         self.number = number
+        self.place = place  # the workers that run it, where these are not all
         self.name = plan.name
         self.users = 0
         self.loaded = True  # the workers have it
@@ -157,6 +170,7 @@ class ControllerState:
     def __init__(self, mesh: MeshSpec, failed: Callable[[DeviceMeshError], object] = lambda error: None) -> None:
         """`failed` is told of each step that fails, and of the mesh's being lost."""
         self.mesh = mesh
+        self._whole = Place.whole(mesh)
         self._tell = failed
         self.last = Step("start")
         """The newest step: it is given to the workers in the moment in which it comes to stand here."""
@@ -171,13 +185,11 @@ class ControllerState:
         """After a death, the workers that have ended their session, and how many commands each has finished."""
         self.doubts: dict[int, int] = {}
         """After a death, the workers that ask whether others have passed the commit of a step."""
-        self.told: int | None = None
-        """The first step of which somebody was told that a death stopped it: it, and those behind it, are dropped."""
-        self.committed = -1
-        """The last step that is known to have replaced state."""
-        self._coordinates = [
-            ", ".join(f"{name}={at}" for name, at in point.items()) or "0" for point in mesh.coordinates()
-        ]
+        self.told: dict[Place | None, int] = {}
+        """By place, the first step of which somebody was told that a death stopped it: it, and those behind it on that
+        place, are dropped."""
+        self.committed: dict[Place | None, int] = {}
+        """By place, the last step that is known to have replaced state."""
         self._under_way: deque[Step] = deque()
         self.log: deque[tuple[Step, Again]] | None = None
         """The steps that can be given again, with how, where they are kept for snapshots; in order."""
@@ -223,7 +235,10 @@ class ControllerState:
         return next((step for step in tuple(self._under_way) if step.sequence == command), None)
 
     def coordinates_of(self, rank: int) -> str:
-        return self._coordinates[rank]
+        return self._whole.name_of(rank)
+
+    def _place_of(self, step: Step) -> Place:
+        return step.place or self._whole
 
     # -- what happens ----------------------------------------------------------------------------------------------
 
@@ -236,19 +251,38 @@ class ControllerState:
         """Every worker has finished this many commands, and all reports of theirs are in."""
         under_way, reports = self._under_way, self._reports
         while under_way and (step := under_way[0]).sequence < commands:
-            if step.sequence in reports:
-                self._fail(step, list(reports[step.sequence].values()))
-            elif step.error is None:
-                step.previous = step.undo = None
-                self.committed = step.sequence if step.commits else self.committed
-            step.donated = ()
-            step.again = step.again if step.placed else None
+            if not step.ended:
+                self._end(step)
             _ = under_way.popleft() if under_way and under_way[0] is step else None
         for sequence in [sequence for sequence in reports if sequence < commands] if reports else ():
             if sequence not in self._failures:
                 self._remember(sequence, self.explain(list(reports[sequence].values())))
             del reports[sequence]
         self.finished_commands = commands if commands > self.finished_commands else self.finished_commands
+
+    def finished_by(self, commands: Mapping[int, int]) -> None:
+        """So many commands has each of these workers finished, and all reports of theirs are in: what follows from
+        steps that concern some workers alone, and that these have finished."""
+        for step in tuple(self._under_way):
+            if step.place is not None and not step.ended and self._finished_by(step, commands):
+                self._end(step)
+
+    def _finished_by(self, step: Step, commands: Mapping[int, int]) -> bool:
+        """Whether all workers that a step concerns, of those that are known, have finished it; and any is."""
+        known = [commands[rank] for rank in self._place_of(step).ranks if rank in commands]
+        return bool(known) and min(known) > step.sequence
+
+    def _end(self, step: Step) -> None:
+        """All workers that a step concerns have finished it."""
+        if step.sequence in self._reports:
+            self._fail(step, list(self._reports[step.sequence].values()))
+        elif step.error is None:
+            step.previous = step.undo = None
+            if step.commits:
+                self.committed[step.place] = step.sequence
+        step.donated = ()
+        step.again = step.again if step.placed else None
+        step.ended = True
 
     def died(self, deaths: Iterable[Exit], host: str = "") -> None:
         """Workers on a host have ended: nothing of this mesh can be relied on any more."""
@@ -257,15 +291,12 @@ class ControllerState:
             self.gone.setdefault(each.rank, each.how)
         if self.dead is None and deaths:
             where = f"on host {host} " if host else ""
-            who = "; ".join(f"worker {self._coordinates[each.rank]} {where}{each.how}" for each in deaths)
+            who = "; ".join(f"worker {self.coordinates_of(each.rank)} {where}{each.how}" for each in deaths)
             first = deaths[0]
-            facts = {**self._place(first.rank), "host": host, "exit_status": first.status, "log": first.log}
+            facts = {**_facts(self._whole, first.rank), "host": host, "exit_status": first.status, "log": first.log}
             if first.status is not None and -first.status in set(Signals):
                 facts["signal"] = Signals(-first.status).name
             self.give_up(f"the mesh {self.mesh} has lost a worker: {who}", _last_words(first), facts)
-
-    def _place(self, rank: int) -> dict[str, Any]:
-        return {"worker": rank, "coordinates": dict(zip(self.mesh.names, self.mesh.point(rank), strict=True))}
 
     def give_up(self, message: str, hint: str = "", facts: Mapping[str, Any] = MappingProxyType({})) -> None:
         if self.dead is None:
@@ -328,10 +359,15 @@ class ControllerState:
 
     def verdicts(self) -> dict[int, tuple[int, bool]]:
         """What those that asked are to be told, by rank: the step, and whether it is committed. To be asked for when
-        nobody is expected any more. A step is committed where anybody has passed its commit: then all had come to it,
-        and what is left of it on each cannot fail."""
-        furthest = max([-1, *self.quiet.values(), *self.doubts.values()])
-        return {rank: (step, furthest > step) for rank, step in self.doubts.items()}
+        nobody is expected any more. A step is committed where any of those that it concerns has passed its commit: then
+        all of these had come to it, and what is left of it on each cannot fail."""
+        far = self.quiet | self.doubts
+        steps = {step: self.step_of(step) for step in self.doubts.values()}
+        places = {at: self._whole if step is None else self._place_of(step) for at, step in steps.items()}
+        return {
+            rank: (step, any(far.get(other, -1) > step for other in places[step].ranks))
+            for rank, step in self.doubts.items()
+        }
 
     @property
     def is_quiet(self) -> bool:
@@ -345,10 +381,14 @@ class ControllerState:
         return sorted(self.quiet.keys() - self.gone.keys())
 
     def settled(self) -> None:
-        """All workers that live have ended their session: what all of them have finished is done, and the first step
-        that they have not is what the death stopped."""
-        self.finished(min(self.quiet.values(), default=self.finished_commands))
-        stopped = next((step for step in self._under_way if step.again is not None and step.again.plan), None)
+        """All workers that live have ended their session: what all of those that it concerns have finished is done, and
+        the first step that they have not is what the death stopped."""
+        for step in tuple(self._under_way):
+            if not step.ended and self._finished_by(step, self.quiet):
+                self._end(step)
+        left = [step for step in self._under_way if not step.ended]
+        self.finished(min((step.sequence for step in left), default=self.next_command))
+        stopped = next((step for step in left if step.again is not None and step.again.plan), None)
         assert self.dead is not None
         if stopped is not None and "step" not in self.dead.facts:
             places = [report for report in self._reports.get(stopped.sequence, {}).values() if report.op]
@@ -364,7 +404,7 @@ class ControllerState:
 
     def is_done(self, step: Step) -> bool:
         """Whether all workers that live have done a step, and it has worked."""
-        return step.error is None and step.sequence < self.finished_commands
+        return step.error is None and (step.ended or step.sequence < self.finished_commands)
 
     def lost_step(self, step: Step) -> MonarchError:
         """The error of whoever needs a step that a death stopped: from now on it is not to be applied, nor is what is
@@ -372,28 +412,34 @@ class ControllerState:
         assert self.dead is not None
         if step.error is not None:
             return fresh(step.error)
-        self.told = step.sequence if self.told is None else min(self.told, step.sequence)
+        self.tell_of(step)
         error = fresh(self.dead)
         return error.knowing(step=step.sequence, program=step.name)
+
+    def tell_of(self, step: Step) -> None:
+        """Somebody is told that a death stopped a step: it is not to be applied, nor is what is behind it there."""
+        self.told[step.place] = min(step.sequence, self.told.get(step.place, step.sequence))
 
     def refused(self, program: str) -> DeviceMeshError:
         """The error of a program called when the mesh is lost. It names the first step that is not applied: this
         call, or an earlier one that somebody was told of. The step that the death stopped, which stands in the message,
         may be one that is given again."""
         assert self.dead is not None
-        if self.told is None:
+        if not self.told:
             return fresh(self.dead).knowing(step=self.next_command, program=program)
+        first = min(self.told.values())
         names = {step.sequence: step.name for step in self._under_way}
-        return fresh(self.dead).knowing(step=self.told, program=names.get(self.told, ""))
+        return fresh(self.dead).knowing(step=first, program=names.get(first, ""))
 
     def drop(self) -> list[Step]:
-        """Give up the step of which somebody was told that it failed, and all behind it; forget what else is under way,
-        and give the steps of it that are to be given again, in order."""
+        """Give up the step of which somebody was told that it failed, and all behind it on the same place; forget what
+        else is under way, and give the steps of it that are to be given again, in order."""
         assert self.dead is not None
-        first = self.next_command if self.told is None else self.told
         again = []
         for step in self._under_way:
-            if step.sequence >= first:
+            if step.ended:
+                pass
+            elif step.sequence >= self.told.get(step.place, self.next_command):
                 step.error = DeviceMeshError(
                     f"step {step.sequence} ('{step.name}') was dropped when the mesh was healed: {self.dead.message}",
                     hint="the first step that is known to have failed, and those called after it, are not applied:\n"
@@ -406,7 +452,7 @@ class ControllerState:
             step.expects = False
         self._under_way.clear()
         self._reports.clear()
-        self.told = None
+        self.told.clear()
         return again
 
     def depend(self, step: Step, cause: MonarchError) -> None:
@@ -447,18 +493,20 @@ class ControllerState:
         if cause.kind == "dependent" and cause.root in self._failures:
             first = self._failures[cause.root]
             return fresh(first)
-        who = f"worker {self._coordinates[cause.rank]}"
+        place = self._whole if step is None else self._place_of(step)
+        who = f"worker {place.name_of(cause.rank)}"
         what = f" in {cause.op}" if cause.op else ""
         message = f"{who} failed{what}: {cause.error or 'another step has taken a value that it needs'}"
         hint = []
         if step is not None:
-            hint.append(f"step {step.sequence} ('{step.name}') on {self.mesh}")
+            part = "" if step.place is None else f", part of {self.mesh}"
+            hint.append(f"step {step.sequence} ('{step.name}') on {place.mesh}{part}")
         if cause.operands:
             hint.append(f"operands: {', '.join(cause.operands)}")
-        failed = [self._coordinates[report.rank] for report in reports if report.kind == "failed"]
+        failed = [place.name_of(report.rank) for report in reports if report.kind == "failed"]
         if len(failed) > 1:
             shown = "; ".join(failed[:8]) + ("; ..." if len(failed) > 8 else "")
-            hint.append(f"{len(failed)} of {self.mesh.workers} workers failed: {shown}")
+            hint.append(f"{len(failed)} of {place.mesh.workers} workers failed: {shown}")
         if any(report.committed for report in reports):
             hint.append("the step had committed: the state that it replaces is gone")
         if cause.traceback:
@@ -467,8 +515,12 @@ class ControllerState:
         kind = next((kind for kind, words in _KINDS if words.search(cause.error or "")), DeviceMeshError)
         if (cause.error or "").startswith(_CHECK):
             kind = check_kind((cause.error or "").removeprefix(_CHECK))
-        facts = self._place(cause.rank) | ({} if step is None else {"step": step.sequence, "program": step.name})
+        facts = _facts(place, cause.rank) | ({} if step is None else {"step": step.sequence, "program": step.name})
         return kind(message, hint="\n".join(hint), source=cause.source).knowing(**facts, op=cause.op)
+
+
+def _facts(place: Place, rank: int) -> dict[str, Any]:
+    return {"worker": rank, "coordinates": place.coordinates_of(rank)}
 
 
 def fresh(error: E) -> E:

@@ -10,16 +10,21 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import count
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from monarch.compiler.execution.executor import Handle
 from monarch.compiler.execution.storage import Piece, Stored, Written
 from monarch.compiler.plan import DTYPE_NAMES, DeviceMeshError, MeshSpec, MonarchError, TensorType
+from monarch.compiler.survival import worker_bytes
 from monarch.runtime.controller.connection import Connection
 from monarch.runtime.controller.healing import Handles
 from monarch.runtime.controller.replies import Replies
 from monarch.runtime.controller.state import Again, ControllerState, Remote, Step
 from monarch.runtime.shared import memory, wire
+from monarch.runtime.shared.place import Place
+
+if TYPE_CHECKING:
+    from monarch.runtime.controller.parts import PartExecutor
 
 _RECORD_BYTES = 128 << 10
 """About the most that one command says; what is said of one tensor stays together."""
@@ -32,6 +37,7 @@ class Storing(ABC):
     _state: ControllerState
     _replies: Replies
     _mesh: MeshSpec
+    place: Place
     _lock: threading.RLock
     _handles: Handles
     _types: dict[TensorType, TensorType]
@@ -44,7 +50,7 @@ class Storing(ABC):
     def _give(self, step: Step) -> None: ...
 
     @abstractmethod
-    def _own(self, handle: Handle, what: str) -> Remote: ...
+    def _own(self, handle: Handle, what: str, part: PartExecutor | None = None) -> Remote: ...
 
     @abstractmethod
     def _flush_freed(self) -> None: ...
@@ -55,15 +61,22 @@ class Storing(ABC):
     @abstractmethod
     def _forget(self, step: Step) -> None: ...
 
-    def write(self, values: Sequence[tuple[Handle, Sequence[Piece]]]) -> WorkersWriting:
-        """See `Executor.write`."""
+    def write(
+        self, values: Sequence[tuple[Handle, Sequence[Piece]]], part: PartExecutor | None = None
+    ) -> WorkersWriting:
+        """See `Executor.write`. With a part, values that are there."""
+        place = self.place if part is None else part.place
+        where = None if part is None else place_text(place)
         with self._lock:
             self._connection.enter()
             remotes = []
             for handle, pieces in values:
-                remote = self._own(handle, "a value that is saved")
+                remote = self._own(handle, "a value that is saved", part)
                 self._state.refuse_donated(remote, "a value that is saved")
-                listed = [[each.rank, each.file, each.offset, each.dim, each.start, each.length] for each in pieces]
+                listed = [
+                    [place.ranks[each.rank], each.file, each.offset, each.dim, each.start, each.length]
+                    for each in pieces
+                ]
                 remotes.append([remote.id, type_text(remote.type), listed])
             self._flush_freed()
             number = next(Storing._saves)
@@ -72,44 +85,43 @@ class Storing(ABC):
             for at, group in enumerate(groups):
                 step = Step("save")
                 writing.steps.append(step)
-                job = {"save": number, "values": group, "last": at == len(groups) - 1}
+                job = {"save": number, "values": group, "last": at == len(groups) - 1, "place": where}
                 self._connection.command(step, wire.pack_json(wire.WRITE, job))
             self._connection.publish()
             self._writing = self._writing or weakref.WeakSet()
             self._writing.add(writing)
             return writing
 
-    def read(self, tensors: Sequence[tuple[TensorType, str, Sequence[Stored]]]) -> list[Handle]:
-        """See `Executor.read`."""
+    def read(
+        self, tensors: Sequence[tuple[TensorType, str, Sequence[Stored]]], part: PartExecutor | None = None
+    ) -> list[Handle]:
+        """See `Executor.read`. With a part, the tensors are to be there."""
+        owner = self if part is None else part
+        mesh, place = owner.place.mesh, None if part is None else part.place
+        where = None if place is None else place_text(place)
         with self._lock:
             self._connection.enter()
             self._flush_freed()
-            total = sum(self._local_bytes(type_) for type_, *_ in tensors) * self._mesh.workers
-            memory.require(total, f"loading tensors on {self._mesh.workers} workers", memory.available_bytes)
+            total = sum(worker_bytes(type_, mesh) for type_, *_ in tensors) * mesh.workers
+            memory.require(total, f"loading tensors on {mesh.workers} workers", memory.available_bytes)
             base = self._state.handles(len(tensors))
             made: list[Remote] = []
             described = []
             for id, (type_, name, blocks) in enumerate(tensors, base):
-                type_.check(self._mesh, name)
-                made.append(Remote(id, self._types.setdefault(type_, type_), Step("load"), self, self._freed))
+                type_.check(mesh, name)
+                made.append(Remote(id, self._types.setdefault(type_, type_), Step("load"), owner, self._freed))
                 described.append([id, type_text(type_), name, [block_text(block) for block in blocks]])
             self._handles.add(base, made)
             for group in _grouped(described):
-                step = Step("load")
+                step = Step("load", place=place)
                 ids = [each[0] for each in group]
                 for id in ids:
                     made[id - base].step = step
-                record = wire.pack_json(wire.READ, group)
+                record = wire.pack_json(wire.READ, {"place": where, "tensors": group})
                 step.again = Again(record, b"", ids)
                 self._give(step)
             self._connection.publish()
             return [*made]
-
-    def _local_bytes(self, type: TensorType) -> int:
-        size = type.dtype.itemsize
-        for length in type.local_shape(self._mesh):
-            size *= length
-        return size
 
     def finish_writing(self) -> None:
         """Wait until nothing is being written any more: before the workers end."""
@@ -184,6 +196,11 @@ def _grouped(items: Sequence[Any]) -> Iterator[list[Any]]:
 def type_text(type: TensorType) -> list[Any]:
     """A type as commands have it: see `worker.files`."""
     return [DTYPE_NAMES[type.dtype], type.shape, type.layout.shards]
+
+
+def place_text(place: Place) -> list[Any]:
+    """Some of a mesh's workers, with the dims that they have, likewise."""
+    return [place.mesh.dims, place.numbers()]
 
 
 def block_text(block: Stored) -> list[Any]:

@@ -32,6 +32,7 @@ from monarch.runtime.controller.state import Step, fresh
 from monarch.runtime.processes.looking import Exit, Seen
 from monarch.runtime.shared import wire
 from monarch.runtime.shared.measured import clock
+from monarch.runtime.shared.place import Place
 from monarch.runtime.shared.ring import Space, record_size
 from monarch.runtime.shared.window import RING_BYTES, STAGING_BYTES
 
@@ -267,7 +268,8 @@ class RemoteConnection(Connection):
         size = record_size(len(body))
         step.sequence, step.at = command, (self._ring.reserve(size, finished), size)
         if plan:
-            items.append(("load", plan, {"command": command, "number": wire.unpack_numbers(body)[1]}))
+            _, number, *where = wire.unpack_numbers(body)
+            items.append(("load", plan, {"command": command, "number": number, "place": where}))
         else:
             items.append(("commands", wire.RECORD.pack(len(body)) + body, {"first": command}))
         given, not_given = (items, step, True), ()
@@ -342,7 +344,7 @@ class RemoteConnection(Connection):
                 self._inbox.wait(min(left, SLEEP_MILLISECONDS / 1000))
             self.state.give_up(f"the mesh {self.mesh} has lost {what}")
 
-    def catch_up(self, commands: int) -> None:
+    def catch_up(self, commands: int, place: Place | None = None) -> None:
         with self.lock:
             self.publish()
         while True:

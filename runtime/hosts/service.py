@@ -236,7 +236,8 @@ class _Part:
         except PlanError as error:  # for the workers to tell, at each step that would run it
             blob = pickle.dumps((error, None, ()))
         self._workers.hand(number, blob)
-        self._write(partial(self._workers.ring.write, wire.numbers(wire.LOAD, number), command))
+        record = wire.numbers(wire.LOAD, number, *map(int, head["place"]))
+        self._write(partial(self._workers.ring.write, record, command))
         self._next = command + 1
         self._workers.ring.publish()
 

@@ -212,6 +212,11 @@ class Workers:
 
     # -- up --------------------------------------------------------------------------------------------------------
 
+    def finished_by(self) -> dict[int, int]:
+        """How many commands each worker here has finished."""
+        words = self.signals.words
+        return {rank: words[signals.line_of(rank) + signals.DONE] for rank in self.ranks}
+
     def finished(self) -> int:
         """How many commands every worker here has finished."""
         words = self.signals.words
@@ -237,11 +242,11 @@ class Workers:
         words = self.signals.words
         return sum([words[signals.line_of(rank) + signals.LINK_MESSAGES] for rank in self.ranks])
 
-    def wait(self, commands: int, check: Callable[[int], None]) -> None:
-        """Until every worker here has finished so many commands; `check` is called before each sleep, and raises to
-        give up."""
+    def wait(self, commands: int, check: Callable[[int], None], ranks: Sequence[int] | None = None) -> None:
+        """Until every worker here, or each of `ranks`, has finished so many commands; `check` is called before each
+        sleep, and raises to give up."""
         words = self.signals.words
-        for rank in self.ranks:
+        for rank in self.ranks if ranks is None else ranks:
             index = signals.line_of(rank) + signals.DONE
             if words[index] < commands:
                 self.signals.wait(index, commands, check)

@@ -82,7 +82,6 @@ class Results:
         start = window.geometry.results_of(rank)
         self._words = window.bytes[start : start + RESULTS_BYTES].cast("q")
         self._address = window.address + start
-        self._rank = rank
 
     def write(self, place: int, small: Small, value: object) -> None:
         """Copy a result, unless it is not what its type says, or on a GPU: then it is fetched as it is."""
@@ -99,7 +98,7 @@ class Results:
         """What this worker holds of a result of a step that it has finished. None where it has not copied it, or
         another stands there; it is for the caller to know that no other was written meanwhile (`Places.has`)."""
         at = place % RESULTS_BYTES
-        if self._rank not in small.workers or self._words[at // _WORD] != 1 + place:
+        if self._words[at // _WORD] != 1 + place:
             return None
         value = torch.empty(small.shape, dtype=small.dtype)
         ctypes.memmove(value.data_ptr(), self._address + at + _WORD, value.nbytes)

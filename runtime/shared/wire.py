@@ -5,9 +5,10 @@ Down, from the controller to all workers at once (a record of the ring each; num
     RUN     plan, first output's handle, number of outputs, the place of small results (see `results`), how many
             handles are freed before it runs; for each input a handle, an integer or a float; the freed handles
     PUT     handle, dtype, dims, block's bytes, offset in the staging area or -1 for inline, piece's start and end;
-            shape; the block of each worker; the piece of every block, if inline
+            shape; the block of each worker, -1 for none; the piece of every block, if inline
     LOAD    plan, which comes to each worker as a file over its own socket: a pickled Plan and the path of its kernels'
-            object or None, made and read by processes of one program on one host
+            object or None, made and read by processes of one program on one host; then, where only some workers run
+            it, which (see `place`): the others pass over its RUNs
     UNLOAD  plan
     FREE    handles
     FETCH   handle, then the ranks that are to send it
@@ -15,7 +16,8 @@ Down, from the controller to all workers at once (a record of the ring each; num
     TRACE   size, in words, of a buffer that every worker is to make, send, and measure into from then on (see
             `measured`); 0 to measure no longer
     LEND    a number, how many handles, the handles, for each worker how many messages in its process refer to them
-    ADOPT   a number, first handle, how many: what an actor of the worker's process has made becomes values
+    ADOPT   a number, first handle, how many, which workers if not all: what an actor of the worker's process has made
+            becomes values
     COPY    how many pairs, pairs of a rank and the rank that is to get its blocks; then for each tensor its handle,
             dtype, dims, the block's shape
     TAKE    a snapshot's number, or -1 for none: all values as they are now; snapshots below another number are dropped

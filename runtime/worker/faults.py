@@ -14,7 +14,8 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from monarch.runtime.worker.state import LoadedPlan, WorkerState
+    from monarch.runtime.worker.loaded import LoadedPlan
+    from monarch.runtime.worker.state import WorkerState
 
 
 class Kind(IntEnum):

@@ -20,6 +20,7 @@ from monarch.compiler.execution.storage import Stored
 from monarch.compiler.plan import DTYPES, Layout, MeshSpec, TensorType
 from monarch.runtime.shared import wire
 from monarch.runtime.shared.files import CorruptError, Reader, explain, write
+from monarch.runtime.shared.place import ranks_of
 from monarch.runtime.shared.wire import Report
 from monarch.runtime.worker.messages import Message, Missing, Value
 
@@ -96,6 +97,16 @@ class Files:
         """Whether there are saves that the controller has not ended."""
         return bool(self._saves)
 
+    def _at(self, place: Sequence[Any] | None) -> tuple[MeshSpec, int]:
+        """The mesh that a command is for, which may be a part of this worker's, and this worker's number there; -1 where
+        it has none."""
+        if place is None:
+            return self._mesh, self._rank
+        dims, numbers = place
+        ranks = ranks_of(numbers)
+        mesh = MeshSpec(tuple((name, size) for name, size in dims))
+        return mesh, ranks.index(self._rank) if self._rank in ranks else -1
+
     def is_held(self, handle: int) -> bool:
         """Whether a value is still to be written."""
         return any(save.pending[handle] > 0 for save in self._saves.values())
@@ -104,6 +115,7 @@ class Files:
         """Take what this worker is to write of values. With the last of them it begins to write."""
         job = wire.unpack_json(body)
         save = self._saves.setdefault(job["save"], Save())
+        mesh, rank = self._at(job.get("place"))
         for handle, type_, pieces in job["values"]:
             mine = [piece for piece in pieces if piece[0] == self._rank]
             if not mine:
@@ -111,7 +123,7 @@ class Files:
             value = self._value_of(handle)
             if isinstance(value, Missing):
                 return [Report("dependent", self._rank, step, root=value.root)]
-            block = own_part(value, type_from(type_), self._mesh, self._rank)
+            block = own_part(value, type_from(type_), mesh, rank)
             for _, file, offset, dim, start, length in mine:
                 save.add(handle, block.narrow(dim, start, length) if block.ndim else block, file, offset)
         if job["last"]:
@@ -136,10 +148,12 @@ class Files:
 
     def read(self, step: int, body: bytearray, values: dict[int, torch.Tensor | Missing]) -> list[Message]:
         """Put what this worker is to hold of stored tensors among its values."""
-        wanted = wire.unpack_json(body)
+        job = wire.unpack_json(body)
+        mesh, rank = self._at(job["place"])
+        wanted = job["tensors"] if rank >= 0 else []
         try:
             for handle, *value in wanted:
-                values[handle] = load_value(self._mesh, self._rank, value)
+                values[handle] = load_value(mesh, rank, value)
         except RuntimeError as error:  # no memory left, or what is wrong with a file
             for handle, *_ in wanted:
                 values[handle] = Missing(step)

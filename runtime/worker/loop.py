@@ -18,7 +18,7 @@ import torch
 
 from monarch.compiler.config import spawned_with
 from monarch.compiler.plan import MeshSpec
-from monarch.runtime.collectives import Collectives, Network
+from monarch.runtime.collectives import Collectives, Meetings, Network
 from monarch.runtime.collectives.mirror import Mirror
 from monarch.runtime.processes.looking import answer_with, stacks
 from monarch.runtime.processes.roles import Forked
@@ -144,11 +144,11 @@ class _Worker:
         self._across, self._connect, self._check = across, connect, check
         geometry = window.geometry
         staging = window.view(geometry.staging, (STAGING_BYTES,), torch.uint8)
-        self._collectives = Collectives(mesh, rank, window)
+        self._meetings = Meetings(mesh, rank, window)
         self._state = WorkerState(
             mesh,
             rank,
-            self._collectives,
+            Collectives(self._meetings, mesh),
             lambda offset, size: staging[offset : offset + size],
             self._tracer,
             lambda number: _receive_file(up, number),
@@ -168,15 +168,15 @@ class _Worker:
                 mirror = self._connect(self._mesh, rank, window, self._up, self._across, self._check, end)
                 across = self._across
                 network = Network(across["bind"], across["advertise"], across["tls"] is not None)
-            self._collectives = collectives = Collectives(self._mesh, rank, window, mirror, network)
-            collectives.verdict = self._verdict
-            end.callback(collectives.close)
-            self._state.renew(collectives)
-            self._work(collectives, mirror)
+            self._meetings = meetings = Meetings(self._mesh, rank, window, mirror)
+            meetings.verdict = self._verdict
+            end.callback(self._state.close)
+            self._state.renew(Collectives(meetings, self._mesh, network=network))
+            self._work(meetings, mirror)
 
-    def _work(self, collectives: Collectives, mirror: Mirror | None) -> None:
+    def _work(self, meetings: Meetings, mirror: Mirror | None) -> None:
         window, up, rank, state = self._window, self._up, self._rank, self._state
-        words, line, marks, step, reports = window.words, signals.line_of(rank), collectives.signals, self._finished, 0
+        words, line, marks, step, reports = window.words, signals.line_of(rank), meetings.signals, self._finished, 0
         geometry, check = window.geometry, self._check
         ring = RingReader(window.bytes[geometry.ring : geometry.ring + RING_BYTES], marks)
 
@@ -192,7 +192,7 @@ class _Worker:
                     reports += 1
                     words[line + signals.REPORTS] = reports
                     if wire.KIND.unpack_from(body)[0] in _MEETING:
-                        collectives.fail(step)
+                        meetings.fail(step, state.peers(body))
                         if words[signals.DEAD]:  # the command is not finished
                             check()
             self._finished = step = step + 1
@@ -201,9 +201,9 @@ class _Worker:
             marks.store(line + signals.DONE, step)
 
     def _tracer(self, words: int) -> Tracer | None:
-        collectives = self._collectives
+        meetings = self._meetings
         if not words:
-            collectives.time_no_waits()
+            meetings.time_no_waits()
             return None
         fd = new_file("monarch-trace", 8 * words)
         try:
@@ -211,7 +211,7 @@ class _Worker:
         except BaseException:
             os.close(fd)
             raise
-        return Tracer(memoryview(memory).cast("q"), clock, collectives.time_waits(clock), fd)
+        return Tracer(memoryview(memory).cast("q"), clock, meetings.time_waits(clock), fd)
 
     # -- when another worker has died --------------------------------------------------------------------------------
 

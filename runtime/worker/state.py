@@ -8,55 +8,34 @@ import struct
 import traceback
 import weakref
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from monarch.compiler.loading import load
-from monarch.compiler.local_ops import LOCAL_OPS
+from monarch.compiler.mesh import NDSlice
 from monarch.compiler.plan import DTYPE_NAMES, MeshSpec, Plan, PlanError
-from monarch.compiler.plan.waits import STARTED
 from monarch.runtime.shared import wire
 from monarch.runtime.shared.definitions import define
-from monarch.runtime.shared.results import Results, small_results
+from monarch.runtime.shared.place import ranks_of
+from monarch.runtime.shared.results import Results
 from monarch.runtime.shared.signals import Aborted
 from monarch.runtime.shared.wire import Report
 from monarch.runtime.worker.arena import Arena
-from monarch.runtime.worker.device.native import bind
 from monarch.runtime.worker.exchange import Loan
 from monarch.runtime.worker.files import Files
-from monarch.runtime.worker.frame import Frame, Graphs, Observer
+from monarch.runtime.worker.frame import Observer
+from monarch.runtime.worker.loaded import LoadedPlan, Steps, describe
 from monarch.runtime.worker.messages import GONE, Buffer, Count, Message, Missing, Value
 from monarch.runtime.worker.tracing import CountedValues, Tracer
 
 if TYPE_CHECKING:
     from monarch.runtime.collectives.mirror import Mirror
-    from monarch.runtime.worker.device.gpu import OnGpu
 
 _OPERANDS = 16
-
-
-class Steps(Protocol):
-    """What of `collectives.Collectives` the state machine needs."""
-
-    def permute(
-        self, mesh_dims: Sequence[str], pairs: Sequence[Sequence[int]]
-    ) -> Callable[..., list[torch.Tensor]]: ...
-
-    def begin(self, step: int) -> None: ...
-
-    def commit(self) -> Callable[[], None]: ...
-
-    def look(self) -> None: ...
-
-    def by(self, backend: str) -> Any: ...
-
-    @property
-    def mirror(self) -> Mirror | None: ...
 
 
 class Actors(Protocol):
@@ -73,33 +52,6 @@ class _Snapshot:
 
     values: dict[int, torch.Tensor]
     others: dict[tuple[int, int], torch.Tensor] = field(default_factory=dict)
-
-
-class LoadedPlan:
-    """A plan as this worker runs it: the frame, and how to read its arguments. `ready` has what a GPU needs besides,
-    `check` waits for what the step has started; `failed` is whether its last step did."""
-
-    def __init__(
-        self,
-        plan: Plan,
-        rank: int,
-        frame: Frame,
-        ready: OnGpu | None = None,
-        check: Callable[[], None] = lambda: None,
-    ) -> None:
-        self.frame = frame
-        self.ready = ready
-        self.check = check
-        self.failed = False
-        self.device = torch.device("cpu") if ready is None else ready.device
-        self.name = plan.name
-        self.instructions = plan.instructions
-        self.sources = plan.sources
-        # A number arrives as one, and is to the plan a tensor without dims.
-        self.dtypes = [spec.type.dtype if spec.kind in ("scalar", "seed") else None for spec in plan.inputs]
-        self.struct = wire.run_struct(self.dtypes)
-        self.donated = [at for at, donated in enumerate(plan.donated) if donated and self.dtypes[at] is None]
-        self.small = [small for small in small_results(plan) if rank in small.workers]
 
 
 class WorkerState:
@@ -125,10 +77,11 @@ class WorkerState:
         ADOPT. `results` is where a controller reads what this worker copies there."""
         self.rank = rank
         self.values: dict[int, torch.Tensor | Missing] = {}
-        self.plans: dict[int, LoadedPlan | Report] = {}
-        self._position = dict(zip(mesh.names, mesh.point(rank), strict=True))
-        self._sizes = dict(mesh.sizes)
-        self._collectives = collectives
+        self.plans: dict[int, LoadedPlan | Report | None] = {}
+        """By number; None for those that run on other workers."""
+        self._mesh = mesh
+        self._everyone = range(mesh.workers)
+        self._session(collectives)
         self._staging = staging
         self._new_tracer = tracer
         self._received = received
@@ -142,10 +95,6 @@ class WorkerState:
         self._files = Files(mesh, rank, lambda handle: self.values.get(handle, GONE))
         self._arena = Arena()
         self._tracer: Tracer | None = None
-        self._kernels: Path | None = None  # of the plan that is being loaded
-        self._moves: Any = collectives  # what has its collectives
-        self._ready: OnGpu | None = None  # what it needs on a GPU
-        self._ahead = False  # whether its collectives are started, and waited for later
         self._mixed = False
         """Whether there were plans for a GPU: then values lie there or here, and move to where a plan needs them."""
         self._donated: list[int] = []
@@ -180,22 +129,38 @@ class WorkerState:
     @property
     def mirror(self) -> Mirror | None:
         """This worker's way to other hosts."""
-        return self._collectives.mirror
+        return self._collectives.at.mirror
 
     @property
     def beside_actors(self) -> bool:
         """Whether this worker is in a process of actors."""
         return self._actors is not None
 
+    def _session(self, collectives: Steps) -> None:
+        self._collectives, self._begin = collectives, collectives.at.begin
+        self._parts: dict[tuple[MeshSpec, NDSlice], Steps] = {}
+        self._ranks: dict[int, Collection[int]] = {}
+        """The workers that a plan runs on, by its number, where these are not all."""
+
     def renew(self, collectives: Steps) -> None:
         """Begin a new session: with the values that there are, and without plans, which have the last one's
         collectives."""
-        self._collectives = self._moves = collectives
+        self._session(collectives)
         self.plans.clear()
         self._files.stop_all()
         self._arena.fit(0)
         self._handlers, self._tracer = self._untraced, None
         self.values = {handle: value for handle, value in self.values.items() if isinstance(value, torch.Tensor)}
+
+    def close(self) -> None:
+        """End what the session's collectives are connected with."""
+        for collectives in (self._collectives, *self._parts.values()):
+            collectives.close()
+
+    def peers(self, body: bytearray) -> Collection[int]:
+        """The workers that a command is for, in which they wait for each other."""
+        kind, number = wire.PAIR.unpack_from(body)
+        return self._ranks.get(number, self._everyone) if kind == wire.RUN else self._everyone
 
     def table(self, number: int) -> Value:
         """The handles that have a value here, as the answer `number`."""
@@ -207,8 +172,10 @@ class WorkerState:
         before = self._handlers
 
         def run(step: int, body: bytearray) -> list[Message]:
-            self._handlers = before
             plan = self.plans[wire.RUN_HEAD.unpack_from(body)[1]]
+            if plan is None:  # the next is meant that this worker has a part in
+                return before[wire.RUN](step, body)
+            self._handlers = before
             if not isinstance(plan, LoadedPlan):
                 return before[wire.RUN](step, body)
             plan.frame.measure(observer(plan))
@@ -254,7 +221,9 @@ class WorkerState:
         start = tracer.clock()
         messages = handler(step, body)
         if kind == wire.RUN:
-            tracer.step(step, wire.RUN_HEAD.unpack_from(body)[1], start, failed=bool(messages))
+            number = wire.RUN_HEAD.unpack_from(body)[1]
+            if self.plans[number] is not None:
+                tracer.step(step, number, start, failed=bool(messages))
         else:
             tracer.other(kind, step, start)
         return messages
@@ -266,7 +235,7 @@ class WorkerState:
         try:
             load("monarch.runtime.worker.faults:suffer")(self, *fault)
         except Exception as error:
-            return [Report("failed", self.rank, step, f"injecting a fault: {_describe(error)}")]
+            return [Report("failed", self.rank, step, f"injecting a fault: {describe(error)}")]
         return []
 
     # -- steps -----------------------------------------------------------------------------------------------------
@@ -276,8 +245,8 @@ class WorkerState:
         if freed:
             self._drop(wire.unpack_numbers(body[-wire.KIND.size * freed :]))
         plan = self.plans[number]
-        if isinstance(plan, Report):
-            return [self._miss(step, base, outputs, replace(plan, step=step))]
+        if not isinstance(plan, LoadedPlan):
+            return [] if plan is None else [self._miss(step, base, outputs, replace(plan, step=step))]
         arguments: list[Any] = list(plan.struct.unpack_from(body)[6:])
         self._donated = [arguments[at] for at in plan.donated]
         self._committed = False
@@ -294,7 +263,7 @@ class WorkerState:
                 return [self._miss(step, base, outputs, report)]
             if self._mixed and value.device != plan.device:
                 elsewhere.append((at, handle))
-        self._collectives.begin(step)
+        self._begin(step)
         try:
             if self._seen:
                 self._part_from_actors(plan, arguments)
@@ -341,7 +310,7 @@ class WorkerState:
             "failed",
             self.rank,
             step,
-            error=_describe(error),
+            error=describe(error),
             traceback="".join(traceback.format_exception(error)),
             committed=self._committed,
         )
@@ -358,9 +327,7 @@ class WorkerState:
             if 0 <= place.instruction.source < len(place.plan.sources):
                 report.source = place.plan.sources[place.instruction.source]
 
-    def _commit(self) -> Callable[[], None]:
-        meet, check = self._collectives.commit(), self._check
-
+    def _commit(self, check: Callable[[], None], meet: Callable[[], None]) -> Callable[[], None]:
         def commit() -> None:
             check()
             meet()
@@ -372,83 +339,49 @@ class WorkerState:
 
         return commit
 
-    @property
-    def _check(self) -> Callable[[], None]:
-        """What a step of the plan that is being loaded waits for before it commits, and at its end."""
-        waits = [self._moves.finish] if self._ahead else []
-        if self._ready is not None:
-            waits.append(self._ready.check)
-
-        def check() -> None:
-            for wait in waits:
-                wait()
-
-        return check
-
-    def _bind(self, name: str, *arguments: Any) -> Callable[..., Any]:
-        if name == "commit":
-            return self._commit()
-        if name == "kernel":
-            text, over = arguments
-            return bind(self._kernels, text, over, torch.get_num_threads())
-        if name in LOCAL_OPS:
-            return partial(LOCAL_OPS[name], self._position, self._sizes)
-        if name == "look":
-            return self._collectives.look
-        if name == "wait" and not self._ahead:
-            return _there
-        bound: Callable[..., Any] = getattr(self._moves, name)(*arguments)
-        return bound if self._ready is None or self._ahead else partial(_by_way_of_host, self._ready.device, bound)
-
     # -- plans -----------------------------------------------------------------------------------------------------
 
     def _load(self, step: int, body: bytearray) -> list[Message]:
-        _, number = wire.unpack_numbers(body)
+        _, number, *place = wire.unpack_numbers(body)
         blob = self._received(number)
+        ranks = ranks_of(place) if place else None
+        if ranks is not None:
+            if self.rank not in ranks:
+                self.plans[number] = None
+                return []
+            self._ranks[number] = frozenset(ranks)
         try:
             plan: Plan | PlanError
             # Made by the process of which this one is a fork.
-            plan, self._kernels, ops = pickle.loads(blob)
+            plan, kernels, ops = pickle.loads(blob)
             define(ops)
             if isinstance(plan, PlanError):  # its host has refused it
                 raise plan
-            self._ready = ready = None if plan.target == "cpu" else self._on_gpu(plan)
-            self._moves = self._collectives.by(plan.collectives)
-            self._ahead = plan.collectives in STARTED
+            self._mixed = self._mixed or plan.target != "cpu"
             self._fit(plan.arena)
-            if ready is None:
-                frame = Frame(plan, self._bind, self._arena)
-            else:
-                frame = Frame(ready.plan, ready.binds(self._bind), graphs=self._graphs(plan, ready))
-            frame.measure(self._tracer)
-            self.plans[number] = LoadedPlan(plan, self.rank, frame, ready, self._check)
+            collectives = self._collectives if ranks is None else self._among(plan.mesh, ranks)
+            self.plans[number] = loaded = LoadedPlan(plan, self.rank, collectives, self._arena, kernels, self._commit)
+            loaded.frame.measure(self._tracer)
         except Exception as error:  # told at each step that would run the plan
             # A plan that is not for this machine is nobody's fault here: the message says it all.
             where = "" if isinstance(error, PlanError) else "".join(traceback.format_exception(error))
-            self.plans[number] = report = Report("failed", self.rank, step, _describe(error), where)
+            self.plans[number] = report = Report("failed", self.rank, step, describe(error), where)
             return [report]
         return []
+
+    def _among(self, mesh: MeshSpec, ranks: NDSlice) -> Steps:
+        """The collectives of plans for some of the workers, with these dims."""
+        if (mesh, ranks) not in self._parts:
+            self._parts[mesh, ranks] = self._collectives.over(mesh, tuple(ranks))
+        return self._parts[mesh, ranks]
 
     def _unload(self, step: int, body: bytearray) -> list[Message]:
         for number in wire.unpack_numbers(body)[1:]:
             self.plans.pop(number, None)
+            self._ranks.pop(number, None)
         if not any(isinstance(plan, LoadedPlan) and plan.frame.plan.arena for plan in self.plans.values()):
             self._arena.fit(0)
         return []
-
-    def _on_gpu(self, plan: Plan) -> OnGpu:
-        gpu = load("monarch.runtime.worker.device.gpu")
-        ready: OnGpu = gpu.OnGpu(plan, gpu.device_for(plan, self.rank))
-        if ready.device.type == "cuda":
-            torch.cuda.set_device(ready.device)
-        self._mixed = True
-        return ready
-
-    def _graphs(self, plan: Plan, ready: OnGpu) -> Graphs | None:
-        if not plan.cuda_graphs:
-            return None
-        graphs: Graphs = load("monarch.runtime.worker.graphs:Graphs")(plan, ready.device, f"worker {self.rank}")
-        return graphs
 
     def _fit(self, size: int) -> None:
         """Have room for a plan's values."""
@@ -465,6 +398,8 @@ class WorkerState:
         shape = struct.unpack_from(f"={ndim}q", body, head.size)
         at = head.size + 8 * ndim
         (block,) = struct.unpack_from("=q", body, at + 8 * self.rank)
+        if block < 0:  # it is placed on other workers
+            return []
         at += 8 * workers
         length = end - start
         try:
@@ -481,7 +416,7 @@ class WorkerState:
         except RuntimeError as error:  # no memory left
             what = f"{DTYPE_NAMES[wire.DTYPE_LIST[code]]}{list(shape)}"
             self.values[handle] = Missing(step)
-            return [Report("failed", self.rank, step, f"placing {what} ({size} bytes): {_describe(error)}")]
+            return [Report("failed", self.rank, step, f"placing {what} ({size} bytes): {describe(error)}")]
         return []
 
     def _copy(self, step: int, body: bytearray) -> list[Message]:
@@ -508,7 +443,7 @@ class WorkerState:
         gets = next((pair for pair in pairs if pair[1] == self.rank), None)
         handles: list[int] = []
         blocks: list[torch.Tensor] = []
-        self._collectives.begin(step)
+        self._begin(step)
         try:
             for handle in numbers:
                 code, ndim = next(numbers), next(numbers)
@@ -522,7 +457,7 @@ class WorkerState:
                 handles.append(handle)
                 blocks.append(block)
             notes = torch.tensor([note for block in blocks for note in (checksum(block), *_strides(block))])
-            *copies, told = self._collectives.permute(list(self._position), pairs)([*blocks, notes])
+            *copies, told = self._collectives.permute(self._mesh.names, pairs)([*blocks, notes])
             if gets is not None:
                 notes_of = iter(told.tolist())
                 for handle, copied in zip(handles, copies, strict=True):
@@ -534,7 +469,7 @@ class WorkerState:
         except Aborted as aborted:
             return [Report("aborted", self.rank, step, error=str(aborted))]
         except RuntimeError as error:
-            return [Report("failed", self.rank, step, _describe(error), "".join(traceback.format_exception(error)))]
+            return [Report("failed", self.rank, step, describe(error), "".join(traceback.format_exception(error)))]
         return []
 
     # -- snapshots ---------------------------------------------------------------------------------------------------
@@ -615,7 +550,9 @@ class WorkerState:
         return loan
 
     def _adopt(self, step: int, body: bytearray) -> list[Message]:
-        _, token, base, count = wire.unpack_numbers(body)
+        _, token, base, count, *place = wire.unpack_numbers(body)
+        if place and self.rank not in ranks_of(place):
+            return []
         assert self._actors is not None
         try:
             tensors = self._actors.adopt(token)
@@ -637,18 +574,6 @@ class WorkerState:
                     arguments[at] = arguments[at].clone()
 
 
-def _there(results: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-    """The wait for a collective that is over where it stands."""
-    return results
-
-
-def _by_way_of_host(
-    device: torch.device, collective: Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]], tensors: Any
-) -> list[torch.Tensor]:
-    """A collective of tensors on a GPU, through the host's memory."""
-    return [made.to(device) for made in collective([tensor.cpu() for tensor in tensors])]
-
-
 def checksum(tensor: torch.Tensor) -> int:
     """Of the bytes of a tensor's elements, in order."""
     return zlib.crc32(memoryview(wire.raw(tensor).numpy()))  # type: ignore[arg-type]
@@ -657,7 +582,3 @@ def checksum(tensor: torch.Tensor) -> int:
 def _strides(tensor: torch.Tensor) -> tuple[int, ...]:
     """Those of a tensor without gaps that lies as this one does."""
     return torch.empty_like(tensor).stride()
-
-
-def _describe(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"

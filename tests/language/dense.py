@@ -10,6 +10,7 @@ import torch
 
 from monarch.compiler.blocks import block_of
 from monarch.compiler.graph import Graph
+from monarch.compiler.mesh import Shape
 from monarch.compiler.plan import Plan, ValueSpec
 from monarch.compiler.reference import run_reference
 from monarch.compiler.text import parse_graph
@@ -64,6 +65,13 @@ class DenseExecutor:
         self.mesh = mesh
         self.runs: list[str] = []
         self.puts = 0
+
+    @property
+    def whole(self) -> DenseExecutor:
+        return self
+
+    def over(self, shape: Shape) -> DenseExecutor:
+        return DenseExecutor(MeshSpec(tuple(shape.extent.items())))
 
     def put(self, tensor: torch.Tensor, type: TensorType, lent: bool = False) -> DenseHandle:
         self.puts += 1

@@ -21,6 +21,7 @@ from monarch.runtime.controller.healing import find_sources
 from monarch.runtime.controller.state import Remote
 from monarch.runtime.hosts import remote
 from monarch.runtime.hosts.remote import Inbox, RemoteConnection
+from monarch.runtime.shared.place import Place
 from tests.runtime.building import Building
 from tests.simulation.cluster import IDLE_SECONDS, Chances, Cluster
 
@@ -196,7 +197,7 @@ class _Loop:
         living = [worker for host in self.cluster.at.values() for worker in host.workers.values() if worker.alive]
         for handle in handles:
             holders = {worker.rank for worker in living if worker.values.get(handle.id) is not None}
-            if find_sources(handle.type, self.mesh, holders) is None:
+            if find_sources(handle.type, Place.whole(self.mesh), holders) is None:
                 raise _Over
         raise AssertionError("lost, and a copy lives")
 

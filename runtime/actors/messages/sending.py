@@ -12,6 +12,7 @@ from typing import Any
 from monarch.compiler.execution.executor import Executor, Handle
 from monarch.compiler.plan import MonarchError
 from monarch.runtime.controller.executor import MeshExecutor
+from monarch.runtime.controller.parts import PartExecutor
 from monarch.runtime.controller.state import Remote
 from monarch.runtime.worker.exchange import Reference, take
 
@@ -23,10 +24,10 @@ class Sending:
 
     def __init__(self, to: Sequence[str]) -> None:
         self._to = to
-        self.tensors: dict[MeshExecutor, tuple[int, list[Remote]]] = {}
+        self.tensors: dict[MeshExecutor | PartExecutor, tuple[int, list[Remote]]] = {}
 
     def refer(self, executor: Executor, handle: Handle, parameter: bool, requires_grad: bool) -> tuple[Any, ...]:
-        if not isinstance(executor, MeshExecutor) or executor.actor_processes is None:
+        if not isinstance(executor, (MeshExecutor, PartExecutor)) or executor.actor_processes is None:
             raise MonarchError(
                 f"{handle.type} is on {executor.mesh}, whose workers are not in the processes of actors",
                 hint="make the mesh on these processes, Mesh(procs=procs), and actors there get their shard;\n"

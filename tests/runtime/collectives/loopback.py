@@ -100,9 +100,9 @@ class _Choosing(MeshExecutor):
         super().__init__(mesh, connect)
         self._chosen: dict[int, tuple[Plan, Plan]] = {}
 
-    def run(self, plan: Plan, arguments: Sequence[Argument], bind: Any = None) -> list[Handle]:
+    def run(self, plan: Plan, arguments: Sequence[Argument], bind: Any = None, part: Any = None) -> list[Handle]:
         _, chosen = self._chosen.setdefault(id(plan), (plan, type(self).chosen(plan)))
-        return super().run(chosen, arguments, bind)
+        return super().run(chosen, arguments, bind, part)
 
 
 class _Gloo(_Choosing):

@@ -283,13 +283,13 @@ class Stuck:
 
 
 def communicator(library: Any, words: list[int]) -> Communicator:
-    at = SimpleNamespace(
-        step=3,
-        signals=SimpleNamespace(words=words),
+    collectives = SimpleNamespace(
+        at=SimpleNamespace(step=3, signals=SimpleNamespace(words=words)),
+        name_of=str,
         group=lambda dims: SimpleNamespace(size=2, me=0, peers=(1,), ranks=(0, 1)),
         all_gather=lambda dims, along: None,
     )
-    made = Communicator(at, ["w"], library, Watch())  # type: ignore[arg-type]
+    made = Communicator(collectives, ["w"], library, Watch())  # type: ignore[arg-type]
     made.step, made._backend = 3, object()
     return made
 

@@ -171,6 +171,13 @@ class Between:
         self._pipe = pipe
         self._rank = rank
 
+    @property
+    def at(self) -> Any:
+        return self
+
+    def name_of(self, rank: int) -> str:
+        return str(rank)
+
     def group(self, mesh_dims: Any) -> Any:
         return SimpleNamespace(size=2, me=self._rank, peers=(1 - self._rank,))
 

@@ -20,6 +20,7 @@ from monarch.runtime.controller.healing import KEPT_BYTES, copies, find_sources
 from monarch.runtime.controller.state import Again, ControllerState, Step
 from monarch.runtime.processes.looking import Exit
 from monarch.runtime.shared import wire
+from monarch.runtime.shared.place import Place
 from monarch.runtime.shared.wire import Report
 from tests.runtime.building import Building, each, whole
 from tests.runtime.collectives.loopback import executor_on
@@ -313,7 +314,7 @@ def test_what_is_under_way_is_given_again_or_dropped() -> None:
     error = state.refused("evaluate")  # a call that comes now: all that were accepted before it are given again
     assert (error.step, error.program) == (5, "evaluate")
     error = state.lost_step(steps[2])
-    assert isinstance(error, DeviceMeshError) and error.step == state.told == 2
+    assert isinstance(error, DeviceMeshError) and error.step == state.told[None] == 2
     error = state.refused("evaluate")
     assert (error.step, error.program) == (2, "train")
     assert state.drop() == [steps[1]]
@@ -337,7 +338,7 @@ def test_what_is_under_way_is_given_again_or_dropped() -> None:
 def test_blocks_come_from_workers_that_hold_the_same(
     layout: TensorType, gone: set[int], pairs: tuple[tuple[int, int], ...] | None
 ) -> None:
-    assert find_sources(layout, MESH, set(range(4)) - gone) == pairs
+    assert find_sources(layout, Place.whole(MESH), set(range(4)) - gone) == pairs
 
 
 def test_copies_are_cut_into_commands_of_bounded_size() -> None:

@@ -13,7 +13,7 @@ import torch
 
 from monarch.compiler.blocks import REDUCE
 from monarch.compiler.plan import MeshSpec
-from monarch.runtime.collectives import Collectives
+from monarch.runtime.collectives import Collectives, Meetings
 from monarch.runtime.collectives.chain import Results, reduce_in_chain
 from monarch.runtime.collectives.cost import chain_is_faster, chain_scatters_faster, direct_is_faster
 from monarch.runtime.collectives.meeting import Group
@@ -64,7 +64,7 @@ class Hosts:
                 region = Region(0, "", window.geometry.total, {})
                 peers[host] = Peer(0, self.wires[-1], region)  # type: ignore[arg-type]
         window = self.windows[here]
-        return Collectives(self.mesh, rank, window, Mirror(self.mesh, rank, window, peers))
+        return Collectives(Meetings(self.mesh, rank, window, Mirror(self.mesh, rank, window, peers)), self.mesh)
 
     def all(self, act: Any) -> list[Any]:
         """What each worker's `act(worker, group of all)` gives, run at the same time as one step."""
@@ -75,9 +75,9 @@ class Hosts:
         def run(rank: int) -> None:
             try:
                 worker = self.workers[rank]
-                worker.begin(self.step)
-                results[rank] = act(worker, worker.group(["h", "w"]))
-                worker.announce()
+                worker.at.begin(self.step)
+                results[rank] = act(worker.at, worker.group(["h", "w"]))
+                worker.at.announce()
             except BaseException as error:
                 errors.append(error)
                 raise
@@ -96,7 +96,7 @@ def values(rank: int, length: int) -> torch.Tensor:
     return torch.randn(length, generator=torch.Generator().manual_seed(rank))
 
 
-def chain(worker: Collectives, group: Group, op: Any, source: Flat, target: Flat) -> None:
+def chain(worker: Meetings, group: Group, op: Any, source: Flat, target: Flat) -> None:
     reduce_in_chain(worker, group, op, source, Results(group, target))
 
 
@@ -108,20 +108,20 @@ def test_every_algorithm_adds_in_the_groups_order(hosts: int, each: int, length:
     expected = functools.reduce(torch.add, [values(rank, length) for rank in range(cluster.mesh.workers)])
 
     def by(algorithm: Any) -> Any:
-        def act(worker: Collectives, group: Group) -> torch.Tensor:
+        def act(worker: Meetings, group: Group) -> torch.Tensor:
             tensor, out = values(worker.rank, length), torch.empty(length)
             algorithm(worker, group, op, Flat([tensor]), Flat([out]))
             return out
 
         return act
 
-    def small(worker: Collectives, group: Group) -> torch.Tensor:
+    def small(worker: Meetings, group: Group) -> torch.Tensor:
         return reduce_small(worker, group, op, values(worker.rank, length))
 
     turns = [by(chain), by(reduce_shared), by(chain), by(chain)]
     if cluster.mesh.workers == 2:
         turns += [by(reduce_far), by(reduce_shared), by(reduce_far)]
-    if 4 * length <= cluster.workers[0].area:
+    if 4 * length <= cluster.workers[0].at.area:
         turns += [small, by(chain), small]
     for act in turns:
         for out in cluster.all(act):
@@ -135,7 +135,7 @@ def test_a_chain_gives_each_worker_its_block(hosts: int, each: int, length: int)
     k = cluster.mesh.workers
     whole = functools.reduce(torch.add, [values(rank, k * length) for rank in range(k)])
 
-    def act(worker: Collectives, group: Group) -> torch.Tensor:
+    def act(worker: Meetings, group: Group) -> torch.Tensor:
         out = torch.empty(length)
         source = Flat(list(values(worker.rank, k * length).chunk(k)))
         reduce_in_chain(worker, group, REDUCE["sum"], source, Results(group, Flat([out]), length))
@@ -150,7 +150,7 @@ def test_a_chain_gives_each_worker_its_block(hosts: int, each: int, length: int)
 def test_a_chain_moves_as_many_bytes_between_hosts_as_a_ring(each: int) -> None:
     cluster, length = Hosts(2, each), 1 << 20
 
-    def act(worker: Collectives, group: Group) -> None:
+    def act(worker: Meetings, group: Group) -> None:
         out = torch.empty(length)
         chain(worker, group, REDUCE["sum"], Flat([values(worker.rank, length)]), Flat([out]))
 
@@ -162,7 +162,7 @@ def test_what_is_chosen() -> None:
     """A few of the model's answers: small things at once; what is large once between hosts; all to all where each
     host has one worker and there are many."""
     pair, four = Hosts(2, 1), Hosts(2, 4)
-    area = pair.workers[0].area
+    area = pair.workers[0].at.area
     assert direct_is_faster(pair.workers[0].group(["h"]), area, area)
     group = four.workers[0].group(["h", "w"])
     assert direct_is_faster(group, 4 << 10, area)

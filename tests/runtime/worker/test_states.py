@@ -42,6 +42,13 @@ class Alone:
         self.commits = 0
         self.abort = False
 
+    me = 2
+    mirror = None
+
+    @property
+    def at(self) -> Alone:
+        return self
+
     def begin(self, step: int) -> None:
         self.steps.append(step)
 

@@ -1,0 +1,152 @@
+"""A plan as one worker runs it: its frame, with what its instructions call here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+from monarch.compiler.loading import load
+from monarch.compiler.local_ops import LOCAL_OPS
+from monarch.compiler.plan import MeshSpec, Plan
+from monarch.compiler.plan.waits import STARTED
+from monarch.runtime.shared import wire
+from monarch.runtime.shared.results import small_results
+from monarch.runtime.worker.arena import Arena
+from monarch.runtime.worker.device.native import bind
+from monarch.runtime.worker.frame import Frame, Graphs
+
+if TYPE_CHECKING:
+    from monarch.runtime.collectives.mirror import Mirror
+    from monarch.runtime.worker.device.gpu import OnGpu
+
+
+class Rounds(Protocol):
+    """What of `collectives.Meetings` a worker's state needs."""
+
+    def begin(self, step: int) -> None: ...
+
+    @property
+    def mirror(self) -> Mirror | None: ...
+
+
+class Steps(Protocol):
+    """What of `collectives.Collectives` a worker's state and its plans need."""
+
+    @property
+    def at(self) -> Rounds: ...
+
+    @property
+    def me(self) -> int: ...
+
+    def over(self, mesh: MeshSpec, ranks: Sequence[int]) -> Steps: ...
+
+    def permute(
+        self, mesh_dims: Sequence[str], pairs: Sequence[Sequence[int]]
+    ) -> Callable[..., list[torch.Tensor]]: ...
+
+    def commit(self) -> Callable[[], None]: ...
+
+    def look(self) -> None: ...
+
+    def by(self, backend: str) -> Any: ...
+
+    def close(self) -> None: ...
+
+
+class LoadedPlan:
+    """A plan as this worker runs it: the frame, and how to read its arguments. `collectives` are those of the workers
+    that it runs on. `failed` is whether its last step did."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        rank: int,
+        collectives: Steps,
+        arena: Arena,
+        kernels: Path | None,
+        commit: Callable[[Callable[[], None], Callable[[], None]], Callable[[], None]],
+    ) -> None:
+        """`kernels` is the object that its kernels were built into. `commit` gives the plan's commit, of what waits for
+        what the step has started, and what waits until all workers have come."""
+        self._collectives = collectives
+        self._commit = commit
+        self._kernels = kernels
+        self._position = dict(zip(plan.mesh.names, plan.mesh.point(collectives.me), strict=True))
+        self._sizes = dict(plan.mesh.sizes)
+        self._moves: Any = collectives.by(plan.collectives)  # what has the plan's collectives
+        self._ahead = plan.collectives in STARTED
+        """Whether its collectives are started, and waited for later."""
+        self.ready = ready = None if plan.target == "cpu" else _on_gpu(plan, rank)
+        """What it needs on a GPU."""
+        self._waits: list[Callable[[], None]] = [self._moves.finish] if self._ahead else []
+        if ready is None:
+            self.frame = Frame(plan, self._bind, arena)
+        else:
+            self._waits.append(ready.check)
+            self.frame = Frame(ready.plan, ready.binds(self._bind), graphs=_graphs(plan, ready, rank))
+        self.failed = False
+        self.device = torch.device("cpu") if ready is None else ready.device
+        self.name = plan.name
+        self.instructions = plan.instructions
+        self.sources = plan.sources
+        # A number arrives as one, and is to the plan a tensor without dims.
+        self.dtypes = [spec.type.dtype if spec.kind in ("scalar", "seed") else None for spec in plan.inputs]
+        self.struct = wire.run_struct(self.dtypes)
+        self.donated = [at for at, donated in enumerate(plan.donated) if donated and self.dtypes[at] is None]
+        self.small = [small for small in small_results(plan) if collectives.me in small.workers]
+
+    def check(self) -> None:
+        """Wait for what a step has started: before it commits, and at its end."""
+        for wait in self._waits:
+            wait()
+
+    def _bind(self, name: str, *arguments: Any) -> Callable[..., Any]:
+        if name == "commit":
+            return self._commit(self.check, self._collectives.commit())
+        if name == "kernel":
+            text, over = arguments
+            return bind(self._kernels, text, over, torch.get_num_threads())
+        if name in LOCAL_OPS:
+            return partial(LOCAL_OPS[name], self._position, self._sizes)
+        if name == "look":
+            return self._collectives.look
+        if name == "wait" and not self._ahead:
+            return _there
+        bound: Callable[..., Any] = getattr(self._moves, name)(*arguments)
+        return bound if self.ready is None or self._ahead else partial(_by_way_of_host, self.ready.device, bound)
+
+
+def _on_gpu(plan: Plan, rank: int) -> OnGpu:
+    gpu = load("monarch.runtime.worker.device.gpu")
+    ready: OnGpu = gpu.OnGpu(plan, gpu.device_for(plan, rank))
+    if ready.device.type == "cuda":
+        torch.cuda.set_device(ready.device)
+    return ready
+
+
+def _graphs(plan: Plan, ready: OnGpu, rank: int) -> Graphs | None:
+    if not plan.cuda_graphs:
+        return None
+    graphs: Graphs = load("monarch.runtime.worker.graphs:Graphs")(plan, ready.device, f"worker {rank}")
+    return graphs
+
+
+def _there(results: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    """The wait for a collective that is over where it stands."""
+    return results
+
+
+def _by_way_of_host(
+    device: torch.device, collective: Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]], tensors: Any
+) -> list[torch.Tensor]:
+    """A collective of tensors on a GPU, through the host's memory."""
+    return [made.to(device) for made in collective([tensor.cpu() for tensor in tensors])]
+
+
+def describe(error: BaseException) -> str:
+    """An error in one line."""
+    return f"{type(error).__name__}: {error}"
