@@ -25,9 +25,11 @@ Down, from the controller to all workers at once (a record of the ring each; num
     BACK    a snapshot's number: values are as they were in it; none where a worker does not have it
     GIVE    a snapshot's number; then as COPY: each source gives its target the blocks of it that it keeps
     WRITE   JSON: the number of a save; values, each with its handle, its type and pieces (see `execution.storage`);
-            whether these are the last, with which the workers begin to write
+            whether these are the last, with which the workers begin to write; the place of a part with its dims, or
+            null
     WRITTEN a save's number, and 1 to write no more of it: every worker sends how far it is, as JSON in a row of bytes
-    READ    JSON: handles, each with a type, a name, and the blocks in which the tensor stands in files
+    READ    JSON: handles, each with a type, a name, and the blocks in which the tensor stands in files; as for WRITE
+            the place
     FAULT   a rank, what it is to suffer, at which instruction of its next step or -1 for at once, a value (see
             `worker.faults`); sent by tests alone
 

@@ -98,8 +98,8 @@ class Files:
         return bool(self._saves)
 
     def _at(self, place: Sequence[Any] | None) -> tuple[MeshSpec, int]:
-        """The mesh that a command is for, which may be a part of this worker's, and this worker's number there; -1 where
-        it has none."""
+        """The mesh that a command is for, which may be a part of this worker's, and this worker's number there; -1
+        where it has none."""
         if place is None:
             return self._mesh, self._rank
         dims, numbers = place

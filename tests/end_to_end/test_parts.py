@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import monarch
+from monarch.actor import Actor, endpoint, this_host
 from monarch.compiler.blocks import whole_of
 from monarch.compiler.errors import DeviceMeshError, LayoutError, MonarchError, ProgramError
 from monarch.compiler.execution.executor import Executor
@@ -266,3 +268,38 @@ def test_profile_and_survival_of_a_part(mesh: Mesh) -> None:
         assert step(torch.ones(4)).item() == 4
     assert {each.worker for each in profile.trace.steps} == {1, 3}
     assert "step on mesh<data=2>: 2 workers" in str(step.survives(torch.ones(4)))
+
+
+def test_a_checkpoint_of_a_part_is_read_on_another(mesh: Mesh, tmp_path: Path) -> None:
+    value = torch.arange(12.0).view(6, 2)
+    source = {"w": monarch.distribute(value, mesh["data"], "[@data, -]")}
+    monarch.save(tmp_path / "one", source)
+    target = {"w": monarch.distribute(torch.zeros(6, 2), mesh.slice(data=1), "[-, @model]")}
+    monarch.load(tmp_path / "one", into=target)
+    assert torch.equal(target["w"].full_tensor(), value)
+    assert target["w"].mesh is mesh.slice(data=1)
+
+
+def test_parts_of_a_mesh_in_processes_of_actors() -> None:
+    procs = this_host().spawn_procs({"host": 2, "gpu": 2})
+    with Mesh(procs=procs) as root:
+        services = procs.spawn("services", Service)
+        part, half = root.slice(host=1), procs.slice(host=1)
+        x = monarch.distribute(torch.arange(4.0), part, "[@gpu]")
+        assert services.slice(host=1).total.call(x * 2).get().values() == [2.0, 10.0]
+        shards = services.slice(host=1).ones.shards()
+        ones = part.from_shards(shards, "[@gpu]")
+        assert (ones + x).full_tensor().tolist() == [1.0, 2.0, 3.0, 4.0]
+        assert half.sizes == {"gpu": 2}
+        with pytest.raises(MonarchError, match="are in processes that mesh<gpu=2> does not run on"):
+            services.total.call(x)
+
+
+class Service(Actor):
+    @endpoint
+    def total(self, x: torch.Tensor) -> float:
+        return float(x.sum())
+
+    @endpoint
+    def ones(self) -> torch.Tensor:
+        return torch.ones(2)
