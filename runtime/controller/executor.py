@@ -110,7 +110,9 @@ class MeshExecutor(Restoring, Storing, Lending):
 
     # What takes a `part` is for some of the workers, with the dims and numbers that they have there.
 
-    def put(self, tensor: torch.Tensor, type: TensorType, lent: bool = False, part: PartExecutor | None = None) -> Remote:
+    def put(
+        self, tensor: torch.Tensor, type: TensorType, lent: bool = False, part: PartExecutor | None = None
+    ) -> Remote:
         with self._lock:
             self._connection.enter()
             handle = self._put(tensor, type, part, lent=lent)
