@@ -273,7 +273,7 @@ def test_profile_and_survival_of_a_part(mesh: Mesh) -> None:
 def test_a_checkpoint_of_a_part_is_read_on_another(mesh: Mesh, tmp_path: Path) -> None:
     value = torch.arange(12.0).view(6, 2)
     source = {"w": monarch.distribute(value, mesh["data"], "[@data, -]")}
-    monarch.save(source, tmp_path / "one").get()
+    monarch.save(source, tmp_path / "one").result()
     target = {"w": monarch.distribute(torch.zeros(6, 2), mesh.slice(data=1), "[-, @model]")}
     monarch.load(tmp_path / "one", into=target)
     assert torch.equal(target["w"].full_tensor(), value)
