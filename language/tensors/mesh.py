@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import threading
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -77,6 +78,7 @@ class _Workers:
         self.executor: Executor | None = None
         self.names: weakref.WeakKeyDictionary[State, str] = weakref.WeakKeyDictionary()
         self.closed = False
+        self._starting = threading.RLock()
 
     def start(self) -> Executor:
         if self.abstract and not abstract_can_run():
@@ -86,9 +88,10 @@ class _Workers:
             )
         if self.closed:
             raise MonarchError(f"the mesh is closed: {self.spec}", hint="make a new Mesh.")
-        if self.executor is None:
-            self.executor = executor_for(self.spec, self.where)
-        return self.executor
+        with self._starting:  # of several threads one starts them
+            if self.executor is None:
+                self.executor = executor_for(self.spec, self.where)
+            return self.executor
 
     def close(self) -> None:
         self.closed = True

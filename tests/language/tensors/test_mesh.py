@@ -1,11 +1,17 @@
 from __future__ import annotations
 
+import threading
+from contextlib import suppress
+
 import pytest
 import torch
 
 import monarch
 from monarch.compiler.errors import LayoutError, MonarchError
+from monarch.compiler.execution.factories import executors_by
+from monarch.compiler.types import MeshSpec
 from monarch.language import Mesh
+from tests.language.dense import DenseExecutor
 
 
 def test_dims_by_shape_or_by_keyword() -> None:
@@ -90,3 +96,24 @@ def test_a_function_runs_as_a_program_of_a_mesh() -> None:
     assert other.execute(lambda x: x * 2, batch).mesh is other
     with pytest.raises(MonarchError, match="different meshes"):
         other.execute(lambda x: x * 2 + placed, batch)
+
+
+def test_threads_that_use_a_mesh_first_start_its_workers_once() -> None:
+    """The factory waits for a second thread to come while it starts: none does."""
+    both = threading.Barrier(2)
+    started: list[DenseExecutor] = []
+
+    def start(mesh: MeshSpec) -> DenseExecutor:
+        with suppress(threading.BrokenBarrierError):
+            both.wait(timeout=0.2)
+        started.append(DenseExecutor(mesh))
+        return started[-1]
+
+    with executors_by(start), Mesh(data=2) as mesh:
+        found: list[object] = []
+        threads = [threading.Thread(target=lambda: found.append(mesh.executor)) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert found == [started[0]] * 2
