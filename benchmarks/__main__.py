@@ -58,7 +58,7 @@ def compiler_tables() -> list[tuple[str, tuple[str, ...], list[tuple[str, ...]]]
     """The compiler's times, as (title, head, lines)."""
     from benchmarks import compile_time
 
-    compiled, steps = compile_time.measure()
+    compiled, firsts, steps = compile_time.measure()
     return [
         (
             "From Python to a plan: the GPT's training step, data and tensor parallel",
@@ -74,6 +74,11 @@ def compiler_tables() -> list[tuple[str, tuple[str, ...], list[tuple[str, ...]]]
                 )
                 for found in compiled
             ],
+        ),
+        (
+            "Processor time of the first call in a new process, tracing included: compiled, and with its plan on disk",
+            ("model", "layers", "compiled", "plan on disk"),
+            [(found.model, str(found.layers), duration(found.cold), duration(found.kept)) for found in firsts],
         ),
         (
             "The controller's time for one training step, until the call returns",

@@ -5,10 +5,15 @@ The mesh's size should not matter: what is compiled is one program for all worke
 
 from __future__ import annotations
 
+import os
 import statistics
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -110,9 +115,85 @@ def step_time(layers: int, steps: int = 30) -> StepTime:
         return StepTime(layers, mesh.size(), statistics.median(seconds[steps // 3 :]), min(checks))
 
 
-def measure() -> tuple[list[CompileTime], list[StepTime]]:
+def first_call(layers: int) -> float:
+    """Processor seconds of this process for the first call of a GPT's training step on four workers."""
+    with Mesh(data=2, model=2) as mesh:
+        train_step, arguments = training_step(mesh, layers, width=256)
+        tokens, targets = arguments()
+        start = time.process_time()
+        train_step(tokens, targets)
+        return time.process_time() - start
+
+
+def llamas_first_call(layers: int, width: int = 64) -> float:
+    """The same for a Llama of `transformers`, data parallel on two workers."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=256,
+        hidden_size=width,
+        intermediate_size=2 * width,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+    )
+    with Mesh(data=2) as mesh:
+        model = monarch.module_to_mesh(LlamaForCausalLM(config), mesh)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+        @monarch.program
+        def train_step(tokens):  # type: ignore[no-untyped-def]
+            tokens = monarch.layout(tokens, "[@data, -]")
+            optimizer.zero_grad()
+            loss = model(input_ids=tokens, labels=tokens).loss
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        tokens = torch.randint(256, (4, 32))
+        start = time.process_time()
+        train_step(tokens)
+        return time.process_time() - start
+
+
+FIRST_CALLS: dict[str, Callable[[int], float]] = {"GPT": first_call, "Llama": llamas_first_call}
+
+
+@dataclass(frozen=True)
+class FirstCall:
+    """Processor seconds of the first call in new processes, whose kernels are built: without a plan on disk, and with
+    it."""
+
+    model: str
+    layers: int
+    cold: float
+    kept: float
+
+
+def first_calls(model: str, layers: int, repetitions: int = 3) -> FirstCall:
+    """The medians of some processes each."""
+    root = Path(__file__).resolve().parent.parent
+    command = [sys.executable, "-m", "benchmarks.compile_time", model, str(layers)]
+    with tempfile.TemporaryDirectory() as cache:
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(root / ".src"), str(root)]), "MONARCH_CACHE": cache}
+
+        def seconds(plans: str) -> float:
+            ran = {**env, "MONARCH_PLAN_CACHE": plans}
+            return float(subprocess.run(command, env=ran, cwd=root, check=True, stdout=subprocess.PIPE).stdout)
+
+        seconds("1 GiB")  # which keeps the plan and the kernels
+        times = [(seconds("0"), seconds("1 GiB")) for _ in range(repetitions)]
+    return FirstCall(model, layers, *map(statistics.median, zip(*times, strict=True)))
+
+
+def measure() -> tuple[list[CompileTime], list[FirstCall], list[StepTime]]:
     compile_time(1, {"data": 2, "model": 2})  # imports and first uses
     return (
         [compile_time(layers, dims) for layers in LAYERS for dims in MESHES],
+        [first_calls(model, layers) for model, layers in (("GPT", 4), ("GPT", 12), ("Llama", 2))],
         [step_time(layers) for layers in LAYERS],
     )
+
+
+if __name__ == "__main__":
+    print(FIRST_CALLS[sys.argv[1]](int(sys.argv[2])))

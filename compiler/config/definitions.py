@@ -28,7 +28,7 @@ class Settings(SettingsBase):
     cache = Setting(
         FolderOrNone(),
         None,
-        "The folder in which built kernels are kept; `~/.cache/monarch` without it.",
+        "The folder in which built kernels and compiled plans are kept; `~/.cache/monarch` without it.",
         local=True,
     )
     kernels = Setting(
@@ -70,6 +70,12 @@ class Settings(SettingsBase):
         Duration("1h", "3650d"),
         30 * 86400.0,
         "How long a built kernel that nothing asks for stays in the cache.",
+        local=True,
+    )
+    plan_cache = Setting(
+        Size(0, 1 << 40),
+        256 << 20,
+        "How much disk the compiled plans of programs may take; those used longest ago go first. 0 keeps none.",
         local=True,
     )
     compiler_timeout = Setting(

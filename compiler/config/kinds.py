@@ -115,7 +115,7 @@ class Size(Kind[int]):
         if isinstance(given, bool) or not isinstance(given, str | int):
             raise TypeError
         try:
-            size = parse_bytes(given)
+            size = 0 if given in (0, "0") else parse_bytes(given)
         except MonarchError:
             raise TypeError if isinstance(given, str) else ValueError from None
         if not self.least <= size <= self.most:

@@ -32,8 +32,8 @@ from monarch.compiler.types import MeshSpec
 
 @dataclass(frozen=True)
 class Log:
-    """A line for people. `topic` is "passes", "plan" or "commands", which MONARCH_LOG prints, or "kernels", "graphs"
-    or "layouts", which is always printed. What hosts, actors and transports log goes to Python's loggers below
+    """A line for people. `topic` is "passes", "plan" or "commands", which MONARCH_LOG prints, or "kernels", "plans",
+    "graphs" or "layouts", which is always printed. What hosts, actors and transports log goes to Python's loggers below
     "monarch"."""
 
     topic: str

@@ -1,4 +1,4 @@
-"""The folder in which built kernels lie: what is there is run, so nobody else may have written it."""
+"""The folders in which built kernels and plans lie: what is there is run, so nobody else may have written it."""
 
 from __future__ import annotations
 
@@ -19,20 +19,21 @@ class BuildError(MonarchError):
     """A kernel that a compiler does not take, or a cache folder that cannot be trusted."""
 
 
-def private_folder(folder: Path | None = None) -> Path:
-    """The folder, by default within the setting `cache`, made if need be. Raises BuildError unless it is the user's
-    own and closed to others."""
-    folder = (settings.cache or Path.home() / ".cache" / "monarch") / "kernels" if folder is None else folder
+def private_folder(folder: Path | str = "kernels") -> Path:
+    """The folder, or the one of this name within the setting `cache`, made if need be. Raises BuildError unless it is
+    the user's own and closed to others."""
+    if isinstance(folder, str):
+        folder = (settings.cache or Path.home() / ".cache" / "monarch") / folder
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         about = os.lstat(folder)
     except OSError as error:
         raise BuildError(
-            f"cannot use {folder} for built kernels: {error.strerror}", hint="see MONARCH_CACHE."
+            f"cannot use {folder} for what is compiled: {error.strerror}", hint="see MONARCH_CACHE."
         ) from error
     if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.getuid() or about.st_mode & 0o077:
         raise BuildError(
-            f"{folder} holds built kernels, and others than you can write or read there",
+            f"{folder} holds what is compiled, and others than you can write or read there",
             hint=f"make it your own: chmod 700 {folder}, or name another folder in MONARCH_CACHE.",
         )
     return folder

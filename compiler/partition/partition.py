@@ -67,7 +67,8 @@ class PartitionByMesh(Pass):
 
     def finish(self, graph: Graph, context: Context) -> None:
         drop_constraints(graph)
-        announce(graph, context.options.strict)
+        if whole := announce(graph, context.options.strict):
+            context.costs["whole"] = whole + context.costs.get("whole", 0)
         for region in graph.regions.values():
             self.finish(region, context)
 

@@ -28,12 +28,11 @@ def mark_gathered(node: fx.Node, rule: Rule, operands: frozenset[int]) -> None:
     node.meta["why"] = f"every worker computes the whole of it, with {_gathered_text(node)} gathered: {rule.reason}"
 
 
-def announce(graph: Graph, strict: bool) -> None:
+def announce(graph: Graph, strict: bool) -> int:
     """Say which ops of a partitioned graph run whole though operands of theirs are sharded: a PerformanceWarning, once
-    for each op and line. With `strict` the first of them is a RuleError."""
-    for node in graph.calls:
-        if "gathered" not in node.meta:
-            continue
+    for each op and line. With `strict` the first of them is a RuleError. Gives how many there are."""
+    found = [node for node in graph.calls if "gathered" in node.meta]
+    for node in found:
         name, source = op_name(called_op(node)), provenance(node).source
         message = f"{name} runs whole on every worker, with {_gathered_text(node)} gathered for each call"
         hint = _way_out(node, strict)
@@ -47,6 +46,7 @@ def announce(graph: Graph, strict: bool) -> None:
         text = "\n  ".join([message, *hint.splitlines()])
         file, number = (source.file, source.line) if source else (graph.name, 0)
         warnings.warn_explicit(text, PerformanceWarning, file, number)
+    return len(found)
 
 
 def _gathered_text(node: fx.Node) -> str:

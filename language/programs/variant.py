@@ -45,7 +45,7 @@ class Compiled:
         self.values = values
         self.template: Template | None = None
         if trace.scope is None:
-            self.plan: Plan = compile_graph(trace.graph, options)
+            self.plan: Plan = compile_graph(trace.graph, options, kept=True)
         else:
             self.template = compile_template(trace.graph, options, trace.scope)
             self.plan = self.template.at(values)

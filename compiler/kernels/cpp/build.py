@@ -73,7 +73,7 @@ def build(source: str | Unwritten, compiler: Compiler, folder: Path | None = Non
 
     `folder` is the cache, by default the setting's. Raises BuildError, with the compiler's words.
     """
-    folder = private_folder(folder)
+    folder = private_folder(folder or "kernels")
     target = folder / f"{_key(source if isinstance(source, str) else source.origin, compiler)}.so"
     if is_there(target) and is_whole(target):
         return target
