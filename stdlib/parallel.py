@@ -77,7 +77,7 @@ def tensor_parallel(
     one, as GPT-2 has it) is stored in shards, and gathered where it is used.
 
     The module's forward pass is traced, on shapes alone. `inputs` are its arguments, as a sequence or by name; without
-    them they are made up from the module's first layer, or from the `dummy_inputs` that a model of `transformers` has.
+    them they are made up from the module's first layer, or from what the config of a model of `transformers` says.
     Raises ValueError where the module cannot be traced so, or has no such layers.
 
     With a `table` nothing is traced: it gives "column" or "row" for the last part of a linear layer's name, or for a
@@ -128,8 +128,8 @@ def _from_table(module: nn.Module, layouts: Layouts, mesh_dim: str, table: Mappi
 
 
 def example_inputs(module: nn.Module) -> Sequence[Any] | Mapping[str, Any]:
-    """Arguments for a module's forward pass: what a model of `transformers` gives itself, or one tensor that its first
-    layer takes, with a batch of 2. Only its shape and dtype count."""
+    """Arguments for a module's forward pass: those of a model of `transformers`, or one tensor that the first layer
+    takes, with a batch of 2. Only their shapes and dtypes count."""
     config = getattr(module, "config", None)
     if config is not None and hasattr(module, "main_input_name"):
         return _of_transformers(module, config)

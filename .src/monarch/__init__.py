@@ -77,6 +77,7 @@ if TYPE_CHECKING:
     from monarch.stdlib.checkpoints.loading import load
     from monarch.stdlib.checkpoints.saving import save
     from monarch.stdlib.fetching import fetch_shard, inspect
+    from monarch.stdlib.generation import generate
 
 __version__ = "0.1.0"
 
@@ -143,6 +144,7 @@ _HOMES = {
     "monarch.stdlib.checkpoints.loading": ("load",),
     "monarch.stdlib.checkpoints.saving": ("save",),
     "monarch.stdlib.fetching": ("fetch_shard", "inspect"),
+    "monarch.stdlib.generation": ("generate",),
     "torch.distributed.tensor": ("Partial", "Replicate", "Shard"),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
@@ -187,6 +189,7 @@ __all__ = [
     "distributed",
     "exceptions",
     "fetch_shard",
+    "generate",
     "get_global_config",
     "get_runtime_config",
     "heal_mesh",

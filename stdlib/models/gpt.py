@@ -10,23 +10,28 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from monarch.stdlib.models.cache import Cache
+
 
 class Attention(nn.Module):
-    """Causal self-attention over `heads` heads: (batch, time, width) to the same shape."""
+    """Causal self-attention over `heads` heads: (batch, time, width) to the same shape. `layer` is its number, by which
+    a cache knows it."""
 
-    def __init__(self, width: int, heads: int) -> None:
+    def __init__(self, width: int, heads: int, layer: int = 0) -> None:
         super().__init__()
         if width % heads:
             raise ValueError(f"{heads} heads do not divide the width {width}")
-        self.heads = heads
+        self.heads, self.layer = heads, layer
         self.q = nn.Linear(width, width, bias=False)
         self.k = nn.Linear(width, width, bias=False)
         self.v = nn.Linear(width, width, bias=False)
         self.o = nn.Linear(width, width, bias=False)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, mask: torch.Tensor | None = None, cache: Cache | None = None) -> torch.Tensor:
         q, k, v = (self.split(project(x)) for project in (self.q, self.k, self.v))
-        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        if cache is not None:
+            k, v = cache.update(k, v, self.layer)
+        attended = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
         return self.o(attended.transpose(1, 2).flatten(2))
 
     def split(self, x: torch.Tensor) -> torch.Tensor:
@@ -49,15 +54,15 @@ class MLP(nn.Module):
 class Block(nn.Module):
     """Attention and MLP, each behind a norm and added to the residual stream (batch, time, width)."""
 
-    def __init__(self, width: int, heads: int) -> None:
+    def __init__(self, width: int, heads: int, layer: int = 0) -> None:
         super().__init__()
         self.attention_norm = nn.LayerNorm(width, bias=False)
-        self.attention = Attention(width, heads)
+        self.attention = Attention(width, heads, layer)
         self.mlp_norm = nn.LayerNorm(width, bias=False)
         self.mlp = MLP(width)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = x + self.attention(self.attention_norm(x))
+    def forward(self, x: torch.Tensor, mask: torch.Tensor | None = None, cache: Cache | None = None) -> torch.Tensor:
+        x = x + self.attention(self.attention_norm(x), mask, cache)
         return x + self.mlp(self.mlp_norm(x))
 
 
@@ -74,7 +79,7 @@ class GPT(nn.Module):
         self.sequence = sequence
         self.embedding = nn.Embedding(vocabulary, width)
         self.positions = nn.Parameter(torch.empty(sequence, width))
-        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
+        self.blocks = nn.ModuleList(Block(width, heads, layer) for layer in range(layers))
         self.norm = nn.LayerNorm(width, bias=False)
         self.head = nn.Linear(width, vocabulary, bias=False)
         self.reset_parameters()
@@ -90,10 +95,18 @@ class GPT(nn.Module):
             else:
                 nn.init.normal_(parameter, std=0.02)
 
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        x = self.embedding(tokens) + self.positions[: tokens.shape[1]]
+    def forward(
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor | None = None,
+        mask: torch.Tensor | None = None,
+        cache: Cache | None = None,
+    ) -> torch.Tensor:
+        """`positions`, `mask` and `cache` are for generation (`monarch.stdlib.generation.Decodes`)."""
+        place = self.positions[: tokens.shape[1]] if positions is None else F.embedding(positions, self.positions)
+        x = self.embedding(tokens) + place
         for block in self.blocks:
-            x = block(x)
+            x = block(x, mask, cache)
         return self.head(self.norm(x))
 
     @torch.no_grad()

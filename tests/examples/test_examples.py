@@ -40,6 +40,13 @@ def test_eager_training_lowers_the_loss(tmp_path: Path) -> None:
     assert losses[-1] < losses[0] / 2
 
 
+def test_generate(tmp_path: Path) -> None:
+    lines = run("generate.py", "--steps", "21", "--tokens", "8", cwd=tmp_path).splitlines()
+    first, last = (float(line.rpartition(" ")[2]) for line in lines if line.startswith("step"))
+    assert last < first - 1
+    assert [line.partition(" goes on: ")[0] for line in lines[-3:]] == ["'def forward(self,'", "'import'", "'return'"]
+
+
 @pytest.mark.full
 def test_compiled_training_lowers_the_loss(tmp_path: Path) -> None:
     output = run("compiled_training.py", cwd=tmp_path)

@@ -1,0 +1,234 @@
+"""Generation: tokens after prompts, one by one, as one compiled program on a model's own state and mesh.
+
+The program runs the model once over the prompts, which are padded on the left, and keeps each layer's keys and values
+in a cache of the final length; then it loops: a token, its place in the cache, the next token. The loop is the workers'
+(`monarch.while_loop`): they decide when all sequences have ended, and the controller sends one command in all.
+"""
+
+from __future__ import annotations
+
+import inspect
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from monarch.compiler.errors import ProgramError
+from monarch.language import DistributedTensor, Mesh, layout, program, while_loop
+from monarch.language.layouts import LayoutLike
+from monarch.language.source import user_source
+from monarch.stdlib.models.cache import Cache
+
+Logits = torch.Tensor
+
+
+class Decodes(Protocol):
+    """A model that `generate` can use: its forward pass takes tokens i64[batch, time], their positions, a mask
+    bool[batch, 1, time, keys] that says which keys each token looks at, and a cache."""
+
+    def __call__(self, tokens: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor, cache: Cache) -> Logits: ...
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How a token is taken from its logits. `temperature` 0 takes the likeliest; `top_k` keeps so many, and `top_p` the
+    likeliest whose probabilities first reach it (Holtzman et al., "The Curious Case of Neural Text Degeneration",
+    2019)."""
+
+    temperature: float = 0.0
+    top_k: int | None = None
+    top_p: float | None = None
+
+    def check(self) -> None:
+        if self.temperature < 0:
+            raise ProgramError(f"temperature={self.temperature}", hint="give 0, for the likeliest token, or more.")
+        if self.top_k is not None and self.top_k < 1:
+            raise ProgramError(f"top_k={self.top_k}", hint="give the number of tokens to choose among, at least 1.")
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise ProgramError(f"top_p={self.top_p}", hint="give a probability above 0, and 1 at most.")
+        if self.temperature == 0 and (self.top_k is not None or self.top_p is not None):
+            raise ProgramError("top_k and top_p without a temperature", hint="give temperature=1.0.")
+
+    def __call__(self, logits: Logits) -> torch.Tensor:
+        """f[batch, vocabulary] to i64[batch]."""
+        logits = logits.float()
+        if self.temperature == 0:
+            return logits.argmax(-1)
+        return torch.multinomial(self.probabilities(logits), 1)[:, 0]
+
+    def probabilities(self, logits: Logits) -> torch.Tensor:
+        """What a token is drawn from: f32[batch, vocabulary]."""
+        logits = logits / self.temperature
+        if self.top_k is not None and self.top_k < logits.shape[-1]:
+            least = logits.topk(self.top_k).values[:, -1:]
+            logits = logits.masked_fill(logits < least, -torch.inf)
+        if self.top_p is not None and self.top_p < 1:
+            ordered, order = logits.sort(-1)
+            dropped = ordered.softmax(-1).cumsum(-1) <= 1 - self.top_p
+            dropped = dropped & (torch.arange(dropped.shape[-1]) < dropped.shape[-1] - 1)  # one stays
+            logits = logits.masked_fill(dropped.scatter(1, order, dropped), -torch.inf)
+        return logits.softmax(-1)
+
+
+def generate(
+    model: nn.Module,
+    prompts: torch.Tensor | Sequence[Sequence[int]],
+    *,
+    max_new_tokens: int,
+    temperature: float = 0.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    stop: Sequence[int] = (),
+    pad: int = 0,
+    batch_layout: LayoutLike | None = None,
+) -> torch.Tensor:
+    """Tokens after prompts, by a model on a mesh: a plain i64[batch, prompt + new].
+
+        tokens = monarch.generate(model, [[5, 8, 2], [7]], max_new_tokens=20, stop=[2], pad=0)
+
+    `prompts` are lists of tokens, of any lengths, or a tensor i64[batch, prompt]; shorter ones are padded with `pad` on
+    the left, which the model does not see. A sequence ends behind its first token of `stop`, and has `pad` from there;
+    when all have ended, generation does. See `Sampling` for `temperature`, `top_k` and `top_p`; drawn tokens follow
+    `monarch.manual_seed`. `batch_layout`, such as "[@data, -]", shards the batch; tokens do not depend on it.
+
+    The model is one of `monarch.stdlib.models`, one of `transformers` with a decoder alone, or any whose forward pass
+    is as in `Decodes`; it runs in evaluation mode, with its state as it is. Each shape of prompts and each set of
+    options is compiled once. Raises ProgramError for a model that cannot be run so.
+    """
+    sampling = Sampling(temperature, top_k, top_p)
+    sampling.check()
+    parameter = next(model.parameters(), None)
+    if not isinstance(parameter, DistributedTensor):
+        raise ProgramError(
+            f"{type(model).__name__} is not on a mesh",
+            hint="place it first: monarch.module_to_mesh(model, mesh).",
+            source=user_source(),
+        )
+    tokens, seen = _padded(prompts, pad)
+    if max_new_tokens < 1:
+        return tokens
+    options = (sampling, max_new_tokens, tuple(stop), pad, str(batch_layout))
+    with _evaluating(model):
+        known = _programs.setdefault(model, {})
+        if options not in known:
+            forward = _forward_of(model, tokens.shape[1] + max_new_tokens)
+            shard = (lambda x: layout(x, batch_layout)) if batch_layout is not None else (lambda x: x)
+            known[options] = _program(forward, parameter.mesh, sampling, max_new_tokens, tuple(stop), pad, shard)
+        made, count = known[options](tokens, seen)
+        return torch.cat([tokens, made.full_tensor()[:, : int(count.item())]], 1)
+
+
+_programs: weakref.WeakKeyDictionary[nn.Module, dict[Any, Any]] = weakref.WeakKeyDictionary()
+
+
+def _program(
+    forward: Any,
+    mesh: Mesh,
+    sampling: Sampling,
+    count: int,
+    stop: tuple[int, ...],
+    pad: int,
+    shard: Callable[[torch.Tensor], torch.Tensor],
+) -> Any:
+    def ended(token: torch.Tensor) -> torch.Tensor:
+        return torch.isin(token, torch.tensor(stop)) if stop else torch.zeros_like(token, dtype=torch.bool)
+
+    def generate(tokens: torch.Tensor, seen: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        tokens, seen = shard(tokens), shard(seen)
+        prompt = tokens.shape[1]
+        cache = Cache(prompt + count)
+        with torch.no_grad():
+            # Padding looks at itself, for a softmax over nothing is no number; nothing else looks at it.
+            before = torch.ones(prompt, prompt, dtype=torch.bool).tril() & seen[:, None, None, :]
+            mask = before | torch.eye(prompt, dtype=torch.bool)
+            positions = (seen.cumsum(-1) - 1).clamp(min=0)
+            token = sampling(forward(tokens, positions, mask, cache)[:, -1])
+            structure = pytree.tree_structure(cache.layers)
+            visible = torch.cat([seen, torch.zeros(seen.shape[0], count, dtype=torch.bool)], 1)
+            places = torch.arange(prompt + count)
+            made = torch.where(torch.arange(count) == 0, token[:, None], pad)
+
+            def unfinished(i: torch.Tensor, done: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
+                return (i < count) & ~done.all()
+
+            def more(i: torch.Tensor, done: torch.Tensor, token: torch.Tensor, made: torch.Tensor, *held: Any) -> Any:
+                place = prompt + i - 1
+                mask = (visible | ((places >= prompt) & (places <= place)))[:, None, None, :]
+                cache = Cache(prompt + count, place, pytree.tree_unflatten(list(held), structure))
+                position = (positions[:, -1] + i)[:, None]
+                token = sampling(forward(token[:, None], position, mask, cache)[:, -1])
+                token = torch.where(done, pad, token)
+                made = torch.where(torch.arange(count) == i, token[:, None], made)
+                return i + 1, done | ended(token), token, made, *pytree.tree_leaves(cache.layers)
+
+            carried = (torch.ones((), dtype=torch.int64), ended(token), token, made, *pytree.tree_leaves(cache.layers))
+            done = while_loop(unfinished, more, carried)
+        return done[3], done[0]
+
+    return program(generate, mesh=mesh)
+
+
+def _padded(prompts: torch.Tensor | Sequence[Sequence[int]], pad: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The prompts as i64[batch, longest], padded on the left, and which of these are no padding."""
+    rows = list(prompts)
+    if not rows or any(len(row) == 0 for row in rows):
+        raise ProgramError("an empty prompt", hint="give at least one token in each.", source=user_source())
+    longest = max(map(len, rows))
+    tokens = torch.full((len(rows), longest), pad, dtype=torch.int64)
+    seen = torch.zeros(len(rows), longest, dtype=torch.bool)
+    for row, at, tokens_seen in zip(rows, tokens, seen, strict=True):
+        at[longest - len(row) :] = torch.as_tensor(row)
+        tokens_seen[longest - len(row) :] = True
+    return tokens, seen
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+def _forward_of(model: nn.Module, length: int) -> Any:
+    """The model's forward pass as `Decodes` has it."""
+    parameters = inspect.signature(model.forward).parameters
+    if {"positions", "mask", "cache"} <= parameters.keys():
+        return model
+    config: Any = getattr(model, "config", None)
+
+    def refuse(what: str) -> ProgramError:
+        return ProgramError(f"generate cannot run {type(model).__name__}: {what}", source=user_source())
+
+    if config is None or not {"position_ids", "past_key_values", "attention_mask"} <= parameters.keys():
+        raise refuse("its forward pass takes no positions, mask and cache, as monarch.stdlib.generation.Decodes says")
+    if config.is_encoder_decoder:
+        raise refuse("it has an encoder")
+    if getattr(config, "alibi", False):
+        raise refuse("its attention is biased by distance")
+    window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
+    if window is not None and window < length:
+        raise refuse(f"its attention sees {window} tokens, of {length}")
+    if config._attn_implementation not in ("sdpa", "eager"):
+        raise refuse(f"its attention is {config._attn_implementation}, and not sdpa or eager")
+    only = {"logits_to_keep": 1} if "logits_to_keep" in parameters else {}
+
+    def forward(tokens: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor, cache: Cache) -> Logits:
+        if config._attn_implementation == "eager":
+            dtype = next(model.parameters()).dtype
+            mask = torch.where(mask, 0.0, torch.finfo(dtype).min).to(dtype)
+        found: Any = model(
+            input_ids=tokens, position_ids=positions, attention_mask=mask, past_key_values=cache, use_cache=True, **only
+        )
+        logits: Logits = found.logits
+        return logits
+
+    return forward

@@ -1,0 +1,193 @@
+"""Generation, against that of `transformers`: partitioned, and run by the reference executor."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import monarch
+from monarch.compiler.errors import ProgramError
+from monarch.compiler.types import Layout
+from monarch.language import Mesh, module_to_mesh, program
+from monarch.stdlib.generation import Sampling, generate
+from monarch.stdlib.models.gpt import GPT
+from monarch.stdlib.parallel import data_parallel, fully_shard, tensor_parallel
+from tests.language.partitioned import partitioned_mesh
+from tests.models.families import FAMILIES
+from tests.models.test_library import twins
+
+PROMPTS = [[5, 9, 13, 4], [7, 8], [3, 3, 3]]
+LAYOUTS: dict[str, Callable[[Any, Mesh], Mapping[str, Layout]]] = {
+    "data parallel": lambda model, mesh: data_parallel(model),
+    "fully sharded": lambda model, mesh: fully_shard(model, mesh, "data"),
+    "tensor parallel": lambda model, mesh: tensor_parallel(model, mesh, "model"),
+}
+
+
+def family(name: str) -> Any:
+    """A model whose greedy tokens are not all the same."""
+    torch.manual_seed(0)
+    model = FAMILIES[name].model().eval()
+    for parameter in model.parameters():
+        if parameter.ndim > 1:
+            nn.init.normal_(parameter, std=0.3)
+    return model
+
+
+def theirs(model: Any, count: int, **options: Any) -> torch.Tensor:
+    """What transformers generates."""
+    longest = max(map(len, PROMPTS))
+    tokens = torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in PROMPTS])
+    seen = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in PROMPTS])
+    options = {"do_sample": False, "pad_token_id": 0, "eos_token_id": None, **options}
+    found: torch.Tensor = model.generate(input_ids=tokens, attention_mask=seen, max_new_tokens=count, **options)
+    return found
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("layouts", LAYOUTS)
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gpt-neox", "qwen2", "phi", "gemma", "opt"])
+def test_greedy_tokens_are_those_of_transformers(name: str, layouts: str) -> None:
+    model = family(name)
+    wanted = theirs(model, 6)
+    assert len(set(wanted[:, -6:].flatten().tolist())) > 3
+    with partitioned_mesh(data=2, model=2) as mesh:
+        module_to_mesh(model, mesh, LAYOUTS[layouts](model, mesh))
+        assert torch.equal(generate(model, PROMPTS, max_new_tokens=6, batch_layout="[@data, -]"), wanted)
+
+
+def test_sequences_end_behind_a_token_that_stops_them() -> None:
+    model = family("llama")
+    plain = theirs(model, 8)[:, -8:]
+    stop = [int(plain[0, 2]), int(plain[1, 4])]
+    wanted = theirs(model, 8, eos_token_id=stop)
+    alone = theirs(model, 8, eos_token_id=plain[:, 1].tolist())
+    assert alone.shape[1] < plain.shape[1] + 4  # all end early
+    with partitioned_mesh(data=2) as mesh:
+        module_to_mesh(model, mesh, {})
+        assert torch.equal(generate(model, PROMPTS, max_new_tokens=8, stop=stop), wanted)
+        assert torch.equal(generate(model, PROMPTS, max_new_tokens=8, stop=plain[:, 1].tolist()), alone)
+
+
+def test_what_is_generated_follows_training() -> None:
+    """The program reads the trainer's own parameters: there is no second copy to bring up to date."""
+    model = family("llama")
+    with partitioned_mesh(data=2) as mesh:
+        changed = copy.deepcopy(model)
+        module_to_mesh(model, mesh, {})
+        before = generate(model, PROMPTS, max_new_tokens=4)
+        head = model.lm_head.weight
+
+        @program
+        def train() -> None:
+            with torch.no_grad():
+                head.neg_()
+
+        train()
+        with torch.no_grad():
+            changed.lm_head.weight.neg_()
+        after = generate(model, PROMPTS, max_new_tokens=4)
+        assert not torch.equal(before, after)
+        assert torch.equal(after, theirs(changed, 4))
+
+
+def plainly(model: nn.Module, prompt: list[int], count: int) -> list[int]:
+    """Greedy tokens without a cache."""
+    tokens = list(prompt)
+    for _ in range(count):
+        tokens.append(int(model(torch.tensor([tokens]))[0, -1].argmax()))
+    return tokens
+
+
+@pytest.mark.parametrize("kind", ["gpt", "llama", "moe"])
+def test_the_models_of_the_library_generate(kind: str) -> None:
+    torch.manual_seed(1)
+    model = GPT(vocabulary=61, width=32, layers=2, heads=4, sequence=16) if kind == "gpt" else twins(kind)[0]
+    for parameter in model.parameters():
+        if parameter.ndim > 1:
+            nn.init.normal_(parameter, std=0.3)
+    wanted = [plainly(model, prompt, 5) for prompt in PROMPTS]
+    with partitioned_mesh(data=2, model=2) as mesh:
+        module_to_mesh(model, mesh, tensor_parallel(model, mesh, "model"))
+        model.train()
+        found = generate(model, PROMPTS, max_new_tokens=5)
+        assert model.training and all(module.training for module in model.modules())
+    assert [row[4 - len(prompt) :] for row, prompt in zip(found.tolist(), PROMPTS, strict=True)] == wanted
+
+
+@pytest.mark.parametrize(
+    "options", [{"temperature": 0.7}, {"temperature": 1.3, "top_k": 5}, {"temperature": 1.0, "top_p": 0.8}], ids=str
+)
+def test_tokens_are_drawn_from_what_transformers_draws_from(options: dict[str, Any]) -> None:
+    from transformers.generation import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+    logits = torch.randn(7, 61, generator=torch.Generator().manual_seed(0)) * 3
+    wanted = TemperatureLogitsWarper(options["temperature"])(None, logits)
+    if "top_k" in options:
+        wanted = TopKLogitsWarper(options["top_k"])(None, wanted)
+    if "top_p" in options:
+        wanted = TopPLogitsWarper(options["top_p"])(None, wanted)
+    torch.testing.assert_close(Sampling(**options).probabilities(logits), wanted.softmax(-1))
+
+
+def test_drawn_tokens_follow_the_seed_and_are_likely_ones() -> None:
+    model = family("gpt2")
+    with partitioned_mesh(data=2, model=2) as mesh:
+        module_to_mesh(model, mesh, tensor_parallel(model, mesh, "model"))
+
+        def draw(seed: int, **options: Any) -> list[Any]:
+            monarch.manual_seed(seed)
+            return generate(model, PROMPTS, max_new_tokens=6, temperature=1.0, **options).tolist()
+
+        assert draw(1) == draw(1) != draw(2)
+        assert draw(1, batch_layout="[@data, -]") == draw(1)
+        assert draw(3, top_k=1) == generate(model, PROMPTS, max_new_tokens=6).tolist()
+        assert draw(3, top_p=1e-6) == generate(model, PROMPTS, max_new_tokens=6).tolist()
+
+
+def test_a_tensor_of_prompts_and_no_new_tokens() -> None:
+    model = family("gpt2")
+    prompts = torch.tensor([[5, 6, 7], [7, 6, 5]])
+    with partitioned_mesh(data=2) as mesh:
+        wanted = model.generate(prompts, max_new_tokens=3, do_sample=False, pad_token_id=0, eos_token_id=None)
+        module_to_mesh(model, mesh, {})
+        assert torch.equal(generate(model, prompts, max_new_tokens=3), wanted)
+        assert torch.equal(generate(model, prompts, max_new_tokens=0), prompts)
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("bloom", "its forward pass takes no positions, mask and cache"),
+        ("t5", "its forward pass takes no positions"),
+        ("mistral", "its attention sees 4 tokens, of 6"),
+        ("mamba", "its forward pass takes no positions"),
+    ],
+)
+def test_a_model_that_cannot_be_run_so_is_refused(name: str, why: str) -> None:
+    with partitioned_mesh(data=2) as mesh:
+        model = module_to_mesh(family(name), mesh, {})
+        with pytest.raises(ProgramError, match=why):
+            generate(model, PROMPTS, max_new_tokens=2)
+
+
+def test_wrong_arguments_are_named() -> None:
+    with pytest.raises(ProgramError, match="GPT is not on a mesh"):
+        generate(GPT(), PROMPTS, max_new_tokens=2)
+    with partitioned_mesh(data=2) as mesh:
+        model = module_to_mesh(GPT(), mesh, {})
+        with pytest.raises(ProgramError, match="an empty prompt"):
+            generate(model, [[1], []], max_new_tokens=2)
+    for options, message in [
+        ({"temperature": -1.0}, "temperature=-1.0"),
+        ({"temperature": 1.0, "top_k": 0}, "top_k=0"),
+        ({"temperature": 1.0, "top_p": 1.5}, "top_p=1.5"),
+        ({"top_k": 3}, "top_k and top_p without a temperature"),
+    ]:
+        with pytest.raises(ProgramError, match=message):
+            generate(GPT(), PROMPTS, max_new_tokens=2, **options)
