@@ -45,6 +45,7 @@ class Sampling:
     top_p: float | None = None
 
     def check(self) -> None:
+        """Raises ProgramError for a number out of its range."""
         if self.temperature < 0:
             raise ProgramError(f"temperature={self.temperature}", hint="give 0, for the likeliest token, or more.")
         if self.top_k is not None and self.top_k < 1:
