@@ -334,7 +334,7 @@ def _run(steps: list[Pass], graph: Graph, context: Context, progress: Progress |
     for step in steps:
         start = time.perf_counter()
         graph = _on_all(step, graph, context)
-        seconds[step.name] = time.perf_counter() - start
+        seconds[step.name] = seconds.get(step.name, 0.0) + time.perf_counter() - start
         dump.after(step.name, graph)
         if wanted("passes"):
             ops = sum(1 for _ in graph.calls)

@@ -173,6 +173,10 @@ def inspect(
     hosts: Annotated[
         int | None, typer.Option("--hosts", metavar="N", help="With --survives: on how many hosts the workers are.")
     ] = None,
+    part: Annotated[
+        str | None,
+        typer.Option("--part", metavar="NAME", help="Of a program of several meshes: only what one of them runs."),
+    ] = None,
     worker: Annotated[
         str | None, typer.Option("--worker", metavar="DIM=I,…", help="What one worker holds: data=0,model=1.")
     ] = None,

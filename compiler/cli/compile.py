@@ -119,8 +119,9 @@ def summary(plan: Plan, path: Path) -> dict[str, Any]:
         "workers": plan.mesh.workers,
         "target": plan.target,
         "backend": plan.collectives,
-        "ops": len(ops_of(plan)),
-        "instructions": len(plan.instructions),
+        "ops": sum(len(ops_of(part.plan)) for part in plan.parts) if plan.parts else len(ops_of(plan)),
+        "instructions": len(plan.instructions) + sum(len(part.plan.instructions) for part in plan.parts),
+        **({"transfers": plan.costs["transfers"]} if plan.parts else {}),
         "collectives": plan.costs["collectives"],
         "peak_bytes": plan.costs["peak_bytes"],
         **({} if plan.options.memory_limit is None else {"memory_limit": plan.options.memory_limit}),
@@ -159,6 +160,10 @@ def _show(out: Console, plan: Plan, path: Path, words: list[str]) -> None:
     if collectives:
         heading(out, "collectives in a step")
         table(out, ["mesh dim", "collective", ">count", ">tensors", ">bytes a worker"], collectives)
+    if transfers := made.get("transfers"):
+        heading(out, "transfers in a step")
+        rows = [(ends, f"{each['count']:,}", size(each["bytes"])) for ends, each in transfers.items()]
+        table(out, ["~", ">count", ">bytes"], rows)
     seconds = made["seconds"]
     heading(out, "compiled in", duration(sum(seconds.values())))
     table(out, ["", ">"], [(name, duration(took)) for name, took in seconds.items()])

@@ -14,7 +14,7 @@ from monarch.compiler import pipeline
 from monarch.compiler.cli.compile import compiled
 from monarch.compiler.cli.emitted import text as emitted_text
 from monarch.compiler.cli.load import is_program
-from monarch.compiler.cli.screen import clean, console, line, print_json, size
+from monarch.compiler.cli.screen import clean, console, line, plain, print_json, size
 from monarch.compiler.cli.sections import by as by_group
 from monarch.compiler.cli.sections import comms, kernels, memory, overview
 from monarch.compiler.cli.sections import why as of_value
@@ -47,6 +47,7 @@ def inspect(
     memory: bool,
     survives: bool,
     hosts: int | None,
+    part: str | None,
     worker: str | None,
     why: str | None,
     html: Path | None,
@@ -74,14 +75,33 @@ def inspect(
     if sort is not None and not by:
         raise MonarchError("--sort is for tables of costs", hint="say of what: --by line.")
     read = _read(plan, mesh, target, arg, first_call, memory_limit)
+    if part is not None:
+        read = _part(read, part, after)
+    elif read.parts:
+        asked = {
+            "--html": html,
+            "--worker": worker,
+            "--survives": survives or None,
+            "--emit": emit,
+            "--dot": dot or None,
+        }
+        for option in (name for name, given in asked.items() if given is not None):
+            names = ", ".join(each.name for each in read.parts)
+            raise MonarchError(
+                f"{option} shows what one mesh runs, and '{read.name}' is of {names}",
+                hint=f"say of which: --part {read.parts[0].name}.",
+            )
     wanted = {"kernels": kernels, "comms": comms, "memory": memory}
     if html is not None:
         _write_page(read, html, trace, against)
     texts = dict(_texts(read, dot, text, after))
     if emit is not None:
         texts[emit] = emitted_text(read, emit, kernel)
-    sections = dict(_tables(read, by or [], sort or "time"))
-    sections |= _sections(read, [name for name, on in wanted.items() if on], worker, why)
+    sections: dict[str, tuple[Callable[[], Any], Show]] = {}
+    for of, each in _each_part(read, why):
+        own = dict(_tables(each, by or [], sort or "time"))
+        own |= _sections(each, [name for name, on in wanted.items() if on], worker, why)
+        sections |= {f"{of} {name}".strip(): (data, _headed(of, show)) for name, (data, show) in own.items()}
     if survives:
         outlook = Survival(read, hosts or 1)
         sections["survives"] = outlook.data, lambda out: line(out, str(outlook))
@@ -100,6 +120,51 @@ def inspect(
         show(out)
     for content in texts.values():
         sys.stdout.write(clean(content) + "\n")
+
+
+def _part(plan: Plan, name: str, after: str | None) -> Plan:
+    """What one of a plan's meshes runs, as a plan."""
+    found = next((part.plan for part in plan.parts if part.name == name), None)
+    if found is None:
+        names = ", ".join(part.name for part in plan.parts)
+        is_of = f"its parts are {names}." if plan.parts else "it is of one mesh: leave out --part."
+        raise MonarchError(f"'{plan.name}' has no part '{name}'", hint=is_of)
+    if after is not None:
+        raise MonarchError("--after shows the graphs of all parts", hint="leave out --part.")
+    return found
+
+
+def _each_part(plan: Plan, why: str | None) -> Iterator[tuple[str, Plan]]:
+    """What a plan's meshes run, by name (a plan of one mesh under ""): where something is asked for by its name, those
+    that have it."""
+    if not plan.parts:
+        yield "", plan
+        return
+    failed: MonarchError | None = None
+    shown = 0
+    for part in plan.parts:
+        try:
+            if why is not None:
+                of_value.data(part.plan, why)
+        except MonarchError as error:
+            failed = error
+            continue
+        shown += 1
+        yield part.name, part.plan
+    if not shown and failed is not None:
+        raise failed
+
+
+def _headed(name: str, show: Show) -> Show:
+    """What prints a section below the name of the part that it is of."""
+    if not name:
+        return show
+
+    def headed(out: Console) -> None:
+        line(out, plain(name, "bold"))
+        show(out)
+
+    return headed
 
 
 def _read(

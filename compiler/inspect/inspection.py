@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 from monarch.compiler.errors import MonarchError
@@ -23,14 +24,21 @@ class Inspection:
     """
 
     def __init__(self, plan: Plan) -> None:
-        if plan.report is None:
+        if plan.report is None and not (plan.parts and all(part.plan.report for part in plan.parts)):
             raise MonarchError(
                 f"plan '{plan.name}' has no report", hint="compile it with program.compile() or monarchc compile."
             )
         self.plan = plan
 
     def html(self) -> str:
-        """The inspector's page, whole."""
+        """The inspector's page, whole. Raises MonarchError for a program of several meshes, which it does not show:
+        `Inspection(plan.parts[0].plan)` shows what one of them runs."""
+        if self.plan.parts:
+            names = ", ".join(part.name for part in self.plan.parts)
+            raise MonarchError(
+                f"the page shows programs of one mesh, and '{self.plan.name}' is of {names}",
+                hint="look at one of them: Inspection(plan.parts[0].plan); or monarchc inspect FILE --part NAME.",
+            )
         return page(self.plan)
 
     def save(self, path: str | Path) -> None:
@@ -43,13 +51,22 @@ class Inspection:
     def explain(self, name: str) -> Explanation | Place:
         """Why a value lies as it does, or why a collective is there: the chain of causes. `name` is a value's or a
         state's; or a line, "train.py:58", or a module, "layers.0.mlp", for all of its collectives. Raises MonarchError,
-        with near names, where there is none."""
-        return explain_any(self.plan, name)
+        with near names, where there is none. In a program of several meshes the first that has it answers."""
+        *others, last = [part.plan for part in self.plan.parts] or [self.plan]
+        for plan in others:
+            with suppress(MonarchError):
+                return explain_any(plan, name)
+        return explain_any(last, name)
 
-    def _repr_html_(self) -> str:
+    def _repr_html_(self) -> str | None:
+        if self.plan.parts:
+            return None  # then a notebook shows the summary
         return frame_html(self.html(), f"{self.plan.name} on {self.plan.mesh}")
 
     def __repr__(self) -> str:
+        if self.plan.parts:
+            each = [repr(Inspection(part.plan)).rsplit("\n", 1)[0] for part in self.plan.parts]
+            return "\n".join([str(self.plan), *each])
         plan = self.plan
         workers = "1 worker" if plan.mesh.workers == 1 else f"{plan.mesh.workers:,} workers"
         collectives = collectives_of(plan)

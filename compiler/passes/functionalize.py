@@ -564,7 +564,8 @@ def functionalize(
     _drop_dead(graph)
     if parts:
         place_values(graph)
-        inner = [*graph.calls, *graph.placeholders]  # in the order in which they come to run
+        # In the order in which they come to run: what is sent has its layout before it is received.
+        inner = [each for node in graph.calls for each in (*node.all_input_nodes, node)] + graph.placeholders
         graph.parts = {part: parts[part] for node in inner if (part := node.meta.get("mesh")) is not None}
     return graph, aliases
 

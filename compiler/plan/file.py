@@ -38,6 +38,7 @@ from monarch.compiler.plan.container import AGAIN, dump_json, load_json, seal, u
 from monarch.compiler.plan.encode import MAX_DEPTH, Decoder, encode_head, encode_instruction, encode_options
 from monarch.compiler.plan.encode_report import decode_report, encode_report
 from monarch.compiler.plan.plan import Part, Plan
+from monarch.compiler.plan.report import Report
 from monarch.compiler.types import DTYPE_NAMES
 
 T = TypeVar("T")
@@ -96,7 +97,7 @@ def plan_bytes(plan: Plan) -> bytes:
     head, program, constants = _parts(plan)
     binaries = encode_binaries(plan.binaries)
     check_plan(plan, Decoder(f"plan '{plan.name}'").fail)
-    report = dump_json(None if plan.report is None else encode_report(plan.report)).encode("ascii")
+    report = dump_json(_encode_reports(plan)).encode("ascii")
     try:
         manifest = {"plan": head, "hash": _hash(head, program, constants, binaries), "costs": plan.costs}
         if options := encode_options(plan):
@@ -122,13 +123,13 @@ def plan_from_bytes(data: bytes, name: str = "the plan", *, report: bool = True)
     program = _load_program(members[PROGRAM], decoder)
     seen = load_json(members[REPORT], f"{REPORT} of {name}") if report else None
     plan = _decode(head, program, constants, decoder, rest)
+    graph = _load_text(GRAPH, members, decoder)
     plan = replace(
         plan,
-        graph=_load_text(GRAPH, members, decoder),
+        graph=graph,
         traced=_load_text(TRACED, members, decoder),
-        report=None
-        if seen is None
-        else decode_report(seen, decoder, plan.mesh, len(plan.instructions), len(plan.sources)),
+        report=None if seen is None or plan.parts else _decode_report(seen, plan, decoder),
+        parts=_with_reports(plan.parts, graph, seen, decoder),
         binaries=decode_binaries(members[BINARIES], members[CODE], decoder),
         costs=decoder.costs(manifest["costs"]),
         hash=manifest["hash"],
@@ -137,6 +138,32 @@ def plan_from_bytes(data: bytes, name: str = "the plan", *, report: bool = True)
         decoder.fail("its hash is not that of what it holds")
     check_plan(plan, decoder.fail)
     return plan
+
+
+def _encode_reports(plan: Plan) -> Any:
+    """A plan's report; of one with parts, a list of theirs."""
+    if plan.parts and any(part.plan.report is not None for part in plan.parts):
+        return [_encode_reports(part.plan) for part in plan.parts]
+    return None if plan.report is None else encode_report(plan.report)
+
+
+def _decode_report(seen: Any, plan: Plan, decoder: Decoder) -> Report:
+    return decode_report(seen, decoder, plan.mesh, len(plan.instructions), len(plan.sources))
+
+
+def _with_reports(parts: tuple[Part, ...], graph: str, seen: Any, decoder: Decoder) -> tuple[Part, ...]:
+    """The parts with the text of each one's graph, of which the whole's consists, and with their reports."""
+    texts = graph.split("\n\n")
+    if len(texts) == len(parts):
+        plans = (replace(part.plan, graph=text) for part, text in zip(parts, texts, strict=True))
+        parts = tuple(replace(part, plan=plan) for part, plan in zip(parts, plans, strict=True))
+    if seen is None or not parts:
+        return parts
+    reports = decoder.items(seen, "the reports of its parts", len(parts))
+    return tuple(
+        replace(part, plan=replace(part.plan, report=_decode_report(report, part.plan, decoder)))
+        for part, report in zip(parts, reports, strict=True)
+    )
 
 
 _HEAD = (

@@ -11,8 +11,9 @@ from monarch.compiler.cli.sections.memory import limits_of
 from monarch.compiler.inspect.graphs import graphs_of, sentence
 from monarch.compiler.inspect.labels import input_names
 from monarch.compiler.inspect.values import computed, further_results, kind_of, local_bytes
-from monarch.compiler.plan import Plan, TensorType
-from monarch.compiler.plan.report import PHASES
+from monarch.compiler.plan import Plan, TensorType, ValueSpec
+from monarch.compiler.plan.report import PHASES, peak
+from monarch.compiler.plan.transfers import moved_bytes
 from monarch.compiler.text import parse_type
 
 _SHOWN = 12
@@ -29,21 +30,53 @@ def data(plan: Plan) -> dict[str, Any]:
         "target": plan.target,
         "backend": plan.collectives,
         "inputs": [
-            {"kind": spec.kind, "name": name, **_type(plan, spec.type), "donated": donated}
+            {"kind": spec.kind, "name": name, **_type(plan, spec), "donated": donated}
             for name, spec, donated in tensors
         ],
-        "outputs": [{"kind": spec.kind, "name": str(spec.label), **_type(plan, spec.type)} for spec in plan.outputs],
+        "outputs": [{"kind": spec.kind, "name": str(spec.label), **_type(plan, spec)} for spec in plan.outputs],
         "constants": {label: str(TensorType(t.dtype, tuple(t.shape))) for label, t in plan.constants.items()},
-        "instructions": len(plan.instructions),
+        "instructions": len(plan.instructions) + sum(len(part.plan.instructions) for part in plan.parts),
         "costs": plan.costs,
+        **({"parts": _parts(plan), "transfers": _transfers(plan)} if plan.parts else {}),
         **({"cuda_graphs": graphs_of(plan)} if plan.cuda_graphs else {}),
         **({"phases": _phases(plan)} if plan.report is not None else {}),
     }
 
 
-def _type(plan: Plan, type: TensorType) -> dict[str, Any]:
-    local = list(type.local_shape(plan.mesh))
-    return {"type": str(type), "local": local, "bytes": local_bytes(type, plan.mesh)}
+def _type(plan: Plan, spec: ValueSpec) -> dict[str, Any]:
+    mesh = plan.parts[spec.part].plan.mesh if plan.parts else plan.mesh
+    where = {"part": plan.parts[spec.part].name} if plan.parts else {}
+    local = list(spec.type.local_shape(mesh))
+    return {"type": str(spec.type), "local": local, "bytes": local_bytes(spec.type, mesh), **where}
+
+
+def _parts(plan: Plan) -> dict[str, dict[str, Any]]:
+    """What each mesh of a program of several runs."""
+    return {
+        part.name: {
+            "mesh": dict(part.plan.mesh.dims),
+            "workers": part.place.ranks(),
+            "instructions": len(part.plan.instructions),
+            **({"peak_bytes": peak(part.plan)[0]} if part.plan.report is not None else {}),
+        }
+        for part in plan.parts
+    }
+
+
+def _transfers(plan: Plan) -> list[dict[str, Any]]:
+    """What the meshes of a program send one another, in order; the bytes are those of all workers together."""
+    return [
+        {
+            "name": transfer.name,
+            "from": plan.parts[transfer.source].name,
+            "to": plan.parts[transfer.target].name,
+            "sent": str(transfer.sent.unpadded),
+            "received": str(transfer.received.unpadded),
+            "bytes": moved_bytes(plan.routes(number), transfer.sent.dtype.itemsize),
+            "line": "" if transfer.line is None else str(transfer.line),
+        }
+        for number, transfer in enumerate(plan.transfers)
+    ]
 
 
 def _phases(plan: Plan) -> dict[str, dict[str, float]]:
@@ -72,10 +105,12 @@ def show(out: Console, plan: Plan) -> None:
     if collectives := _collectives(plan.costs):
         heading(out, "collectives in a step")
         table(out, ["mesh dim", "collective", ">count", ">tensors", ">bytes a worker"], collectives)
+    if plan.parts:
+        _several(out, found)
     if plan.cuda_graphs:
         _graphs(out, found["cuda_graphs"])
     heading(out, "in all")
-    totals = [("instructions", f"{len(plan.instructions):,}")]
+    totals = [("instructions", f"{found['instructions']:,}")]
     if _is_number(plan.costs.get("peak_bytes")):
         limit, _ = limits_of(plan)
         most = "" if limit is None else f" of at most {size(limit)}"
@@ -87,6 +122,39 @@ def show(out: Console, plan: Plan) -> None:
         out.print()
         more = "--by line --why train.py:18 --comms --kernels --memory --survives --worker data=0 --html p.html"
         line(out, plain(f"  more: {more}", "dim"))
+
+
+def _several(out: Console, found: dict[str, Any]) -> None:
+    """The meshes of a program of several, and what they send one another."""
+    heading(out, "meshes")
+    rows = [
+        (
+            plain(name, "bold"),
+            f"mesh<{', '.join(f'{dim}={length}' for dim, length in each['mesh'].items())}>",
+            _ranks(each["workers"]),
+            f"{each['instructions']:,}",
+            size(each["peak_bytes"]) if "peak_bytes" in each else "",
+        )
+        for name, each in found["parts"].items()
+    ]
+    table(out, ["", "~", "~workers", ">instructions", ">peak of a worker"], rows)
+    if found["transfers"]:
+        heading(out, "transfers in a step", "the bytes that all workers receive")
+        moved = [
+            (each["name"], f"{each['from']} -> {each['to']}", each["sent"], each["received"], size(each["bytes"]))
+            for each in found["transfers"]
+        ]
+        table(out, ["~", "~", "~sent as", "~received as", ">bytes"], moved[:_SHOWN])
+        if len(moved) > _SHOWN:
+            line(out, plain(f"  and {len(moved) - _SHOWN:,} more", "dim"))
+
+
+def _ranks(ranks: list[int]) -> str:
+    """The workers of a part, by their numbers: `0-3`, `0, 2, 4`."""
+    if len(ranks) > 1 and ranks == list(range(ranks[0], ranks[0] + len(ranks))):
+        return f"{ranks[0]}-{ranks[-1]}"
+    shown = ", ".join(map(str, ranks[:4]))
+    return shown if len(ranks) <= 4 else f"{shown}, …"
 
 
 def _graphs(out: Console, found: dict[str, Any]) -> None:
@@ -111,8 +179,11 @@ def _interface(out: Console, found: dict[str, Any]) -> None:
         heading(out, "inputs")
         table(out, ["", "~", "~", "~"], [_row(entry) for entry in inputs])
     if states := [entry for entry in found["inputs"] if entry["kind"] == "state"]:
-        held = sum(entry["bytes"] for entry in states)
-        heading(out, "state", f"{count(len(states), 'tensor')}, {size(held)} a worker")
+        held: dict[str, int] = {}
+        for entry in states:
+            held[entry.get("part", "")] = held.get(entry.get("part", ""), 0) + entry["bytes"]
+        each = ", ".join(f"{size(total)} a worker{f' of {part}' if part else ''}" for part, total in held.items())
+        heading(out, "state", f"{count(len(states), 'tensor')}, {each}")
         if len(states) <= _SHOWN:
             table(out, ["~", "~", "~"], [_row(entry)[1:] for entry in states])
         else:
@@ -149,11 +220,13 @@ def _summed(out: Console, states: list[dict[str, Any]]) -> None:
 def _row(entry: dict[str, Any]) -> tuple[object, ...]:
     local = entry["local"]
     whole = list(parse_type(entry["type"]).shape)
+    notes = [] if local == whole else [f"a worker holds {local}"]
+    notes += [f"on {entry['part']}"] if "part" in entry else []
     return (
         entry["kind"],
         plain(entry["name"], "bold"),
         entry["type"],
-        "" if local == whole else f"a worker holds {local}",
+        ", ".join(notes),
     )
 
 

@@ -1,0 +1,100 @@
+"""`monarchc inspect` of a program of several meshes: what each runs, and what they send one another."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from monarch.compiler.errors import MonarchError
+from monarch.compiler.inspect.inspection import Inspection
+from monarch.compiler.plan import Plan
+from monarch.compiler.plan.file import load_plan
+from tests.compiler.cli.conftest import Run
+
+PROGRAM = """\
+import torch
+import monarch
+
+root = monarch.Mesh.abstract(stage=2, data=2)
+first, second = root.slice(stage=0), root.slice(stage=1)
+up = monarch.module_to_mesh(torch.nn.Linear(8, 16), first)
+down = monarch.module_to_mesh(torch.nn.Linear(16, 8), second)
+
+
+@monarch.program
+def step(x: "f32[4@data, 8]"):
+    loss = down(up(x).relu().to(second)).square().mean()
+    loss.backward()
+    return loss
+"""
+
+
+@pytest.fixture
+def step(folder: Path, monarchc: Run) -> Plan:
+    (folder / "stages.py").write_text(PROGRAM)
+    monarchc("compile", "stages.py:step", "-o", "step.mplan")
+    return load_plan("step.mplan")
+
+
+def test_compiling_counts_what_is_sent(step: Plan, folder: Path, monarchc: Run) -> None:
+    out = monarchc("compile", "stages.py:step", "-o", "step.mplan").out
+    assert re.search(r"^  stage0 -> stage1 +1 +256 B$", out, re.MULTILINE)
+    assert re.search(r"^  stage1 -> stage0 +1 +256 B$", out, re.MULTILINE)
+
+
+def test_the_overview_has_the_meshes_and_the_transfers(step: Plan, monarchc: Run) -> None:
+    out = monarchc("inspect", "step.mplan").out
+    assert "step on mesh<stage=2, data=2>: 4 workers, for cpu" in out
+    assert re.search(r"^  input +x +f32\[4@data, 8\] +a worker holds \[2, 8\], on stage0$", out, re.MULTILINE)
+    assert re.search(r"^  stage1  mesh<data=2>  2-3 +\d+", out, re.MULTILINE)
+    assert re.search(r"stage0 -> stage1  f32\[4@data, 16\]  f32\[4@data, 16\]  256 B$", out, re.MULTILINE)
+    found = json.loads(monarchc("inspect", "step.mplan", "--json").out)
+    assert list(found["parts"]) == ["stage0", "stage1"] and found["parts"]["stage1"]["workers"] == [2, 3]
+    assert [(each["from"], each["to"], each["bytes"]) for each in found["transfers"]] == [
+        ("stage0", "stage1", 256),
+        ("stage1", "stage0", 256),
+    ]
+    assert found["transfers"][0]["line"].startswith("stages.py:12")
+
+
+@pytest.mark.parametrize("section", [["--comms"], ["--memory"], ["--kernels"], ["--by", "line"]])
+def test_a_section_is_shown_of_each_mesh(step: Plan, monarchc: Run, section: list[str]) -> None:
+    whole = monarchc("inspect", "step.mplan", *section).out
+    assert [line for line in whole.splitlines() if line in ("stage0", "stage1")] == ["stage0", "stage1"]
+    assert monarchc("inspect", "step.mplan", "--part", "stage1", *section).out.strip() in whole
+
+
+def test_why_looks_on_every_mesh(step: Plan, monarchc: Run) -> None:
+    out = monarchc("inspect", "step.mplan", "--why", "transfer").out
+    assert out.startswith("stage1\n") and "it comes from another mesh, where it is [@data, -]" in out
+    assert "no value" in monarchc("inspect", "step.mplan", "--why", "nothing", code=2).err
+
+
+def test_the_text_is_that_of_all_meshes(step: Plan, monarchc: Run) -> None:
+    out = monarchc("inspect", "step.mplan", "--text").out
+    assert out.count("graph @") == 2 and "send(%relu, 0)" in out and "recv(0, [2, 16], f32)" in out
+    traced = monarchc("inspect", "step.mplan", "--after", "trace").out
+    assert "with stage0: mesh<data=2>, stage1: mesh<data=2> {" in traced
+    assert monarchc("inspect", "step.mplan", "--after", "partition-by-mesh").out.count("partitioned<data>") == 2
+
+
+def test_what_shows_one_mesh_asks_which(step: Plan, folder: Path, monarchc: Run) -> None:
+    for option in (["--html", "p.html"], ["--worker", "data=0"], ["--survives"], ["--dot"], ["--emit", "cpp"]):
+        err = monarchc("inspect", "step.mplan", *option, code=2).err
+        assert f"{option[0]} shows what one mesh runs, and 'step' is of stage0, stage1" in err
+    monarchc("inspect", "step.mplan", "--part", "stage0", "--html", "p.html")
+    assert (folder / "p.html").stat().st_size > 1000
+    err = monarchc("inspect", "step.mplan", "--part", "stage2", code=2).err
+    assert "has no part 'stage2'" in err and "its parts are stage0, stage1" in err
+
+
+def test_an_inspection_says_what_each_mesh_runs(step: Plan) -> None:
+    inspection = Inspection(step)
+    assert "2 parts, 2 transfers" in repr(inspection) and "step.stage1 on mesh<data=2>" in repr(inspection)
+    assert inspection._repr_html_() is None
+    assert "it comes from another mesh" in str(inspection.explain("transfer"))
+    with pytest.raises(MonarchError, match="the page shows programs of one mesh"):
+        inspection.html()
