@@ -16,6 +16,7 @@ from monarch.language.recorder.random import manual_seed
 from monarch.language.recorder.reading import read_item, read_known, read_truth
 from monarch.language.recorder.recording import is_tracing
 from monarch.language.recorder.scan import scan
+from monarch.language.recorder.transfer import transfer
 from monarch.language.recorder.varying import position
 from monarch.language.tensors.mesh import Mesh, heal_mesh
 from monarch.language.tensors.operations import operations
@@ -63,4 +64,5 @@ operations.position = position
 operations.reduce = reduce
 operations.slice_mesh = slice_mesh
 operations.to_mesh = to_mesh
+operations.transfer = transfer
 operations.program = lambda function, mesh: Program(function, mesh, CompileOptions())

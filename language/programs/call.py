@@ -16,7 +16,7 @@ from monarch.compiler.symbols import Scope, has_names
 from monarch.compiler.types import TensorType
 from monarch.language.programs.arrays import ARRAYS, as_annotated
 from monarch.language.programs.named import bound, family_of, values_of
-from monarch.language.programs.signature import parameters, tensor_annotations, type_of
+from monarch.language.programs.signature import mesh_annotations, parameters, tensor_annotations, type_of
 from monarch.language.source import user_source
 from monarch.language.tensors.mesh import Mesh
 from monarch.language.tensors.tensor import DistributedTensor
@@ -29,6 +29,7 @@ class Annotations:
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.types = tensor_annotations(function)
+        self.meshes = mesh_annotations(function)
         self.names_sizes = any(has_names(type_.shape) for type_ in self.types.values())
         self._positions = [
             (number, parameter.name)
@@ -99,6 +100,16 @@ class Call:
         found = {id(value): name for name, value in arguments.items() if isinstance(value, torch.Tensor)}
         return {number: found[id(leaf)] for number, leaf in enumerate(self.leaves) if id(leaf) in found}
 
+    @cached_property
+    def meshes(self) -> dict[int, Mesh]:
+        """The meshes that annotations name for plain tensors among the leaves, by number."""
+        known = self.annotations.meshes
+        return {
+            number: known[name]
+            for number, name in (self.names if known else {}).items()
+            if name in known and not isinstance(self.leaves[number], DistributedTensor)
+        }
+
     def belongs(self) -> None:
         """Find the family of calls that it belongs to, if its annotations name sizes."""
         if self.values:
@@ -115,14 +126,21 @@ class Call:
     def _type(self, leaf: torch.Tensor, mesh: Mesh, scope: Scope | None) -> TensorType:
         for name, argument in self.named:
             if argument is leaf and (self.annotations.names_sizes or not isinstance(leaf, DistributedTensor)):
-                self.annotations.types[name].check(mesh.spec, f"'{name}'")
+                on = self.annotations.meshes.get(name, mesh)
+                self.annotations.types[name].check(on.spec, f"'{name}'")
                 return bound(self.annotations.types[name], self.values, scope)
         return type_of(leaf)
 
     def check(self) -> None:
         """Raise ProgramError for an argument that is not what its annotation says."""
         for name, value in self.named:
-            wanted = self.annotations.types[name]
+            wanted, on = self.annotations.types[name], self.annotations.meshes.get(name)
+            if on is not None and isinstance(value, DistributedTensor) and value.mesh is not on:
+                raise ProgramError(
+                    f"argument '{name}' of {self.name} is on {value.mesh!r}, and its annotation says {on!r}",
+                    hint=f"pass {name}.to(mesh), or change the annotation.",
+                    source=user_source(),
+                )
             if isinstance(value, torch.Tensor) and value.ndim == wanted.ndim:
                 wanted = bound(wanted, self.values, None)
             if not isinstance(value, torch.Tensor):

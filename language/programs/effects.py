@@ -36,6 +36,8 @@ class Outcome:
     scalars: Mapping[str, float]
     handles: Mapping[int, Handle]
     """The handles that the plan made, by the number of the tensor that the trace left behind."""
+    meshes: Mapping[int, Mesh] = field(default_factory=dict)
+    """Where those are, in a program of several meshes."""
     made: dict[Any, Any] = field(default_factory=dict)
 
     def ref(self, number: int, fake: torch.Tensor) -> Any:
@@ -43,7 +45,7 @@ class Outcome:
         found = self.made.get(number)
         if found is None:
             handle = self.handles[number]
-            found = self.made[number] = Ref(Cell(self.mesh, handle.type, handle), fake)
+            found = self.made[number] = Ref(Cell(self.meshes.get(number, self.mesh), handle.type, handle), fake)
         return found
 
 

@@ -326,7 +326,7 @@ class Program(Generic[P, R]):
         for leaf in leaves:
             if isinstance(leaf, DistributedTensor):
                 return leaf.mesh
-        mesh = environment.mesh()
+        mesh = environment.mesh() or next(iter(self._annotations.meshes.values()), None)
         if mesh is not None:
             return mesh
         if self._memory.only is None or self._memory.only.is_closed:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import inspect
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, get_origin
 
 import torch
 from torch.utils import _pytree as pytree
@@ -14,6 +15,7 @@ from monarch.compiler.errors import MonarchError, Source
 from monarch.compiler.types import TensorType
 from monarch.language.layouts import from_annotation
 from monarch.language.programs.kinds import PLAIN
+from monarch.language.tensors.mesh import Mesh
 from monarch.language.tensors.tensor import DistributedTensor
 
 _LEAVES = frozenset((DistributedTensor, torch.Tensor, torch.nn.Parameter, float, int, bool, str))
@@ -103,6 +105,33 @@ def tensor_annotations(function: Callable[..., Any]) -> dict[str, TensorType]:
         if type_ is not None and name != "return":
             found[name] = type_
     return found
+
+
+def mesh_annotations(function: Callable[..., Any]) -> dict[str, Mesh]:
+    """The meshes that parameters' annotations name, `x: Annotated[torch.Tensor, "f32[64@data, 8]", mesh]`: of a
+    program of several meshes the one on which an argument is placed."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    names = getattr(function, "__globals__", {})
+    found = {name: _mesh_in(annotation, names) for name, annotation in getattr(function, "__annotations__", {}).items()}
+    return {name: mesh for name, mesh in found.items() if mesh is not None}
+
+
+def _mesh_in(annotation: object, names: Mapping[str, Any]) -> Mesh | None:
+    if get_origin(annotation) is Annotated:
+        return next((entry for entry in annotation.__metadata__ if isinstance(entry, Mesh)), None)  # type: ignore[attr-defined]
+    if not isinstance(annotation, str):
+        return None
+    try:
+        written = ast.parse(annotation.strip(), mode="eval")
+    except SyntaxError:
+        return None
+    for each in (names.get(node.id) for node in ast.walk(written) if isinstance(node, ast.Name)):
+        if isinstance(each, Mesh):
+            return each
+        if get_origin(each) is Annotated and (mesh := _mesh_in(each, {})) is not None:
+            return mesh
+    return None
 
 
 def type_of(leaf: torch.Tensor) -> TensorType:

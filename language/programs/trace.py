@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,6 +15,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from monarch.compiler.errors import ProgramError, Source
+from monarch.compiler.execution.executor import Executor
 from monarch.compiler.graph import Graph
 from monarch.compiler.passes.functionalize import functionalize
 from monarch.compiler.symbols import Scope, has_names, is_named, poly_of
@@ -87,6 +88,10 @@ class Trace:
 
     name: str
     mesh: Mesh
+    meshes: dict[str, Mesh]
+    """Those of a program of several, by their names; empty for one of one mesh."""
+    homes: dict[Value, Mesh]
+    """Where results and the tensors that it leaves in Python are, in a program of several meshes."""
     tape: Tape
     result: Result
     states: list[tuple[str, Cell]]
@@ -124,9 +129,35 @@ class Trace:
     def _functional(self) -> tuple[Graph, dict[str, str]]:
         updates = {label: entry.value for (label, _), entry in zip(self.states, self._state_inputs, strict=True)}
         updates.update({label: value for label, _, value in self.escapes})
+        names = {mesh: name for name, mesh in self.meshes.items()}
         return functionalize(
-            self.tape, name=self.name, mesh=self.mesh.spec, returns=self.result.values, updates=updates
+            self.tape,
+            name=self.name,
+            mesh=(self.mesh._root if names else self.mesh).spec,
+            returns=self.result.values,
+            updates=updates,
+            parts={name: mesh._shape for name, mesh in self.meshes.items()},
+            homes={value: names[mesh] for value, mesh in self.homes.items()},
         )
+
+    @property
+    def executor(self) -> Executor:
+        """What runs its plan: for a program of several meshes that of the mesh of which all are parts."""
+        return (self.mesh._root if self.meshes else self.mesh).executor
+
+    def mesh_of(self, value: Value) -> Mesh:
+        """The mesh on which a result is."""
+        return self.homes.get(value, self.mesh)
+
+    def by_mesh(self, cells: Iterable[Cell]) -> Iterator[tuple[Mesh, list[Cell]]]:
+        """Cells by the mesh that they are on."""
+        if not self.meshes:
+            yield self.mesh, list(cells)
+            return
+        found: dict[Mesh, list[Cell]] = {}
+        for cell in cells:
+            found.setdefault(cell.mesh, []).append(cell)
+        yield from found.items()
 
     @property
     def _state_inputs(self) -> list[Any]:
@@ -145,7 +176,9 @@ class Trace:
     def key(self) -> Any:
         """Equal for equal programs."""
         key = self.tape.key if self.scope is None else _unscoped(self.tape.key)
-        return key, tuple(self.result.values), tuple(value for _, _, value in self.escapes)
+        shapes = tuple((name, mesh._shape) for name, mesh in self.meshes.items())
+        homes = tuple(mesh._shape for mesh in self.homes.values())
+        return key, tuple(self.result.values), tuple(value for _, _, value in self.escapes), shapes, homes
 
     def release(self) -> None:
         """Let go of what only the traced call needed, and keep nothing of the user's alive."""
@@ -237,7 +270,7 @@ def _trace(
 
     attempt.mesh, attempt.undo = mesh, undo
     try:
-        inputs_, arguments = _symbolic(recording, leaves, types, call.names, symbolic)
+        inputs_, arguments = _symbolic(recording, leaves, types, call.names, call.meshes, symbolic)
         args, kwargs = pytree.tree_unflatten(inputs_, call.spec)
         with ExitStack() as stack:
             stack.enter_context(torch.enable_grad() if torch.is_grad_enabled() else torch.no_grad())
@@ -283,6 +316,12 @@ def _trace(
         current.recording = before  # an interrupt may come where a context manager would have given this back
         raise
     taken: set[str] = set(recording.scalars) | {"seed"}
+    homes: dict[Value, Mesh] = {}
+    if recording.places is not None:
+        for value in (*result.values, *(entry.value for entry in recording.states.values())):
+            homes[value] = recording.mesh_of(value)
+        for cell, value in escapes:
+            cell.mesh = homes[value] = recording.mesh_of(value)
     states = _labelled(
         [(labels_of.get(id(entry.cell)), entry.cell) for entry in recording.states.values()], taken, "state"
     )
@@ -316,6 +355,8 @@ def _trace(
     return Trace(
         name=call.name,
         mesh=mesh,
+        meshes={} if recording.places is None else recording.places.meshes,
+        homes=homes,
         tape=recording.tape,
         result=result,
         states=states,
@@ -442,7 +483,12 @@ _NAMED = (torch.SymInt, torch.SymBool)
 
 
 def _symbolic(
-    recording: Recording, leaves: list[Any], types: dict[int, TensorType], names: dict[int, str], scalars: bool
+    recording: Recording,
+    leaves: list[Any],
+    types: dict[int, TensorType],
+    names: dict[int, str],
+    meshes: Mapping[int, Mesh],
+    scalars: bool,
 ) -> tuple[list[Any], dict[str, int]]:
     """Symbolic arguments: tensors become inputs, floats Scalars, or, without `scalars`, values that guards expect."""
     made: list[Any] = []
@@ -450,7 +496,11 @@ def _symbolic(
     for number, leaf in enumerate(leaves):
         if isinstance(leaf, torch.Tensor):
             symbol: Any = recording.input(
-                _fake(recording, leaf, types[number]), number, types[number], names.get(number)
+                _fake(recording, leaf, types[number]),
+                number,
+                types[number],
+                names.get(number),
+                leaf.mesh if isinstance(leaf, DistributedTensor) else meshes.get(number),
             )
             symbol.requires_grad_(leaf.requires_grad)
             if isinstance(leaf, DistributedTensor) and leaf.is_leaf:
@@ -485,8 +535,6 @@ def _result(recording: Recording, returned: Any, keeps: Callable[[Any], bool]) -
         if isinstance(leaf, DistributedTensor) and first.setdefault(id(leaf), number) != number:
             found.append(Again(first[id(leaf)]))
         elif isinstance(leaf, DistributedTensor):
-            if leaf.mesh is not recording.mesh:
-                raise ProgramError(f"the program returns a tensor on another mesh: {leaf.mesh!r}")
             found.append(leaf if keeps(leaf) else recording.value_of(leaf._ref))
         elif isinstance(leaf, torch.SymFloat) and isinstance(leaf.node, ScalarNode):
             found.append(leaf.node.expr)

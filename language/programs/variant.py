@@ -120,7 +120,8 @@ class Compiled:
     ) -> list[Handle]:
         """Give the workers one step; `bind` puts what it makes where it belongs (see `Executor.run`)."""
         arguments: list[Any] = []
-        before: torch.Tensor | None = None  # PyTorch's generator's state, where seeds are drawn from it
+        before: torch.Tensor | None = None  # PyTorch's generator's state, where the seed is drawn from it
+        seed = 0
         for kind, where in self.fetch:
             if kind == _STATE:
                 arguments.append(cells[where].handle)
@@ -130,13 +131,14 @@ class Compiled:
             elif kind == _SCALAR:
                 arguments.append(scalars[where])
             else:
-                before = torch.get_rng_state() if before is None else before
-                arguments.append(next_seed())
+                if before is None:
+                    before, seed = torch.get_rng_state(), next_seed()
+                arguments.append(seed)  # one for all parts
         if before is None:
-            return trace.mesh.executor.run(self.plan, arguments, bind)
+            return trace.executor.run(self.plan, arguments, bind)
         drawn = _Drawn(before, bind)
         try:
-            return trace.mesh.executor.run(self.plan, arguments, drawn.bind)
+            return trace.executor.run(self.plan, arguments, drawn.bind)
         except DeviceMeshError:
             if not drawn.given:  # the mesh is lost, and the call is to be made again
                 torch.set_rng_state(before)
@@ -148,11 +150,13 @@ class Compiled:
             cells[number].handle = handles[at]
         return {number: handles[at] for number, at in self.left_updates}
 
-    def share(self, mesh: Mesh, cells: list[Cell], left: Mapping[int, Cell]) -> None:
+    def share(self, trace: Trace, cells: list[Cell], left: Mapping[int, Cell]) -> None:
         """Note the cells that were given one handle."""
         if self.shared:
-            mesh.share(cells[number] for number, at in self.state_updates if at in self.shared)
-            mesh.share(left[number] for number, at in self.left_updates if at in self.shared and number in left)
+            several = [cells[number] for number, at in self.state_updates if at in self.shared]
+            several += [left[number] for number, at in self.left_updates if at in self.shared and number in left]
+            for mesh, own in trace.by_mesh(several):
+                mesh.share(own)
 
     def results(
         self, trace: Trace, handles: list[Handle], scalars: Mapping[str, float], outcome: Outcome | None
@@ -164,7 +168,7 @@ class Compiled:
             if isinstance(leaf, Value):
                 fake, handle = self.fakes[taken], handles[taken]
                 taken += 1
-                results.append(DistributedTensor(fake, Ref(Cell(trace.mesh, handle.type, handle), fake)))
+                results.append(DistributedTensor(fake, Ref(Cell(trace.mesh_of(leaf), handle.type, handle), fake)))
             elif isinstance(leaf, Again):
                 results.append(results[leaf.number])
             elif isinstance(leaf, Expr):
@@ -216,7 +220,8 @@ def first_run(compiled: Compiled, trace: Trace, leaves: list[Any], attempt: Atte
     scalars = {label: float(leaves[number]) for label, number in trace.arguments.items()}
     scalars.update(trace.hyperparameters)
     cells = [cell for _, cell in trace.states]
-    trace.mesh.keep(cells)
+    for mesh, own in trace.by_mesh(cells):
+        mesh.keep(own)
     trace.mesh.name(trace.states)
 
     undo = undoing(trace.changes)
@@ -226,16 +231,17 @@ def first_run(compiled: Compiled, trace: Trace, leaves: list[Any], attempt: Atte
         living = {number: cell for number in left if (cell := trace.escapes[number][1]()) is not None}
         for number, cell in living.items():
             cell.set(left[number])
-        compiled.share(trace.mesh, cells, living)
+        compiled.share(trace, cells, living)
         attempt.given = True
         return undo
 
-    trace.mesh.separate([cells[number] for number in compiled.small], cells)
+    for mesh, own in trace.by_mesh(cells[number] for number in compiled.small):
+        mesh.separate(own, cells)
     handles = compiled.run(trace, leaves, scalars, cells, bind)
     if trace.escapes and not compiled.ran:
         # Python holds tensors that this step makes first, such as an optimizer's state: wait whether it does.
         try:
-            trace.mesh.executor.wait(handles[0])
+            trace.executor.wait(handles[0])
         except DeviceMeshError:
             trace.undo()  # to what an earlier step left, which may have failed as well
             trace.mesh.recover()
@@ -278,6 +284,8 @@ class Variant:
         self._left = {
             id(cell): number for number, (_, ref, _) in enumerate(trace.escapes) if (cell := ref()) is not None
         }
+        left = [(ident, trace.escapes[number][2]) for ident, number in self._left.items()]
+        self._meshes = {ident: trace.homes[value] for ident, value in left if trace.homes}
 
     def at(self, compiled: Compiled) -> Variant:
         """The same trace with a plan for other sizes."""
@@ -335,11 +343,13 @@ class Variant:
         """Run one step: returns at once, with tensors that are still being computed."""
         live, cells, scalars = found
         trace, compiled = self.trace, self.compiled
-        trace.mesh.keep(cells)
+        for mesh, kept in trace.by_mesh(cells):
+            mesh.keep(kept)
         small = [cells[number] for number in self._small]
         known = not self._leaves_shared and [own() for own in self._own] == [cell.handle for cell in small]
         if not known:
-            trace.mesh.separate(small, cells)
+            for mesh, own in trace.by_mesh(small):
+                mesh.separate(own, cells)
         given_up = self._give_up(live, leaves)
         bound: tuple[Outcome, list[Change | Gradients]] | None = None
 
@@ -348,7 +358,7 @@ class Variant:
             left = compiled.settle(handles, cells)
             if bound is None:  # or else an interrupted call goes on with the objects that it has made
                 given = {ident: left[number] for ident, number in self._left.items()}
-                outcome = Outcome(trace.mesh, leaves, live, scalars, given)
+                outcome = Outcome(trace.mesh, leaves, live, scalars, given, self._meshes)
                 changes = trace.effects.repeat(self.guards, outcome)
                 bound = bound or (outcome, changes)  # a signal's handler may have done all this meanwhile
             for change in bound[1]:
@@ -356,7 +366,7 @@ class Variant:
             if not known:
                 made = bound[0].made
                 living = {number: made[ident].cell for ident, number in self._left.items() if ident in made}
-                compiled.share(trace.mesh, cells, living)
+                compiled.share(trace, cells, living)
             return undoing(bound[1])
 
         try:
@@ -364,7 +374,7 @@ class Variant:
         except BaseException:
             trace.mesh.settle()  # an interrupt may have come between two of the step's changes in Python
             for leaf, fake in given_up if bound is None else ():
-                leaf.grad = self._lost(TensorType(fake.dtype, tuple(fake.shape)))
+                leaf.grad = self._lost(TensorType(fake.dtype, tuple(fake.shape)), leaf.mesh)
             raise
         assert bound is not None
         self._own = [weakref.ref(cell.handle) for cell in small if cell.handle is not None]
@@ -383,9 +393,9 @@ class Variant:
                 leaf.grad = grad = None
         return given_up
 
-    def _lost(self, type_: TensorType) -> DistributedTensor:
+    def _lost(self, type_: TensorType, mesh: Mesh) -> DistributedTensor:
         """A tensor without a value, for a gradient that the call dropped before a step that could not start."""
-        cell = Cell(self.trace.mesh, type_)
+        cell = Cell(mesh, type_)
         cell.failure = Failure(
             MonarchError(
                 f"this tensor ({type_}) was given up for a step of '{self.compiled.plan.name}' that could not start",

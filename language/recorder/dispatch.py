@@ -24,10 +24,10 @@ from monarch.compiler.passes.numbers import number_arguments, takes_whole_number
 from monarch.compiler.tape import Number, Op, Value, View
 from monarch.language.errors import OperatorError, branch_error
 from monarch.language.recorder.known import known_value
+from monarch.language.recorder.meshes import mesh_error
 from monarch.language.recorder.recording import (
     Recording,
     current,
-    mesh_error,
     outside_programs,
     recording_for,
     source_now,
@@ -108,7 +108,9 @@ def find_mesh(args: Any, kwargs: Any = None) -> Mesh | None:
             if mesh is None:
                 mesh = found
             elif mesh is not found:
-                raise mesh_error(mesh, found)
+                if current.recording is None:
+                    raise mesh_error(mesh, found)
+                return current.recording.mesh_among(_distributed((*args, *(kwargs or {}).values())))
         elif isinstance(entry, (list, tuple)):
             stack.extend(entry)
     return mesh
@@ -271,24 +273,24 @@ def _results(
         return _results_of_write(recording, func, args, kwargs, encoded, encoded_kwargs, out, varying)
     view = memory_of(func).view
     where = source_now()
-    results: list[Any] = []
     values: list[Value | None] = []
     for index, fake in enumerate(fakes):
         if not isinstance(fake, torch.Tensor):
-            results.append(fake)
             values.append(None)
-            continue
-        if view:
-            source = _viewed(args)
+        elif view:
             step = View(func, encoded[1:], encoded_kwargs, None if single else index, *where)
-            value = tape.value(fake, recording.value_of(source._ref), step)
-            ref = Ref(source._ref.cell, fake, source._ref, step, recording, value)
-            results.append(DistributedTensor(fake, ref))
+            values.append(tape.value(fake, recording.value_of(_viewed(args)._ref), step))
         else:
-            value = tape.value(fake)
-            results.append(recording.new(fake, value, varying))
-        values.append(value)
-    tape.ops.append(Op(func, encoded, encoded_kwargs, values[0] if single else tuple(values), *where))
+            values.append(tape.value(fake))
+    recording.put(Op(func, encoded, encoded_kwargs, values[0] if single else tuple(values), *where))
+    results: list[Any] = []
+    for fake, value in zip(fakes, values, strict=True):
+        if value is not None and view:
+            source = _viewed(args)._ref
+            made = DistributedTensor(fake, Ref(source.cell, fake, source, value.view, recording, value))
+            results.append(made)
+        else:
+            results.append(fake if value is None else recording.new(fake, value, varying))
     return results[0] if single else results if isinstance(out, list) else tuple(results)
 
 
@@ -342,6 +344,10 @@ def _results_of_write(
     ]
     recorded = None if not any(values) else values[0] if single else tuple(values)
     recording.append(func, encoded, encoded_kwargs, recorded)
+    if recording.places is not None:  # what was on no mesh is where it was written to
+        for tensor in _distributed(written.values()):
+            if (mesh := recording.where(tensor._ref)) is not None:
+                tensor._ref.cell.mesh = mesh
     results = [
         written.get(name) if name else fake if value is None else recording.new(fake, value, varying)
         for name, fake, value in zip(names, fakes, values, strict=True)
@@ -612,8 +618,8 @@ def per_worker(mesh: Mesh, dims: tuple[str, ...]) -> Iterator[None]:
     """Write per-worker code of `mesh` along these mesh dims. ProgramError where it is of another mesh than the code
     around it."""
     program = current.recording
-    if program is not None and program.mesh is not mesh:
-        raise mesh_error(program.mesh, mesh)
+    if program is not None:
+        program.join(mesh)
     before = active.regions
     active.regions = (*before, (mesh, dims))
     try:

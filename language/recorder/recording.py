@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from monarch.compiler.errors import ProgramError, Source
 from monarch.compiler.tape import Expr, Input, Op, Tape, Value
 from monarch.compiler.types import TensorType
+from monarch.language.recorder.meshes import Places, mesh_error
 from monarch.language.recorder.optimizer_state import OptimizerSnapshot
 from monarch.language.recorder.scalar import Scalar
 from monarch.language.source import user_source
@@ -62,6 +63,10 @@ class Recording:
         self.regions: list[Any] = []
         """What has to live as long as the recording does: the regions of its ops, for the ids by which they know
         tensors."""
+        self.plain_inputs: set[int] = set()
+        """The arguments of which nothing says on which mesh they are, by their values' numbers."""
+        self.places: Places | None = None
+        """Where values are, in a program of several meshes."""
         self.generator: torch.Tensor | None = None
         """The state of PyTorch's generator before the first seed was drawn from it, outside of programs."""
 
@@ -110,27 +115,74 @@ class Recording:
                 source=user_source(),
             )
         self.varies |= bool(cell.type.layout.varying)
+        self.join(cell.mesh)
         value = self.tape.value(ref.fake)
         same = self._by_handle.setdefault(id(cell.handle), value) if cell.handle is not None else value
         self.tape.inputs.append(
             Input(value, "state", f"state{len(self.states)}", cell.type, None if same is value else same)
         )
         self.states[id(cell)] = StateInput(cell, value)
+        if self.places is not None:
+            self.places.take(self.tape.inputs[-1], cell.mesh)
         return value
 
+    # -- meshes --------------------------------------------------------------------------------------------------
+
+    def join(self, mesh: Mesh) -> None:
+        """Let a program that has tensors of `mesh` be of this mesh too. Raises ProgramError where it cannot be."""
+        if mesh is self.mesh and self.places is None:
+            return
+        if self.places is None:
+            self.places = Places(self.tape, self.mesh, self.plain_inputs)
+        self.places.name(mesh)
+
+    def where(self, ref: Ref) -> Mesh | None:
+        """The mesh of a tensor of a program of several; None for one that is on none."""
+        if ref.recording is not self or self.places is None:
+            return ref.cell.mesh
+        name = None if ref.value is None else self.places.where(ref.value)
+        return None if name is None else self.places.meshes[name]
+
+    def mesh_among(self, tensors: Iterable[DistributedTensor]) -> Mesh:
+        """The mesh of an op with these operands, whose cells are of several. Raises ProgramError where they are."""
+        refs = [tensor._ref for tensor in tensors]
+        for ref in refs:
+            self.join(ref.cell.mesh)
+        found: Mesh | None = None
+        for ref in refs:
+            mesh = self.where(ref)
+            if mesh is not None and found is not None and mesh is not found:
+                raise mesh_error(found, mesh)
+            found = found or mesh
+        return found or self.mesh
+
+    def mesh_of(self, value: Value) -> Mesh:
+        """The mesh on which a value is kept that outlives the program."""
+        return self.mesh if self.places is None else self.places.meshes[self.places.home(value)]
+
     def new(self, fake: torch.Tensor, value: Value, varying: tuple[str, ...] = ()) -> DistributedTensor:
-        """A tensor of its own storage that this recording made, which varies along these mesh dims."""
-        cell = Cell(self.mesh, TensorType(value.dtype, value.shape).varying_along(varying))
+        """A tensor of its own storage that a call on this tape made, which varies along these mesh dims."""
+        name = None if self.places is None else self.places.where(value)
+        mesh = self.mesh if self.places is None or name is None else self.places.meshes[name]
+        cell = Cell(mesh, TensorType(value.dtype, value.shape).varying_along(varying))
         cell.recording = self
         self.made.append((weakref.ref(cell), value))
         return DistributedTensor(fake, Ref(cell, fake, recording=self, value=value))
 
-    def input(self, fake: torch.Tensor, number: int, type: TensorType, name: str | None) -> DistributedTensor:
-        """Argument `number` of a program."""
+    def input(
+        self, fake: torch.Tensor, number: int, type: TensorType, name: str | None, mesh: Mesh | None
+    ) -> DistributedTensor:
+        """Argument `number` of a program, on one of its meshes; with None on each that reads it."""
+        if mesh is not None:
+            self.join(mesh)
         self.varies |= bool(type.layout.varying)
         value = self.tape.value(fake)
         self.tape.inputs.append(Input(value, "input", number, type, name=name))
-        cell = Cell(self.mesh, type, placed=True)
+        if mesh is None:
+            self.plain_inputs.add(value.index)
+        elif self.places is not None:
+            self.places.take(self.tape.inputs[-1], mesh)
+        cell = Cell(mesh or self.mesh, type, placed=True)
         cell.recording = self
         self.input_cells.add(id(cell))
         return DistributedTensor(fake, Ref(cell, fake, recording=self, value=value))
@@ -200,7 +252,13 @@ class Recording:
     # -- ops -----------------------------------------------------------------------------------------------------
 
     def append(self, func: Any, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...], out: Any) -> None:
-        self.tape.ops.append(Op(func, args, kwargs, out, *source_now()))
+        self.put(Op(func, args, kwargs, out, *source_now()))
+
+    def put(self, op: Op) -> None:
+        """Put a call onto the tape."""
+        if self.places is not None:
+            self.places.note(op)
+        self.tape.ops.append(op)
 
     def own(
         self,
@@ -262,23 +320,12 @@ def recording_for(mesh: Mesh) -> Recording:
     """Where calls on tensors of `mesh` are recorded now."""
     program = current.recording
     if program is not None:
-        if program.mesh is not mesh:
-            raise mesh_error(program.mesh, mesh)
+        program.join(mesh)
         return program
     pending: Recording | None = mesh.pending
     if pending is None:
         pending = mesh.pending = Recording(mesh, program=False)
     return pending
-
-
-def mesh_error(first: Mesh, second: Mesh) -> ProgramError:
-    same = " (another mesh of the same shape)" if first.spec == second.spec else ""
-    return ProgramError(
-        "tensors on different meshes in one op",
-        hint=f"one is on {first!r}, the other on {second!r}{same}."
-        "\nMove one: monarch.distribute(x.full_tensor(), mesh, layout).",
-        source=user_source(),
-    )
 
 
 # -- source lines ----------------------------------------------------------------------------------------------------

@@ -21,8 +21,10 @@ from monarch.compiler.errors import ProgramError
 from monarch.compiler.passes.functionalize import written_inputs
 from monarch.compiler.tape import Input, Op, Region, Tape, Value
 from monarch.compiler.types import TensorType
+from monarch.language.recorder.meshes import mesh_error
 from monarch.language.recorder.recording import Recording, current
 from monarch.language.source import user_source
+from monarch.language.tensors.mesh import Mesh
 from monarch.language.tensors.shapes import make_fake
 from monarch.language.tensors.tensor import Cell, DistributedTensor, Ref
 
@@ -45,6 +47,14 @@ class RegionRecording(Recording):
         self.stand_ins: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         """By id, the tensors of the program that require gradients, and what stands for them."""
         self._known: dict[int, tuple[Ref, Value]] = {}
+        self._settled = False
+        """Whether it has read a tensor of the program, on whose mesh it is then."""
+
+    def join(self, mesh: Mesh) -> None:
+        self.outer.join(mesh)
+
+    def where(self, ref: Ref) -> Mesh | None:
+        return None if ref.recording is self else self.outer.where(ref)
 
     def value_of(self, ref: Ref) -> Value:
         if ref.recording is self:
@@ -68,6 +78,11 @@ class RegionRecording(Recording):
         if (read := self.reads.get(id(ref.cell))) is not None:
             return read[1]
         self.outer.value_of(ref)
+        mesh = self.outer.where(ref)
+        if mesh is not None and mesh is not self.mesh and self._settled:
+            raise mesh_error(self.mesh, mesh)
+        if mesh is not None:
+            self.mesh, self._settled = mesh, True
         value = self.tape.value(ref.fake)
         self._take(value)
         self.reads[id(ref.cell)] = (ref, value)

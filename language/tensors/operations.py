@@ -30,6 +30,7 @@ class Operations:
         "reduce",
         "slice_mesh",
         "to_mesh",
+        "transfer",
         "zeros",
     )
 
@@ -63,6 +64,8 @@ class Operations:
     """A tensor as workers at some positions have it: (tensor, positions)."""
     to_mesh: Callable[..., Any]
     """A tensor on a mesh: (tensor, mesh)."""
+    transfer: Callable[..., Any]
+    """A tensor on another part of the mesh that was made: (tensor, mesh, layout or None)."""
     program: Callable[..., Callable[..., Any]]
     """Makes a function a program of a mesh: (function, mesh)."""
 

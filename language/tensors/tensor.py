@@ -297,6 +297,21 @@ class DistributedTensor(torch.Tensor):
         worker 0's on all workers. Raises MeshDimError for an unknown mesh dim, LayoutError for a position outside."""
         return operations.slice_mesh(self, positions)
 
+    def to(self, *args: Any, **kwargs: Any) -> Any:
+        """As of any tensor, `x.to(torch.bfloat16)`; and, for a part of the mesh that was made with it,
+
+            y = x.to(other)                   # the same value on the workers of `other`
+            y = x.to(other, "[@data, -]")     # in this layout
+
+        straight from worker to worker, in programs and outside. Without a layout it is the one in which the tensor is,
+        as far as both meshes have dims of the same names and sizes, else replicated. The gradient comes back, in the
+        tensor's own layout. Raises ProgramError where the meshes were made apart or share workers, and LayoutError
+        where the layout does not fit."""
+        mesh = args[0] if args else kwargs.get("mesh")
+        if isinstance(mesh, Mesh):
+            return operations.transfer(self, mesh, *args[1:], **{k: v for k, v in kwargs.items() if k != "mesh"})
+        return super().to(*args, **kwargs)
+
     def to_mesh(self, mesh: Mesh) -> DistributedTensor:
         """The tensor on its own mesh, which it is on: for another mesh a ProgramError says what to do."""
         moved: DistributedTensor = operations.to_mesh(self, mesh)

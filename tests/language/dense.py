@@ -30,16 +30,17 @@ class DenseHandle:
 def compile_dense(graph: Graph) -> Plan:
     """A plan with no instructions; DenseExecutor finds its graph by the hash."""
     verify(graph, run=True)
-    text = str(graph)
-    assert str(parse_graph(text)) == text
-    return replace(plan_of(graph), graph=text)
+    for each in graph.fragments.values() or [graph]:
+        text = str(each)
+        assert str(parse_graph(text)) == text
+    return replace(plan_of(graph), graph=str(graph))
 
 
 def plan_of(graph: Graph) -> Plan:
     """The same without the checks, which take half of the time that a small program takes."""
     key = f"{len(GRAPHS)}"
     GRAPHS[key] = graph
-    for node in graph.calls:
+    for node in (node for each in graph.fragments.values() or [graph] for node in each.calls):
         if node.target is torch.ops.aten.view.default:  # a graph's views are of values, whatever their strides
             node.target = torch.ops.aten.reshape.default
     inputs = tuple(
@@ -48,11 +49,16 @@ def plan_of(graph: Graph) -> Plan:
         if node.meta["kind"] != "constant"
     )
     state_types = {spec.label: spec.type for spec in inputs if spec.kind == "state"}
+    made = graph.updates
     returned = [(i, node) for i, node in enumerate(graph.returns) if node is not None]
+    if graph.fragments:  # the nodes of the parts have the layouts
+        made = {label: node for each in graph.fragments.values() for label, node in each.updates.items()}
+        made = {label: made[label] for label in graph.updates}
+        rest = {name: iter(each.returns) for name, each in graph.fragments.items()}
+        returned = [(i, next(rest[node.meta["mesh"]])) for i, node in returned]
     outputs = [ValueSpec("return", i, node.meta["type"].unpadded, 0) for i, node in returned]
     outputs += [
-        ValueSpec("state", label, state_types.get(label, node.meta["type"].unpadded), 0)
-        for label, node in graph.updates.items()
+        ValueSpec("state", label, state_types.get(label, node.meta["type"].unpadded), 0) for label, node in made.items()
     ]
     donated = tuple(spec.kind == "state" and spec.label in graph.updates for spec in inputs)
     return Plan(graph.name, graph.mesh, inputs, tuple(outputs), (), 0, donated, hash=key)
