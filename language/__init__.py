@@ -7,6 +7,7 @@ from monarch.compiler.plan import CompileOptions
 from monarch.language.eager.flush import flush
 from monarch.language.errors import OperatorError
 from monarch.language.placing.distribute import distribute, module_to_mesh
+from monarch.language.placing.dtensors import from_dtensor, to_dtensor
 from monarch.language.placing.shards import from_shards
 from monarch.language.programs.program import Program, Traced, program
 from monarch.language.recorder.constrain import constrain, layout
@@ -35,6 +36,7 @@ __all__ = [
     "all_to_all",
     "cond",
     "distribute",
+    "from_dtensor",
     "heal_mesh",
     "layout",
     "local",
@@ -63,6 +65,7 @@ operations.adopt = from_shards
 operations.position = position
 operations.reduce = reduce
 operations.slice_mesh = slice_mesh
+operations.to_dtensor = to_dtensor
 operations.to_mesh = to_mesh
 operations.transfer = transfer
 operations.program = lambda function, mesh: Program(function, mesh, CompileOptions())

@@ -29,6 +29,7 @@ class Operations:
         "read_truth",
         "reduce",
         "slice_mesh",
+        "to_dtensor",
         "to_mesh",
         "transfer",
         "zeros",
@@ -62,6 +63,8 @@ class Operations:
     """Reduces what workers have of their own: (tensor, mesh dims, reduction, scatter, mesh) -> tensor."""
     slice_mesh: Callable[..., Any]
     """A tensor as workers at some positions have it: (tensor, positions)."""
+    to_dtensor: Callable[..., Any]
+    """A tensor as PyTorch's DTensor: (tensor, device mesh or None)."""
     to_mesh: Callable[..., Any]
     """A tensor on a mesh: (tensor, mesh)."""
     transfer: Callable[..., Any]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from copy import copy
 from functools import partial
@@ -436,7 +437,24 @@ class DistributedTensor(torch.Tensor):
         memo[id(self)] = made
         return made
 
+    def __copy__(self) -> DistributedTensor:
+        made: DistributedTensor = self.detach().requires_grad_(self.requires_grad)  # type: ignore[assignment]
+        if getattr(self, "_is_param", False):
+            made._is_param = True
+        return made
+
+    def storage(self) -> Any:
+        """Raises MonarchError: what is written from a tensor's memory (safetensors) is written by the workers."""
+        raise MonarchError(
+            f"{self!r} has no storage here: its data lies on the workers",
+            hint='write safetensors with monarch.save(model, "model.safetensors"); '
+            "elsewhere pass x.full_tensor(), which is plain.",
+            source=user_source(),
+        )
+
     def __reduce_ex__(self, protocol: Any) -> Any:
+        """Pickled, and so in `torch.save`, it is the plain tensor: its data is fetched. In a message to actors it stays
+        where it is."""
         message = outgoing.get()
         if message is not None:
             handle, mesh = self._value()
@@ -444,11 +462,16 @@ class DistributedTensor(torch.Tensor):
         if operations.is_tracing():
             raise ProgramError(
                 "a program cannot save a tensor, or pickle it: it has no value while the program is traced",
-                hint="save it between calls: torch.save(x.full_tensor(), path).",
+                hint="save it between calls: monarch.save(model, path).",
                 source=user_source(),
             )
-        raise MonarchError(
-            f"cannot pickle {self!r}: its data lies on the workers",
-            hint="fetch it first: x.full_tensor(); "
-            "a whole module: {k: v.full_tensor() for k, v in model.state_dict().items()}.",
-        )
+        whole = self.full_tensor()
+        if getattr(self, "_is_param", False):
+            return torch._utils._rebuild_parameter, (whole, self.requires_grad, OrderedDict())
+        return whole.requires_grad_(self.requires_grad).__reduce_ex__(protocol)
+
+    def to_dtensor(self, device_mesh: Any = None) -> Any:
+        """The tensor as a DTensor of PyTorch's, laid out alike: this process gets the part that is its own on
+        `device_mesh`, which has the same dim names, and fetches no more than that. Without one, it is a mesh of this
+        process alone. Pending sums are added up. Raises LayoutError for other names, and for a varying value."""
+        return operations.to_dtensor(self, device_mesh)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 from torch import nn
 
@@ -286,10 +287,10 @@ def test_tensors_that_leak_from_a_trace_have_no_value(mesh: Mesh) -> None:
         (leaked.value + 1).full_tensor()
 
 
-def test_pickling_says_what_to_do(mesh: Mesh) -> None:
+def test_safetensors_own_call_says_what_to_do(mesh: Mesh) -> None:
     x = distribute(torch.ones(4), mesh)
-    with pytest.raises(MonarchError, match=r"cannot pickle .*\n.*full_tensor"):
-        pickle.dumps(x)
+    with pytest.raises(MonarchError, match=r'monarch.save\(model, "model.safetensors"\)'):
+        safetensors.torch.save_file({"x": x}, "never.safetensors")
 
 
 def test_repr_fetches_nothing(mesh: Mesh) -> None:
