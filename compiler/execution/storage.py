@@ -9,7 +9,9 @@ from typing import Protocol
 import torch
 
 SUM_BYTES = 1 << 20
-"""A stored block has a CRC-32 for each so many bytes, from its beginning."""
+"""A stored block has a checksum for each so many bytes, from its beginning."""
+SUM_DIGITS = 32
+"""So many hexadecimal digits a checksum has."""
 
 
 @dataclass(frozen=True)
@@ -36,8 +38,8 @@ class Stored:
     `offset`   in bytes, of its first element
     `start`    where in the tensor the block begins, by dim; `shape`: its sizes
     `strides`  in elements, as the file has them
-    `sums`     the file with the CRC-32s of the block, eight hexadecimal digits each, and the offset of the first; None
-               where whoever wrote the block left none
+    `sums`     the file with the checksums of the block, as digits in a row, and the offset of the first; None where
+               whoever wrote the block left none
     """
 
     file: str
@@ -53,12 +55,12 @@ class Stored:
 class Written:
     """How far the workers are with what they write.
 
-    `sums`  once all is written: the CRC-32s of each piece, by file and offset
+    `sums`  once all is written: the checksums of each piece, by file and offset
     """
 
     bytes: int
     done: bool
-    sums: Mapping[tuple[str, int], list[int]]
+    sums: Mapping[tuple[str, int], list[str]]
 
 
 class Writing(Protocol):
@@ -75,4 +77,4 @@ class Writing(Protocol):
         ...
 
 
-__all__ = ["SUM_BYTES", "Piece", "Stored", "Writing", "Written"]
+__all__ = ["SUM_BYTES", "SUM_DIGITS", "Piece", "Stored", "Writing", "Written"]

@@ -2,22 +2,37 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from math import prod
 
 import torch
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
-from monarch.compiler.execution.storage import SUM_BYTES, Stored
+from monarch.compiler.execution.storage import SUM_BYTES, SUM_DIGITS, Stored
 
 SPAN_BYTES = 8 << 20
 """What is scattered over at most so many bytes of a file is read in one stretch, with what lies in between."""
 _SLAB_BYTES = 8 << 20
 _WHOLE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
 """By size, dtypes that NumPy has too: elements are moved as these, whatever they are."""
+
+
+_HUGEPAGE, _HUGE = 14, 2 << 20
+
+
+def new_block(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """A tensor whose elements are still to be filled, all at once: large ones in huge pages, where the kernel has some,
+    for filling spends more time in page faults than in copying otherwise."""
+    made = torch.empty(tuple(shape), dtype=dtype)
+    start = -(-made.data_ptr() // _HUGE) * _HUGE
+    length = made.data_ptr() + made.nbytes - start
+    if length >= _HUGE:
+        ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(length), _HUGEPAGE)
+    return made
 
 
 class CorruptError(Exception):
@@ -42,22 +57,46 @@ def stretches(tensor: torch.Tensor) -> Iterator[memoryview]:
         yield from stretches(slab[0] if len(slab) == 1 and not slab.is_contiguous() else slab)
 
 
-def write(fd: int, offset: int, tensor: torch.Tensor, wrote: Callable[[int], None]) -> list[int]:
+class Checksum:
+    """Of the bytes that it is told, in order: GMAC with a key of zeros, which keeps nothing secret, and which
+    processors compute five times as fast as zlib does a CRC-32."""
+
+    def __init__(self) -> None:
+        self._gmac = Cipher(algorithms.AES(bytes(16)), modes.GCM(bytes(12))).encryptor()
+
+    def add(self, data: memoryview) -> None:
+        """Tell it more."""
+        self._gmac.authenticate_additional_data(data)
+
+    def text(self) -> str:
+        """The checksum of all that it was told. Once."""
+        self._gmac.finalize()
+        return self._gmac.tag.hex()
+
+
+def checksum(data: memoryview) -> str:
+    """The checksum of these bytes."""
+    made = Checksum()
+    made.add(data)
+    return made.text()
+
+
+def write(fd: int, offset: int, tensor: torch.Tensor, wrote: Callable[[int], None]) -> list[str]:
     """Write a tensor's elements, row-major, from `offset` on; `wrote` is told the bytes as they go, and may raise to
-    end it. Gives their CRC-32s. Raises OSError."""
-    sums: list[int] = []
-    at, current = 0, 0
+    end it. Gives their checksums. Raises OSError."""
+    sums: list[str] = []
+    at, current = 0, Checksum()
     for stretch in stretches(tensor):
         while stretch:
             part, stretch = stretch[: SUM_BYTES - at % SUM_BYTES], stretch[SUM_BYTES - at % SUM_BYTES :]
             write_all(fd, part, offset + at)
-            current = zlib.crc32(part, current)
+            current.add(part)
             at += len(part)
             if at % SUM_BYTES == 0:
-                sums.append(current)
-                current = 0
+                sums.append(current.text())
+                current = Checksum()
             wrote(len(part))
-    return [*sums, current] if at % SUM_BYTES else sums
+    return [*sums, current.text()] if at % SUM_BYTES else sums
 
 
 def write_all(fd: int, data: bytes | memoryview, offset: int) -> None:
@@ -136,8 +175,8 @@ class Reader:
         size = prod(block.shape) * block.dtype.itemsize
         last = first + len(target)
         begin = first // SUM_BYTES
-        sums = bytearray(8 * (-(-last // SUM_BYTES) - begin))
-        self._read(block.sums[0], memoryview(sums), block.sums[1] + 8 * begin)
+        sums = bytearray(SUM_DIGITS * (-(-last // SUM_BYTES) - begin))
+        self._read(block.sums[0], memoryview(sums), block.sums[1] + SUM_DIGITS * begin)
         for number in range(begin, -(-last // SUM_BYTES)):
             start, stop = number * SUM_BYTES, min((number + 1) * SUM_BYTES, size)
             low, high = max(start, first), min(stop, last)
@@ -148,7 +187,7 @@ class Reader:
             whole = (low, high) == (start, stop)
             part = target[low - first : high - first] if whole else memoryview(bytearray(stop - start))
             self._read(block.file, part, block.offset + start)
-            if f"{zlib.crc32(part):08x}".encode() != sums[8 * (number - begin) :][:8]:
+            if checksum(part).encode() != sums[SUM_DIGITS * (number - begin) :][:SUM_DIGITS]:
                 raise CorruptError(
                     f"{block.file} is corrupt: in '{name}', bytes {block.offset + start} to {block.offset + stop} are "
                     "not what was written"

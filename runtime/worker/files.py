@@ -19,7 +19,7 @@ from monarch.compiler.blocks import own_part, start_of
 from monarch.compiler.execution.storage import Stored
 from monarch.compiler.plan import DTYPES, Layout, MeshSpec, TensorType
 from monarch.runtime.shared import wire
-from monarch.runtime.shared.files import CorruptError, Reader, explain, write
+from monarch.runtime.shared.files import CorruptError, Reader, explain, new_block, write
 from monarch.runtime.shared.place import ranks_of
 from monarch.runtime.shared.wire import Report
 from monarch.runtime.worker.messages import Message, Missing, Value
@@ -37,7 +37,7 @@ class Save:
         self.pending: Counter[int] = Counter()
         """The handles that are still to be written, with how many pieces of each."""
         self.written = 0
-        self.sums: list[tuple[str, int, list[int]]] = []
+        self.sums: list[tuple[str, int, list[str]]] = []
         self.error = ""
         self.done = False
         self.stopped = False
@@ -169,7 +169,7 @@ def load_value(mesh: MeshSpec, rank: int, value: Sequence[Any]) -> torch.Tensor:
     RuntimeError."""
     described, name, stored = value
     type_ = type_from(described)
-    block = torch.empty(type_.local_shape(mesh), dtype=type_.dtype)
+    block = new_block(type_.local_shape(mesh), type_.dtype)
     part = own_part(block, type_, mesh, rank)
     if part.shape != block.shape:
         block.zero_()

@@ -76,26 +76,28 @@ class Container:
     def _small(self) -> list[tuple[str, bytes]]:
         return [("archive/data.pkl", _pickled(self.dtype, self.shape)), *_ALWAYS]
 
-    def head(self, crc: int) -> bytes:
-        """What stands before the elements, whose CRC-32 this is."""
+    @property
+    def head(self) -> bytes:
+        """What stands before the elements. Their CRC-32, which PyTorch does not look at, is left at 0."""
         made = b"".join(_local(name, data) + data for name, data in self._small)
         padding = self.elements - self.at - len(made) - len(_local(_DATA, b""))
-        return made + _local(_DATA, b"", crc, self.size, padding)
+        return made + _local(_DATA, b"", 0, self.size, padding)
 
-    def tail(self, crc: int) -> bytes:
+    @property
+    def tail(self) -> bytes:
         """What stands behind them."""
         at, listed = 0, b""
         for name, data in self._small:
             listed += _central(name, at, zlib.crc32(data), len(data))
             at += len(_local(name, data)) + len(data)
-        listed += _central(_DATA, at, crc, self.size)
+        listed += _central(_DATA, at, 0, self.size)
         count, start = len(self._small) + 1, self.elements - self.at + self.size
         return listed + _END.pack(b"PK\x05\x06", 0, 0, count, count, len(listed), start, 0)
 
     @property
     def end(self) -> int:
         """Where in the file it ends."""
-        return self.elements + self.size + len(self.tail(0))
+        return self.elements + self.size + len(self.tail)
 
 
 _ALWAYS = [("archive/byteorder", b"little"), ("archive/version", b"3\n")]

@@ -23,13 +23,12 @@ import torch
 from torch.distributed.checkpoint import filesystem, metadata
 
 from monarch.compiler.errors import CheckpointError
-from monarch.compiler.execution.storage import Piece, Stored
+from monarch.compiler.execution.storage import SUM_DIGITS, Piece, Stored
 from monarch.runtime.shared.files import write, write_all
 from monarch.stdlib.checkpoints.blocks import Shares, Source
 from monarch.stdlib.checkpoints.catalog import Catalog, Entry
 from monarch.stdlib.checkpoints.containers import Container, find
 from monarch.stdlib.checkpoints.nest import Path
-from monarch.stdlib.checkpoints.sums import crc_of
 
 METADATA, SUMS = ".metadata", ".checksums"
 _HERE = "__here_0.distcp"
@@ -75,7 +74,7 @@ class DcpWriter:
                 pieces.append(Piece(part.rank, where, container.elements, part.dim, part.start, part.length))
             self.pieces.append((source, pieces))
 
-    def finish(self, sums: Mapping[tuple[str, int], list[int]]) -> None:
+    def finish(self, sums: Mapping[tuple[str, int], list[str]]) -> None:
         """Write what workers do not, once they have written; `sums` are theirs. Raises OSError."""
         sums = dict(sums)
         storage: dict[Any, Any] = {}
@@ -116,7 +115,7 @@ class DcpWriter:
         _put(self._folder / SUMS, f"{zlib.crc32(text):08x}\n".encode() + text)
         _put(self._folder / METADATA, pickled)
 
-    def _wrap(self, sums: Mapping[tuple[str, int], list[int]]) -> tuple[dict[str, Any], str]:
+    def _wrap(self, sums: Mapping[tuple[str, int], list[str]]) -> tuple[dict[str, Any], str]:
         """Write what stands around the elements. Gives for each file its blocks (where the container begins, where its
         elements do, the first checksum), and the checksums."""
         files: dict[str, list[Container]] = {}
@@ -131,11 +130,10 @@ class DcpWriter:
             try:
                 for container in containers:
                     found = sums[str(self._folder / file), container.elements]
-                    crc = crc_of(found, container.size)
-                    write_all(fd, container.head(crc), container.at)
-                    write_all(fd, container.tail(crc), container.elements + container.size)
+                    write_all(fd, container.head, container.at)
+                    write_all(fd, container.tail, container.elements + container.size)
                     listed.setdefault(file, []).append([container.at, container.elements, count])
-                    digits += [f"{each:08x}" for each in found]
+                    digits += found
                     count += len(found)
                 os.fsync(fd)
             finally:
@@ -219,7 +217,7 @@ class _Sums:
         first = len(told) + 1 + len(line) + 1
         for file, blocks in self._index["blocks"].items():
             for at, elements, number in blocks:
-                self.blocks[file, at] = elements, first + 8 * number
+                self.blocks[file, at] = elements, first + SUM_DIGITS * number
 
     def check(self, name: str, data: bytes) -> None:
         """Raise CheckpointError unless these are the bytes of `.metadata`, or of a value of this name."""

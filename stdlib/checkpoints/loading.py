@@ -15,7 +15,7 @@ from monarch.language import DistributedTensor
 from monarch.language.placing.replacing import from_handle, replace_values
 from monarch.language.recorder.recording import current_program
 from monarch.language.source import user_source
-from monarch.runtime.shared.files import CorruptError, Reader, explain
+from monarch.runtime.shared.files import CorruptError, Reader, explain, new_block
 from monarch.stdlib.checkpoints import dcp, safetensors_files
 from monarch.stdlib.checkpoints.catalog import Catalog, Entry
 from monarch.stdlib.checkpoints.filling import Filling, Wanted
@@ -87,7 +87,7 @@ def _read(catalog: Catalog, filling: Filling) -> list[tuple[torch.Tensor, torch.
                 mesh, type_ = on_mesh
                 placed.setdefault(id(mesh), []).append((name, mesh, wanted, type_))
                 continue
-            made = torch.empty(entry.shape, dtype=entry.dtype)
+            made = new_block(entry.shape, entry.dtype)
             try:
                 reader.fill(made, (0,) * len(entry.shape), entry.blocks, name)
             except OSError as error:

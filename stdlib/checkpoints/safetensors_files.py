@@ -1,8 +1,8 @@
 """safetensors: one file, or a folder of files with Hugging Face's `model.safetensors.index.json`.
 
 A file is the length of its header, the header (JSON: of each tensor its dtype, its sizes, and where behind the header
-its elements stand, row-major), and the elements. Ours have checksums in the header's metadata, as text: the CRC-32 of
-the header itself, and those of the blocks."""
+its elements stand, row-major), and the elements. Ours have checksums in the header's metadata, as text: that of
+the header itself, a CRC-32, and those of the blocks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from monarch.compiler.errors import CheckpointError
-from monarch.compiler.execution.storage import SUM_BYTES, Piece, Stored
+from monarch.compiler.execution.storage import SUM_BYTES, SUM_DIGITS, Piece, Stored
 from monarch.compiler.types import Layout
 from monarch.language import DistributedTensor
 from monarch.runtime.shared.files import write, write_all
@@ -47,7 +47,7 @@ _NAMES: dict[torch.dtype, str] = {
 }
 _DTYPES = {name: dtype for dtype, name in _NAMES.items()}
 _LENGTH = struct.Struct("<Q")
-_BLOCKS, _SUMS, _OWN = "monarch.blocks", "monarch.crc32", "monarch.header"
+_BLOCKS, _SUMS, _OWN = "monarch.blocks", "monarch.checksums", "monarch.header"
 
 
 def is_file(path: FilePath) -> bool:
@@ -94,7 +94,7 @@ class TensorsWriter:
             self.pieces += file.pieces
         self._index = None if len(groups) == 1 else folder / INDEX
 
-    def finish(self, sums: Mapping[tuple[str, int], list[int]]) -> None:
+    def finish(self, sums: Mapping[tuple[str, int], list[str]]) -> None:
         """As that of `DcpWriter`."""
         for file in self._files:
             file.finish(sums)
@@ -148,7 +148,13 @@ class _File:
                 count += -(-prod(shape) * source.dtype.itemsize // SUM_BYTES)
         kept = {source.name for source in sources}
         tied = {name: known for name, known in ties.items() if known in kept}
-        self._metadata = {"format": "pt", **tied, _BLOCKS: json.dumps(blocks), _SUMS: "0" * 8 * count, _OWN: "0" * 8}
+        self._metadata = {
+            "format": "pt",
+            **tied,
+            _BLOCKS: json.dumps(blocks),
+            _SUMS: "0" * SUM_DIGITS * count,
+            _OWN: "0" * 8,
+        }
         self._blocks = blocks
         self._start = len(self._header(self._metadata))
         self.pieces: list[tuple[Source, list[Piece]]] = []
@@ -172,10 +178,10 @@ class _File:
         text += b" " * (-(len(text) + _LENGTH.size) % 64)
         return _LENGTH.pack(len(text)) + text
 
-    def finish(self, sums: Mapping[tuple[str, int], list[int]]) -> None:
+    def finish(self, sums: Mapping[tuple[str, int], list[str]]) -> None:
         fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
-            digits = []
+            digits: list[str] = []
             for source in self._sources:
                 for offsets, _, _ in self._blocks[source.name]:
                     at = self._at(source, offsets)
@@ -183,7 +189,7 @@ class _File:
                         found = write(fd, at, source.plain, lambda size: None)
                     else:
                         found = sums[str(self.path), at] if (str(self.path), at) in sums else []
-                    digits += [f"{each:08x}" for each in found]
+                    digits += found
             told = {**self._metadata, _SUMS: "".join(digits)}
             own = zlib.crc32(self._header(told))
             write_all(fd, self._header({**told, _OWN: f"{own:08x}"}), 0)
@@ -253,7 +259,7 @@ def _read(file: FilePath, tensors: dict[str, Entry], ties: dict[str, str]) -> No
         stored = []
         for offsets, sizes, number in blocks.get(name, [[(0,) * len(shape), shape, -1]]):
             at = start + low + sum(i * stride for i, stride in zip(offsets, strides, strict=True)) * dtype.itemsize
-            sums = None if number < 0 else (str(file), first + 8 * number)
+            sums = None if number < 0 else (str(file), first + SUM_DIGITS * number)
             stored.append(Stored(str(file), at, dtype, tuple(offsets), tuple(sizes), strides, sums))
         tensors[name] = Entry(dtype, shape, tuple(stored))
     ties.update({name: kept for name, kept in metadata.items() if isinstance(kept, str)})

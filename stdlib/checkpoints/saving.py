@@ -166,7 +166,7 @@ def _fail(saving: Saving, place: Place, error: BaseException) -> None:
     saving.set_exception(error)
 
 
-def _wait(saving: Saving, writings: Sequence[Writing]) -> Mapping[tuple[str, int], list[int]]:
+def _wait(saving: Saving, writings: Sequence[Writing]) -> Mapping[tuple[str, int], list[str]]:
     """Wait until all workers have written; gives the checksums of what they have."""
     pause = _LOOK_FIRST
     while True:

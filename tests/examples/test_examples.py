@@ -61,6 +61,11 @@ def test_heal(tmp_path: Path) -> None:
     assert lines[0] == lines[-2] and lines[-1] == "the same bits: True"
 
 
+def test_resume(tmp_path: Path) -> None:
+    losses = re.findall(r"(\d\.\d{5})$", run("resume.py", cwd=tmp_path), re.MULTILINE)
+    assert len(losses) == 2 and float(losses[0]) == pytest.approx(float(losses[1]), rel=1e-4)
+
+
 def test_print_graphs(tmp_path: Path) -> None:
     output = run("print_graphs.py", "step.mplan", cwd=tmp_path)
     before, after = output.split("graph @train_step on mesh<data=2, model=2>")[1:]
