@@ -10,13 +10,14 @@ import torch
 
 from monarch.compiler.blocks import REDUCE
 from monarch.compiler.loading import load
-from monarch.compiler.plan import MeshSpec
+from monarch.compiler.plan import MeshSpec, Plan
 from monarch.runtime.collectives.chain import Results, reduce_in_chain
 from monarch.runtime.collectives.cost import chain_scatters_faster, direct_is_faster
 from monarch.runtime.collectives.listening import Network
 from monarch.runtime.collectives.meeting import Collective, Group, Meetings, Tensors
 from monarch.runtime.collectives.reduce import reduce_list, reduce_small
 from monarch.runtime.collectives.shares import add, copies, split
+from monarch.runtime.collectives.transfers import Transfers
 from monarch.runtime.shared.blocks import Flat, Piece, rounds
 from monarch.runtime.shared.signals import Aborted
 from monarch.runtime.shared.window import ALIGN
@@ -33,9 +34,16 @@ class Collectives:
     plans they are of."""
 
     def __init__(
-        self, at: Meetings, mesh: MeshSpec, ranks: Sequence[int] | None = None, network: Network | None = None
+        self,
+        at: Meetings,
+        mesh: MeshSpec,
+        ranks: Sequence[int] | None = None,
+        network: Network | None = None,
+        joint: Sequence[int] | None = None,
     ) -> None:
+        """`joint` are the workers of all parts of the plans, where these are of several."""
         self.at = at
+        self.joint = joint
         self.mesh = mesh
         self.ranks = range(mesh.workers) if ranks is None else ranks
         self._network = network
@@ -44,9 +52,13 @@ class Collectives:
         self._groups: dict[tuple[str, ...], Group] = {}
         self._backends: dict[str, ProcessGroups | Streamed] = {}
 
-    def over(self, mesh: MeshSpec, ranks: Sequence[int]) -> Collectives:
-        """Those of plans that run on some of the workers."""
-        return Collectives(self.at, mesh, ranks, self._network)
+    def over(self, mesh: MeshSpec, ranks: Sequence[int], joint: Sequence[int] | None = None) -> Collectives:
+        """Those of plans that run on some of the workers, or of a part of plans whose parts run on `joint`."""
+        return Collectives(self.at, mesh, ranks, self._network, joint)
+
+    def transfers(self, plan: Plan, part: int, ranks: Sequence[Sequence[int]]) -> Transfers:
+        """What a part of a plan sends, and receives. `ranks` are the workers of each part."""
+        return Transfers(self.at, plan, part, ranks)
 
     def group(self, mesh_dims: Sequence[str]) -> Group:
         """This worker's group along some mesh dims."""
@@ -63,7 +75,7 @@ class Collectives:
 
     def look(self) -> None:
         """Raises Aborted where another worker has failed this step, or one has died."""
-        self.at.look(self.ranks)
+        self.at.look(self.ranks if self.joint is None else self.joint)
 
     def by(self, backend: str) -> Collectives | ProcessGroups | Streamed:
         """What has the collectives of plans that choose `backend`. Raises MonarchError where that cannot be used."""
@@ -89,16 +101,19 @@ class Collectives:
 
     def commit(self) -> Callable[[], None]:
         at, mirror = self.at, self.at.mirror
-        stages: list[Group | None] = [self.group(self.mesh.names)]
+        everyone = tuple(self.ranks if self.joint is None else self.joint)
+        stages: list[Group | None] = [Group(everyone, at.rank, mirror)]
         if mirror is not None:  # on each host, then one worker of each host, then on each host again
             on: dict[tuple[int, ...], list[int]] = {}
-            for rank in self.ranks:
+            for rank in everyone:
                 on.setdefault(mirror.hosts_of((rank,)), []).append(rank)
             own, firsts = Group(tuple(on[()]), at.rank, None), tuple(ranks[0] for ranks in on.values())
             stages = [own, Group(firsts, at.rank, mirror) if at.rank in firsts else None, own]
 
         def run() -> None:
             step = at.step
+            if self.joint is not None:
+                at.join()
             try:
                 for group in stages:
                     if group is not None and group.size > 1:

@@ -32,12 +32,13 @@ from monarch.compiler.plan import MeshSpec
 from monarch.runtime.collectives.mirror import Mirror
 from monarch.runtime.shared import futex, signals
 from monarch.runtime.shared.signals import LINE, STEP_BITS, Aborted, Signals, TimedSignals
-from monarch.runtime.shared.window import AREAS, Window
+from monarch.runtime.shared.window import AREAS, SLOTS, Window
 
 Tensors = list[torch.Tensor]
 Collective = Callable[[Sequence[torch.Tensor]], Tensors]
 
 _LEAD_ABOVE = 4
+_JOINT = 1 << STEP_BITS - 1  # more events than any part of a plan has before
 
 
 class Group:
@@ -80,6 +81,7 @@ class Meetings:
         self._at = 0
         self._area = 0
         self._readers: list[tuple[tuple[int, ...], int]] = [((), 0)] * AREAS
+        self._slots: list[tuple[tuple[int, ...], int]] = [((), 0)] * SLOTS
         self.verdict: Callable[[int], bool] = lambda step: False
         """Waits to be told whether other workers have passed the commit of a step, where a worker died meanwhile."""
         self.leaving: list[Callable[[int], None]] = []
@@ -291,6 +293,62 @@ class Meetings:
         """What was written there is read on those other hosts."""
         if hosts and size and self.mirror is not None:
             self.mirror.write(hosts, offset, size)
+
+    def join(self) -> None:
+        """From here on all parts of the step's plan count events alike, however many each has had."""
+        self._at = self.step << STEP_BITS | _JOINT
+
+    # -- between the parts of a plan (see `transfers`) -------------------------------------------------------------
+
+    def sent(self, slot: int, piece: int, readers: tuple[int, ...], base: int, size: int) -> None:
+        """`readers` may read a piece that this worker has written into a slot of its window."""
+        event = self.step << STEP_BITS | piece
+        self.signals.store(signals.line_of(self.rank) + signals.SENT, event)
+        if self.mirror is not None and (hosts := self.mirror.hosts_of(readers)):
+            self.mirror.write(hosts, base, size)
+            self.mirror.tell(hosts, event, signals.SENT)
+        self._slots[slot] = readers, event
+
+    def took(self, piece: int, senders: Sequence[int]) -> None:
+        """This worker has read what it needs of a piece."""
+        event = self.step << STEP_BITS | piece
+        self.signals.store(signals.line_of(self.rank) + signals.TOOK, event)
+        if self.mirror is not None and (hosts := self.mirror.hosts_of(senders)):
+            self.mirror.tell(hosts, event, signals.TOOK)
+
+    def await_sent(self, rank: int, piece: int, everyone: Sequence[int]) -> None:
+        """Wait until a worker has sent a piece. Raises Aborted where any of `everyone`, who run the step, has failed
+        it, or a worker has died."""
+        self._await_word(signals.line_of(rank) + signals.SENT, self.step << STEP_BITS | piece, everyone, rank)
+
+    def reclaim_slot(self, slot: int, everyone: Sequence[int]) -> None:
+        """Wait until nobody reads any more what was last in a slot. Raises as `await_sent` does."""
+        readers, event = self._slots[slot]
+        for rank in readers:
+            self._await_word(signals.line_of(rank) + signals.TOOK, event, everyone, rank)
+
+    def _await_word(self, index: int, event: int, everyone: Sequence[int], rank: int) -> None:
+        words = self.signals.words
+        if words[index] >= event:
+            return
+        self.announce()
+
+        def check(seen: int) -> None:
+            if words[signals.DEAD]:
+                raise Aborted(words[signals.DEAD] - 1, died=True)
+            progress = words[signals.line_of(rank)] >> STEP_BITS
+            if event >> STEP_BITS < self.step and (words[signals.line_of(rank)] & 1 or progress > event >> STEP_BITS):
+                raise _Ended  # it failed that step, and reads no more of it
+            try:
+                self.look(everyone)
+            except Aborted:
+                if words[index] < event:
+                    raise
+
+        try:
+            self.signals.wait(index, event, check)
+        except _Ended:
+            pass
 
     def base(self, rank: int, area: int) -> int:
         return self.window.geometry.area_of(rank, area)

@@ -43,7 +43,7 @@ class Mirror:
         self.others = tuple(sorted(peers))
         self._window = window
         self._peers = peers
-        self._word = 8 * (signals.line_of(rank) + signals.PROGRESS)
+        self._line = signals.line_of(rank)
         self._parts: dict[int, list[tuple[int, int]]] = {host: [] for host in peers}
         self._owed: set[int] = set()  # hosts that have not been told the newest progress
 
@@ -76,14 +76,15 @@ class Mirror:
             else:
                 parts.append((offset, offset + size))
 
-    def tell(self, hosts: Iterable[int], progress: int) -> None:
-        """Send what was written for `hosts`, and then the progress. Raises LinkLost."""
+    def tell(self, hosts: Iterable[int], value: int, word: int = signals.PROGRESS) -> None:
+        """Send what was written for `hosts`, and then a word of this worker's, its progress. Raises LinkLost."""
         memory = self._window.bytes
         for host in hosts:
             peer = self._peers[host]
-            signal = Signal(peer.region, self._word, progress)
+            signal = Signal(peer.region, 8 * (self._line + word), value)
             parts = self._parts[host]
-            self._owed.discard(host)
+            if word == signals.PROGRESS:
+                self._owed.discard(host)
             if not parts:
                 peer.link.post(b"", peer.region, 0, signal)
                 continue

@@ -337,23 +337,25 @@ class MeshExecutor(Restoring, Storing, Lending):
                 )
             values: list[Any] = []
             held = []  # temporary handles, which live until the command is written
+            owners = record.owners
             for at, (argument, dtype) in enumerate(zip(arguments, record.dtypes, strict=True)):
                 if dtype is not None:
                     values.append(self._number_for(record, at, argument, dtype))
                 elif type(argument) is Remote:
                     if (
-                        argument.owner is not on
+                        argument.owner is not (on if owners is None else owners[at])
                         or argument.taken_by is not None
                         or argument.type is not record.input_types[at]
                     ):
-                        self._refuse(record, at, argument, part)
+                        self._refuse(record, at, argument, self._part_of(record, at, part))
                     values.append(argument.id)
                 elif isinstance(argument, torch.Tensor):
                     what = f"argument {at} of plan '{record.name}'"
-                    held.append(self._put(argument, record.input_types[at], part, what))
+                    where = self._part_of(record, at, part)
+                    held.append(self._put(argument, record.input_types[at], where, what))
                     values.append(held[-1].id)
                 else:
-                    self._refuse(record, at, argument, part)
+                    self._refuse(record, at, argument, self._part_of(record, at, part))
             if self._unloaded or len(self._freed) > wire.FREE_AT_ONCE:
                 self._flush_freed()
             state = self._state
@@ -362,11 +364,15 @@ class MeshExecutor(Restoring, Storing, Lending):
             step = Step(record.name, donated, record.place)
             if donated:
                 step.previous = (record, base, arguments)
-            remotes = [Remote(base + at, each, step, on, self._freed) for at, each in enumerate(record.output_types)]
+            givers = repeat(on) if owners is None else record.givers
+            remotes = [
+                Remote(base + at, each, step, giver, self._freed)
+                for at, (each, giver) in enumerate(zip(record.output_types, givers, strict=False))
+            ]
             self._handles.add(base, remotes)
-            place = state.places.take(record.small[-1].end) if record.small else 0
-            for small in record.small:
-                remotes[small.output].copied = place + small.offset, small
+            place = state.places.take(record.room) if record.small else 0
+            for at, small in record.small:
+                remotes[at].copied = place + small.offset, small
             made: list[Handle] = [*remotes]
             if bind is not None:
                 step.bind = partial(bind, made)
@@ -466,6 +472,13 @@ class MeshExecutor(Restoring, Storing, Lending):
             self._refuse(record, at, argument)
         return float(argument) if dtype.is_floating_point else int(argument)
 
+    def _part_of(self, record: PlanRecord, at: int, part: PartExecutor | None) -> PartExecutor | None:
+        """On which part of the mesh an input of a plan is."""
+        if record.owners is None:
+            return part
+        owner = record.owners[at]
+        return owner if isinstance(owner, PartExecutor) else None
+
     def _refuse(self, record: PlanRecord, at: int, argument: object, part: PartExecutor | None = None) -> None:
         """Raise what is wrong with an argument; return where nothing is."""
         spec = record.inputs[at]
@@ -489,6 +502,10 @@ class MeshExecutor(Restoring, Storing, Lending):
             start = clock()
             check(plan)
             record = PlanRecord(next(self._plan_numbers), plan, self._types, place)
+            if plan.parts:
+                on_parts = [self.over(each.place) for each in plan.parts]
+                record.owners = [on_parts[spec.part] for spec in plan.inputs]
+                record.givers = [on_parts[spec.part] for spec in plan.outputs]
             self._send_plan(record, plan)
             self._records[key] = record
             self._did("load", record.name, start, record.number)
@@ -653,7 +670,8 @@ class MeshExecutor(Restoring, Storing, Lending):
 
 def _bare(plan: Plan) -> Plan:
     """What of a plan the workers need."""
-    return replace(plan, graph="", traced="", report=None, costs={})
+    parts = tuple([replace(part, plan=_bare(part.plan)) for part in plan.parts])
+    return replace(plan, graph="", traced="", report=None, costs={}, parts=parts)
 
 
 def start_local(mesh: MeshSpec) -> Executor:

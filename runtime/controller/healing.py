@@ -150,9 +150,10 @@ def operands(step: Step, whole: Place) -> dict[int, Located]:
     """The values that a step reads which is to be given again. `whole` is where steps are that say nothing else."""
     if step.again is None or step.again.known is None:
         return {}
-    known, place = step.again.known, step.place or whole
+    known = step.again.known
+    owners = known.owners
+    places = [step.place or whole] * len(known.dtypes) if owners is None else [owner.place for owner in owners]
     assert isinstance(step.again.record, bytes)
     arguments: Sequence[int] = known.struct.unpack_from(step.again.record)[6:]
-    return {
-        arguments[at]: Located(known.input_types[at], place) for at, dtype in enumerate(known.dtypes) if dtype is None
-    }
+    types = known.input_types
+    return {arguments[at]: Located(types[at], places[at]) for at, dtype in enumerate(known.dtypes) if dtype is None}

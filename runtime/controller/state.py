@@ -157,7 +157,16 @@ class PlanRecord:
         self.output_types = [types.setdefault(spec.type, spec.type) for spec in plan.outputs]
         self.struct = wire.run_struct(self.dtypes)
         self.donated = [at for at, donated in enumerate(plan.donated) if donated and self.dtypes[at] is None]
-        self.small = small_results(plan)
+        self.owners: list[Owner] | None = None
+        """Of a plan of several parts, who takes its inputs' handles, in order."""
+        self.givers: list[Owner] = []
+        """Likewise who takes those of its outputs."""
+        self.small = [(small.output, small) for small in small_results(plan)]
+        """The results that are copied, by output."""
+        for number, part in enumerate(plan.parts):
+            outputs = [at for at, spec in enumerate(plan.outputs) if spec.part == number]
+            self.small += [(outputs[small.output], small) for small in small_results(part.plan)]
+        self.room = max((small.end for _, small in self.small), default=0)
         before = {spec.label: at for at, spec in enumerate(plan.inputs) if spec.kind == "state"}
         self.state_pairs = [
             (out, before[spec.label])

@@ -234,8 +234,8 @@ class Workers:
 
     def marks(self) -> list[int]:
         """How far each worker here is: changes with each collective that it comes to."""
-        words, progress, done = self.signals.words, signals.PROGRESS, signals.DONE
-        return [words[line + at] for line in map(signals.line_of, self.ranks) for at in (progress, done)]
+        words, told = self.signals.words, (signals.PROGRESS, signals.DONE, signals.SENT, signals.TOOK)
+        return [words[line + at] for line in map(signals.line_of, self.ranks) for at in told]
 
     def link_messages(self) -> int:
         """What the workers here have sent to peers on other hosts besides tensors and progress."""

@@ -10,6 +10,7 @@ import torch
 
 from monarch.compiler.local_ops import LOCAL_OPS
 from monarch.compiler.plan import OPS, Plan, PlanError, Slot
+from monarch.compiler.plan.check_parts import MOVING, wrong_parts
 from monarch.compiler.plan.waits import wrong_wait
 
 COLLECTIVES = frozenset(name for name, op in OPS.items() if op.collective)
@@ -19,11 +20,17 @@ WITH_FUNCTIONS = frozenset({"cond", "while_loop", "scan"})
 
 def check(plan: Plan) -> None:
     """Raise PlanError unless every op of the plan is known and every slot that is read has been written."""
+    if plan.parts:
+        if (wrong := wrong_parts(plan)) is not None:
+            raise PlanError(f"plan '{plan.name}': {wrong}")
+        for part in plan.parts:
+            check(part.plan)
+        return
     written = {spec.slot for spec in plan.inputs} | set(plan.constant_slots.values())
     for number, instruction in enumerate(plan.instructions):
         if instruction.op == "kernel" and (len(instruction.args) != 3 or instruction.kwargs):
             raise PlanError(f"instruction {number} of plan '{plan.name}': a kernel takes (tensors, text, over)")
-        if instruction.op not in LOCAL_OPS and instruction.op not in COLLECTIVES | WITH_FUNCTIONS:
+        if instruction.op not in LOCAL_OPS and instruction.op not in (*COLLECTIVES, *WITH_FUNCTIONS, *MOVING):
             overload(instruction.op)
         for slot in slots_of((instruction.args, tuple(instruction.kwargs.values()))):
             if slot not in written:

@@ -44,8 +44,10 @@ class Small:
 
 
 def small_results(plan: Plan) -> tuple[Small, ...]:
-    """The results that are copied, in order, as far as they fit."""
+    """The results that are copied, in order, as far as they fit. Of a plan of several parts: ask for each part's."""
     found: list[Small] = []
+    if plan.parts:
+        return ()
     for number, spec in enumerate(plan.outputs):
         if spec.kind == "return":
             offset = found[-1].end if found else 0

@@ -5,6 +5,7 @@ Every worker has two counters that only grow, and that only it writes:
     progress   step << STEP_BITS | event | failed      where it is inside a step: what peers in a collective wait for
     done       the number of commands it has finished  what the controller waits for
     over       those that it has finished or given up, said where that differs and peers are on other hosts
+    sent, took      step << STEP_BITS | piece           what it has sent to other parts of a plan, and read of theirs
     link messages   handshakes and the like that it has sent to peers on other hosts, for whoever counts them
 
 Events count by 2 within a step, and the lowest bit of `progress` says that the worker has failed the step. All workers
@@ -27,9 +28,9 @@ from monarch.runtime.shared import futex
 
 STEP_BITS = 24
 
-# One cache line a worker; offsets in 8-byte words.
-LINE = 8
-PROGRESS, PROGRESS_HINT, DONE, DONE_HINT, REPORTS, OVER, LINK_MESSAGES = range(7)
+# Two cache lines a worker, the second for what parts of a plan send each other; offsets in 8-byte words.
+LINE = 16
+PROGRESS, PROGRESS_HINT, DONE, DONE_HINT, REPORTS, OVER, LINK_MESSAGES, _, SENT, SENT_HINT, TOOK, TOOK_HINT = range(12)
 
 # The mesh's own line comes first: the ring's head, its hint, 1 + the rank of a worker that died, and how many commands
 # all workers of all hosts have finished or given up, which is said only while some stand still after a failure.

@@ -81,9 +81,12 @@ RECORD = struct.Struct("=q")
 """Before each record that goes to another host: its length."""
 
 
-def run_struct(dtypes: Sequence[torch.dtype | None]) -> struct.Struct:
-    """The record of a RUN: for each input None where it is a handle, or its number's dtype."""
+def run_struct(dtypes: Sequence[torch.dtype | None], wanted: Sequence[bool] | None = None) -> struct.Struct:
+    """The record of a RUN: for each input None where it is a handle, or its number's dtype. Inputs that are not wanted
+    are passed over."""
     letters = ["q" if dtype is None or not dtype.is_floating_point else "d" for dtype in dtypes]
+    if wanted is not None:
+        letters = [letter if want else "8x" for letter, want in zip(letters, wanted, strict=True)]
     return struct.Struct("=6q" + "".join(letters))
 
 

@@ -52,6 +52,7 @@ import torch
 
 from monarch.compiler.local_ops import LOCAL_OPS
 from monarch.compiler.plan import DTYPE_NAMES, OPS, Instruction, Plan, PlanError, Region, Slot
+from monarch.compiler.plan.check_parts import MOVING
 from monarch.compiler.plan.stretches import Stretch
 from monarch.runtime.processes.looking import running
 from monarch.runtime.shared.checking import WITH_FUNCTIONS, slots_of
@@ -128,7 +129,9 @@ class Frame:
         bind: Callable[..., Callable[..., Any]],
         arena: Arena | Part | None = None,
         graphs: Graphs | None = None,
+        commits: bool = False,
     ) -> None:
+        """`commits` says that the step replaces states, though it be those of other parts."""
         self.plan = plan
         self._bind = bind
         # What torch's C++ imports when it first needs it is looked for among the builtins of who called it.
@@ -144,7 +147,7 @@ class Frame:
         self._calls = [self._call(instruction) for instruction in plan.instructions]
         self.use(arena)
         self._commit = ""
-        if any(plan.donated) and not any(instruction.op == "commit" for instruction in plan.instructions):
+        if (commits or any(plan.donated)) and not any(instruction.op == "commit" for instruction in plan.instructions):
             # States are replaced by all workers or by none, also where nothing is written in place.
             self._commit = f"{self._name(bind('commit'))}()"
         self._plain: Function = self._function() if graphs is None else self._with(graphs)
@@ -228,7 +231,7 @@ class Frame:
             observe("t = now()")
             write(self._line(number), number)
             made = "" if commit else f", {instruction.out}, s{instruction.out}"
-            observe(f"{'met' if instruction.op in _PARAMETERS else 'ran'}({number}, t, now(){made})")
+            observe(f"{'met' if instruction.op in (*_PARAMETERS, *MOVING) else 'ran'}({number}, t, now(){made})")
             if instruction.free:
                 text.clear(instruction.free)
                 observe(f"freed({_tuple(instruction.free)})")
@@ -274,6 +277,11 @@ class Frame:
             return f"{self._text(args[0])}[{args[1]:d}]"
         if op in _PARAMETERS:
             return self._collective(op, args, kwargs)
+        if op == "send":
+            tensor, number = args
+            return f"{self._name(self._bind(op, number))}({self._text(tensor)})"
+        if op == "recv":
+            return f"{self._name(self._bind(op, *args))}()"
         if op == "kernel":
             tensors, text, over = args
             into = f", ({', '.join(map(self._placed, instruction.regions))},)" if instruction.regions else ""

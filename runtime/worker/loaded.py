@@ -12,6 +12,7 @@ import torch
 from monarch.compiler.loading import load
 from monarch.compiler.local_ops import LOCAL_OPS
 from monarch.compiler.plan import MeshSpec, Plan
+from monarch.compiler.plan.check_parts import MOVING
 from monarch.compiler.plan.waits import STARTED
 from monarch.runtime.shared import wire
 from monarch.runtime.shared.results import small_results
@@ -42,7 +43,9 @@ class Steps(Protocol):
     @property
     def me(self) -> int: ...
 
-    def over(self, mesh: MeshSpec, ranks: Sequence[int]) -> Steps: ...
+    def over(self, mesh: MeshSpec, ranks: Sequence[int], joint: Sequence[int] | None = None) -> Steps: ...
+
+    def transfers(self, plan: Plan, part: int, ranks: Sequence[Sequence[int]]) -> Any: ...
 
     def permute(
         self, mesh_dims: Sequence[str], pairs: Sequence[Sequence[int]]
@@ -69,11 +72,16 @@ class LoadedPlan:
         arena: Arena,
         kernels: Path | None,
         commit: Callable[[Callable[[], None], Callable[[], None]], Callable[[], None]],
+        whole: Plan | None = None,
+        part: int = 0,
     ) -> None:
-        """`kernels` is the object that its kernels were built into. `commit` gives the plan's commit, of what waits for
-        what the step has started, and what waits until all workers have come."""
+        """A plan that is one of several parts of `whole` is number `part` there. `kernels` is the object that its
+        kernels were built into. `commit` gives the plan's commit, of what waits for what the step has started, and what
+        waits until all workers have come."""
         self._collectives = collectives
         self._commit = commit
+        whole = whole or plan
+        self._transfers = collectives.transfers(whole, part, _ranks_of(whole)) if whole.parts else None
         self._kernels = kernels
         self._position = dict(zip(plan.mesh.names, plan.mesh.point(collectives.me), strict=True))
         self._sizes = dict(plan.mesh.sizes)
@@ -84,10 +92,11 @@ class LoadedPlan:
         """What it needs on a GPU."""
         self._waits: list[Callable[[], None]] = [self._moves.finish] if self._ahead else []
         if ready is None:
-            self.frame = Frame(plan, self._bind, arena)
+            self.frame = Frame(plan, self._bind, arena, commits=any(whole.donated))
         else:
             self._waits.append(ready.check)
-            self.frame = Frame(ready.plan, ready.binds(self._bind), graphs=_graphs(plan, ready, rank))
+            graphs = _graphs(plan, ready, rank)
+            self.frame = Frame(ready.plan, ready.binds(self._bind), graphs=graphs, commits=any(whole.donated))
         self.failed = False
         self.device = torch.device("cpu") if ready is None else ready.device
         self.name = plan.name
@@ -95,7 +104,13 @@ class LoadedPlan:
         self.sources = plan.sources
         # A number arrives as one, and is to the plan a tensor without dims.
         self.dtypes = [spec.type.dtype if spec.kind in ("scalar", "seed") else None for spec in plan.inputs]
-        self.struct = wire.run_struct(self.dtypes)
+        self.struct = wire.run_struct(
+            [spec.type.dtype if spec.kind in ("scalar", "seed") else None for spec in whole.inputs],
+            [spec.part == part for spec in whole.inputs],
+        )
+        """Of the whole plan's inputs, those of the part."""
+        self.gives = [at for at, spec in enumerate(whole.outputs) if spec.part == part]
+        """Of the whole plan's outputs, the numbers of those that it makes."""
         self.donated = [at for at, donated in enumerate(plan.donated) if donated and self.dtypes[at] is None]
         self.small = [small for small in small_results(plan) if collectives.me in small.workers]
 
@@ -116,6 +131,9 @@ class LoadedPlan:
             return self._collectives.look
         if name == "wait" and not self._ahead:
             return _there
+        if name in MOVING:
+            moving: Callable[..., Any] = getattr(self._transfers, name)(*arguments)
+            return moving if self.ready is None else _moving_by_way_of_host(self.ready.device, moving)
         bound: Callable[..., Any] = getattr(self._moves, name)(*arguments)
         return bound if self.ready is None or self._ahead else partial(_by_way_of_host, self.ready.device, bound)
 
@@ -145,6 +163,21 @@ def _by_way_of_host(
 ) -> list[torch.Tensor]:
     """A collective of tensors on a GPU, through the host's memory."""
     return [made.to(device) for made in collective([tensor.cpu() for tensor in tensors])]
+
+
+def _ranks_of(plan: Plan) -> list[tuple[int, ...]]:
+    """The workers of each part of a plan, in order."""
+    return [tuple(part.place.ndslice) for part in plan.parts]
+
+
+def _moving_by_way_of_host(device: torch.device, moving: Callable[..., Any]) -> Callable[..., Any]:
+    """A send or a receive of what is on a GPU, through the host's memory."""
+
+    def run(*tensors: torch.Tensor) -> Any:
+        made = moving(*(tensor.cpu() for tensor in tensors))
+        return made.to(device) if isinstance(made, torch.Tensor) else made
+
+    return run
 
 
 def describe(error: BaseException) -> str:

@@ -138,7 +138,7 @@ class WorkerState:
 
     def _session(self, collectives: Steps) -> None:
         self._collectives, self._begin = collectives, collectives.at.begin
-        self._parts: dict[tuple[MeshSpec, NDSlice], Steps] = {}
+        self._parts: dict[tuple[MeshSpec, NDSlice, tuple[int, ...] | None], Steps] = {}
         self._ranks: dict[int, Collection[int]] = {}
         """The workers that a plan runs on, by its number, where these are not all."""
 
@@ -292,7 +292,7 @@ class WorkerState:
             report = self._explain(step, plan, error)
             error.__traceback__ = None  # it holds the step's values
             return [self._miss(step, base, outputs, report)]
-        for at, result in enumerate(results):
+        for at, result in zip(plan.gives, results, strict=True):
             values[base + at] = result
         if self._results is not None:
             for small in plan.small:
@@ -358,9 +358,21 @@ class WorkerState:
             if isinstance(plan, PlanError):  # its host has refused it
                 raise plan
             self._mixed = self._mixed or plan.target != "cpu"
-            self._fit(plan.arena)
             collectives = self._collectives if ranks is None else self._among(plan.mesh, ranks)
-            self.plans[number] = loaded = LoadedPlan(plan, self.rank, collectives, self._arena, kernels, self._commit)
+            whole, part = plan, 0
+            if whole.parts:
+                joint = tuple([rank for each in whole.parts for rank in each.place.ndslice])
+                if self.rank not in joint:
+                    self.plans[number] = None
+                    return []
+                part = next(at for at, each in enumerate(whole.parts) if self.rank in each.place.ndslice)
+                plan = whole.parts[part].plan
+                self._ranks[number] = frozenset(joint)
+                collectives = self._among(plan.mesh, whole.parts[part].place.ndslice, joint)
+            self._fit(plan.arena)
+            self.plans[number] = loaded = LoadedPlan(
+                plan, self.rank, collectives, self._arena, kernels, self._commit, whole, part
+            )
             loaded.frame.measure(self._tracer)
         except Exception as error:  # told at each step that would run the plan
             # A plan that is not for this machine is nobody's fault here: the message says it all.
@@ -369,11 +381,12 @@ class WorkerState:
             return [report]
         return []
 
-    def _among(self, mesh: MeshSpec, ranks: NDSlice) -> Steps:
-        """The collectives of plans for some of the workers, with these dims."""
-        if (mesh, ranks) not in self._parts:
-            self._parts[mesh, ranks] = self._collectives.over(mesh, tuple(ranks))
-        return self._parts[mesh, ranks]
+    def _among(self, mesh: MeshSpec, ranks: NDSlice, joint: tuple[int, ...] | None = None) -> Steps:
+        """The collectives of plans for some of the workers, with these dims; or of one part of plans of several, which
+        run on `joint`."""
+        if (mesh, ranks, joint) not in self._parts:
+            self._parts[mesh, ranks, joint] = self._collectives.over(mesh, tuple(ranks), joint)
+        return self._parts[mesh, ranks, joint]
 
     def _unload(self, step: int, body: bytearray) -> list[Message]:
         for number in wire.unpack_numbers(body)[1:]:

@@ -1,0 +1,136 @@
+"""What the parts of one plan send each other, through windows.
+
+Each worker that sends puts its blocks, in the order that `Plan.routes` gives them, into two slots of its window that no
+collective uses, and those who read copy them from there. Transfers larger than a slot go in pieces. All pieces of a
+plan are numbered: piece p of transfer k is number G(k) + p, where G(k) counts those of the transfers before it, as many
+as its largest sender has; so all workers know every number without counting rounds. A piece lies in the slot of its
+number's parity. A worker raises two words, which begin with the step's number as its progress does:
+
+    sent    the last piece that it has put into its window
+    took    the last piece that it has read, of whichever workers
+
+`recv` waits for the senders' words; `send` waits for those who read what was in the slot before, which has a lower
+number or is of an earlier step. Whoever waits so waits for something earlier in the one order of the plan's transfers,
+so no parts wait in a circle.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+
+import torch
+
+from monarch.compiler.plan import Plan
+from monarch.compiler.plan.transfers import Route
+from monarch.runtime.collectives.meeting import Meetings
+from monarch.runtime.shared.window import AREAS, SLOTS
+
+
+class Transfers:
+    """One worker's sends and receives in a plan of several parts. `ranks[p]` are the workers of part p, in order."""
+
+    def __init__(self, at: Meetings, plan: Plan, part: int, ranks: Sequence[Sequence[int]]) -> None:
+        self._at, self._plan, self._part, self._ranks = at, plan, part, ranks
+        self._me = ranks[part].index(at.rank)
+        self._everyone = [rank for own in ranks for rank in own]
+        ends = [
+            max((_end(route, plan, number) for route in plan.routes(number)), default=0)
+            for number in range(len(plan.transfers))
+        ]
+        self._first = [0, *accumulate(-(-end // at.area) for end in ends)]
+
+    def send(self, number: int) -> Callable[[torch.Tensor], tuple[()]]:
+        """Gives what puts this worker's blocks of a transfer where others read them."""
+        at, transfer = self._at, self._plan.transfers[number]
+        targets, dtype = self._ranks[transfer.target], transfer.sent.dtype
+        routes = [route for route in self._plan.routes(number) if route.source == self._me]
+        pieces = [
+            (
+                self._first[number] + piece + 1,
+                [
+                    route
+                    for route in {route.at: route for route in routes}.values()
+                    if _is_in(route, piece, at.area, dtype)
+                ],
+                tuple(dict.fromkeys(targets[each.target] for each in routes if _is_in(each, piece, at.area, dtype))),
+            )
+            for piece in range(-(-max((_end(route, self._plan, number) for route in routes), default=0) // at.area))
+        ]
+
+        def run(tensor: torch.Tensor) -> tuple[()]:
+            rows: dict[int, torch.Tensor] = {}
+            for event, blocks, readers in pieces:
+                start = (event - self._first[number] - 1) * at.area
+                base = at.base(at.rank, AREAS + event % SLOTS)
+                at.reclaim_slot(event % SLOTS, self._everyone)
+                for route in blocks:
+                    size = math.prod(route.shape) * dtype.itemsize
+                    if start <= route.at and route.at + size <= start + at.area:
+                        at.window.view(base + route.at - start, route.shape, dtype).copy_(
+                            _part(tensor, route.start, route)
+                        )
+                        continue
+                    if route.at not in rows:
+                        rows[route.at] = _part(tensor, route.start, route).contiguous().view(-1).view(torch.uint8)
+                    low, high = max(start, route.at), min(start + at.area, route.at + size)
+                    place = at.window.view(base + low - start, (high - low,), torch.uint8)
+                    place.copy_(rows[route.at][low - route.at : high - route.at])
+                at.sent(event % SLOTS, event, readers, base, at.area)
+            return ()
+
+        return run
+
+    def recv(self, number: int, shape: Sequence[int], dtype: torch.dtype) -> Callable[[], torch.Tensor]:
+        """Gives what copies this worker's block of a transfer from where others have put it."""
+        at, transfer = self._at, self._plan.transfers[number]
+        sources = self._ranks[transfer.source]
+        routes = [route for route in self._plan.routes(number) if route.target == self._me]
+        whole = sum(math.prod(route.shape) for route in routes) == math.prod(shape)
+        pieces = [
+            (self._first[number] + piece + 1, own)
+            for piece in range(-(-max((_end(route, self._plan, number) for route in routes), default=0) // at.area))
+            if (own := [route for route in routes if _is_in(route, piece, at.area, dtype)])
+        ]
+
+        def run() -> torch.Tensor:
+            out = torch.empty(tuple(shape), dtype=dtype) if whole else torch.zeros(tuple(shape), dtype=dtype)
+            rows: dict[Route, torch.Tensor] = {}
+            for event, blocks in pieces:
+                start = (event - self._first[number] - 1) * at.area
+                senders = tuple(dict.fromkeys(sources[route.source] for route in blocks))
+                for sender in senders:
+                    at.await_sent(sender, event, self._everyone)
+                for route in blocks:
+                    base = at.base(sources[route.source], AREAS + event % SLOTS)
+                    size = math.prod(route.shape) * dtype.itemsize
+                    target = _part(out, route.into, route)
+                    if start <= route.at and route.at + size <= start + at.area:
+                        target.copy_(at.window.view(base + route.at - start, route.shape, dtype))
+                        continue
+                    if route not in rows:
+                        block = target if target.is_contiguous() else torch.empty(route.shape, dtype=dtype)
+                        rows[route] = block.view(-1).view(torch.uint8)
+                    low, high = max(start, route.at), min(start + at.area, route.at + size)
+                    piece = at.window.view(base + low - start, (high - low,), torch.uint8)
+                    rows[route][low - route.at : high - route.at].copy_(piece)
+                    if high == route.at + size and not target.is_contiguous():
+                        target.copy_(rows[route].view(dtype).view(route.shape))
+                at.took(event, senders)
+            return out
+
+        return run
+
+
+def _part(tensor: torch.Tensor, start: Sequence[int], route: Route) -> torch.Tensor:
+    return tensor[tuple(slice(first, first + size) for first, size in zip(start, route.shape, strict=True))]
+
+
+def _end(route: Route, plan: Plan, number: int) -> int:
+    return route.at + math.prod(route.shape) * plan.transfers[number].sent.dtype.itemsize
+
+
+def _is_in(route: Route, piece: int, size: int, dtype: torch.dtype) -> bool:
+    """Whether some of a block is in a piece of so many bytes."""
+    return route.at < (piece + 1) * size and route.at + math.prod(route.shape) * dtype.itemsize > piece * size

@@ -1,0 +1,217 @@
+"""Plans of several parts, which send each other values and commit together."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from monarch.compiler.blocks import whole_of
+from monarch.compiler.mesh import NDSlice, Shape
+from monarch.compiler.plan import DeviceMeshError, Layout, MeshSpec, Part, Plan, TensorType, Transfer
+from monarch.compiler.plan.check_parts import wrong_parts
+from monarch.compiler.plan.transfers import area_bytes, routes
+from monarch.runtime.controller.executor import MeshExecutor
+from tests.runtime.building import Building
+from tests.runtime.collectives.loopback import executor_on
+
+ROOT = MeshSpec.of(w=6)
+
+
+@pytest.fixture(scope="module", params=["local", "hosts"])
+def executor(request: pytest.FixtureRequest) -> Iterator[MeshExecutor]:
+    with executor_on(request.param, ROOT) as executor:
+        yield executor
+
+
+def shape(mesh: MeshSpec, first: int, step: int = 1) -> Shape:
+    rows = NDSlice.new_row_major([size for _, size in mesh.dims])
+    return Shape(
+        mesh.names, NDSlice(offset=first, sizes=rows.sizes, strides=[step * stride for stride in rows.strides])
+    )
+
+
+def joined(
+    parts: Sequence[tuple[str, Shape, Building]], moved: Sequence[tuple[int, int, TensorType, TensorType]]
+) -> Plan:
+    """The plan of these parts, whose inputs and outputs come part by part."""
+    made: list[Part] = []
+    for number, (name, place, build) in enumerate(parts):
+        plan = build.plan()
+        inputs, outputs = (
+            tuple(
+                replace(spec, part=number, label=f"{name}.{spec.label}" if spec.kind == "state" else spec.label)
+                for spec in specs
+            )
+            for specs in (plan.inputs, plan.outputs)
+        )
+        made.append(Part(name, place, replace(plan, inputs=inputs, outputs=outputs)))
+    transfers: list[Transfer] = []
+    offset = 0
+    for number, (source, target, sent, received) in enumerate(moved):
+        found = routes(sent, made[source].plan.mesh, received, made[target].plan.mesh)
+        size = area_bytes(found, sent.dtype.itemsize)
+        transfers.append(Transfer(source, target, sent, received, f"t{number}", None, offset, size))
+        offset += -(-size // 64) * 64
+    inputs = tuple(spec for part in made for spec in part.plan.inputs)
+    outputs = tuple(spec for part in made for spec in part.plan.outputs)
+    donated = tuple(each for part in made for each in part.plan.donated)
+    return Plan("joint", ROOT, inputs, outputs, (), 0, donated, parts=tuple(made), transfers=tuple(transfers))
+
+
+def moving(first: Shape, sent: TensorType, second: Shape, received: TensorType) -> Plan:
+    """x + 1 of the first part to the second, whose result is twice that."""
+    a, b = (Building(MeshSpec(tuple(place.extent.items()))) for place in (first, second))
+    a.call("send", a.call("aten.add.Tensor", a.input(sent.unpadded), 1), 0)
+    got = b.call("recv", 0, list(received.local_shape(b.mesh)), received.dtype)
+    b.output(b.call("aten.mul.Tensor", got, 2), received.unpadded)
+    return joined([("a", first, a), ("b", second, b)], [(0, 1, sent, received)])
+
+
+A = (MeshSpec(()), MeshSpec.of(x=2), MeshSpec.of(x=3), MeshSpec.of(x=2, y=2))
+B = (MeshSpec(()), MeshSpec.of(z=2))
+
+
+@st.composite
+def layouts(draw: st.DrawFn, mesh: MeshSpec) -> Layout:
+    layout = Layout.replicated(2)
+    for name in draw(st.permutations(mesh.names)):
+        layout = layout.place(name, draw(st.none() | st.integers(0, 1)))
+    return layout
+
+
+@settings(max_examples=25)
+@given(data=st.data())
+def test_a_value_comes_in_any_layout_and_size(executor: MeshExecutor, data: st.DataObject) -> None:
+    first, second = data.draw(st.sampled_from(A)), data.draw(st.sampled_from(B))
+    size = data.draw(st.sampled_from([(12, 6), (7, 5), (1, 3), (1200, 900)]))
+    types = [TensorType(torch.float32, size, data.draw(layouts(mesh))).padded(mesh) for mesh in (first, second)]
+    places = [shape(first, 0), shape(second, 4)]
+    if data.draw(st.booleans()):  # the other way round
+        types.reverse()
+        places.reverse()
+    plan = moving(places[0], types[0], places[1], types[1])
+    assert wrong_parts(plan) is None
+    value = torch.randn(size)
+    on = executor.over(places[1])
+    for _ in range(2):
+        (out,) = executor.run(plan, [value])
+        got = whole_of(on.shards(out), out.type, on.mesh)
+        torch.testing.assert_close(got, (value + 1) * 2, rtol=0, atol=0)
+
+
+# -- steps over several parts ----------------------------------------------------------------------------------------
+
+STAGES = shape(MeshSpec.of(data=3), 0), shape(MeshSpec.of(data=3), 3)
+W = TensorType(torch.float32, (6,), Layout((("data",),)))
+SUM = TensorType(torch.float32, ())
+
+
+def pipeline(failing: int | None = None) -> Plan:
+    """Both parts have a state. The first sends x + w0 to the second, which adds it to w1 and sends that back, for w0 to
+    take. Each gives its state's sum. Part `failing` fails before it commits."""
+    mesh = MeshSpec.of(data=3)
+    builds = [Building(mesh) for _ in range(2)]
+    states = [build.input(W, "state", "w", donate=True) for build in builds]
+    x = builds[0].input(W)
+    builds[0].call("send", builds[0].call("aten.add.Tensor", x, states[0]), 0)
+    h = builds[1].call("recv", 0, [2], torch.float32)
+    y = builds[1].call("aten.add.Tensor", states[1], h)
+    builds[1].call("send", y, 1)
+    back = builds[0].call("recv", 1, [2], torch.float32)
+    for number, (build, state, value) in enumerate(zip(builds, states, (back, y), strict=True)):
+        if failing == number:
+            at = build.constant("at", torch.tensor([9]))
+            build.call("aten.index_select.default", value, 0, at)
+        build.call("commit")
+        out = build.call("aten.copy_.default", state, value)
+        total = build.call(
+            "getitem", build.call("all_reduce", [build.call("aten.sum.default", value)], ["data"], "sum"), 0
+        )
+        build.output(total, SUM)
+        build.output(out, W, "state", "w")
+    return joined([("a", STAGES[0], builds[0]), ("b", STAGES[1], builds[1])], [(0, 1, W, W), (1, 0, W, W)])
+
+
+class Pipeline:
+    def __init__(self, executor: MeshExecutor) -> None:
+        self.executor, self.plan = executor, pipeline()
+        assert wrong_parts(self.plan) is None
+        self.on = [executor.over(place) for place in STAGES]
+        self.states: list[Any] = [on.put(torch.zeros(6), W) for on in self.on]
+        self.expected = [torch.zeros(6), torch.zeros(6)]
+        self.steps = 0
+
+    def step(self) -> list[Any]:
+        self.steps += 1
+        x = torch.arange(6.0) + self.steps
+        first, self.states[0], second, self.states[1] = self.executor.run(
+            self.plan, [self.states[0], x, self.states[1]]
+        )
+        y = self.expected[1] + x + self.expected[0]
+        self.expected = [y, y]
+        return [first, second]
+
+    def check(self) -> None:
+        for on, state, expected in zip(self.on, self.states, self.expected, strict=True):
+            assert torch.equal(whole_of(on.shards(state), W, on.mesh), expected)
+
+
+def test_parts_take_turns_in_a_step_and_commit_together(executor: MeshExecutor) -> None:
+    run = Pipeline(executor)
+    for _ in range(12):
+        results = run.step()
+        assert [on.shards(each)[0].item() for on, each in zip(run.on, results, strict=True)] == [
+            each.sum().item() for each in run.expected
+        ]
+    run.check()
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_a_failure_in_one_part_fails_the_step_for_all(executor: MeshExecutor, failing: int) -> None:
+    run, bad = Pipeline(executor), pipeline(failing)
+    run.step()
+    made = executor.run(bad, [run.states[0], torch.ones(6), run.states[1]])
+    for on, handle in zip((run.on[0], run.on[0], run.on[1], run.on[1]), made, strict=True):
+        with pytest.raises(DeviceMeshError, match="failed in aten.index_select.default"):
+            on.wait(handle)
+    run.states = [on.recover(handle) for on, handle in zip(run.on, (made[1], made[3]), strict=True)]
+    run.step()
+    run.step()
+    run.check()
+
+
+def test_programs_on_one_part_take_what_a_step_over_both_gave(executor: MeshExecutor) -> None:
+    run = Pipeline(executor)
+    run.step()
+    build = Building(MeshSpec.of(data=3))
+    build.output(build.call("aten.mul.Tensor", build.input(W), 2), W)
+    for on, state, expected in zip(run.on, run.states, run.expected, strict=True):
+        (out,) = on.run(build.plan(), [state])
+        assert torch.equal(whole_of(on.shards(out), W, on.mesh), expected * 2)
+    run.step()
+    run.check()
+
+
+@pytest.mark.parametrize("where", ["local", "hosts"])
+def test_a_mesh_that_loses_a_worker_of_a_part_goes_on(where: str) -> None:
+    with executor_on(where, ROOT) as executor:
+        executor.snapshots(2, 1)
+        run = Pipeline(executor)
+        for _ in range(5):
+            run.step()
+        run.check()
+        os.kill(executor.worker_pids()[4], signal.SIGKILL)
+        with pytest.raises(DeviceMeshError, match="was killed by SIGKILL"):
+            while True:
+                run.on[0].wait(run.on[0].put(torch.zeros(6), W))
+        executor.heal([("a", run.states[0]), ("b", run.states[1])])
+        run.step()
+        run.check()
