@@ -64,7 +64,7 @@ class TypesOnly:
     def wait(self, handle: Handle) -> None:
         """There is nothing to wait for."""
 
-    def recover(self, handle: Handle) -> Handle:
+    def recover(self, handle: Handle, wait: bool = True) -> Handle:
         return handle
 
     def undo(self) -> None:

@@ -112,9 +112,10 @@ class Executor(Protocol):
         """Wait until every worker has finished the step that makes the value; raise what went wrong there."""
         ...
 
-    def recover(self, handle: Handle) -> Handle:
+    def recover(self, handle: Handle, wait: bool = True) -> Handle:
         """For a state that a failed step was to make: its newest value that there is, which is that of the last step
-        that committed; `handle` itself where nothing failed. Raises DeviceMeshError where nothing is left."""
+        that committed; `handle` itself where nothing failed, or (without waiting) is known to have. Raises
+        DeviceMeshError where nothing is left."""
         ...
 
     def undo(self) -> None:

@@ -211,6 +211,11 @@ class Mesh(MeshAlgebra):
         return self if self._of is None else self._of
 
     @property
+    def _family(self) -> list[Mesh]:
+        """The mesh that was made, and all parts of it."""
+        return [self._root, *self._root._parts.values()]
+
+    @property
     def _is_whole(self) -> bool:
         """Whether it has all workers, with whatever dims."""
         return len(self) == self._workers.spec.workers
@@ -324,15 +329,17 @@ class Mesh(MeshAlgebra):
             raise
 
     def recover(self) -> None:
-        """Have Python and all state be as the last step left them that did not fail. Waits for the workers."""
+        """Have Python and all state be as the last step left them that did not fail. Waits for the workers. What is on
+        other parts of the mesh, a failed step may have been for too."""
         with suppress(DeviceMeshError):  # the mesh is lost
             self.executor.undo()
-        for cell in list(self._states):
-            if cell.handle is not None:
-                try:
-                    cell.handle = self.executor.recover(cell.handle)
-                except DeviceMeshError:
-                    continue  # the failed step was to make it first, or the mesh is lost: reading it raises
+        for mesh in self._family:
+            for cell in list(mesh._states):
+                if cell.handle is not None:
+                    try:
+                        cell.handle = mesh.executor.recover(cell.handle, wait=mesh is self)
+                    except DeviceMeshError:
+                        continue  # the failed step was to make it first, or the mesh is lost: reading it raises
 
     def settle(self) -> None:
         """Have all cells hold their newest handles, though a call was interrupted or a handler runs in one."""
@@ -372,7 +379,7 @@ class Mesh(MeshAlgebra):
         workers = self._workers
         if workers.executor is None or self.is_abstract:
             return
-        meshes = [self._root, *self._root._parts.values()]
+        meshes = self._family
         states = [(workers.names.get(cell, "a state"), cell) for mesh in meshes for cell in list(mesh._states)]
         handles = [(name, cell.handle) for name, cell in states if cell.handle is not None]
         workers.executor.heal(handles)
@@ -462,7 +469,7 @@ class Mesh(MeshAlgebra):
         """Stop the workers. Tensors on the mesh are lost, and those on all parts of it. Idempotent. Raises MonarchError
         for a part without some of the workers, which ends with the mesh that it is a part of."""
         self._refuse_part("closed")
-        for mesh in (self._root, *self._root._parts.values()):
+        for mesh in self._family:
             mesh.pending = None
         self._workers.close()
 

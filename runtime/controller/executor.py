@@ -302,12 +302,11 @@ class MeshExecutor(Restoring, Storing, Lending):
             self._did("wait", step.name, start, step.sequence)
             self._state.check(step)
 
-    def recover(self, handle: Handle, part: PartExecutor | None = None) -> Remote:
-        """For a state that a failed step was to make: the newest value of it that there is, which is that of the last
-        step that committed. Gives `handle` itself where nothing failed; raises DeviceMeshError where nothing is
-        left."""
+    def recover(self, handle: Handle, wait: bool = True, part: PartExecutor | None = None) -> Remote:
+        """See `Executor.recover`."""
         remote = self._own(handle, "the value", part)
-        self._until(self._state.next_command, None if part is None else part.place)
+        if wait:
+            self._until(self._state.next_command, None if part is None else part.place)
         with self._lock:
             return self._state.recover(remote)
 

@@ -55,8 +55,8 @@ class PartExecutor:
     def wait(self, handle: Handle) -> None:
         self.whole.wait(handle, self)
 
-    def recover(self, handle: Handle) -> Remote:
-        return self.whole.recover(handle, self)
+    def recover(self, handle: Handle, wait: bool = True) -> Remote:
+        return self.whole.recover(handle, wait, self)
 
     def undo(self) -> None:
         self.whole.undo(self)

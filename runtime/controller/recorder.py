@@ -40,7 +40,10 @@ class Recorder:
         self.start = clock()
         self.buffers: dict[int, torch.Tensor] = {}
         self.offsets: dict[int, int] = {}  # nanoseconds that the controller's clock is ahead of a worker's, by rank
-        self._plans: dict[int, Plan] = {}
+        self._plans: dict[tuple[int, int], Plan] = {}
+        """By the workers' number for the plan, and the number of the part where it has several."""
+        self._parts: dict[int, dict[int, int]] = {}
+        """For plans of several parts, by number, the number of each worker's part."""
         self._commands: list[Command] = []
 
     def hear(self, span: Span) -> None:
@@ -50,13 +53,16 @@ class Recorder:
 
     def ran(self, number: int, plan: Plan) -> None:
         """A run of the plan that the workers know by this number is recorded by them."""
-        known = self._plans.get(number)
-        if known is None or (known.report is None and plan.report is not None):
-            self._plans[number] = plan
+        if plan.parts and number not in self._parts:
+            self._parts[number] = {rank: at for at, part in enumerate(plan.parts) for rank in part.place.ndslice}
+        for at, each in enumerate([part.plan for part in plan.parts] or [plan]):
+            known = self._plans.get((number, at))
+            if known is None or (known.report is None and each.report is not None):
+                self._plans[number, at] = each
 
     def trace(self) -> Trace:
         """What has been measured so far. Workers may be running, or gone."""
-        at = {number: index for index, number in enumerate(self._plans)}
+        at = {key: index for index, key in enumerate(self._plans)}
         steps: list[Step] = []
         handled: list[Handled] = []
         dropped = 0
@@ -68,10 +74,8 @@ class Recorder:
                 start, end = start - origin, end - origin
                 if kind != wire.RUN:
                     handled.append(Handled(_KINDS[kind], number, rank, start, end))
-                elif rest[0] in at:
-                    steps.append(
-                        Step(at[rest[0]], number, rank, start, end, self._spans(rest[2:], origin), bool(rest[1]))
-                    )
+                elif (key := (rest[0], self._parts.get(rest[0], {}).get(rank, 0))) in at:
+                    steps.append(Step(at[key], number, rank, start, end, self._spans(rest[2:], origin), bool(rest[1])))
         return Trace(
             self.mesh,
             tuple(TracedPlan(plan.name, plan.hash, plan) for plan in self._plans.values()),

@@ -21,8 +21,8 @@ WITH_FUNCTIONS = frozenset({"cond", "while_loop", "scan"})
 def check(plan: Plan) -> None:
     """Raise PlanError unless every op of the plan is known and every slot that is read has been written."""
     if plan.parts:
-        if (wrong := wrong_parts(plan)) is not None:
-            raise PlanError(f"plan '{plan.name}': {wrong}")
+        if (misfit := wrong_parts(plan)) is not None:
+            raise PlanError(f"plan '{plan.name}': {misfit}")
         for part in plan.parts:
             check(part.plan)
         return

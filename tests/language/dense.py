@@ -116,7 +116,7 @@ class DenseExecutor:
     def wait(self, handle: DenseHandle) -> None:
         assert not handle.freed
 
-    def recover(self, handle: DenseHandle) -> DenseHandle:
+    def recover(self, handle: DenseHandle, wait: bool = True) -> DenseHandle:
         return handle
 
     def heal(self, states: Any) -> None:

@@ -215,3 +215,21 @@ def test_a_mesh_that_loses_a_worker_of_a_part_goes_on(where: str) -> None:
         executor.heal([("a", run.states[0]), ("b", run.states[1])])
         run.step()
         run.check()
+
+
+def test_each_part_is_measured_as_a_plan_of_its_own(executor: MeshExecutor) -> None:
+    run = Pipeline(executor)
+    executor.trace_start()
+    run.step()
+    run.check()
+    trace = executor.trace_stop()
+    assert {(step.worker, trace.plans[step.plan].plan.mesh.workers) for step in trace.steps} == {
+        (at, 3) for at in range(6)
+    }
+    ops = {
+        each.plan.instructions[span.instruction].op
+        for step in trace.steps
+        for each in [trace.plans[step.plan]]
+        for span in step.spans
+    }
+    assert {"send", "recv", "commit"} <= ops
