@@ -109,7 +109,8 @@ class Executor(Protocol):
         ...
 
     def wait(self, handle: Handle) -> None:
-        """Wait until every worker has finished the step that makes the value; raise what went wrong there."""
+        """Wait until every worker has finished the step that makes the value, which may be on a part of the mesh; raise
+        what went wrong there."""
         ...
 
     def recover(self, handle: Handle, wait: bool = True) -> Handle:

@@ -291,6 +291,8 @@ class MeshExecutor(Restoring, Storing, Lending):
 
     def wait(self, handle: Handle, part: PartExecutor | None = None) -> None:
         start = clock()
+        if part is None and isinstance(handle, Remote) and isinstance(handle.owner, PartExecutor):
+            part = self._parts.get(handle.owner.place.shape)  # of a step over several parts, say
         remote = self._own(handle, "the value that is waited for", part)
         step = remote.step
         try:
