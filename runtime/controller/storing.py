@@ -19,7 +19,8 @@ from monarch.compiler.survival import worker_bytes
 from monarch.runtime.controller.connection import Connection
 from monarch.runtime.controller.healing import Handles
 from monarch.runtime.controller.replies import Replies
-from monarch.runtime.controller.state import Again, ControllerState, Remote, Step
+from monarch.runtime.controller.snapshots import Snapshots
+from monarch.runtime.controller.state import ControllerState, Remote, Step
 from monarch.runtime.shared import memory, wire
 from monarch.runtime.shared.place import Place
 
@@ -40,6 +41,7 @@ class Storing(ABC):
     place: Place
     _lock: threading.RLock
     _handles: Handles
+    _snapshots: Snapshots | None
     _types: dict[TensorType, TensorType]
     _freed: deque[int]
 
@@ -47,7 +49,7 @@ class Storing(ABC):
     _writing: weakref.WeakSet[WorkersWriting] | None = None
 
     @abstractmethod
-    def _give(self, step: Step) -> None: ...
+    def _go_on_with_snapshots(self, step: Step | None = None) -> None: ...
 
     @abstractmethod
     def _own(self, handle: Handle, what: str, part: PartExecutor | None = None) -> Remote: ...
@@ -117,10 +119,12 @@ class Storing(ABC):
                 ids = [each[0] for each in group]
                 for id in ids:
                     made[id - base].step = step
-                record = wire.pack_json(wire.READ, {"place": where, "tensors": group})
-                step.again = Again(record, b"", ids)
-                self._give(step)
+                # Never given again: other values may stand in the files by then.
+                self._connection.command(step, wire.pack_json(wire.READ, {"place": where, "tensors": group}))
             self._connection.publish()
+            if self._snapshots is not None:
+                self._snapshots.due = True
+                self._go_on_with_snapshots()
             return [*made]
 
     def finish_writing(self) -> None:

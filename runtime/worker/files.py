@@ -62,13 +62,15 @@ class Save:
                 for handle, piece, file, offset in self.pieces:
                     if file not in files:
                         files[file] = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
-                    self.sums.append((file, offset, write(files[file], offset, piece, self._wrote)))
+                    sums = write(files[file], offset, piece, self._wrote)
+                    if sums:  # where there is nothing to write, another piece may stand
+                        self.sums.append((file, offset, sums))
                     self.pending[handle] -= 1
                 for fd in files.values():
                     os.fsync(fd)
             except OSError as error:
                 self.error = explain(error, file)
-            except MemoryError as error:
+            except (MemoryError, RuntimeError) as error:  # PyTorch raises the second
                 self.error = f"{file}: {error or 'no memory left'}"
             except _Stopped:
                 pass

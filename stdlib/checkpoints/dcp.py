@@ -129,7 +129,7 @@ class DcpWriter:
             fd = os.open(self._folder / file, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
             try:
                 for container in containers:
-                    found = sums[str(self._folder / file), container.elements]
+                    found = sums[str(self._folder / file), container.elements] if container.size else []
                     write_all(fd, container.head, container.at)
                     write_all(fd, container.tail, container.elements + container.size)
                     listed.setdefault(file, []).append([container.at, container.elements, count])

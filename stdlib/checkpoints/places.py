@@ -34,6 +34,7 @@ class Place:
         self.path = path
         self.folder = saving_folder(path)
         self._file = file
+        self._lock = -1
         if path.exists() and not holds(path):
             raise CheckpointError(
                 f"{path} exists, and is no checkpoint of this format",
@@ -43,46 +44,65 @@ class Place:
             path.parent.mkdir(parents=True, exist_ok=True)
             with suppress(FileExistsError):
                 self.folder.mkdir()
-            self._lock = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        except OSError as error:
-            raise CheckpointError(f"cannot save to {path}: {explain(error, str(path))}") from None
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(self._lock)
+            self._lock = _locked(self.folder)
+            if not os.path.samestat(os.fstat(self._lock), self.folder.stat()):
+                raise BlockingIOError  # it has become the checkpoint meanwhile
+            left = os.listdir(self.folder)
+            if left:
+                logger.warning("removing what a save to %s left that was not finished: %d files", path, len(left))
+                for name in left:
+                    (self.folder / name).unlink()
+        except (BlockingIOError, FileNotFoundError):
+            self._unlock()
             raise CheckpointError(
                 f"{path} is being saved to already",
                 hint="wait for that first: monarch.save(...).result(), or save to another path.",
             ) from None
-        except OSError:  # a file system without locks
-            logger.debug("%s cannot be locked", self.folder)
-        left = os.listdir(self.folder)
-        if left:
-            logger.warning("removing what a save to %s left that was not finished: %d files", path, len(left))
-            for name in left:
-                (self.folder / name).unlink()
+        except OSError as error:
+            self._unlock()
+            raise CheckpointError(f"cannot save to {path}: {explain(error, str(path))}") from None
 
     def finish(self) -> None:
         """Put the checkpoint in its place: whoever looks there sees the former one, or this one. Raises OSError."""
         _sync(self.folder)
         if self._file:
             os.replace(self.folder / self.path.name, self.path)
+            self.folder.rmdir()
         elif not self.path.exists():
             os.rename(self.folder, self.path)
         else:
-            _exchange(self.folder, self.path)
+            former = _locked(self.path)  # nobody takes it for what another save has left
+            try:
+                _exchange(self.folder, self.path)
+                shutil.rmtree(self.folder, ignore_errors=True)
+            finally:
+                os.close(former)
         _sync(self.path.parent)
-        self._end()
+        self._unlock()
 
     def give_up(self) -> None:
         """Remove what was written. The former checkpoint stays."""
-        self._end()
-
-    def _end(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
+        self._unlock()
+
+    def _unlock(self) -> None:
         if self._lock >= 0:
             os.close(self._lock)
         self._lock = -1
+
+
+def _locked(folder: Path) -> int:
+    """The folder, opened, and locked where the file system has locks. Raises BlockingIOError where another save has
+    locked it."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        raise
+    except OSError:
+        logger.debug("%s cannot be locked", folder)
+    return fd
 
 
 def saving_folder(path: Path) -> Path:

@@ -183,12 +183,12 @@ class _File:
         try:
             digits: list[str] = []
             for source in self._sources:
-                for offsets, _, _ in self._blocks[source.name]:
+                for offsets, shape, _ in self._blocks[source.name]:
                     at = self._at(source, offsets)
                     if source.plain is not None:
                         found = write(fd, at, source.plain, lambda size: None)
                     else:
-                        found = sums[str(self.path), at] if (str(self.path), at) in sums else []
+                        found = sums[str(self.path), at] if prod(shape) else []
                     digits += found
             told = {**self._metadata, _SUMS: "".join(digits)}
             own = zlib.crc32(self._header(told))

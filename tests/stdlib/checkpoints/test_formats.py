@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
+import os
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -184,6 +187,75 @@ def test_views_and_other_dtypes(tmp_path: Path) -> None:
     expected = torch.arange(24.0).view(4, 6).t().to(torch.bfloat16).clone()
     expected[0] = 0
     assert torch.equal(y.full_tensor(), expected)
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize("format", ["dcp", "safetensors"])
+def test_tensors_without_elements_stand_beside_others(format: Any, tmp_path: Path) -> None:
+    mesh = Mesh(a=2)
+    state = {"a": torch.zeros(0, 3), "b": torch.ones(4), "c": torch.zeros(0), "d": torch.full((3,), 2.0)}
+    monarch.save({key: monarch.distribute(x, mesh) for key, x in state.items()}, tmp_path / "c", format=format).result()
+    into = {key: monarch.distribute(x + 5, mesh) for key, x in state.items()}
+    monarch.load(tmp_path / "c", into=into)
+    assert all(torch.equal(into[key].full_tensor(), x) for key, x in state.items())
+
+
+@pytest.mark.usefixtures("here")
+def test_a_disk_that_is_full_is_told_and_leaves_the_former_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monarch.save({"x": torch.ones(3)}, tmp_path / "c").result()
+
+    def full(fd: int, data: Any, offset: int) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", full)
+        saving = monarch.save({"x": torch.zeros(3)}, tmp_path / "c")
+        with pytest.raises(CheckpointError, match="cannot save to .*: the disk is full"):
+            saving.result()
+    assert [each.name for each in tmp_path.iterdir()] == ["c"]
+    assert torch.equal(monarch.load(tmp_path / "c", into={"x": torch.zeros(3)})["x"], torch.ones(3))
+
+
+@pytest.mark.usefixtures("here")
+def test_what_cannot_be_saved_or_replaced_is_told(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="'x' cannot be saved: a object is no plain value"):
+        monarch.save({"x": object()}, tmp_path / "c")
+    with pytest.raises(CheckpointError, match="safetensors holds tensors alone, and 'step' is a Python value"):
+        monarch.save({"step": 3}, tmp_path / "c", format="safetensors")
+    with pytest.raises(CheckpointError, match=r"two values of the state are called 'a\.b'"):
+        monarch.save({"a": {"b": 1}, "a.b": 2}, tmp_path / "c")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("keep")
+    with pytest.raises(CheckpointError, match="exists, and is no checkpoint of this format"):
+        monarch.save({"x": torch.ones(2)}, tmp_path / "mine")
+    (tmp_path / "file").touch()
+    with pytest.raises(CheckpointError, match="cannot save to"):
+        monarch.save({"x": torch.ones(2)}, tmp_path / "file" / "c")
+
+
+class Evil:
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(Evil.path),)
+
+    path: Path
+
+
+@pytest.mark.usefixtures("here")
+def test_a_pickle_in_a_checkpoint_is_not_run(tmp_path: Path) -> None:
+    Evil.path = tmp_path / "evil"
+    monarch.save({"x": torch.ones(2)}, tmp_path / "c").result()
+    (tmp_path / "c" / ".checksums").unlink()
+    before = (tmp_path / "c" / ".metadata").read_bytes()
+    (tmp_path / "c" / ".metadata").write_bytes(pickle.dumps(Evil()))
+    with pytest.raises(CheckpointError, match="mkdir, which is no part"):
+        monarch.load(tmp_path / "c", into={"x": torch.ones(2)})
+    (tmp_path / "c" / ".metadata").write_bytes(before)
+    torch_dcp.save({"v": Evil()}, checkpoint_id=tmp_path / "d", no_dist=True)
+    with pytest.raises(CheckpointError, match="weights_only"):
+        monarch.load(tmp_path / "d", into={"v": 0})
+    assert not Evil.path.exists()
 
 
 def test_a_container_is_a_zip_file_that_torch_loads() -> None:
