@@ -27,6 +27,7 @@ def test_a_call_gives_what_it_gives_and_raises_what_it_raises(loop: Loop) -> Non
     assert loop.run(lambda: 1) == 1
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_who_waits_for_a_thread_that_has_ended_is_told(loop: Loop) -> None:
     """Nothing of ours ends it, so a call that does stands for a defect; without a look the wait would have no end."""
 
