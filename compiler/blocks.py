@@ -133,11 +133,15 @@ def whole_of(blocks: Sequence[torch.Tensor], type: TensorType, mesh: MeshSpec) -
         return own_part(blocks[0], type, mesh, 0)
     if len({op for _, op in layout.partial}) > 1:
         raise LayoutError(f"cannot fetch a value with several pending reductions: {type}")
-    whole = torch.empty(type.unpadded.shape, dtype=type.dtype)
+    sizes = tuple(type.unpadded.shape)
+    reduction = next((op for _, op in layout.partial), "sum")
+    parts = _assembly(type, sizes, mesh)
+    if len(parts) == 1 and blocks[parts[0][1][0]].shape == sizes:  # a sum of values that nobody shards
+        return reduce_in_order([blocks[rank] for rank in parts[0][1]], reduction)
+    whole = torch.empty(sizes, dtype=type.dtype)
     if not whole.numel():
         return whole
-    reduction = next((op for _, op in layout.partial), "sum")
-    for part, ranks in _assembly(type, tuple(whole.shape), mesh):
+    for part, ranks in parts:
         assert layout.partial or len(ranks) == 1
         total = reduce_in_order([blocks[rank] for rank in ranks], reduction)
         own = tuple(slice(at.stop - at.start) for at in part)  # without padding
