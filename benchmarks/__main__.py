@@ -82,8 +82,25 @@ def compiler_tables() -> list[tuple[str, tuple[str, ...], list[tuple[str, ...]]]
         ),
         (
             "The controller's time for one training step, until the call returns",
-            ("layers", "workers", "time", "of it the guards' check, at least"),
-            [(str(found.layers), str(found.workers), *map(duration, (found.step, found.check))) for found in steps],
+            (
+                "layers",
+                "workers",
+                "time",
+                "processor time, at least",
+                "of it the guards' check, at least",
+                "places",
+                "looking up as many in C",
+            ),
+            [
+                (
+                    str(found.layers),
+                    str(found.workers),
+                    *map(duration, (found.step, found.processor, found.check)),
+                    f"{found.places:,}",
+                    duration(found.floor),
+                )
+                for found in steps
+            ],
         ),
     ]
 

@@ -5,6 +5,7 @@ The mesh's size should not matter: what is compiled is one program for all worke
 
 from __future__ import annotations
 
+import operator
 import os
 import statistics
 import subprocess
@@ -44,13 +45,17 @@ class CompileTime:
 
 @dataclass(frozen=True)
 class StepTime:
-    """Seconds of the controller's for one step: from calling the program until the call returns (the median), and the
-    least that it took to check what the program reads of Python."""
+    """Seconds of the controller's for one step: from calling the program until the call returns (the median), the
+    least processor time of such a call, and the least that it took to check what the program reads of Python. `floor`
+    is the least that Python takes to look up as many places and compare what is there, in nothing but C."""
 
     layers: int
     workers: int
     step: float
+    processor: float
     check: float
+    places: int
+    floor: float
 
 
 def training_step(mesh: Mesh, layers: int, width: int) -> tuple[Any, Callable[[], tuple[torch.Tensor, torch.Tensor]]]:
@@ -100,19 +105,35 @@ def step_time(layers: int, steps: int = 30) -> StepTime:
     with Mesh(data=2, model=1) as mesh:
         train_step, arguments = training_step(mesh, layers, width=64)
         tokens, targets = arguments()
-        seconds = []
+        seconds, processor = [], []
         for _ in range(steps):
-            start = time.perf_counter()
+            start, started = time.perf_counter(), time.thread_time()
             loss = train_step(tokens, targets)
+            processor.append(time.thread_time() - started)
             seconds.append(time.perf_counter() - start)
             loss.item()
         variant = next(iter(train_step._memory.entries.values())).variants[0]
-        checks = []
+        places = sum(len(node.keys) for node in variant.guards.nodes)
+        looking_up = lookups(places)
+        checks, floors = [], []
         for _ in range(200):
             start = time.perf_counter()
             variant.holds([tokens, targets])
             checks.append(time.perf_counter() - start)
-        return StepTime(layers, mesh.size(), statistics.median(seconds[steps // 3 :]), min(checks))
+            start = time.perf_counter()
+            looking_up()
+            floors.append(time.perf_counter() - start)
+        step = statistics.median(seconds[steps // 3 :])
+        return StepTime(layers, mesh.size(), step, min(processor), min(checks), places, min(floors))
+
+
+def lookups(count: int) -> Callable[[], bool]:
+    """Looks up so many entries of dicts that have twenty each, and compares them with the objects that were there."""
+    entries = [{f"name{at}": object() for at in range(20)} for _ in range(-(-count // 20))]
+    dicts = [each for each in entries for _ in each][:count]
+    names = [name for each in entries for name in each][:count]
+    expected = [*map(operator.getitem, dicts, names)]
+    return lambda: [*map(operator.getitem, dicts, names)] == expected
 
 
 def first_call(layers: int) -> float:

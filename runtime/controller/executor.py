@@ -150,14 +150,15 @@ class MeshExecutor(Restoring, Storing, Lending):
         if total > _ASK_ABOVE:
             memory.require(total, f"{type} on {mesh.workers} workers", memory.available_bytes)
         id = self._state.handles(1)
-        made = Remote(id, self._types.setdefault(type, type), Step(f"put {type}"), on, self._freed)
+        name = f"put {type}"
+        made = Remote(id, self._types.setdefault(type, type), Step(name), on, self._freed)
         self._handles.add(id, [made])
         alone = self._mesh.workers > 1 and min(map(blocks.of_worker.count, set(blocks.of_worker))) == 1
         if place is not None:
             blocks = blocks.on(place, self._mesh.workers)
         steps: list[Step] = []
         for piece in pieces(blocks.size, len(blocks.distinct), STAGING_BYTES // 8):
-            made.step = step = Step(f"put {type}", place=place)
+            made.step = step = Step(name, place=place)
             parts: list[Any] = [memoryview(row[piece]) for row in rows]  # type: ignore[arg-type]
             inline = sum(map(len, parts)) <= wire.INLINE_BYTES
             if inline or not lent:

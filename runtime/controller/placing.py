@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -26,17 +27,8 @@ class Blocks:
     @staticmethod
     def of(tensor: torch.Tensor, type: TensorType, mesh: MeshSpec) -> Blocks:
         """Those for the workers of a mesh."""
-        partial = {name for name, _ in type.layout.partial}
-        numbers: dict[tuple[int, ...], int] = {}
-        distinct: list[torch.Tensor] = []
-        of_worker: list[int] = []
-        for rank, key in enumerate(places_of(type, mesh)):
-            # A partial value that is placed lies in the first place along its mesh dims.
-            key = tuple(min(at, 1) if name in partial else at for name, at in zip(mesh.names, key, strict=True))
-            if key not in numbers:
-                numbers[key] = len(distinct)
-                distinct.append(wire.raw(block_of(tensor, type, mesh, rank)))
-            of_worker.append(numbers[key])
+        firsts, of_worker = _sharing(type, mesh)
+        distinct = [wire.raw(block_of(tensor, type, mesh, rank)) for rank in firsts]
         return Blocks(type, type.local_shape(mesh), distinct, of_worker, distinct[0].numel())
 
     def on(self, place: Place, workers: int) -> Blocks:
@@ -52,6 +44,23 @@ class Blocks:
         return wire.PUT_HEAD.pack(
             wire.PUT, handle, code, len(self.shape), self.size, offset, piece.start, piece.stop, len(self.of_worker)
         ) + wire.numbers(*self.shape, *self.of_worker)
+
+
+@functools.lru_cache(1024)
+def _sharing(type: TensorType, mesh: MeshSpec) -> tuple[list[int], list[int]]:
+    """The first worker that has each distinct block of a value, and the number of each worker's block."""
+    partial = {name for name, _ in type.layout.partial}
+    numbers: dict[tuple[int, ...], int] = {}
+    firsts: list[int] = []
+    of_worker: list[int] = []
+    for rank, key in enumerate(places_of(type, mesh)):
+        # A partial value that is placed lies in the first place along its mesh dims.
+        key = tuple(min(at, 1) if name in partial else at for name, at in zip(mesh.names, key, strict=True))
+        if key not in numbers:
+            numbers[key] = len(firsts)
+            firsts.append(rank)
+        of_worker.append(numbers[key])
+    return firsts, of_worker
 
 
 def places_of(type: TensorType, mesh: MeshSpec) -> list[tuple[int, ...]]:
