@@ -241,10 +241,13 @@ def first_run(compiled: Compiled, trace: Trace, leaves: list[Any], attempt: Atte
     if trace.escapes and not compiled.ran:
         # Python holds tensors that this step makes first, such as an optimizer's state: wait whether it does.
         try:
-            trace.executor.wait(handles[0])
+            parts, first = compiled.plan.parts, compiled.plan.outputs[0].part
+            mesh = trace.meshes[parts[first].name] if parts else trace.mesh  # a step fails on all meshes or on none
+            mesh.executor.wait(handles[0])
         except DeviceMeshError:
             trace.undo()  # to what an earlier step left, which may have failed as well
-            trace.mesh.recover()
+            for mesh in trace.meshes.values() or [trace.mesh]:
+                mesh.recover()
             raise
     compiled.ran = True
     _require(trace, leaves)

@@ -33,6 +33,14 @@ def test_mesh_basics(tmp_path: Path) -> None:
     assert lines == ["8", "torch.Size([1024, 1024]) torch.Size([1024, 1024])"]
 
 
+def test_two_stages(tmp_path: Path) -> None:
+    lines = run("two_stages.py", cwd=tmp_path).splitlines()
+    losses = [float(found.group(1)) for line in lines if (found := re.search(r"loss (\S+) on Mesh\(data=2", line))]
+    assert len(losses) == 3 and losses[2] < losses[0] / 2
+    forth, back = ("f32[32@data, 64] from mesh 0 to mesh 1", "f32[32@data, 64] from mesh 1 to mesh 0")
+    assert [line.partition(",  two")[0][: len(forth)] for line in lines[3:]] == [forth, back, forth, back]
+
+
 def test_eager_training_lowers_the_loss(tmp_path: Path) -> None:
     losses = [float(text) for text in re.findall(r"loss (\S+)", run("eager_training.py", cwd=tmp_path))]
     assert len(losses) == 5
