@@ -32,6 +32,16 @@ graph @step on mesh<data=2> {
 }
 """
 
+TWO = """
+graph @step on mesh<stage=2, data=2> with a: mesh<data=2>, b: mesh<data=2> {
+  %x = input 0                             : f32[8@data, 4] on a
+  %h = aten.mul.Tensor(%x, 2.0)            : f32[8, 4] on a
+  %t = transfer(%h, "b", none)             : f32[8, 4] on b
+  %y = aten.add.Tensor(%t, 1.0)            : f32[8, 4] on b
+  return %y
+}
+"""
+
 
 def graph(text: str = TEXT, constant: float = 1.0) -> Graph:
     found = parse_graph(text)
@@ -65,6 +75,17 @@ def test_a_graph_is_compiled_once() -> None:
     assert again.graph == first.graph and again.sources == first.sources and again.options == first.options
     assert again.costs == {**first.costs}
     assert torch.equal(again.constants["c0"], first.constants["c0"])
+
+
+def test_a_graph_of_several_meshes_is_compiled_once_for_each_place_of_its_parts(folder: Path) -> None:
+    first, passes = compiled(parse_graph(TWO))
+    again, more = compiled(parse_graph(TWO))
+    assert passes and not more
+    assert hash_of(again) == hash_of(first)
+    assert [(part.name, part.place) for part in again.parts] == [(part.name, part.place) for part in first.parts]
+    assert again.transfers == first.transfers
+    assert compiled(parse_graph(TWO.replace("a: mesh<data=2>, b: mesh<data=2>", "b: mesh<data=2>, a: mesh<data=2>")))[1]
+    assert len(list(folder.iterdir())) == 2
 
 
 @pytest.mark.parametrize(
