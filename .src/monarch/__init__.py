@@ -79,6 +79,7 @@ if TYPE_CHECKING:
     from monarch.stdlib.checkpoints.saving import save
     from monarch.stdlib.fetching import fetch_shard, inspect
     from monarch.stdlib.generation import generate
+    from monarch.stdlib.logs import log, log_to
 
 __version__ = "0.1.0"
 
@@ -147,6 +148,7 @@ _HOMES = {
     "monarch.stdlib.checkpoints.saving": ("save",),
     "monarch.stdlib.fetching": ("fetch_shard", "inspect"),
     "monarch.stdlib.generation": ("generate",),
+    "monarch.stdlib.logs": ("log", "log_to"),
     "torch.distributed.tensor": ("Partial", "Replicate", "Shard"),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
@@ -202,6 +204,8 @@ __all__ = [
     "layout",
     "load",
     "local",
+    "log",
+    "log_to",
     "manual_seed",
     "module_to_mesh",
     "permute",

@@ -58,7 +58,9 @@ class TypesOnly:
     def settle(self) -> None:
         """Nothing interrupts a call in the middle."""
 
-    def shards(self, handle: Handle, workers: Sequence[int] | None = None) -> list[torch.Tensor]:
+    def shards(
+        self, handle: Handle, workers: Sequence[int] | None = None, *, quiet: bool = False
+    ) -> list[torch.Tensor]:
         raise _needs_workers("a tensor's value is needed")
 
     def wait(self, handle: Handle) -> None:

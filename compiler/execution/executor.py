@@ -104,8 +104,11 @@ class Executor(Protocol):
         signal's handler runs in the middle of one."""
         ...
 
-    def shards(self, handle: Handle, workers: Sequence[int] | None = None) -> list[torch.Tensor]:
-        """Wait for what each worker (all of them, or those listed by rank) holds of the value, and fetch it."""
+    def shards(
+        self, handle: Handle, workers: Sequence[int] | None = None, *, quiet: bool = False
+    ) -> list[torch.Tensor]:
+        """Wait for what each worker (all of them, or those listed by rank) holds of the value, and fetch it. A failure
+        that is raised to who asks `quiet`ly counts as told to nobody: `heal` gives its step again."""
         ...
 
     def wait(self, handle: Handle) -> None:

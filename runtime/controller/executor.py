@@ -106,6 +106,11 @@ class MeshExecutor(Restoring, Storing, Lending):
         found = self._parts.get(shape)
         return self._parts.setdefault(shape, PartExecutor(self, shape)) if found is None else found
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether the mesh is known to have lost a worker, and is not healed."""
+        return self._state.dead is not None
+
     # -- values ----------------------------------------------------------------------------------------------------
 
     # What takes a `part` is for some of the workers, with the dims and numbers that they have there.
@@ -178,13 +183,18 @@ class MeshExecutor(Restoring, Storing, Lending):
         return made
 
     def shards(
-        self, handle: Handle, workers: Sequence[int] | None = None, part: PartExecutor | None = None
+        self,
+        handle: Handle,
+        workers: Sequence[int] | None = None,
+        part: PartExecutor | None = None,
+        *,
+        quiet: bool = False,
     ) -> list[torch.Tensor]:
         start = clock()
         remote = self._own(handle, "the value that is fetched", part)
         mesh, everyone = remote.owner.place.mesh, remote.owner.place.ranks
         numbers = range(mesh.workers) if workers is None else workers
-        copied = self._copied(remote, numbers, start)
+        copied = self._copied(remote, numbers, start, quiet)
         if copied is not None:
             return copied
         for number in numbers:
@@ -195,6 +205,8 @@ class MeshExecutor(Restoring, Storing, Lending):
         try:
             return self._shards(remote, ranks, step)
         except DeviceMeshError:
+            if quiet:
+                raise
             self._check_lost(remote.step)
             return self._from_survivors(remote, ranks)
         finally:
@@ -229,7 +241,7 @@ class MeshExecutor(Restoring, Storing, Lending):
             if not self._state.is_done(step):  # no variable has the error: it would hold its own frames for ever
                 raise self._state.lost_step(step) from None
 
-    def _copied(self, remote: Remote, numbers: Sequence[int], start: int) -> list[torch.Tensor] | None:
+    def _copied(self, remote: Remote, numbers: Sequence[int], start: int, quiet: bool) -> list[torch.Tensor] | None:
         """What workers with these numbers hold of a small result, where they have copied it with the step that made it,
         and it still stands there."""
         results, ranks = self._connection.results, remote.owner.place.ranks
@@ -241,6 +253,8 @@ class MeshExecutor(Restoring, Storing, Lending):
         try:
             self._until(remote.step.sequence + 1, remote.step.place)
         except DeviceMeshError:
+            if quiet:
+                raise
             self._check_lost(remote.step)
         with self._lock:
             if remote.step.error is not None or self._state.dead is None:

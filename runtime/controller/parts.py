@@ -49,8 +49,10 @@ class PartExecutor:
     def settle(self) -> None:
         self.whole.settle()
 
-    def shards(self, handle: Handle, workers: Sequence[int] | None = None) -> list[torch.Tensor]:
-        return self.whole.shards(handle, workers, self)
+    def shards(
+        self, handle: Handle, workers: Sequence[int] | None = None, *, quiet: bool = False
+    ) -> list[torch.Tensor]:
+        return self.whole.shards(handle, workers, self, quiet=quiet)
 
     def wait(self, handle: Handle) -> None:
         self.whole.wait(handle, self)

@@ -76,7 +76,7 @@ class Stream:
 
     def __init__(self, source: Source, mesh: Mesh | None, layouts: Layouts, options: _Options) -> None:
         self._source, self._mesh, self._options = source, mesh, options
-        self._types = _Types(layouts, mesh, user_source())
+        self._types = Types(layouts, mesh, user_source())
         self._place: tuple[int, Cursor, int] = (0, (0, 0), 0)
         self._goal = options.epochs
         self._progress = Progress(options.progress)
@@ -241,7 +241,7 @@ class _Maker:
         self,
         source: Source,
         options: _Options,
-        types: _Types,
+        types: Types,
         mesh: Mesh | None,
         executor: Any,
         place: tuple[int, Cursor, int],
@@ -318,7 +318,7 @@ class _Maker:
         return dict(enumerate(made)) if isinstance(made, (tuple, list)) else {None: made}
 
 
-class _Types:
+class Types:
     """The types that columns have on the mesh."""
 
     def __init__(self, layouts: Layouts, mesh: Mesh | None, line: Line | None) -> None:

@@ -165,6 +165,13 @@ def test_streaming_parquet_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert after == "after epoch 4: weight [1.995, 2.999]"
 
 
+def test_a_fabric_loop_trains_on_a_mesh(tmp_path: Path) -> None:
+    *epochs, weight = run("fabric.py", cwd=tmp_path).splitlines()
+    losses = [float(line.rpartition(" ")[2]) for line in epochs]
+    assert len(losses) == 4 and losses[-1] < losses[0] / 2
+    assert weight == "DistributedTensor [32, 16], sharded [@data, -]"
+
+
 def test_the_replay_buffer_has_moves_of_all_players(tmp_path: Path) -> None:
     output = run("replay_buffer.py", cwd=tmp_path)
     made = re.findall(r"^player (\d) made (\d+) moves$", output, re.MULTILINE)

@@ -108,7 +108,9 @@ class DenseExecutor:
     def settle(self) -> None:
         pass
 
-    def shards(self, handle: DenseHandle, workers: Sequence[int] | None = None) -> list[torch.Tensor]:
+    def shards(
+        self, handle: DenseHandle, workers: Sequence[int] | None = None, *, quiet: bool = False
+    ) -> list[torch.Tensor]:
         assert not handle.freed, "the handle was donated to an earlier step"
         ranks = range(self.mesh.workers) if workers is None else workers
         return [block_of(handle.tensor, handle.type, self.mesh, rank).clone() for rank in ranks]
