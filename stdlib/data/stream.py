@@ -326,6 +326,7 @@ class Types:
         self._known: dict[Any, TensorType] = {}
 
     def of(self, name: Any, tensor: torch.Tensor) -> TensorType:
+        """The type of a batch's column. Raises LayoutError where its layout does not fit."""
         key = name, tensor.dtype, tuple(tensor.shape)
         if key not in self._known:
             self._known[key] = self._found(name, TensorType(tensor.dtype, tuple(tensor.shape)))
