@@ -283,7 +283,8 @@ turns = threading.RLock()
 """Held by the thread that calls a program or runs what was recorded: handles are read, and their successors put where
 they were, by one thread at a time."""
 
-os.register_at_fork(after_in_child=turns._at_fork_reinit)  # type: ignore[attr-defined]
+if hasattr(os, "register_at_fork"):  # where processes can be forked
+    os.register_at_fork(after_in_child=turns._at_fork_reinit)  # type: ignore[attr-defined]
 
 
 class _Current(threading.local):
