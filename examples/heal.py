@@ -8,6 +8,7 @@ import os
 import random
 import signal
 import sys
+from typing import Annotated
 
 import torch
 from torch import nn
@@ -16,6 +17,8 @@ from torch.nn import functional as F
 import monarch
 from monarch.distributed import Mesh
 
+Inputs = Annotated[torch.Tensor, "f32[16@data, 8]"]
+Labels = Annotated[torch.Tensor, "i64[16@data]"]
 STEPS = int(sys.argv[1]) if len(sys.argv) > 1 else 50
 
 
@@ -28,7 +31,7 @@ def train(deaths: bool) -> dict[str, torch.Tensor]:
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 
         @monarch.program
-        def train_step(x: "f32[16@data, 8]", y: "i64[16@data]"):
+        def train_step(x: Inputs, y: Labels):
             optimizer.zero_grad()
             loss = F.cross_entropy(model(x), y)
             loss.backward()

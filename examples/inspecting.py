@@ -1,6 +1,7 @@
 """See what a program became: trace it, compile it, read the report, ask why, and write the inspector's page."""
 
 import sys
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
@@ -11,6 +12,9 @@ from monarch.distributed import Mesh
 from monarch.stdlib.models.gpt import MLP
 from monarch.stdlib.parallel import combine, fully_shard, tensor_parallel
 
+Inputs = Annotated[torch.Tensor, "f32[64@data, 64]"]
+Labels = Annotated[torch.Tensor, "i64[64@data]"]
+
 mesh = Mesh.abstract(data=8, model=4)  # a mesh for compiling: no worker is started
 model = nn.Sequential(MLP(64), nn.Linear(64, 8))
 layouts = combine(tensor_parallel(model, mesh, "model"), fully_shard(model, mesh, "data"))
@@ -19,7 +23,7 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
 
 @monarch.program
-def train_step(x: "f32[64@data, 64]", labels: "i64[64@data]"):
+def train_step(x: Inputs, labels: Labels):
     optimizer.zero_grad()
     loss = F.cross_entropy(model(x), labels)
     loss.backward()

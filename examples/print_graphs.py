@@ -1,6 +1,7 @@
 """Look at a program before anything runs: its graph, partitioned graph and plan, for a mesh with no workers."""
 
 import sys
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
@@ -11,6 +12,9 @@ from monarch.distributed import Mesh
 from monarch.stdlib.models.gpt import MLP
 from monarch.stdlib.parallel import tensor_parallel
 
+Inputs = Annotated[torch.Tensor, "f32[16@data, 32]"]
+Labels = Annotated[torch.Tensor, "i64[16@data]"]
+
 mesh = Mesh.abstract(data=2, model=2)
 model = nn.Sequential(MLP(32), nn.Linear(32, 8))
 model = monarch.module_to_mesh(model, mesh, layouts=tensor_parallel(model, mesh, "model"))
@@ -18,7 +22,7 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
 
 @monarch.program
-def train_step(x: "f32[16@data, 32]", labels: "i64[16@data]"):
+def train_step(x: Inputs, labels: Labels):
     optimizer.zero_grad()
     loss = F.cross_entropy(model(x), labels)
     loss.backward()

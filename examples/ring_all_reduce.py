@@ -1,10 +1,13 @@
 """An all-reduce by hand: blocks go around a ring of workers, summed on the way and then handed on."""
 
+from typing import Annotated
+
 import torch
 
 import monarch
 from monarch.distributed import Mesh
 
+Rows = Annotated[torch.Tensor, "f32[32@data, 6]"]
 mesh = Mesh(data=4)
 
 
@@ -28,7 +31,7 @@ summed = monarch.local(ring_all_reduce, in_layouts="[@data, -]", out_layouts="[@
 
 
 @monarch.program
-def step(x: "f32[32@data, 6]", weight: "f32[32@data, 6]"):
+def step(x: Rows, weight: Rows):
     x = x.detach().requires_grad_()
     y = summed(x.exp())
     (gradient,) = torch.autograd.grad((y * weight).sum(), x)

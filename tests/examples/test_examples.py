@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -216,3 +218,10 @@ def test_per_worker_code_computes_what_plain_pytorch_does(what: str, tmp_path: P
         "mixture": lambda: run("expert_dispatch.py", cwd=tmp_path),
     }[what]()
     assert re.fullmatch(r"(both )?as (the )?dense \w+, gradients? included\n", output)
+
+
+def test_editors_take_the_types_in_signatures() -> None:
+    """A type that is a string alone is a name that is not defined."""
+    command = [sys.executable, "-m", "ruff", "check", "--isolated", "--select", "F", str(EXAMPLES)]
+    checked = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert checked.returncode == 0, checked.stdout
