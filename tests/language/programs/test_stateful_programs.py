@@ -656,7 +656,7 @@ def collector() -> Iterator[Collector]:
     os.environ.pop("MONARCH_STATEFUL", None)
 
 
-@examples(1_000, 8_000)
+@examples(400, 4_000)
 @given(BODIES, CHANGES)
 @example(["s.a = s.a * 0.5 + x", "s.b.mul_(0.5)"], [[], [], ["s.b = s.a"], [], []])
 @example(["y = y + getattr(S, 'late', 0.0)", "S.late = s.f"], [[], [], []])
