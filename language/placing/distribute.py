@@ -136,8 +136,9 @@ def module_to_mesh(
     replicated, as fully sharded data parallel does. Tied parameters stay tied. Buffers that no pattern names are
     replicated.
 
-    A module that was made on PyTorch's meta device gets its values on the workers, from `reset_parameters()` of each
-    module that has tensors there.
+    A module that was made on PyTorch's meta device gets its values on the workers: from its own `_init_weights(part)`,
+    as models of `transformers` have it, called with each module that has tensors there, or else from these modules'
+    `reset_parameters()`. `monarch.load` then reads a checkpoint in place; buffers that are in none keep their values.
 
     Raises LayoutError for a pattern that matches nothing, or a layout that does not fit, and ProgramError for a tensor
     that cannot be given its values.
@@ -165,7 +166,7 @@ def module_to_mesh(
                 chosen[name] = _of_rank(layout, names[name], name)
     unmade = [owner for owner in module.modules() if any(slot.is_meta for slot in _own(owner))]
     for owner in unmade:
-        if not callable(getattr(owner, "reset_parameters", None)):
+        if not _initialises(module) and not callable(getattr(owner, "reset_parameters", None)):
             raise ProgramError(
                 f"{type(owner).__name__} has tensors on the meta device, and no reset_parameters() for their values",
                 hint="give it one, or make the module on the CPU.",
@@ -208,9 +209,29 @@ def module_to_mesh(
             for key, held in slots.items():
                 if held is not None and id(held) in placed:
                     slots[key] = placed[id(held)]  # type: ignore[assignment]
-    for owner in unmade if not mesh.is_abstract else ():
-        owner.reset_parameters()  # type: ignore[operator]
+    if not mesh.is_abstract:
+        _give_values(module, unmade)
     return module
+
+
+def _give_values(module: nn.Module, unmade: Sequence[nn.Module]) -> None:
+    """Have modules that were made on the meta device, and now have zeros on the workers, give themselves values."""
+    zeros = {id(slot): (slot, slot._version) for owner in unmade for slot in _own(owner) if slot.numel()}
+    with torch.no_grad():
+        if _initialises(module):
+            for owner in reversed(unmade):  # parts before what they are parts of, as transformers does
+                module._init_weights(owner)  # type: ignore[operator]
+        else:
+            for owner in unmade:
+                owner.reset_parameters()  # type: ignore[operator]
+    for name, slot in _names(module).items():
+        if id(slot) in zeros and slot._version == zeros[id(slot)][1]:
+            raise ProgramError(
+                f"'{name}' was made on the meta device, and "
+                f"{'_init_weights()' if _initialises(module) else 'reset_parameters()'} gives it no value",
+                hint="make the module on the CPU.",
+                source=user_source(),
+            )
 
 
 def _preset(name: str, module: nn.Module, mesh: Mesh) -> Mapping[str, LayoutLike]:
@@ -222,6 +243,11 @@ def _preset(name: str, module: nn.Module, mesh: Mesh) -> Mapping[str, LayoutLike
     say("layouts", layouts.why)
     chosen: Mapping[str, LayoutLike] = layouts
     return chosen
+
+
+def _initialises(module: nn.Module) -> bool:
+    """Whether a module's class says what values its submodules begin with, as models of `transformers` do."""
+    return callable(getattr(type(module), "_init_weights", None))
 
 
 def _own(module: nn.Module) -> list[torch.Tensor]:

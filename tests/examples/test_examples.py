@@ -50,6 +50,14 @@ def test_eager_training_lowers_the_loss(tmp_path: Path) -> None:
     assert losses[-1] < losses[0] / 2
 
 
+def test_finetune_lora(tmp_path: Path) -> None:
+    lines = run("finetune_lora.py", "21", cwd=tmp_path).splitlines()
+    assert re.fullmatch(r"[\d,]+ of [\d,]+ parameters are trained", lines[0])
+    first, last = (float(line.rpartition(" ")[2]) for line in lines if line.startswith("step"))
+    assert last < first - 0.2
+    assert lines[-1] == "adapter.pt holds 28 tensors" and (tmp_path / "adapter.pt").exists()
+
+
 def test_generate(tmp_path: Path) -> None:
     lines = run("generate.py", "--steps", "21", "--tokens", "8", cwd=tmp_path).splitlines()
     first, last = (float(line.rpartition(" ")[2]) for line in lines if line.startswith("step"))
