@@ -353,13 +353,12 @@ class MeshExecutor(Restoring, Storing, Lending):
                 )
             values: list[Any] = []
             held = []  # temporary handles, which live until the command is written
-            owners = record.owners
             for at, (argument, dtype) in enumerate(zip(arguments, record.dtypes, strict=True)):
                 if dtype is not None:
                     values.append(self._number_for(record, at, argument, dtype))
                 elif type(argument) is Remote:
                     if (
-                        argument.owner is not (on if owners is None else owners[at])
+                        argument.owner is not on
                         or argument.taken_by is not None
                         or argument.type is not record.input_types[at]
                     ):
@@ -380,11 +379,10 @@ class MeshExecutor(Restoring, Storing, Lending):
             step = Step(record.name, donated, record.place)
             if donated:
                 step.previous = (record, base, arguments)
-            givers = repeat(on) if owners is None else record.givers
-            remotes = [
-                Remote(base + at, each, step, giver, self._freed)
-                for at, (each, giver) in enumerate(zip(record.output_types, givers, strict=False))
-            ]
+            remotes = [Remote(base + at, each, step, on, self._freed) for at, each in enumerate(record.output_types)]
+            if record.owners is not None:
+                for remote, giver in zip(remotes, record.givers, strict=True):
+                    remote.owner = giver
             self._handles.add(base, remotes)
             place = state.places.take(record.room) if record.small else 0
             for at, small in record.small:

@@ -160,7 +160,7 @@ class PlanRecord:
         self.owners: list[Owner] | None = None
         """Of a plan of several parts, who takes its inputs' handles, in order."""
         self.givers: list[Owner] = []
-        """Likewise who takes those of its outputs."""
+        """Likewise who takes those of its outputs; empty for a plan without parts."""
         self.small = [(small.output, small) for small in small_results(plan)]
         """The results that are copied, by output."""
         for number, part in enumerate(plan.parts):
