@@ -23,7 +23,7 @@ def on_meta(family: str) -> Any:
         return FAMILIES[family].model()
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_model_begins_with_its_own_values(family: str) -> None:
     whole, model = FAMILIES[family].model(), on_meta(family)

@@ -107,7 +107,7 @@ RECIPES: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Step], float]] = 
 }
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("tensor", [False, True], ids=["sharded", "both"])
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.filterwarnings("error::monarch.language.errors.TracedAgainWarning")
