@@ -75,10 +75,10 @@ class Library:
         except KeyError:
             return False
         return (
-            found == self._functions
+            all(map(operator.is_, found, self._functions))  # `==` would ask what somebody has put there
             and [*map(len, map(vars, self._classes))] == [*self._classes.values()]
             and [*map(_bases_of, self._bases)] == [*self._bases.values()]
-            and _global_hooks() == self._hooks
+            and [*map(id, _global_hooks())] == [*map(id, self._hooks)]
         )
 
 

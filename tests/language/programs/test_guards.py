@@ -293,6 +293,26 @@ def test_rebound_functions_and_methods(mesh: Mesh, monkeypatch: pytest.MonkeyPat
     assert step(x).tolist() == [30.0]
 
 
+def test_what_is_equal_to_a_function_of_pytorchs_is_not_that_function(
+    mesh: Mesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Tenfold:
+        def __eq__(self, other: object) -> bool:
+            return True
+
+        __hash__ = object.__hash__
+
+        def __call__(self, x: torch.Tensor, inplace: bool = False) -> torch.Tensor:
+            return x * 10
+
+    layer = nn.ReLU()
+    step = program(lambda x: layer(x), mesh=mesh)
+    x = torch.ones(1)
+    assert [step(x).tolist() for _ in range(5)] == [[1.0]] * 5
+    monkeypatch.setattr(F, "relu", Tenfold())
+    assert step(x).tolist() == [10.0]
+
+
 def test_equal_values_are_not_the_same(mesh: Mesh) -> None:
     state = types.SimpleNamespace(value=1)
     step = program(lambda x: x * (10 if state.value is True else repr(state.value).count("0") + 1), mesh=mesh)
