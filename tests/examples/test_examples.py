@@ -182,6 +182,13 @@ def test_a_fabric_loop_trains_on_a_mesh(tmp_path: Path) -> None:
     assert weight == "DistributedTensor [32, 16], sharded [@data, -]"
 
 
+def test_a_marimo_notebook_shows_the_loss(tmp_path: Path) -> None:
+    [(first, steps, last)] = re.findall(
+        r"^loss (\S+), after (\d+) steps (\S+)$", run("live_loss.py", cwd=tmp_path), re.MULTILINE
+    )
+    assert int(steps) == 20 and float(last) < float(first) / 100
+
+
 def test_the_replay_buffer_has_moves_of_all_players(tmp_path: Path) -> None:
     output = run("replay_buffer.py", cwd=tmp_path)
     made = re.findall(r"^player (\d) made (\d+) moves$", output, re.MULTILINE)
