@@ -10,7 +10,6 @@ from contextlib import ExitStack
 from math import prod
 
 import torch
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from monarch.compiler.execution.storage import SUM_BYTES, SUM_DIGITS, Stored
 
@@ -62,6 +61,9 @@ class Checksum:
     processors compute five times as fast as zlib does a CRC-32."""
 
     def __init__(self) -> None:
+        # Loaded here: workers start without it.
+        from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+
         self._gmac = Cipher(algorithms.AES(bytes(16)), modes.GCM(bytes(12))).encryptor()
 
     def add(self, data: memoryview) -> None:
