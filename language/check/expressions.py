@@ -121,7 +121,7 @@ class Expressions(Follower):
         if holder.kind is Kind.MODULE and name in ("weight", "bias"):
             return Value(Kind.TENSOR, "state") if holder.placed else SOME
         if holder.kind is Kind.DERIVED and name in TENSOR_METHODS:
-            return MADE
+            return PYTHON if name in PYTHON_ATTRIBUTES else MADE
         if holder.kind is Kind.PYTHON:
             return PYTHON
         return UNKNOWN

@@ -192,6 +192,7 @@ def test_a_value_that_is_needed_is_found_at_its_place(line: str, code: str, plac
         "y = np.prod(x.shape)",
         "y = math.sqrt(x.shape[-1])",
         "y = unknown(x)\n    if y: pass",
+        "y = unknown(x)\n    size = y.shape[0]\n    if size > 2: torch.ones(size, size)",
         "y = None\n    if y is None: y = x",
         "cache = []\n    cache.append(x)\n    cache[0] = n",
         "y = {'a': x}\n    if 'a' in y: pass\n    if y: pass",

@@ -94,7 +94,7 @@ def test_a_function_runs_as_a_program_of_a_mesh() -> None:
         doubled, told = mesh.execute(lambda x, y: (x * factor + y, "told"), placed, y=batch)  # noqa: B023
         assert torch.equal(doubled.full_tensor(), factor * batch + batch) and told == "told"
     assert other.execute(lambda x: x * 2, batch).mesh is other
-    with pytest.raises(MonarchError, match="different meshes"):
+    with pytest.raises(MonarchError, match="two meshes that were made apart"):
         other.execute(lambda x: x * 2 + placed, batch)
 
 
