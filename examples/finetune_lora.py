@@ -2,6 +2,7 @@
 
 import sys
 import warnings
+from typing import Annotated
 
 import torch
 import transformers
@@ -31,7 +32,7 @@ optimizer = torch.optim.AdamW(trained, lr=2e-2)
 
 
 @monarch.program
-def train_step(tokens: "i64[8@data, 64]"):
+def train_step(tokens: Annotated[torch.Tensor, "i64[8@data, 64]"]):
     optimizer.zero_grad()
     loss = model(input_ids=tokens, labels=tokens).loss
     loss.backward()

@@ -1,6 +1,7 @@
 """Train a small Llama on source code, and have it go on with some lines: one model, on one mesh, for both."""
 
 import argparse
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
@@ -23,10 +24,11 @@ layouts = tensor_parallel(model, mesh, "model")
 print(layouts.why)
 model = monarch.module_to_mesh(model, mesh, layouts=layouts)
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+Tokens = Annotated[torch.Tensor, "i64[16@data, 64]"]
 
 
 @monarch.program
-def train_step(tokens: "i64[16@data, 64]", targets: "i64[16@data, 64]"):
+def train_step(tokens: Tokens, targets: Tokens):
     optimizer.zero_grad()
     loss = F.cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
     loss.backward()

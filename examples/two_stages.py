@@ -1,6 +1,8 @@
 """One program over two meshes: the stages of a model train on workers of their own, and a skip connection goes past the
 second, all with one optimizer and one backward pass."""
 
+from typing import Annotated
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -20,7 +22,7 @@ optimizer = torch.optim.AdamW(parameters, lr=0.01)
 
 
 @monarch.program
-def step(x: "f32[32@data, 16]", y: "i64[32@data]"):
+def step(x: Annotated[torch.Tensor, "f32[32@data, 16]"], y: Annotated[torch.Tensor, "i64[32@data]"]):
     optimizer.zero_grad()
     h = torch.relu(encoder(x))  # on the first mesh
     deep = torch.relu(body(h.to(second)))  # h comes to the second, from worker to worker

@@ -135,7 +135,9 @@ def _own_draws(recording: Recording, key: Any, operands: Sequence[DistributedTen
         return drawn[key]
     found = {*active_dims(mesh), *varying_together(operands)}
     dims = tuple(dim for dim in mesh.mesh_dim_names if dim in found)
-    if dims:
+    if not dims:
+        drawn.pop(key, None)  # what drew from a generator in the same state before was another draw
+    else:
         drawn[key] = dims
         while len(drawn) > _REMEMBERED:
             del drawn[next(iter(drawn))]

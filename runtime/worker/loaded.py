@@ -78,25 +78,16 @@ class LoadedPlan:
         """A plan that is one of several parts of `whole` is number `part` there. `kernels` is the object that its
         kernels were built into. `commit` gives the plan's commit, of what waits for what the step has started, and what
         waits until all workers have come."""
-        self._collectives = collectives
-        self._commit = commit
         whole = whole or plan
-        self._transfers = collectives.transfers(whole, part, _ranks_of(whole)) if whole.parts else None
-        self._kernels = kernels
-        self._position = dict(zip(plan.mesh.names, plan.mesh.point(collectives.me), strict=True))
-        self._sizes = dict(plan.mesh.sizes)
-        self._moves: Any = collectives.by(plan.collectives)  # what has the plan's collectives
-        self._ahead = plan.collectives in STARTED
-        """Whether its collectives are started, and waited for later."""
-        self.ready = ready = None if plan.target == "cpu" else _on_gpu(plan, rank)
+        calls = _Calls(plan, rank, collectives, kernels, commit, whole, part)
+        self.check = calls.check
+        self.ready = ready = calls.ready
         """What it needs on a GPU."""
-        self._waits: list[Callable[[], None]] = [self._moves.finish] if self._ahead else []
         if ready is None:
-            self.frame = Frame(plan, self._bind, arena, commits=any(whole.donated))
+            self.frame = Frame(plan, calls.bind, arena, commits=any(whole.donated))
         else:
-            self._waits.append(ready.check)
             graphs = _graphs(plan, ready, rank)
-            self.frame = Frame(ready.plan, ready.binds(self._bind), graphs=graphs, commits=any(whole.donated))
+            self.frame = Frame(ready.plan, ready.binds(calls.bind), graphs=graphs, commits=any(whole.donated))
         self.failed = False
         self.device = torch.device("cpu") if ready is None else ready.device
         self.name = plan.name
@@ -114,12 +105,41 @@ class LoadedPlan:
         self.donated = [at for at, donated in enumerate(plan.donated) if donated and self.dtypes[at] is None]
         self.small = [small for small in small_results(plan) if collectives.me in small.workers]
 
+
+class _Calls:
+    """What a plan's instructions call on one worker. It does not know the frame that calls it: so a plan that is let go
+    of ends there and then, with all that it holds on a GPU."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        rank: int,
+        collectives: Steps,
+        kernels: Path | None,
+        commit: Callable[[Callable[[], None], Callable[[], None]], Callable[[], None]],
+        whole: Plan,
+        part: int,
+    ) -> None:
+        self.ready = None if plan.target == "cpu" else _on_gpu(plan, rank)
+        self._collectives = collectives
+        self._commit = commit
+        self._transfers = collectives.transfers(whole, part, _ranks_of(whole)) if whole.parts else None
+        self._kernels = kernels
+        self._position = dict(zip(plan.mesh.names, plan.mesh.point(collectives.me), strict=True))
+        self._sizes = dict(plan.mesh.sizes)
+        self._moves: Any = collectives.by(plan.collectives)  # what has the plan's collectives
+        self._ahead = plan.collectives in STARTED
+        """Whether its collectives are started, and waited for later."""
+        self._waits: list[Callable[[], None]] = [self._moves.finish] if self._ahead else []
+        if self.ready is not None:
+            self._waits.append(self.ready.check)
+
     def check(self) -> None:
         """Wait for what a step has started: before it commits, and at its end."""
         for wait in self._waits:
             wait()
 
-    def _bind(self, name: str, *arguments: Any) -> Callable[..., Any]:
+    def bind(self, name: str, *arguments: Any) -> Callable[..., Any]:
         if name == "commit":
             return self._commit(self.check, self._collectives.commit())
         if name == "kernel":

@@ -112,6 +112,8 @@ def _(scene: Scene) -> Iterator[None]:
             yield
         finally:
             timer.join()
+        while pid in scene.mesh.executor.worker_pids():  # type: ignore[attr-defined]
+            scene.training.touch()  # it was killed when the mesh was whole again: that is noticed here, and healed anew
 
     scene.healing = healing
     yield

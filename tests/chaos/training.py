@@ -69,7 +69,7 @@ class Training:
             with chaos.interrupt(-1) as points:
                 self.step(*batch).item()
             passed.append(points.passed)
-        plans = [plan() for plan, _ in self.mesh.executor._plans.values()]  # type: ignore[attr-defined]
+        plans = [plan() for plan, _ in self.mesh.executor.plans.values()]  # type: ignore[attr-defined]
         self.instructions = max(len(plan.instructions) for plan in plans if plan is not None)
         self._before = int(self.done.full_tensor())
         return min(passed)

@@ -112,7 +112,7 @@ def test_tensors_on_two_meshes(mesh: Mesh) -> None:
         f"  one is on {y.mesh}, the other on {x.mesh}.",
         "  Move one: monarch.distribute(x.full_tensor(), mesh, layout).",
     )
-    with pytest.raises(ProgramError, match="different meshes"):
+    with pytest.raises(ProgramError, match="a program on two meshes that were made apart"):
         program(lambda a: a + y)(x)
 
 

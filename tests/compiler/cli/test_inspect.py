@@ -461,6 +461,6 @@ def test_a_librarys_lines_belong_to_the_users_line_that_called_it(of_library: Pl
 
 
 def test_an_error_in_a_library_names_the_users_line(of_library: Plan, monarchc: Run) -> None:
-    Path("users.py").write_text(Path("users.py").read_text().replace("block(y, up, down)", "block(y, down, up)"))
+    Path("users.py").write_text(Path("users.py").read_text().replace("block(y, up, down)", "block(y, down, up) "))
     err = monarchc("compile", "users.py", code=2).err
     assert "__init__.py:5:" in err and "  called from users.py:15:" in err

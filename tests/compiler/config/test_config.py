@@ -129,15 +129,16 @@ def test_wrong_values_of_the_environment_and_of_files_name_their_place(
     monkeypatch.setenv("MONARCH_KERNELS", "some")
     with pytest.raises(ConfigError, match="MONARCH_KERNELS='some': it has to be auto, all or off"):
         _ = settings.kernels
-    path = tmp_path / "settings.toml"
-    for text, error in (  # a file that cannot be read is tried again
-        ("verify = 3\n", f"{path}: verify=3: it has to be True or False"),
-        ("verify = \n", f"the settings in {path} cannot be read: Invalid value"),
+    for name, text, error in (
+        ("a.toml", "verify = 3\n", "{}: verify=3: it has to be True or False"),
+        ("b.toml", "verify = \n", "the settings in {} cannot be read: Invalid value"),
     ):
+        path = tmp_path / name  # another each time: a thread of another test's may read it while it is written
         path.write_text(text)
         monkeypatch.setenv("MONARCH_CONFIG", str(path))
-        with pytest.raises(MonarchError, match=re.escape(error)):
-            _ = settings.verify
+        for _ in range(2):  # a file that cannot be read is tried again
+            with pytest.raises(MonarchError, match=re.escape(error.format(path))):
+                _ = settings.verify
     monkeypatch.setenv("MONARCH_CONFIG", str(tmp_path / "none.toml"))
     with pytest.raises(ConfigError, match="cannot be read: .*No such file"):
         _ = settings.verify

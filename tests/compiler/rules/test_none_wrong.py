@@ -45,6 +45,7 @@ ELSEWHERE = {
         all_gather all_reduce all_to_all axis_index broadcast commit embedding_backward_shard embedding_shard first_only
         gather_shard permute reduce_scatter scatter_shard shard arange_shard to_varying from_varying
     """,
+    "tests of several meshes (test_several_meshes.py)": "recv send",
     "tests of accelerator kernels (test_accelerator.py)": """
         aten._scaled_dot_product_flash_attention.default aten._scaled_dot_product_flash_attention_backward
         aten._scaled_dot_product_efficient_attention aten._scaled_dot_product_efficient_attention_backward

@@ -12,6 +12,7 @@ from torch import fx
 
 from monarch.compiler import ops
 from monarch.compiler.context import Context, Pass
+from monarch.compiler.cost.cluster import cluster_of
 from monarch.compiler.errors import MonarchError
 from monarch.compiler.graph import Graph, args_of
 from monarch.compiler.kernels.fuse import FuseKernels
@@ -154,7 +155,7 @@ def test_training_gives_the_same_bits_and_stays_within_ever_lower_limits() -> No
     torch.manual_seed(0)
     graph, step = training(MeshSpec.of(data=2))
     expected = run_reference(graph, step.values)
-    buffers = Buffers(graph, "cpu")
+    buffers = Buffers(graph, cluster_of("cpu"))
     calls = []
     for part in (0.8, 0.6, 0.5):
         limit = int(buffers.start + part * (buffers.peak - buffers.start))
@@ -176,7 +177,7 @@ def test_any_walk_leaves_a_graph_that_computes_the_same(
     graph = partition_graph(program.graph)
     if fused:
         graph = FuseKernels().run(graph, Context(CompileOptions(kernels="all")))
-    buffers = Buffers(graph, "cpu")
+    buffers = Buffers(graph, cluster_of("cpu"))
     walk = Eviction(buffers, buffers.start + percent * (buffers.peak - buffers.start) // 100, collectives)
     walk.run()
     if not walk.complete:
@@ -193,7 +194,7 @@ def test_kernels_are_made_again_whole() -> None:
     torch.manual_seed(0)
     graph, step = training(MeshSpec.of(data=2))
     fused = FuseKernels().run(graph.copy(), Context(CompileOptions(kernels="all")))
-    buffers = Buffers(fused, "cpu")
+    buffers = Buffers(fused, cluster_of("cpu"))
     limit = buffers.start + (buffers.peak - buffers.start) * 2 // 3
     made = Rematerialize().run(fused, within(limit))
     first = {args_of(node)[1] for node in fused.calls if node.target is ops.kernel}

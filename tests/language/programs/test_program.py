@@ -227,6 +227,10 @@ def test_checkpointing_draws_the_same_numbers_again(door: str, mesh: Mesh) -> No
         (grad,) = torch.autograd.grad(h.sum(), w)
         return h, grad
 
+    manual_seed(3)
+    with mesh.activate("model"):  # draws each worker's own, with the seed that the next draw has too
+        torch.rand_like(w.detach()), torch.rand_like(w.detach())
+    mesh.flush()
     run = program(step) if door == "program" else step
     manual_seed(3)
     h, grad = run(distribute(torch.ones(64), mesh))
