@@ -2,8 +2,9 @@
 
 Every transfer has one `send` and one `recv`, each in its own part. No schedule of the parts waits in a circle: the
 parts are run here, one instruction of some part after the other, where a `recv` waits for its `send`, a `send` for all
-readers of what lay at its place in the transfer area, and a `commit` for all parts. None of these ever has to wait
-again once it need not, so what comes to an end in one order does so in all.
+readers of what its part has sent before, and a `commit` for all parts. None of these ever has to wait again once it
+need not, so what comes to an end in one order does so in all. Workers count on each part's sends and receives standing
+in the order of the transfers' numbers.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 from monarch.compiler.plan.plan import Instruction, Plan
-from monarch.compiler.plan.transfers import Transfer, area_bytes
+from monarch.compiler.plan.transfers import Transfer
 
 MOVING = ("send", "recv")
 """The instructions that join parts."""
@@ -68,8 +69,6 @@ def _wrong_transfers(plan: Plan) -> str | None:
             return f"transfer {number} sends {sent}, and {received} is received"
         if any(type_.layout.partial or type_.layout.varying for type_ in (sent, received)):
             return f"transfer {number} is of summands or of workers' own values: {sent} is received as {received}"
-        if transfer.offset < 0 or transfer.nbytes < area_bytes(plan.routes(number), sent.dtype.itemsize):
-            return f"transfer {number} has {transfer.nbytes} bytes in the transfer area, fewer than it needs"
     for op in MOVING:
         right = [(transfer.source if op == "send" else transfer.target) for transfer in plan.transfers]
         numbers: list[int] = []
@@ -95,6 +94,11 @@ def _wrong_transfers(plan: Plan) -> str | None:
 def _wrong_order(plan: Plan) -> str | None:
     """Run the parts, and say where all of them wait."""
     waiting = [[each for each in part.plan.instructions if each.op in (*MOVING, "commit")] for part in plan.parts]
+    for part, own in zip(plan.parts, waiting, strict=True):
+        numbers = [_number(each) for each in own if each.op in MOVING]
+        for before, number in zip(numbers, numbers[1:], strict=False):
+            if number <= before:
+                return f"part {part.name!a} has transfer {number} behind transfer {before}: they go by their numbers"
     commits = [[each.op for each in own].count("commit") for own in waiting]
     if len(set(commits)) > 1:
         return f"its parts commit {', '.join(map(str, commits))} times: together, or none of them"
@@ -125,16 +129,7 @@ def _goes_on(instruction: Instruction, transfers: tuple[Transfer, ...], sent: li
         return number in sent
     if instruction.op == "commit":
         return False
-    return all(other in received or not shares(transfers[number], transfers[other]) for other in sent)
-
-
-def shares(first: Transfer, second: Transfer) -> bool:
-    """Whether two transfers have bytes of a transfer area in common."""
-    return (
-        first.source == second.source
-        and first.offset < second.offset + second.nbytes
-        and second.offset < first.offset + first.nbytes
-    )
+    return all(other in received or transfers[other].source != transfers[number].source for other in sent)
 
 
 def _number(instruction: Instruction) -> Any:

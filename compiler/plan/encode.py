@@ -83,7 +83,7 @@ def _encode_place(place: Shape) -> list[Any]:
 def _encode_transfer(transfer: Transfer) -> list[Any]:
     types = [[*encode_type(type_), list(type_.padding)] for type_ in (transfer.sent, transfer.received)]
     line = transfer.line and _encode_source(transfer.line)
-    return [transfer.source, transfer.target, *types, transfer.name, line, transfer.offset, transfer.nbytes]
+    return [transfer.source, transfer.target, *types, transfer.name, line]
 
 
 def _encode_source(source: Source) -> list[Any]:
@@ -318,7 +318,7 @@ class Decoder:
 
     def transfer(self, value: Any, meshes: Sequence[MeshSpec]) -> Transfer:
         """A transfer between two of the parts, whose meshes these are."""
-        source, target, sent, received, name, line, offset, nbytes = self.items(value, "a transfer", 8)
+        source, target, sent, received, name, line = self.items(value, "a transfer", 6)
         ends = [self.integer(end, "a part of a transfer", 0, len(meshes)) for end in (source, target)]
         text = self.string(name, "a transfer's name")
         what = f"transfer {short(text)}"
@@ -329,8 +329,6 @@ class Decoder:
             self.padded_type(received, meshes[ends[1]], f"{what} as it is received"),
             text,
             None if line is None else self.source(line),
-            self.integer(offset, f"the place of {what}"),
-            self.integer(nbytes, f"the bytes of {what}"),
         )
 
     def costs(self, value: Any, depth: int = 0) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from monarch.compiler.local_ops import nested_index
 from monarch.compiler.types import MeshSpec, TensorType
 
 ALIGN = 64
-"""Every block in a transfer area starts at a multiple of so many bytes."""
+"""Every block that is sent starts at a multiple of so many bytes."""
 
 
 @dataclass(frozen=True)
@@ -30,9 +30,6 @@ class Transfer:
     `sent`, `received`  its type on either: the same shape and dtype, each in a layout without pending reductions
     `name`              the value's name in the traced graph
     `line`              where the user wrote it
-    `offset`, `nbytes`  where in the transfer area of each worker that sends its blocks lie, and how long they are.
-                        Two transfers of one part may have bytes in common: the later `send` waits until all have
-                        received what the earlier one put there
     """
 
     source: int
@@ -41,8 +38,6 @@ class Transfer:
     received: TensorType
     name: str = ""
     line: Source | None = None
-    offset: int = 0
-    nbytes: int = 0
 
 
 class Route(NamedTuple):
@@ -114,11 +109,6 @@ def boxes(type_: TensorType, mesh: MeshSpec) -> Iterator[tuple[tuple[int, int], 
             for names, length, size in zip(type_.layout.shards, local, sizes, strict=True)
             for start in [nested_index(names, position, mesh.sizes) * length]
         )
-
-
-def area_bytes(found: tuple[Route, ...], itemsize: int) -> int:
-    """The bytes that a sender's place for these routes needs, on the worker that needs most."""
-    return max((route.at + math.prod(route.shape) * itemsize for route in found), default=0)
 
 
 def moved_bytes(found: tuple[Route, ...], itemsize: int) -> int:

@@ -11,11 +11,7 @@ from monarch.compiler.passes.cut import receives_of, sends_of
 from monarch.compiler.plan.file import hash_of
 from monarch.compiler.plan.options import CompileOptions
 from monarch.compiler.plan.plan import Instruction, Part, Plan, ValueSpec
-from monarch.compiler.plan.transfers import ALIGN, Transfer, area_bytes, moved_bytes, routes
-
-AREA = 64 * 1024 * 1024
-"""The bytes of a worker's transfer area that a plan goes round in: a value takes what comes behind the one before, and
-one for which too little is left begins at 0. Only a larger value takes more."""
+from monarch.compiler.plan.transfers import Transfer, moved_bytes, routes
 
 
 def join_parts(graph: Graph, plans: Sequence[Plan], options: CompileOptions) -> Plan:
@@ -55,7 +51,7 @@ def join_parts(graph: Graph, plans: Sequence[Plan], options: CompileOptions) -> 
 
 
 def _transfers(graph: Graph) -> tuple[Transfer, ...]:
-    """The transfers by number, with their places in the transfer areas."""
+    """The transfers by number."""
     names = list(graph.fragments)
     sent = {
         number: (names.index(name), value)
@@ -68,16 +64,10 @@ def _transfers(graph: Graph) -> tuple[Transfer, ...]:
         for number, node in receives_of(part).items()
     }
     found: list[Transfer] = []
-    ends = [0] * len(names)
     for number in sorted(sent):
         (source, value), (target, node) = sent[number], received[number]
-        meshes = graph.fragments[names[source]].mesh, graph.fragments[names[target]].mesh
         types = tensor_type(value), tensor_type(node)
-        nbytes = area_bytes(routes(types[0], meshes[0], types[1], meshes[1]), types[0].dtype.itemsize)
-        nbytes = -(-nbytes // ALIGN) * ALIGN
-        offset = 0 if ends[source] + nbytes > AREA else ends[source]
-        ends[source] = offset + nbytes
-        found.append(Transfer(source, target, *types, node.name, provenance(node).source, offset, nbytes))
+        found.append(Transfer(source, target, *types, node.name, provenance(node).source))
     return tuple(found)
 
 
