@@ -1,4 +1,4 @@
-"""docs/data.md and docs/tools.md: their programs print what stands below them."""
+"""Pages in docs/ whose programs print what stands below them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ from tests import python
 
 DOCS = Path(__file__).parents[2] / "docs"
 PROGRAM = re.compile(r"^```python\n(.*?)^```\n\n^```\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-PAGES = {name: (DOCS / name).read_text() for name in ("data.md", "tools.md")}
+PAGES = {
+    name: (DOCS / name).read_text() for name in ("checkpoints.md", "data.md", "meshes.md", "models.md", "tools.md")
+}
+WARNS = ("models.md",)
+"""Of these pages programs say more on standard error: `transformers` does."""
 PROGRAMS = [(name, number) for name, page in PAGES.items() for number in range(len(PROGRAM.findall(page)))]
 
 
@@ -21,8 +25,9 @@ def test_a_program_prints_what_stands_below_it(
 ) -> None:
     program, output = PROGRAM.findall(PAGES[name])[number]
     (tmp_path / "program.py").write_text(program)
-    result = python.run("program.py", cwd=tmp_path, capture_output=True, text=True, timeout=90)
-    assert (result.returncode, result.stderr) == (0, "")
+    result = python.run("program.py", cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    assert result.returncode == 0, result.stderr
+    assert not result.stderr or name in WARNS
     if request.config.getoption("--rewrite"):
         before, page = f"```python\n{program}```\n\n```\n", (DOCS / name).read_text()
         (DOCS / name).write_text(page.replace(f"{before}{output}```", f"{before}{result.stdout}```"))
@@ -32,4 +37,5 @@ def test_a_program_prints_what_stands_below_it(
 
 @pytest.mark.parametrize("name", PAGES)
 def test_every_program_is_run(name: str) -> None:
-    assert len(PROGRAM.findall(PAGES[name])) == PAGES[name].count("```python") > 0
+    sketches = 1 if name == "meshes.md" else 0  # a program of which only the call is shown
+    assert len(PROGRAM.findall(PAGES[name])) == PAGES[name].count("```python") - sketches > 0
