@@ -4,7 +4,7 @@ A cluster is described by a small TOML file. Those that ship stand in `clusters/
 
     description = "NVIDIA DGX H100: 8 GPUs a host"
     sources = ["NVIDIA DGX H100 datasheet"]
-    target = "cuda:90"            # whose arithmetic and memory rates (`machine.MACHINES`)
+    target = "cuda:90"            # its workers compute at the rates of this one (`machine.MACHINES`)
     memory = "80GB"               # of a worker
     memory_bandwidth = 3.35e12    # bytes a second, where it is not the target's
 

@@ -107,8 +107,8 @@ class Executor(Protocol):
     def shards(
         self, handle: Handle, workers: Sequence[int] | None = None, *, quiet: bool = False
     ) -> list[torch.Tensor]:
-        """Wait for what each worker (all of them, or those listed by rank) holds of the value, and fetch it. A failure
-        that is raised to who asks `quiet`ly counts as told to nobody: `heal` gives its step again."""
+        """Wait for what each worker (all of them, or those listed by rank) holds of the value, and fetch it. A
+        failure raised by a `quiet` call does not count as told: `heal` gives the failed step again."""
         ...
 
     def wait(self, handle: Handle) -> None:
@@ -148,7 +148,7 @@ class Executor(Protocol):
 
     def read(self, tensors: Sequence[tuple[TensorType, str, Sequence[Stored]]]) -> list[Handle]:
         """Make values of what stands in files: for each its type, its name in errors, and its blocks. Each worker reads
-        what it is to hold. Whoever waits for a value of which that fails gets a DeviceMeshError."""
+        the blocks that its layout gives it. Where that fails, waiting for the value raises DeviceMeshError."""
         ...
 
     def trace_start(self) -> None:

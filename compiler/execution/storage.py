@@ -39,7 +39,7 @@ class Stored:
     `start`    where in the tensor the block begins, by dim; `shape`: its sizes
     `strides`  in elements, as the file has them
     `sums`     the file with the checksums of the block, as digits in a row, and the offset of the first; None where
-               whoever wrote the block left none
+               the file's writer left none
     """
 
     file: str
