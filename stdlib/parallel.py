@@ -1,4 +1,4 @@
-"""Layouts for a module's parameters: data parallel, fully sharded, tensor parallel, and one nested in another.
+"""Layouts for a module's parameters: data, fully sharded, tensor and expert parallel, and one nested in another.
 
 Each function gives `{parameter's name: Layout}` for `module_to_mesh(module, mesh, layouts=…)`; nothing moves yet, and
 module and mesh may be abstract. The compiler derives everything else from these layouts.
@@ -23,8 +23,11 @@ from torch import nn
 from monarch.compiler.errors import LayoutError
 from monarch.compiler.types import Layout, MeshSpec, TensorType
 from monarch.language import Mesh
+from monarch.language.layouts import LayoutLike, as_layout
 from monarch.language.placing.distribute import dim_to_shard
+from monarch.stdlib.experts import Exchange
 from monarch.stdlib.factors import choose, find_groups, trace_forward
+from monarch.stdlib.models.moe import Experts
 
 COLUMN, ROW = "column", "row"
 
@@ -124,6 +127,48 @@ def _from_table(module: nn.Module, layouts: Layouts, mesh_dim: str, table: Mappi
             layouts[f"{prefix}bias"] = Layout.replicated(1).place(mesh_dim, 0)
     if not found:
         raise ValueError(f"no linear layer of {type(module).__name__} is in the table of tensor_parallel")
+    return layouts
+
+
+def expert_parallel(
+    module: nn.Module, mesh: HasSpec | MeshSpec, mesh_dim: str, *, tokens: LayoutLike | None = None
+) -> Layouts:
+    """Each worker along `mesh_dim` has whole experts of every mixture of experts (`models.moe.Experts`), and tokens
+    come to them by all_to_all; all else whole (Lepikhin et al., "GShard", 2020).
+
+    `tokens` is the layout in which the mixtures take batch, time and width, and has the mesh dim; by default the batch
+    is sharded over it and, within, over all others but those for tensor parallelism, as "[@(expert,data), -, -]". Give
+    the batch the same layout. A batch that the workers do not divide is not exchanged: the compiler shards the same
+    computation. Raises ValueError for a module without such mixtures, and LayoutError where the workers do not divide
+    the experts.
+    """
+    size, spec = _size(mesh, mesh_dim), _spec(mesh)
+    if tokens is None:
+        others = [name for name, _ in spec.dims if name not in (mesh_dim, *TENSOR_DIMS)]
+        layout = Layout(((mesh_dim, *others), (), ()))
+    else:
+        layout = as_layout(tokens, TensorType(torch.float32, (0, 0, 0)), spec, "tokens")
+    if mesh_dim not in layout.mesh_dims or layout.shards[2] or layout.partial or layout.varying:
+        raise LayoutError(
+            f"tokens in the layout {layout} do not go to experts over '{mesh_dim}'",
+            hint=f'shard batch or time over it, and leave the width whole: tokens="[@{mesh_dim}, -, -]".',
+        )
+    layouts, found = data_parallel(module), False
+    for path, mixture in module.named_modules():
+        if not isinstance(mixture, Experts):
+            continue
+        found = True
+        if mixture.experts % size:
+            raise LayoutError(
+                f"'{path}' has {mixture.experts} experts, which {size} workers along '{mesh_dim}' do not divide",
+                hint=f"take {-(-mixture.experts // size) * size} experts, or a mesh dim that divides them.",
+            )
+        mixture.exchange = Exchange(mesh_dim, layout)
+        for name in ("gate", "up", "down"):
+            layouts[f"{path}.{name}" if path else name] = Layout.replicated(3).place(mesh_dim, 0)
+    if not found:
+        raise ValueError(f"{type(module).__name__} has no mixture of experts (monarch.stdlib.models.moe.Experts)")
+    layouts.why = f"expert_parallel over {mesh_dim}={size}: tokens come as {layout}"
     return layouts
 
 

@@ -235,6 +235,14 @@ def test_per_worker_code_computes_what_plain_pytorch_does(what: str, tmp_path: P
     assert re.fullmatch(r"(both )?as (the )?dense \w+, gradients? included\n", output)
 
 
+def test_a_mixture_of_experts_trains_as_in_plain_pytorch(tmp_path: Path) -> None:
+    layouts, *steps = run("experts.py", cwd=tmp_path).splitlines()
+    assert layouts == "expert_parallel over expert=2: tokens come as [@(expert,data), -, -]"
+    pairs = [tuple(map(float, re.findall(r"\d\.\d+", line))) for line in steps]
+    assert [ours for ours, _ in pairs] == pytest.approx([plain for _, plain in pairs], rel=1e-3)
+    assert len(pairs) == 3 and pairs[-1][0] < pairs[0][0] / 2
+
+
 def test_editors_take_the_types_in_signatures() -> None:
     """A type that is a string alone is a name that is not defined."""
     command = [sys.executable, "-m", "ruff", "check", "--isolated", "--select", "F", str(EXAMPLES)]
