@@ -39,6 +39,8 @@ class Annotations:
 
     def converted(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """The arguments, with tensors for numbers, lists and arrays where the annotation names a tensor type."""
+        if not self.types:
+            return args, kwargs
         for number, name in self._positions:
             if number < len(args) and isinstance(args[number], ARRAYS):
                 made = as_annotated(args[number], self.types[name], name)

@@ -27,22 +27,25 @@ def signature(args: Any, kwargs: Any) -> tuple[Any, list[Any], Any]:
     the arguments are a flat tuple)."""
     leaves = list(args)
     spec: Any = None
-    nested = [leaf for leaf in leaves if type(leaf) not in _LEAVES]
-    if kwargs or any(isinstance(leaf, (list, tuple, dict)) or pytree.is_namedtuple(leaf) for leaf in nested):
-        leaves, spec = pytree.tree_flatten((args, kwargs))
-    key: list[Any] = [*modes(), spec]
+    if kwargs or not _LEAVES.issuperset(map(type, leaves)):
+        nested = [leaf for leaf in leaves if type(leaf) not in _LEAVES]
+        if kwargs or any(isinstance(leaf, (list, tuple, dict)) or pytree.is_namedtuple(leaf) for leaf in nested):
+            leaves, spec = pytree.tree_flatten((args, kwargs))
+    key: list[Any] = [modes(), spec]
     for number, leaf in enumerate(leaves):
-        if isinstance(leaf, torch.Tensor):
-            if isinstance(leaf, DistributedTensor):
-                cell = leaf._ref.cell
+        if isinstance(leaf, DistributedTensor):
+            ref = leaf._ref
+            cell = ref.cell
+            if cell.mesh.pending is not None:
                 cell.mesh.flush()
+            if cell.failure is not None:
                 cell.raise_failure()
-                if leaf._ref.parent is not None or (cell.recording is not None and cell.handle is None):
-                    leaves[number] = leaf = settled(leaf)
-                    cell = leaf._ref.cell
-                key += (id(cell.mesh), cell.type, leaf.requires_grad)
-            else:
-                key += (leaf.dtype, leaf.shape, leaf.requires_grad)
+            if ref.parent is not None or (cell.recording is not None and cell.handle is None):
+                leaves[number] = leaf = settled(leaf)
+                cell = leaf._ref.cell
+            key += (id(cell.mesh), cell.type, leaf.requires_grad)
+        elif isinstance(leaf, torch.Tensor):
+            key += (leaf.dtype, leaf.shape, leaf.requires_grad)
         else:
             add_plain(key, leaf)
     return tuple(key), leaves, spec
@@ -67,12 +70,13 @@ def settled(leaf: DistributedTensor) -> DistributedTensor:
 
 def modes() -> tuple[Any, ...]:
     """PyTorch's settings that change what Python code traces to."""
+    autocast = torch._C._is_any_autocast_enabled()  # which is quicker to ask than one device's
     return (
         torch.is_grad_enabled(),
         torch.is_inference_mode_enabled(),
         torch.get_default_dtype(),
-        torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu"),
-        torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda"),
+        autocast and torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu"),
+        autocast and torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda"),
         torch.are_deterministic_algorithms_enabled(),
     )
 

@@ -92,6 +92,8 @@ class Compiled:
         states = (spec for spec in self.plan.inputs if spec.kind == "state")
         self.layouts = [(self._states[str(spec.label)], spec.type) for spec in states]
         self.fakes = [make_fake(value_at(shape, self.values), dtype) for shape, dtype in self._shapes]
+        self._look = [DistributedTensor.looking(fake) for fake in self.fakes]
+        """What makes each of the results."""
 
     def at(self, values: Mapping[str, int]) -> Compiled:
         """The same for other values of the named sizes, which meet the conditions: nothing is compiled."""
@@ -116,7 +118,7 @@ class Compiled:
         leaves: list[Any],
         scalars: Mapping[str, float],
         cells: list[Cell],
-        bind: Bind,
+        bind: Bind | None,
     ) -> list[Handle]:
         """Give the workers one step; `bind` puts what it makes where it belongs (see `Executor.run`)."""
         arguments: list[Any] = []
@@ -158,6 +160,10 @@ class Compiled:
             for mesh, own in trace.by_mesh(several):
                 mesh.share(own)
 
+    def result(self, number: int, handle: Handle, mesh: Mesh) -> DistributedTensor:
+        """A tensor that the plan has made, by its number among the results."""
+        return self._look[number](Ref(Cell(mesh, handle.type, handle), self.fakes[number]))
+
     def results(
         self, trace: Trace, handles: list[Handle], scalars: Mapping[str, float], outcome: Outcome | None
     ) -> Any:
@@ -166,9 +172,8 @@ class Compiled:
         taken = 0
         for number, leaf in enumerate(trace.result.leaves):
             if isinstance(leaf, Value):
-                fake, handle = self.fakes[taken], handles[taken]
+                results.append(self.result(taken, handles[taken], trace.mesh_of(leaf)))
                 taken += 1
-                results.append(DistributedTensor(fake, Ref(Cell(trace.mesh_of(leaf), handle.type, handle), fake)))
             elif isinstance(leaf, Again):
                 results.append(results[leaf.number])
             elif isinstance(leaf, Expr):
@@ -186,13 +191,13 @@ class Compiled:
 class _Drawn:
     """What a step does that draws random numbers, and undoes where it is dropped."""
 
-    def __init__(self, before: torch.Tensor, bind: Bind) -> None:
+    def __init__(self, before: torch.Tensor, bind: Bind | None) -> None:
         self._before, self._bind = before, bind
         self.given = False
 
     def bind(self, handles: list[Handle]) -> TakeBack:
         self.given = True
-        undo = self._bind(handles)
+        undo = None if self._bind is None else self._bind(handles)
 
         def undo_all(dropped: bool) -> None:
             if undo is not None:
@@ -289,6 +294,13 @@ class Variant:
         }
         left = [(ident, trace.escapes[number][2]) for ident, number in self._left.items()]
         self._meshes = {ident: trace.homes[value] for ident, value in left if trace.homes}
+        self._has_numbers = bool(trace.arguments or self._hyperparameters)
+        touched = self.guards.states or compiled.left_updates or trace.effects.steps or trace.returned
+        self._only_computes = not (touched or trace.requiring)
+        """Whether a call gives results and no more: it has no state, and changes nothing in Python."""
+        leaf = trace.result.leaves[0] if trace.result.spec.is_leaf() else None
+        self._home = trace.mesh_of(leaf) if isinstance(leaf, Value) else None
+        """Where the result is, if that is one tensor."""
 
     def at(self, compiled: Compiled) -> Variant:
         """The same trace with a plan for other sizes."""
@@ -305,10 +317,12 @@ class Variant:
         if checked is None:
             return None
         live, states = checked
-        scalars = self._scalars(leaves, live)
+        scalars = self._scalars(leaves, live) if self._has_numbers else {}
         for expr, expected in self.trace.conditions:
             if not same_plain(evaluate(expr, scalars), expected):
                 return None
+        if not states:
+            return live, [], scalars
         refs: list[Ref] = [tensor._ref for tensor in states]
         parents = [ref.parent for ref in refs]
         if (self._viewing or any(parents)) and [*map(views_of, refs)] != self._views:
@@ -346,6 +360,8 @@ class Variant:
         """Run one step: returns at once, with tensors that are still being computed."""
         live, cells, scalars = found
         trace, compiled = self.trace, self.compiled
+        if self._only_computes:
+            return self._result(compiled.run(trace, leaves, scalars, cells, None), scalars)
         for mesh, kept in trace.by_mesh(cells):
             mesh.keep(kept)
         small = [cells[number] for number in self._small]
@@ -382,7 +398,12 @@ class Variant:
         assert bound is not None
         self._own = [weakref.ref(cell.handle) for cell in small if cell.handle is not None]
         _require(trace, leaves)
-        return compiled.results(trace, handles, scalars, bound[0])
+        return self._result(handles, scalars, bound[0])
+
+    def _result(self, handles: list[Handle], scalars: Mapping[str, float], outcome: Outcome | None = None) -> Any:
+        if self._home is not None:
+            return self.compiled.result(0, handles[0], self._home)
+        return self.compiled.results(self.trace, handles, scalars, outcome)
 
     def _give_up(self, live: Live, leaves: list[Any]) -> list[tuple[Any, torch.Tensor]]:
         """Drop the gradients that the last step left and this one makes anew without reading them: the workers free

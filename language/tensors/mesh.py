@@ -313,9 +313,12 @@ class Mesh(MeshAlgebra):
     @property
     def executor(self) -> Executor:
         """The executor that runs plans on this mesh's workers, which start now if they have not yet."""
+        workers = self._workers
+        whole = workers.executor
+        if whole is None or workers.abstract:
+            whole = workers.start()
         if self._of is None:
-            return self._workers.start()
-        whole = self._workers.start()
+            return whole
         if self._part is None or self._part.whole is not whole:
             self._part = whole.over(self._shape)
         return self._part

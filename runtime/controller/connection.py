@@ -81,7 +81,8 @@ class Connection(ABC):
     def enter(self, program: str = "") -> None:
         """Finish what an interrupted call has begun, and raise where the mesh cannot take a command, of a program of
         this name if of any. With the lock held."""
-        self.settle()
+        if (step := self.state.last).bind is not None or not step.noted:
+            self._note(step)
         self.ready(program)
         if self.healing:  # further up in this thread: this is a signal's handler
             raise MonarchError(f"the mesh {self.mesh} is being healed", hint="use it when heal_mesh has returned.")
@@ -106,19 +107,16 @@ class Connection(ABC):
         handed to each worker. Whatever interrupts this, the step is given whole or not at all. Where it was given
         before this returns, `settle` does the rest.
         """
-        while not self._give(step, record, parts, plan):
-            for handle in step.donated:  # a signal's handler has given other steps meanwhile
-                self.state.refuse_donated(handle, "a value that the step takes")
-        self._note(step)
-
-    def _give(
-        self, step: Step, record: bytes | Callable[[int], bytes], parts: Sequence[Any] = (), plan: bytes = b""
-    ) -> bool:
-        while True:
+        given = False
+        while not given:
             try:
-                return self._try(step, self.state.last, record, parts, plan)
+                given = self._try(step, self.state.last, record, parts, plan)
             except Full as full:
                 self.catch_up(full.sequence + 1)
+                continue
+            for handle in step.donated if not given else ():  # a signal's handler has given other steps meanwhile
+                self.state.refuse_donated(handle, "a value that the step takes")
+        self._note(step)
 
     def _note(self, step: Step) -> None:
         """What follows from a step's being given. Doing it again changes nothing."""
@@ -442,6 +440,11 @@ class LocalConnection(Connection):
                 self.state.died(workers.exits(EXIT_SECONDS))
                 self.ready()
             return [workers.pids[rank] for rank in range(self.mesh.workers)]
+
+    def ready(self, program: str = "") -> None:
+        workers = self.workers
+        if self.closing or self.state.dead is not None or workers.signals.words[signals.DEAD] or workers.lost_at_once:
+            super().ready(program)
 
     def news(self) -> None:
         if self.state.dead is None and self.workers.signals.words[signals.DEAD]:

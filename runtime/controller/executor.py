@@ -296,8 +296,9 @@ class MeshExecutor(Restoring, Storing, Lending):
     def settle(self) -> None:
         """Have all handles of steps that were given to the workers be where they belong, though a call was interrupted,
         or is still under way further up in this thread."""
-        with self._lock:
-            self._connection.settle()
+        if (step := self._state.last).bind is not None or not step.noted:
+            with self._lock:
+                self._connection.settle()
 
     def worker_pids(self) -> list[int]:
         """The workers' process ids, by rank, once all have started."""
@@ -614,8 +615,10 @@ class MeshExecutor(Restoring, Storing, Lending):
         """Values that are no longer needed. They are to be deleted from this list when the workers have been told; to
         free a value twice does no harm."""
         # In one call, so that no signal's handler comes between an id's leaving the queue and this.
-        with suppress(IndexError):  # a handler has emptied the queue
+        try:
             self._freeing.extend(starmap(self._freed.popleft, repeat((), min(len(self._freed), wire.FREE_AT_ONCE))))
+        except IndexError:  # a handler has emptied the queue
+            pass
         return self._freeing
 
     def _flush_freed(self) -> None:

@@ -12,10 +12,9 @@ from __future__ import annotations
 import re
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from signal import Signals
 from types import MappingProxyType
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 
@@ -125,8 +124,7 @@ class Step:
         self.placed = False  # `again` is kept for longer: what it places may be on one worker only
 
 
-@dataclass(frozen=True)
-class Again:
+class Again(NamedTuple):
     """A command as it was given: its record, the buffers that it had in the staging area, the values that it makes, and
     the plan that it runs."""
 
