@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 from monarch.compiler.errors import LayoutError
+from monarch.compiler.passes.batches import keep_all
 from monarch.compiler.types import Layout, MeshSpec, TensorType
 from monarch.language import Mesh
 from monarch.language.layouts import LayoutLike, as_layout
@@ -100,7 +101,7 @@ def tensor_parallel(
             "  Give the arguments of its forward pass: tensor_parallel(module, mesh, mesh_dim, inputs=(tokens,)); "
             "or its layers by name: table={'up': 'column', 'down': 'row'}."
         ) from error
-    chosen = choose(find_groups(graph, names), size)
+    chosen = choose(find_groups(keep_all(graph), names), size)
     for group in chosen.sharded:
         for name, dim in group.parameters.items():
             if name in layouts:

@@ -13,7 +13,7 @@ aten = torch.ops.aten
 def matrix_flops(packet: object, operands: Sequence[tuple[int, ...]], results: Sequence[tuple[int, ...]]) -> float:
     """Floating-point operations of matrix products, convolutions and attention, a multiplication and an addition being
     two; 0 for every other op."""
-    if packet in (aten.mm, aten.bmm):
+    if packet in (aten.mm, aten.bmm, aten.matmul):
         return 2.0 * math.prod(results[0]) * operands[0][-1]
     if packet in (aten.addmm, aten.baddbmm):
         return 2.0 * math.prod(results[0]) * operands[1][-1]

@@ -21,6 +21,7 @@ from monarch.compiler.names import find_op
 from monarch.compiler.ops.record import enter, record, recorded
 from monarch.compiler.partition import PartitionByMesh
 from monarch.compiler.partition.options import Options, find_options
+from monarch.compiler.passes.batches import keep_split
 from monarch.compiler.rules import Rule
 from monarch.compiler.symbols import scope_of
 from monarch.compiler.types import TensorType
@@ -40,6 +41,8 @@ class DecomposeSplit(Pass):
     %m = aten.amax(%l, [1], true)         : f32[64, 1]
     %d = aten.sub.Tensor(%l, %m)          : f32[64, 256]
     ...
+
+    Batch dims that views merge for a product are kept apart where a layout shards the lower of them (`batches.py`).
     """
 
     name = "decompose"
@@ -47,7 +50,12 @@ class DecomposeSplit(Pass):
     def run(self, graph: Graph, context: Context) -> Graph:
         rules: dict[fx.Node, Rule] = {}  # they know of no mesh dim
         for mesh_dim, size in graph.mesh.dims:
-            while size > 1 and (split := _split_composites(graph, mesh_dim, rules)):
+            while size > 1:
+                options = find_options(graph, mesh_dim, PartitionByMesh(mesh_dim).partition, rules)
+                if keep_split(graph, options):
+                    continue
+                if not (split := _split_composites(graph, options)):
+                    break
                 for node in split:
                     inline(graph, node)
         return graph
@@ -99,10 +107,9 @@ def composites() -> Decompositions:
     return {**get_decompositions(of_torch), **{find_op(name): how for name, how in own.items()}}
 
 
-def _split_composites(graph: Graph, mesh_dim: str, rules: dict[fx.Node, Rule]) -> list[fx.Node]:
-    """The composite ops that this mesh dim splits: an operand lies sharded where the op needs it whole, and comes to
+def _split_composites(graph: Graph, options: Options) -> list[fx.Node]:
+    """The composite ops that a mesh dim splits: an operand lies sharded where the op needs it whole, and comes to
     lie so without anything being gathered for it (a fully sharded parameter, which is gathered, splits nothing)."""
-    options = find_options(graph, mesh_dim, PartitionByMesh(mesh_dim).partition, rules)
     found = [node for node in graph.calls if node.target in composites() and node not in options.varying]
     return [node for node in found if _is_split(options, node)]
 

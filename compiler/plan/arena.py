@@ -23,7 +23,8 @@ ALIGN = 64
 """Every region starts at a multiple of so many bytes, as torch's own buffers do."""
 
 for _op in """
-    aten.mm.default aten.bmm.default aten.addmm.default aten.baddbmm.default aten.add.Tensor aten.sub.Tensor
+    aten.mm.default aten.bmm.default aten.matmul.default aten.addmm.default aten.baddbmm.default aten.add.Tensor
+    aten.sub.Tensor
     aten.mul.Tensor aten.div.Tensor aten.exp.default aten.tanh.default aten.sigmoid.default aten.gelu.default
     aten.silu.default aten.cat.default aten.mean.dim
     """.split():
@@ -39,7 +40,7 @@ def out_form(op: str) -> tuple[str, str] | None:
     return of_packet(op, "out")
 
 
-PRODUCTS = frozenset(f"aten.{name}.default" for name in ("mm", "bmm", "addmm", "baddbmm"))
+PRODUCTS = frozenset(f"aten.{name}.default" for name in ("mm", "bmm", "matmul", "addmm", "baddbmm"))
 """Those of them whose result is contiguous whatever their operands are."""
 
 

@@ -40,7 +40,24 @@ distilbert.transformer.layer.*.attention.v_lin by columns, distilbert.transforme
   distilbert.transformer.layer.*.ffn.lin1 by columns, distilbert.transformer.layer.*.ffn.lin2 by rows (64 wide)
 """,
     "falcon": """
+  transformer.h.*.self_attention.query_key_value stored by columns, and gathered; transformer.h.*.self_attention.dense \
+by rows (4 heads)
   transformer.h.*.mlp.dense_h_to_4h by columns, transformer.h.*.mlp.dense_4h_to_h by rows (128 wide)
+""",
+    "bloom": """
+  transformer.h.*.self_attention.query_key_value by columns, transformer.h.*.self_attention.dense by rows (4 heads)
+  transformer.h.*.mlp.dense_h_to_4h by columns, transformer.h.*.mlp.dense_4h_to_h by rows (128 wide)
+""",
+    "gptj": """
+  transformer.h.*.attn.q_proj, transformer.h.*.attn.k_proj, transformer.h.*.attn.v_proj by columns, \
+transformer.h.*.attn.out_proj by rows (4 heads)
+  transformer.h.*.mlp.fc_in by columns, transformer.h.*.mlp.fc_out by rows (128 wide)
+""",
+    "deberta-v2": """
+  deberta.encoder.layer.*.attention.self.query_proj, deberta.encoder.layer.*.attention.self.key_proj, \
+deberta.encoder.layer.*.attention.self.value_proj by columns, deberta.encoder.layer.*.attention.output.dense by rows \
+(4 heads)
+  deberta.encoder.layer.*.intermediate.dense by columns, deberta.encoder.layer.*.output.dense by rows (64 wide)
 """,
 }
 
@@ -53,8 +70,8 @@ def test_layers_are_found_in_the_graph(family: str) -> None:
 
 
 def test_what_is_whole_says_why() -> None:
-    why = tensor_parallel(FAMILIES["falcon"].model(), MeshSpec.of(model=2), "model").why
-    assert "  transformer.h.*.self_attention.query_key_value whole: index at modeling_falcon.py:" in why
+    why = tensor_parallel(FAMILIES["mamba"].model(), MeshSpec.of(model=2), "model").why
+    assert "  backbone.layers.*.mixer.A_log whole: scan at modeling_mamba.py:" in why
 
 
 def test_parameters_of_attention_itself_are_sharded_with_its_heads() -> None:

@@ -60,6 +60,26 @@ def test_a_softmax_over_a_whole_dim_stays(expect: Expect) -> None:
     )
 
 
+def test_batches_and_heads_stay_apart_where_heads_are_sharded(expect: Expect) -> None:
+    expect(
+        """graph @f on mesh<data=2, model=2> {
+          %x = input 0                                   : f32[2@data, 4@model, 16, 4]
+          %y = input 1                                   : f32[2@data, 4@model, 16, 4]
+          %m = input 2                                   : f32[16, 16]
+          %q = aten.view(%x, [8, 16, 4])                 : f32[8, 16, 4]
+          %t = aten.permute(%y, [0, 1, 3, 2])            : f32[2, 4, 4, 16]
+          %k = aten.view(%t, [8, 4, 16])                 : f32[8, 4, 16]
+          %s = aten.bmm(%q, %k)                          : f32[8, 16, 16]
+          %a = aten.add.Tensor(%s, %m)                   : f32[8, 16, 16]
+          %p = aten._softmax(%a, -1, false)              : f32[8, 16, 16]
+          %z = aten.bmm(%p, %q)                          : f32[8, 16, 4]
+          %r = aten.view(%z, [2, 4, 16, 4])              : f32[2, 4, 16, 4]
+          return %r
+        }""",
+        DecomposeSplit(),
+    )
+
+
 def test_composites_share_what_they_consist_of_where_all_but_the_operands_is_equal() -> None:
     text = """graph @f on mesh<model=2> {{
           %x = input 0                           : f32[4, 8@model]
