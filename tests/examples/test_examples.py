@@ -235,6 +235,13 @@ def test_per_worker_code_computes_what_plain_pytorch_does(what: str, tmp_path: P
     assert re.fullmatch(r"(both )?as (the )?dense \w+, gradients? included\n", output)
 
 
+def test_long_context_trains_as_in_plain_pytorch(tmp_path: Path) -> None:
+    steps = run("long_context.py", cwd=tmp_path).splitlines()
+    pairs = [tuple(map(float, re.findall(r"\d\.\d+", line))) for line in steps]
+    assert [ours for ours, _ in pairs] == pytest.approx([plain for _, plain in pairs], rel=1e-3)
+    assert len(pairs) == 3
+
+
 def test_a_mixture_of_experts_trains_as_in_plain_pytorch(tmp_path: Path) -> None:
     layouts, *steps = run("experts.py", cwd=tmp_path).splitlines()
     assert layouts == "expert_parallel over expert=2: tokens come as [@(expert,data), -, -]"
