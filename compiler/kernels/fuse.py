@@ -30,7 +30,7 @@ from monarch.compiler.kernels.tensors import tensors_of
 from monarch.compiler.local_ops import LOCAL_OPS
 from monarch.compiler.loops.check import check_kernel
 from monarch.compiler.loops.ir import Buffer, Kernel, Load, Nest, Statement, Store
-from monarch.compiler.loops.text import print_kernel
+from monarch.compiler.loops.text import print_checked
 from monarch.compiler.types import VARYING, Layout, TensorType
 
 _CPU = MACHINES["cpu"]
@@ -54,10 +54,12 @@ class _Unit:
     cost: int = 0
     """The bytes that it moves, and OVERHEAD."""
     before: int = 0
-    """A bit for each unit of its region that it depends on, also through others. Nothing outside of a region depends on
-    one unit of it and is needed by another."""
+    """A bit for each unit of its region that it depends on, also through others; bits of units that are in others now
+    mean nothing. Nothing outside of a region depends on one unit of it and is needed by another."""
     needs: set[int] = field(default_factory=set)
     """The units of its region whose values it reads."""
+    needed_by: set[int] = field(default_factory=set)
+    """Those of its region that read its values."""
 
 
 class FuseKernels(Pass):
@@ -111,8 +113,6 @@ class _Fusion:
         self.context = LoweringContext(self.tensors, self.keys.__getitem__, rounding, places, graph.mesh.sizes, sums)
         self.units: dict[int, _Unit] = {}
         self.unit_of: dict[fx.Node, int] = {}
-        self.regions: dict[int, dict[int, _Unit]] = {}
-        """The units of each region, by number."""
         self.starts: dict[int, int] = {}
         """The number of the first unit of each."""
         self.readers: dict[fx.Node, list[fx.Node]] = {}
@@ -154,7 +154,6 @@ class _Fusion:
             self.heavy[node] = heavy
             self.units[unit.number], self.unit_of[node] = unit, unit.number
             self.starts.setdefault(region, unit.number)
-            self.regions.setdefault(region, {})[unit.number] = unit
         for node in self.unit_of:
             unit = self.unit(node)
             for source in self.sources(node):
@@ -162,6 +161,7 @@ class _Fusion:
                 below = self.unit(source)
                 if below.region == unit.region:
                     unit.needs.add(below.number)
+                    below.needed_by.add(unit.number)
                     unit.before |= below.before | self.bit(below)
 
     def sources(self, node: fx.Node) -> list[fx.Node]:
@@ -290,20 +290,29 @@ class _Fusion:
 
     def join(self, one: _Unit, two: _Unit) -> None:
         """From here on `one` stands for both."""
-        region = self.regions[one.region]
-        del self.units[two.number], region[two.number]
+        del self.units[two.number]
         for node in two.nodes:
             self.unit_of[node] = one.number
-        own, gone = self.bit(one), self.bit(two)
-        one.before = (one.before | two.before) & ~(own | gone)
-        one.needs = (one.needs | two.needs) - {one.number, two.number}
-        either, kept, gained = own | gone, ~gone, own | one.before
-        for unit in region.values():
-            if unit.before & either and unit is not one:
-                unit.before = unit.before & kept | gained
-                if two.number in unit.needs:
-                    unit.needs.discard(two.number)
-                    unit.needs.add(one.number)
+        for number in two.needed_by:
+            reader = self.units.get(number, one)
+            reader.needs.discard(two.number)
+            reader.needs.add(one.number)
+        for number in two.needs:
+            needed = self.units[number]
+            needed.needed_by.discard(two.number)
+            needed.needed_by.add(one.number)
+        both = {one.number, two.number}
+        one.needs = (one.needs | two.needs) - both
+        one.needed_by = (one.needed_by | two.needed_by) - both
+        own = self.bit(one)
+        one.before = (one.before | two.before) & ~(own | self.bit(two))
+        gained = own | one.before
+        waiting = [*one.needed_by]
+        while waiting:  # a unit that has all of it has readers that have all of it
+            reader = self.units[waiting.pop()]
+            if reader.before | gained != reader.before:
+                reader.before |= gained
+                waiting += reader.needed_by
 
     def bit(self, unit: _Unit) -> int:
         return 1 << unit.number - self.starts[unit.region]
@@ -486,6 +495,7 @@ def rewritten(graph: Graph, made: Sequence[Made]) -> Graph:
     """The graph with kernels instead of their ops, each where its last op stood, and without what nobody needs now."""
     kernel_of = {node: each for each in made for node in each.nodes}
     order = {node: at for at, node in enumerate(graph.fx.nodes)}
+    last = {id(each): max(order[node] for node in each.nodes) for each in made}
     output = graph.fx.output_node()
     reads: dict[int, list[fx.Node]] = {}
     """What each node or kernel reads, by its place in the order: that of its last op for a kernel."""
@@ -494,7 +504,7 @@ def rewritten(graph: Graph, made: Sequence[Made]) -> Graph:
     while pending:
         node = pending.pop()
         item = kernel_of.get(node, node)
-        at = order[item] if isinstance(item, fx.Node) else max(order[each] for each in item.nodes)
+        at = order[item] if isinstance(item, fx.Node) else last[id(item)]
         if at not in items:
             items[at] = item
             reads[at] = list(item.all_input_nodes if isinstance(item, fx.Node) else item.inputs)
@@ -529,7 +539,7 @@ def _call(graph: Graph, made: Made, values: dict[fx.Node, fx.Node]) -> None:
     call = graph.call(
         ops.kernel,
         [values[node] for node in made.inputs],
-        print_kernel(made.kernel),
+        print_checked(made.kernel),
         [-1] * len(made.outputs),
         type=tuple(node.meta["type"] for node in made.outputs),
         provenance=replace(provenance(first), fused=tuple(made.stands_for)),

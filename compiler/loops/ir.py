@@ -329,6 +329,19 @@ class Kernel:
         return found
 
     @cached_property
+    def read_beside(self) -> tuple[tuple[int, ...], ...]:
+        """For each output the inputs that the nests which store it read: in memory of others it cannot lie."""
+        read: list[set[int]] = [set() for _ in self.nests]
+        storing: list[list[int]] = [[] for _ in self.outputs]
+        for buffer, accesses in self.accesses.items():
+            for number, access in accesses:
+                if isinstance(access, Load):
+                    read[number].add(buffer)
+                else:
+                    storing[buffer - len(self.inputs)].append(number)
+        return tuple(tuple(sorted(set().union(*(read[number] for number in numbers)))) for numbers in storing)
+
+    @cached_property
     def dtypes(self) -> tuple[tuple[torch.dtype | None, ...], ...]:
         """The dtype of each value of each nest; None for a store."""
         return tuple(tuple(_dtypes(self, nest)) for nest in self.nests)

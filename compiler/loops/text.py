@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from functools import lru_cache
 from typing import NoReturn
 
 import torch
 
+from monarch.compiler.alike import Memo
 from monarch.compiler.loops.check import check_kernel
 from monarch.compiler.loops.ir import (
     BOOL,
@@ -99,14 +99,25 @@ _OP = re.compile(r"(\w{1,40}) (\w{1,8})\((%\d{1,6}(?:, %\d{1,6})*)\)", re.ASCII)
 _LIST = re.compile(r"\d{1,18}(?:, \d{1,18})*", re.ASCII)
 
 
-@lru_cache(maxsize=1024)
+_READ: Memo[Kernel] = Memo(1024)
+
+
 def parse_kernel(text: str) -> Kernel:
     """A checked kernel from its text. Raises KernelError where the text is no kernel, with the line."""
+    if (known := _READ.get(text)) is not None:
+        return known
     if len(text) > MOST_CHARACTERS:
         raise KernelError(f"the text of a kernel cannot have {len(text):,} characters")
     kernel = _Reader(text).kernel()
     check_kernel(kernel)
-    return kernel
+    return _READ.keep(text, kernel)
+
+
+def print_checked(kernel: Kernel) -> str:
+    """The text of a kernel that `check_kernel` has let pass: `parse_kernel` need not read it."""
+    text = print_kernel(kernel)
+    _READ.keep(text, kernel)
+    return text
 
 
 class _Reader:

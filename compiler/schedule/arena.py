@@ -7,10 +7,10 @@ allocator, which has them at hand, and so do those that their op makes itself (a
 
 from __future__ import annotations
 
-from bisect import insort
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
 from torch import fx
 
 from monarch.compiler import ops
@@ -41,24 +41,26 @@ def pack(spans: Sequence[Span]) -> tuple[int, list[int]]:
     Greedy by size: the largest first, each into the smallest gap that holds it between those that live with it
     (Pisarchyk and Lee, Efficient Memory Management for Deep Neural Net Inference, 2020, arXiv 2001.03288)."""
     offsets = [0] * len(spans)
-    placed: list[tuple[int, int, int]] = []
-    """(offset, end, number), in order."""
+    lives = np.array([(span.first, span.last) for span in spans], dtype=np.int64).reshape(-1, 2)
+    placed = np.empty((len(spans), 4), dtype=np.int64)
+    """Offset, end, first and last of those that have their place, by offset."""
     total = 0
-    for number in sorted(range(len(spans)), key=lambda each: (-spans[each].size, spans[each].first, each)):
-        span = spans[number]
-        best = tightest = -1
-        free = 0
-        for offset, end, other in placed:
-            there = spans[other]
-            if there.first > span.last or span.first > there.last:
-                continue
-            gap = offset - free
-            if gap >= span.size and (best < 0 or gap < tightest):
-                best, tightest = free, gap
-            free = max(free, end)
-        at = offsets[number] = free if best < 0 else best
-        insort(placed, (at, at + span.size, number))
-        total = max(total, at + span.size)
+    order = sorted(range(len(spans)), key=lambda each: (-spans[each].size, spans[each].first, each))
+    for count, number in enumerate(order):
+        size, (first, last) = spans[number].size, lives[number]
+        there = placed[:count]
+        there = there[(there[:, 2] <= last) & (there[:, 3] >= first)]
+        free = np.zeros(len(there) + 1, dtype=np.int64)
+        """The first byte behind those in front of each, and behind all."""
+        np.maximum.accumulate(there[:, 1], out=free[1:])
+        gaps = there[:, 0] - free[:-1]
+        holds = np.flatnonzero(gaps >= size)
+        at = int(free[holds[gaps[holds].argmin()]] if len(holds) else free[-1])
+        offsets[number] = at
+        behind = int(np.searchsorted(placed[:count, 0], at, side="right"))
+        placed[behind + 1 : count + 1] = placed[behind:count]
+        placed[behind] = at, at + size, first, last
+        total = max(total, at + size)
     return total, offsets
 
 

@@ -6,6 +6,7 @@ The passes that choose what a worker holds make schedules to know what that is; 
 from __future__ import annotations
 
 import operator
+from collections.abc import Collection
 from functools import cached_property
 from typing import Any
 
@@ -179,7 +180,7 @@ class Schedule:
         target = args_of(node)[0]
         if not isinstance(target, fx.Node):
             return []
-        root = self.may_take(target, node, node, i)
+        root = self.may_take(target, node, node, i, self.shared(node))
         return [] if root is None else [root]
 
     def written_by_kernel(self, node: fx.Node, i: int) -> list[fx.Node]:
@@ -187,21 +188,34 @@ class Schedule:
         kernel = parse_kernel(text)
         results = {args_of(user)[1]: user for user in node.users}
         over, roots = list(over), []
+        taken, shared = set(over), self.shared(node)
         for output, result in sorted(results.items()):
-            for at, operand in enumerate(tensors):
-                if at in over or not may_overwrite(kernel, output, at):
+            for at in kernel.read_beside[output]:
+                if at in taken or not may_overwrite(kernel, output, at):
                     continue
-                root = self.may_take(operand, result, node, i)
+                root = self.may_take(tensors[at], result, node, i, shared)
                 if root is not None:
                     over[output] = at
+                    taken.add(at)
                     roots.append(root)
                     break
         node.args = (tensors, text, over)
         return roots
 
-    def may_take(self, target: fx.Node, result: fx.Node, call: fx.Node, i: int) -> fx.Node | None:
+    def shared(self, call: fx.Node) -> set[fx.Node]:
+        """The roots that several operands of a call share."""
+        seen: set[fx.Node] = set()
+        found: set[fx.Node] = set()
+        for operand in call.all_input_nodes:
+            root = self.roots[operand]
+            (found if root in seen else seen).add(root)
+        return found
+
+    def may_take(
+        self, target: fx.Node, result: fx.Node, call: fx.Node, i: int, shared: Collection[fx.Node]
+    ) -> fx.Node | None:
         """The node whose buffer `target` shares, if `call` may write its `result` over it; None where it may not. It is
-        the result's from then on.
+        the result's from then on. `shared` are the roots that several of the call's operands share.
 
         It may where the type is the same and nobody reads the buffer again, also not through a view. A part of a larger
         buffer is not written over: the result would keep all of it. State is not written over before the commit.
@@ -219,7 +233,7 @@ class Schedule:
         sharing = self.members[root]
         if any(value not in self.last or self.last[value] > i for value in sharing):
             return None
-        if any(operand is not target and self.roots[operand] is root for operand in call.all_input_nodes):
+        if root in shared:
             return None
         for value in sharing:
             self.roots[value] = result  # from here on the buffer is this op's result
