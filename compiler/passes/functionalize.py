@@ -31,8 +31,9 @@ from monarch.compiler.ops.schema import memory_of, pure_form, viewed_operand
 from monarch.compiler.passes.cut import place_values
 from monarch.compiler.passes.lift import Lifted, lift, own_inputs
 from monarch.compiler.passes.numbers import with_tensors
+from monarch.compiler.passes.timetable import order_by_timetable
 from monarch.compiler.passes.views import read_view, write_view
-from monarch.compiler.tape import Expr, Number, Op, Tape, Value
+from monarch.compiler.tape import Expr, Number, Op, Tape, Task, Value
 from monarch.compiler.types import MeshSpec, TensorType
 
 aten = torch.ops.aten
@@ -51,6 +52,7 @@ class Emitter:
         self.source: Source | None = None
         self.backward = False
         self.module = ""
+        self.task: Task | None = None
         self._small: dict[Any, fx.Node] = {}
         self._seed: fx.Node | None = None
         self._scalars: dict[str, fx.Node] = {}
@@ -68,6 +70,8 @@ class Emitter:
                 return known
         of = Provenance(self.source, self.module, self.backward)
         node = self.graph.call(func, *args, type=type, provenance=of, **kwargs)
+        if self.task is not None:
+            node.meta["task"] = self.task
         if key is not None:
             self._small[key] = node
         return node
@@ -195,10 +199,11 @@ class Functionalizer(Emitter):
             return known[1]
         assert value.view is not None
         base = self.value(value.parent)
-        here = self.source, self.backward, self.module
-        self.source, self.backward, self.module = value.view.source, value.view.backward, value.view.module
+        here = self.source, self.backward, self.module, self.task
+        view = value.view
+        self.source, self.backward, self.module, self.task = view.source, view.backward, view.module, view.task
         node = read_view(self, value, base)
-        self.source, self.backward, self.module = here
+        self.source, self.backward, self.module, self.task = here
         self._views[value] = (writes, node)
         return node
 
@@ -231,7 +236,7 @@ class Functionalizer(Emitter):
             self.define(entry.value, node)
 
     def op(self, op: Op) -> None:
-        self.source, self.backward, self.module = op.source, op.backward, op.module
+        self.source, self.backward, self.module, self.task = op.source, op.backward, op.module, op.task
         outs = op.out if isinstance(op.out, tuple) else (op.out,)
         if any(out is not None and out.parent is not None for out in outs):
             return  # a view is read where it is used, for its base may have changed by then
@@ -525,7 +530,7 @@ def functionalize(
     walk.inputs(tape)
     for op in tape.ops:
         walk.op(op)
-    walk.source, walk.backward, walk.module = None, False, ""
+    walk.source, walk.backward, walk.module, walk.task = None, False, "", None
     walk.graph.parts = dict(parts)
 
     finals = {label: walk.value(value) for label, value in updates.items()}
@@ -562,6 +567,8 @@ def functionalize(
     graph = walk.graph
     graph.output(given, new)
     _drop_dead(graph)
+    if tape.timetable is not None:
+        order_by_timetable(graph, tape.timetable)
     if parts:
         place_values(graph)
         # In the order in which they come to run: what is sent has its layout before it is received.

@@ -2,5 +2,19 @@
 
 from monarch.compiler.tape.numbers import FUNCTIONS, Expr, Number, evaluate
 from monarch.compiler.tape.tape import Input, Op, Region, Tape, Value, View
+from monarch.compiler.tape.timetable import Task, Timetable
 
-__all__ = ["FUNCTIONS", "Expr", "Input", "Number", "Op", "Region", "Tape", "Value", "View", "evaluate"]
+__all__ = [
+    "FUNCTIONS",
+    "Expr",
+    "Input",
+    "Number",
+    "Op",
+    "Region",
+    "Tape",
+    "Task",
+    "Timetable",
+    "Value",
+    "View",
+    "evaluate",
+]

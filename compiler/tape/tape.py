@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from monarch.compiler.errors import Source
+from monarch.compiler.tape.timetable import Task, Timetable
 from monarch.compiler.types import TensorType
 
 
@@ -70,13 +71,15 @@ class View:
     source: Source | None = field(default=None, compare=False)
     backward: bool = field(default=False, compare=False)
     module: str = field(default="", compare=False)
+    task: Task | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Op:
     """One recorded call, of a view too (its outputs then have parents). Arguments are Values, Exprs, Numbers, ints,
     strings, None, dtypes, Regions and (nested) tuples of these;
-    `out` is a Value, a tuple of Values and Nones, or None for an op that only writes to its arguments."""
+    `out` is a Value, a tuple of Values and Nones, or None for an op that only writes to its arguments. `task` is the
+    op's stage and microbatch, in a program that has a timetable."""
 
     func: Any
     args: tuple[Any, ...]
@@ -85,6 +88,7 @@ class Op:
     source: Source | None = None
     backward: bool = False
     module: str = ""
+    task: Task | None = None
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -147,6 +151,8 @@ class Tape:
     values: int = 0
     sizes: Callable[[tuple[Any, ...]], tuple[int, ...]] = tuple
     """What of a tensor's shape stands on the tape: a trace with named sizes puts Sizes for torch's symbols."""
+    timetable: Timetable | None = None
+    """Of the pipeline that the program runs, if it runs one."""
 
     def value(self, tensor: torch.Tensor, parent: Value | None = None, view: View | None = None) -> Value:
         """A new Value with the dtype and shape of `tensor`."""
@@ -157,4 +163,5 @@ class Tape:
     @property
     def key(self) -> tuple[Any, ...]:
         """Equal for equal programs; does not tell labels, scalars' values or source lines."""
-        return (tuple(entry.key for entry in self.inputs), tuple(op.key for op in self.ops))
+        order = None if self.timetable is None else (self.timetable, tuple(op.task for op in self.ops))
+        return (tuple(entry.key for entry in self.inputs), tuple(op.key for op in self.ops), order)

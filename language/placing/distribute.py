@@ -6,6 +6,7 @@ import difflib
 import fnmatch
 import re
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import torch
@@ -122,7 +123,11 @@ def _zeros(mesh: Mesh, type: TensorType) -> Cell:
 
 
 def module_to_mesh(
-    module: M, mesh: Mesh, layouts: Mapping[str, LayoutLike | Mapping[int, LayoutLike] | None] | str | None = None
+    module: M,
+    mesh: Mesh,
+    layouts: Mapping[str, LayoutLike | Mapping[int, LayoutLike] | None] | str | None = None,
+    *,
+    meshes: Mapping[str, Mesh] = MappingProxyType({}),
 ) -> M:
     """Place a module's parameters and buffers on a mesh, in place; returns the module.
 
@@ -134,7 +139,8 @@ def module_to_mesh(
 
     Without `layouts` every parameter is sharded over the first mesh dim as `dim_to_shard` says, and what is smaller is
     replicated, as fully sharded data parallel does. Tied parameters stay tied. Buffers that no pattern names are
-    replicated.
+    replicated. `meshes` has by name the parameters and buffers that go to other meshes, of the same dims: a tied one
+    to that of its first name.
 
     A module that was made on PyTorch's meta device gets its values on the workers: from its own `_init_weights(part)`,
     as models of `transformers` have it, called with each module that has tensors there, or else from these modules'
@@ -198,9 +204,9 @@ def module_to_mesh(
                     source=source,
                 )
         types[id(tensor)] = (name, type_)
-    for tensor in names.values():
+    for name, tensor in names.items():
         if id(tensor) in types and id(tensor) not in placed:
-            made: Any = place(tensor.detach(), mesh, types[id(tensor)][1])
+            made: Any = place(tensor.detach(), meshes.get(name, mesh), types[id(tensor)][1])
             if isinstance(tensor, nn.Parameter):
                 made = nn.Parameter(made, requires_grad=tensor.requires_grad)
             placed[id(tensor)] = made

@@ -14,7 +14,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from monarch.compiler.errors import ProgramError, Source
-from monarch.compiler.tape import Expr, Input, Op, Tape, Value
+from monarch.compiler.tape import Expr, Input, Op, Tape, Task, Value
 from monarch.compiler.types import TensorType
 from monarch.language.recorder.meshes import Places, mesh_error
 from monarch.language.recorder.optimizer_state import OptimizerSnapshot
@@ -290,10 +290,12 @@ if hasattr(os, "register_at_fork"):  # where processes can be forked
 class _Current(threading.local):
     recording: Recording | None = None
     module: str = ""
+    task: Task | None = None
 
 
 current = _Current()
-"""The program that each thread traces, and the path of the module whose forward it runs."""
+"""The program that each thread traces, the path of the module whose forward it runs, and the stage and microbatch of a
+pipeline that it records."""
 
 
 def current_program() -> Recording | None:
@@ -331,18 +333,19 @@ def recording_for(mesh: Mesh) -> Recording:
 
 # -- source lines ----------------------------------------------------------------------------------------------------
 
-_forward_sources: dict[int, tuple[Source | None, str]] = {}
+_forward_sources: dict[int, tuple[Source | None, str, Task | None]] = {}
 
 
-def source_now() -> tuple[Source | None, bool, str]:
-    """The user's line, whether autograd runs this op, and the module: for autograd's ops those of the forward op."""
+def source_now() -> tuple[Source | None, bool, str, Task | None]:
+    """The user's line, whether autograd runs this op, the module and the task: for autograd's ops those of the forward
+    op."""
     node = torch._C._current_autograd_node()
     if node is not None:
-        source, module = _forward_sources.get(node._sequence_nr(), (None, ""))
-        return (source if source is not None else user_source()), True, module
-    source, module = user_source(), current.module
+        source, module, task = _forward_sources.get(node._sequence_nr(), (None, "", None))
+        return (source if source is not None else user_source()), True, module, task
+    source, module, task = user_source(), current.module, current.task
     # An op's autograd node gets its number before the op is dispatched to us.
     if len(_forward_sources) > 200_000:
         _forward_sources.clear()
-    _forward_sources.setdefault(torch._C._autograd._get_sequence_nr() - 1, (source, module))
-    return source, False, module
+    _forward_sources.setdefault(torch._C._autograd._get_sequence_nr() - 1, (source, module, task))
+    return source, False, module, task

@@ -1,0 +1,176 @@
+"""Losses of microbatches that add up to the loss of their batch.
+
+A mean over rows of the batch is the mean of the microbatches' means, each by its number of rows. `cross_entropy` and
+`nll_loss` divide by the targets that count (`ignore_index`) or by their weights: by those of the whole batch, which
+depend on targets alone and so are known before any stage has run. Whether a loss of the user's adds up is tried out on
+numbers.
+"""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.utils import _pytree as pytree
+
+from monarch.compiler.errors import ProgramError
+from monarch.language.recorder.recording import outside_programs
+from monarch.language.source import user_source
+
+Loss = Callable[[Any, Any], torch.Tensor]
+
+OF_CLASSES = {F.cross_entropy: inspect.signature(F.cross_entropy), F.nll_loss: inspect.signature(F.nll_loss)}
+"""Losses whose mean is over the targets that count, not over rows."""
+
+_MOST = 2**24
+"""Elements of an output with which a loss is tried out."""
+
+
+class Counted:
+    """The means of `cross_entropy` and `nll_loss` in a step's losses, over the targets of the whole batch."""
+
+    def __init__(self, rows: Sequence[int], reduction: str) -> None:
+        """`rows` are those of each microbatch; `reduction` says whether a step's loss is their losses' mean or sum."""
+        self.rows = rows
+        self.reduction = reduction
+        self.found: list[torch.Tensor] = []
+        """What each such call of a loss divides by: over all microbatches."""
+        self._counts: list[torch.Tensor] | None = None
+        self._microbatch: int | None = None
+        self._call = 0
+        self.tried = False
+        """Whether a loss is tried out, on plain numbers."""
+
+    def count(self, loss: Loss, output: Any, targets: Sequence[Any]) -> None:
+        """Find out by what a step's losses divide, from each microbatch's targets: `output` is like the first's."""
+        with torch.random.fork_rng(devices=()), torch.no_grad():
+            for rows, target in zip(self.rows, targets, strict=True):
+                self._counts = []
+                try:
+                    loss(self._blank(output, rows), target)
+                    counts = self._counts
+                finally:
+                    self._counts = None
+                if not counts:
+                    return
+                self.found = [a + b for a, b in zip(self.found, counts, strict=True)] if self.found else counts
+
+    def _blank(self, output: Any, rows: int) -> Any:
+        """Zeros like the first microbatch's output, with so many rows."""
+
+        def blank(like: torch.Tensor) -> torch.Tensor:
+            shape = (rows, *like.shape[1:]) if like.ndim and like.shape[0] == self.rows[0] else tuple(like.shape)
+            return torch.zeros(shape, dtype=like.dtype)
+
+        return pytree.tree_map_only(torch.Tensor, blank, output)
+
+    @contextmanager
+    def weighing(self, microbatch: int) -> Iterator[None]:
+        """Run the loss of a microbatch."""
+        self._microbatch, self._call = microbatch, 0
+        try:
+            yield
+        finally:
+            self._microbatch = None
+
+    def mean(self, func: Any, args: Any, kwargs: Any) -> torch.Tensor | None:
+        """A call of `cross_entropy` or `nll_loss`: None for one that is no mean over targets that are classes. What the
+        step makes of it for all microbatches, by `reduction`, is the batch's mean."""
+        bound = OF_CLASSES[func].bind(*args, **kwargs)
+        bound.apply_defaults()
+        given = bound.arguments
+        target = given["target"]
+        legacy = given["size_average"] is not None or given["reduce"] is not None
+        if target.is_floating_point() or (given["reduction"] != "mean" and not legacy):
+            return None
+        if not self.tried and (legacy or (self._counts is None and self._microbatch is None)):
+            raise ProgramError(
+                f"{func.__name__} in the model, over the targets of a microbatch"
+                if not legacy
+                else f"{func.__name__} with size_average or reduce, which PyTorch has deprecated",
+                hint="its mean is over the targets that count, of all microbatches: call it in loss_fn, with "
+                'reduction="mean".\npipe.step(x, target=y, loss_fn=F.cross_entropy)',
+                source=user_source(),
+            )
+        if self._counts is not None:
+            self._counts.append(_counting(target, given["weight"], given["ignore_index"]))
+        given["reduction"] = "sum"
+        summed: torch.Tensor = func(*bound.args, **bound.kwargs)
+        if self._microbatch is None:
+            return summed / target.numel() if self.reduction == "mean" else summed
+        whole = self.found[self._call].to(summed.dtype)
+        self._call += 1
+        part = sum(self.rows) / self.rows[self._microbatch] if self.reduction == "mean" else 1
+        return summed / whole * part
+
+
+def _counting(target: torch.Tensor, weight: torch.Tensor | None, ignored: int) -> torch.Tensor:
+    """By what a mean over these targets divides."""
+    counts = target != ignored
+    if weight is None:
+        return counts.sum()
+    return (weight[torch.where(counts, target, 0)] * counts).sum()
+
+
+def check_loss(loss: Loss, counted: Counted, output: Any, target: Any) -> None:
+    """Raise ProgramError for a loss of which those of microbatches do not add up to that of the batch: tried out on
+    numbers, where `loss` takes plain tensors of the shapes of the first microbatch's, and gives the same twice."""
+    rows, reduction = counted.rows[0], counted.reduction
+    tensors = [each for each in pytree.tree_leaves((output, target)) if isinstance(each, torch.Tensor)]
+    if sum(each.numel() for each in tensors) // rows * 3 > _MOST:
+        return
+    counted.tried = True
+    try:
+        with outside_programs(), torch.random.fork_rng(devices=()), torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            tried = _try(loss, output, target, rows)
+    except (RuntimeError, TypeError, ValueError, IndexError, AttributeError):
+        return  # it reads what is on workers, or other numbers than these
+    finally:
+        counted.tried = False
+    if tried is None:
+        return
+    whole, first, second = tried
+    mean, total = (2 * first + second) / 3, first + second
+    if not _close(whole, mean if reduction == "mean" else total):
+        hint = "a mean over its rows adds up, and so does a sum, with reduction='sum'.\n"
+        if _close(whole, total):
+            hint = "it is a sum over its rows: say so, pipe.step(…, reduction='sum').\n"
+        elif _close(whole, mean):
+            hint = "it is a mean over its rows: leave out reduction='sum'.\n"
+        raise ProgramError(
+            f"the losses of microbatches do not add up to the loss of the batch, as reduction={reduction!r} has it",
+            hint=hint + f"tried out on 3 rows it is {whole:.4g}, on 2 of them {first:.4g}, on the other {second:.4g}. "
+            "With one microbatch any loss is exact.",
+            source=user_source(),
+        )
+
+
+def _try(loss: Loss, output: Any, target: Any, rows: int) -> tuple[float, float, float] | None:
+    """The loss of three rows of numbers, of the first two, and of the third; None for one that is never the same."""
+    generator = torch.Generator().manual_seed(0)
+
+    def made(like: torch.Tensor) -> torch.Tensor:
+        shape = (3, *like.shape[1:]) if like.ndim and like.shape[0] == rows else tuple(like.shape)
+        found = torch.rand(shape, generator=generator, dtype=torch.float64)
+        return found.to(like.dtype) if like.is_floating_point() else found.round().to(like.dtype)
+
+    whole = pytree.tree_map_only(torch.Tensor, made, (output, target))
+
+    def of(start: int, stop: int) -> float:
+        def part(value: torch.Tensor) -> torch.Tensor:
+            return value[start:stop] if value.ndim and value.shape[0] == 3 else value
+
+        return float(loss(*pytree.tree_map_only(torch.Tensor, part, whole)))
+
+    first = of(0, 3)
+    return (first, of(0, 2), of(2, 3)) if first == of(0, 3) else None
+
+
+def _close(found: float, wanted: float) -> bool:
+    return abs(found - wanted) <= 1e-3 * max(abs(found), abs(wanted), 1e-6) or found != found

@@ -1,0 +1,363 @@
+"""Pipelines against the same model without: partitioned, and run by the reference executor."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import monarch
+from monarch.compiler.errors import LayoutError, ProgramError
+from monarch.language import Mesh
+from monarch.stdlib.pipeline import Pipeline, pipeline
+from tests.language.partitioned import partitioned_mesh
+
+SCHEDULES = [("gpipe", 1), ("1f1b", 1), ("zero-bubble", 1), ("interleaved", 2)]
+Loss = Callable[..., torch.Tensor]
+
+
+def mlp(depth: int = 4, width: int = 6) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(*[nn.Sequential(nn.Linear(width, width), nn.Tanh()) for _ in range(depth)])
+
+
+def trained(
+    pipe: Pipeline, dense: nn.Module, batches: list[tuple[Any, Any]], loss_fn: Loss, layout: str = "[-]", **options: Any
+) -> list[torch.Tensor]:
+    """Train a pipeline and the model without one on the same batches, compare, and give losses and parameters."""
+    optimizer = torch.optim.SGD(pipe.parameters(), lr=0.1, momentum=0.9)
+    theirs = torch.optim.SGD(dense.parameters(), lr=0.1, momentum=0.9)
+
+    @monarch.program
+    def step(x: Any, y: Any) -> Any:
+        optimizer.zero_grad()
+        loss = pipe.step(x, target=y, loss_fn=loss_fn, **options)
+        optimizer.step()
+        return loss
+
+    found = []
+    for x, y in batches:
+        theirs.zero_grad()
+        wanted = loss_fn(dense(x), y)
+        wanted.backward()
+        theirs.step()
+        loss = step(x, y)
+        assert loss.mesh is pipe.meshes[-1] or len(pipe.meshes) == 1
+        found.append(loss.full_tensor())
+        torch.testing.assert_close(found[-1], wanted.detach())
+    for (name, ours), wanted in zip(pipe.model.named_parameters(), dense.parameters(), strict=True):
+        found.append(ours.detach().full_tensor())  # type: ignore[attr-defined]
+        torch.testing.assert_close(found[-1], wanted.detach(), msg=lambda text, name=name: f"{name}: {text}")
+    return found
+
+
+def batches(rows: int, width: int = 6, count: int = 2) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    torch.manual_seed(1)
+    return [(torch.randn(rows, width), torch.randn(rows, width)) for _ in range(count)]
+
+
+@pytest.mark.parametrize("stages", [1, 2, 4])
+def test_all_schedules_give_the_bits_of_one_another_and_the_numbers_of_the_whole(stages: int) -> None:
+    found = []
+    with partitioned_mesh(pipe=stages) as mesh:
+        for schedule, virtual in SCHEDULES:
+            model = mlp(stages * 2)
+            dense = copy.deepcopy(model)
+            pipe = pipeline(model, mesh, microbatches=4, schedule=schedule, virtual=virtual, layouts={})
+            found.append(trained(pipe, dense, batches(8), F.mse_loss))
+    for other in found[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
+
+
+@pytest.mark.parametrize(("rows", "microbatches"), [(7, 3), (5, 4), (3, 3)])
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_microbatches_of_different_sizes_count_by_their_rows(rows: int, microbatches: int, reduction: str) -> None:
+    with partitioned_mesh(pipe=2, data=2) as mesh:
+        model = mlp(2)
+        dense = copy.deepcopy(model)
+        pipe = pipeline(model, mesh, microbatches=microbatches, layouts={})
+
+        def loss_fn(output: Any, target: Any) -> Any:
+            return F.mse_loss(output, target, reduction=reduction) / (1 if reduction == "mean" else 6)
+
+        trained(pipe, dense, batches(rows), loss_fn, reduction=reduction)
+
+
+@pytest.mark.parametrize("preset", [None, {}, {"*.weight": "[@data, -]"}])
+def test_stages_are_sharded_along_the_other_dims(preset: Any) -> None:
+    with partitioned_mesh(pipe=2, data=2) as mesh:
+        model = mlp(2)
+        dense = copy.deepcopy(model)
+        pipe = pipeline(model, mesh, microbatches=2, schedule="zero-bubble", layouts=preset)
+        placed = [
+            (monarch.distribute(x, pipe.meshes[0], "[@data, -]"), monarch.distribute(y, pipe.meshes[1], "[@data, -]"))
+            for x, y in batches(8)
+        ]
+        optimizer = torch.optim.SGD(pipe.parameters(), lr=0.1)
+
+        @monarch.program
+        def step(x: Any, y: Any) -> Any:
+            optimizer.zero_grad()
+            loss = pipe.step(x, target=y, loss_fn=F.mse_loss)
+            optimizer.step()
+            return loss
+
+        theirs = torch.optim.SGD(dense.parameters(), lr=0.1)
+        for (x, y), (dense_x, dense_y) in zip(placed, batches(8), strict=True):
+            theirs.zero_grad()
+            wanted = F.mse_loss(dense(dense_x), dense_y)
+            wanted.backward()
+            theirs.step()
+            torch.testing.assert_close(step(x, y).full_tensor(), wanted.detach())
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zero-bubble"])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_cross_entropy_divides_by_the_targets_that_count_in_the_batch(schedule: str, weighted: bool) -> None:
+    weight = torch.rand(6) + 0.5 if weighted else None
+
+    def loss_fn(output: Any, target: Any) -> Any:
+        return F.cross_entropy(output, target, weight=weight, label_smoothing=0.1) + 0.1 * output.square().mean()
+
+    with partitioned_mesh(pipe=2) as mesh:
+        model = mlp(2)
+        dense = copy.deepcopy(model)
+        pipe = pipeline(model, mesh, microbatches=3, schedule=schedule, layouts={})
+        x = torch.randn(7, 6)
+        y = torch.tensor([0, -100, -100, 5, 2, -100, 1])
+        trained(pipe, dense, [(x, y)], loss_fn)
+        if not weighted:
+            with_sum = lambda output, target: F.cross_entropy(output, target) + output.sum()  # noqa: E731
+            pipe = pipeline(copy.deepcopy(dense), mesh, microbatches=3, schedule=schedule, layouts={})
+            trained(pipe, dense, [(x, y)], with_sum, reduction="sum")
+
+
+class UNet(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.down1, self.down2 = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 8, 3, stride=2, padding=1)
+        self.middle = nn.Conv2d(8, 8, 3, padding=1)
+        self.up = nn.ConvTranspose2d(8, 4, 2, stride=2)
+        self.out = nn.Conv2d(8, 3, 3, padding=1)
+
+    def forward(self, x: Any) -> Any:
+        skip = torch.relu(self.down1(x))
+        h = torch.relu(self.down2(skip))
+        h = torch.relu(self.middle(h))
+        return self.out(torch.cat([self.up(h), skip], 1))
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zero-bubble"])
+def test_a_skip_connection_passes_over_a_stage(schedule: str) -> None:
+    torch.manual_seed(0)
+    with partitioned_mesh(pipe=3) as mesh:
+        model = UNet()
+        dense = copy.deepcopy(model)
+        pipe = pipeline(model, mesh, microbatches=2, schedule=schedule, split_at=["middle", "up"], layouts={})
+        assert [pipe.stages.of[f"{name}.weight"] for name in ("down1", "down2", "middle", "up", "out")] == [
+            0,
+            0,
+            1,
+            2,
+            2,
+        ]
+        x = torch.randn(4, 3, 4, 4)
+        trained(pipe, dense, [(x, x)], F.mse_loss)
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(11, 6)
+        self.body = mlp(2)
+        self.head = nn.Linear(6, 11, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, tokens: Any) -> Any:
+        return self.head(self.body(self.embedding(tokens)))
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zero-bubble"])
+def test_a_weight_that_two_stages_read_is_on_one_and_has_the_gradients_of_both(schedule: str) -> None:
+    torch.manual_seed(0)
+    with partitioned_mesh(pipe=2, data=2) as mesh:
+        model = Tied()
+        dense = copy.deepcopy(model)
+        pipe = pipeline(model, mesh, microbatches=4, schedule=schedule, split_at=["body.1"], layouts={})
+        assert model.head.weight is model.embedding.weight
+        assert model.embedding.weight.mesh is pipe.meshes[0]  # type: ignore[attr-defined]
+        x = torch.randint(0, 11, (8,))
+        trained(pipe, dense, [(x, x.flip(0)), (x.flip(0), x)], F.cross_entropy)
+
+
+def test_stages_as_a_list_pass_on_what_they_like() -> None:
+    class First(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(6, 6)
+
+        def forward(self, x: Any) -> Any:
+            return {"h": self.layer(x), "x": x}
+
+    class Second(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(6, 6)
+
+        def forward(self, given: Any) -> Any:
+            return self.layer(given["h"].relu()) + given["x"]
+
+    torch.manual_seed(0)
+    stages = [First(), Second()]
+    dense = copy.deepcopy(nn.Sequential(*stages))
+    with partitioned_mesh(pipe=2) as mesh:
+        trained(pipeline(stages, mesh, microbatches=2), dense, batches(4), F.mse_loss)
+
+
+def test_random_numbers_are_the_same_with_every_schedule_and_number_of_stages() -> None:
+    """A microbatch draws its numbers behind those of the microbatches before it, as one program without stages."""
+    found = []
+    for stages, schedule in ((1, "gpipe"), (2, "1f1b"), (2, "zero-bubble"), (4, "gpipe")):
+        with partitioned_mesh(pipe=stages) as mesh:
+            model = nn.Sequential(*[nn.Sequential(layer, nn.Dropout(0.5)) for layer in mlp(4)])
+            pipe = pipeline(model, mesh, microbatches=2, schedule=schedule, layouts={})
+
+            @monarch.program
+            def step(x: Any, y: Any, pipe: Any = pipe) -> Any:
+                return pipe.step(x, target=y, loss_fn=F.mse_loss)
+
+            monarch.manual_seed(3)
+            loss = step(*batches(4)[0]).full_tensor()
+            found.append([loss, *(each.grad.full_tensor() for each in model.parameters())])  # type: ignore[union-attr]
+    for other in found[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
+
+
+def test_the_whole_batch_goes_through_the_stages_for_evaluation() -> None:
+    with partitioned_mesh(pipe=2, data=2) as mesh:
+        model = mlp(4)
+        dense = copy.deepcopy(model)
+        pipe = pipeline(model, mesh, microbatches=2)
+
+        @monarch.program
+        def evaluate(x: "f32[6@data, 6]") -> Any:
+            with torch.no_grad():
+                return pipe(x)
+
+        x = torch.randn(6, 6)
+        torch.testing.assert_close(evaluate(x).full_tensor(), dense(x).detach())
+
+
+# -- what is refused ---------------------------------------------------------------------------------------------------
+
+
+def stepped(mesh: Mesh, model: nn.Module, loss_fn: Loss, rows: int = 4, **options: Any) -> Any:
+    pipe = pipeline(model, mesh, microbatches=2, split_at=["1"], layouts={})
+
+    @monarch.program
+    def step(x: Any, y: Any) -> Any:
+        return pipe.step(x, target=y, loss_fn=loss_fn, **options)
+
+    return step(*batches(rows)[0])
+
+
+def test_batch_statistics_are_refused_in_training_and_run_in_evaluation() -> None:
+    def normed() -> nn.Sequential:
+        return nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Linear(6, 6))
+
+    with partitioned_mesh(pipe=2) as mesh:
+        with pytest.raises(ProgramError, match="BatchNorm1d takes statistics of the whole batch") as raised:
+            stepped(mesh, normed(), F.mse_loss)
+        assert "nn.GroupNorm" in str(raised.value) and "test_pipeline.py" in str(raised.value)
+        assert stepped(mesh, normed().eval(), F.mse_loss).isfinite()
+
+
+class Functional(nn.Module):
+    def forward(self, x: Any) -> Any:
+        return F.batch_norm(x, None, None, training=True)
+
+
+class Counting(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x: Any) -> Any:
+        self.seen.add_(1)  # type: ignore[operator]
+        return x
+
+
+@pytest.mark.parametrize(
+    ("layer", "match"),
+    [(Functional(), "batch_norm takes statistics"), (Counting(), "add_ on a buffer of the model, once for each micro")],
+)
+def test_what_would_differ_by_microbatch_is_refused(layer: nn.Module, match: str) -> None:
+    with partitioned_mesh(pipe=2) as mesh, pytest.raises(ProgramError, match=match):
+        stepped(mesh, nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6), layer), F.mse_loss)
+
+
+@pytest.mark.parametrize(
+    ("loss_fn", "options", "match"),
+    [
+        (lambda o, t: (o - t).square().sum(), {}, "say so, pipe.step"),
+        (lambda o, t: (o - t).square().sum() / 4, {}, "add up"),
+        (lambda o, t: (o @ o.T).mean(), {}, "do not add up to the loss of the batch"),
+        (F.mse_loss, {"reduction": "sum"}, "leave out reduction='sum'"),
+        (lambda o, t: (o - t).square(), {}, r"a tensor of shape \(2, 6\)"),
+    ],
+)
+def test_losses_that_do_not_add_up_are_refused(loss_fn: Loss, options: Any, match: str) -> None:
+    with partitioned_mesh(pipe=2) as mesh, pytest.raises(ProgramError, match=match):
+        stepped(mesh, mlp(2), loss_fn, **options)
+
+
+def test_a_step_is_one_of_a_program_and_of_enough_rows() -> None:
+    with partitioned_mesh(pipe=2) as mesh:
+        pipe = pipeline(mlp(2), mesh, microbatches=2)
+        x, y = batches(4)[0]
+        with pytest.raises(ProgramError, match="a pipeline's step outside of a program"):
+            pipe.step(x, target=y, loss_fn=F.mse_loss)
+
+        @monarch.program
+        def twice(x: Any, y: Any) -> Any:
+            return pipe.step(x, target=y, loss_fn=F.mse_loss) + pipe.step(x, target=y, loss_fn=F.mse_loss)
+
+        @monarch.program
+        def once(x: Any, y: Any) -> Any:
+            return pipe.step(x, target=y, loss_fn=F.mse_loss)
+
+        with pytest.raises(ProgramError, match="a program with two steps of pipelines"):
+            twice(x, y)
+        with pytest.raises(ProgramError, match="a batch of 1 rows in 2 microbatches"):
+            once(x[:1], y[:1])
+        with pytest.raises(ProgramError, match="the tensors of a step have 3, 4 rows"):
+            once(x, y[:3])
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "match"),
+    [
+        ({"mesh_dim": "stage"}, LayoutError, "unknown mesh dim 'stage'"),
+        ({"split_at": ["4"]}, ProgramError, "no module of Sequential is called '4'"),
+        ({"split_at": ["2", "1"]}, ProgramError, "in another order"),
+        ({"split_at": ["1", "2"]}, ProgramError, "3 stages for 2 places: pipe=2, 1 stages for each"),
+        ({"schedule": "interleaved", "virtual": 8}, ProgramError, "16 stages need more"),
+        ({"schedule": "f1"}, ValueError, "unknown schedule 'f1'"),
+    ],
+)
+def test_models_that_cannot_be_cut_so(options: dict[str, Any], error: type[Exception], match: str) -> None:
+    with partitioned_mesh(pipe=2) as mesh, pytest.raises(error, match=match):
+        pipeline(mlp(4), mesh, microbatches=2, **options)
+
+
+def test_stages_are_balanced_by_their_parameters() -> None:
+    widths = [4, 4, 4, 16, 16]
+    model = nn.Sequential(nn.Embedding(1000, 4), *[nn.Linear(a, b) for a, b in zip(widths, widths[1:], strict=False)])
+    with partitioned_mesh(pipe=2) as mesh:
+        pipe = pipeline(model, mesh, microbatches=2)
+        assert [pipe.stages.of[f"{at}.weight"] for at in range(5)] == [0, 0, 0, 0, 1]
