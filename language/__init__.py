@@ -8,6 +8,8 @@ from monarch.language.eager.flush import flush
 from monarch.language.errors import OperatorError
 from monarch.language.placing.distribute import distribute, module_to_mesh
 from monarch.language.placing.dtensors import from_dtensor, to_dtensor
+from monarch.language.placing.healing import MeshFailure, Shrink, heal_mesh
+from monarch.language.placing.resizing import resize_mesh
 from monarch.language.placing.shards import from_shards
 from monarch.language.programs.program import Program, Traced, program
 from monarch.language.recorder.constrain import constrain, layout
@@ -19,7 +21,7 @@ from monarch.language.recorder.recording import is_tracing
 from monarch.language.recorder.scan import scan
 from monarch.language.recorder.transfer import transfer
 from monarch.language.recorder.varying import position
-from monarch.language.tensors.mesh import Mesh, heal_mesh
+from monarch.language.tensors.mesh import Mesh
 from monarch.language.tensors.operations import operations
 from monarch.language.tensors.tensor import DistributedTensor
 from monarch.language.workers.collectives import all_gather, all_to_all, permute, reduce, reduce_scatter, vary
@@ -29,8 +31,10 @@ from monarch.language.workers.slices import slice_mesh, to_mesh
 __all__ = [
     "DistributedTensor",
     "Mesh",
+    "MeshFailure",
     "OperatorError",
     "Program",
+    "Shrink",
     "Traced",
     "all_gather",
     "all_to_all",
@@ -46,6 +50,7 @@ __all__ = [
     "program",
     "reduce",
     "reduce_scatter",
+    "resize_mesh",
     "vary",
     "scan",
     "while_loop",

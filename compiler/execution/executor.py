@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -163,6 +164,47 @@ class Executor(Protocol):
     def close(self) -> None:
         """Stop the workers and give back everything they held, once they have come to what messages to actors refer to.
         Idempotent."""
+        ...
+
+
+@dataclass(frozen=True)
+class Loss:
+    """What is known of a mesh that has lost workers."""
+
+    ended: Mapping[int, str]
+    """How each has ended, by its number in the started mesh."""
+    lost: tuple[str, ...]
+    """The states that no worker holds whole and no snapshot has, as lines: name, type, and size on a worker."""
+
+
+@runtime_checkable
+class Resizable(Protocol):
+    """An executor whose values can go on on other workers of the started mesh, or on more or fewer of them."""
+
+    def loss(self, states: Sequence[tuple[str, Handle]]) -> Loss | None:
+        """What has been lost, of these states with their names; None where all workers are there. Raises MonarchError
+        where workers do not answer."""
+        ...
+
+    def live(self) -> list[Handle]:
+        """The handles that somebody holds and that have a value here."""
+        ...
+
+    def spread(self, handles: Sequence[Handle], shape: Shape) -> None:
+        """Copy the values to workers that a mesh of another shape has and that lack them. They are the same along all
+        mesh dims of which the two have other sizes. Waits for it; raises DeviceMeshError."""
+        ...
+
+    def carry(self, handle: Handle, shape: Shape, type: TensorType) -> None:
+        """From now on a handle that only the caller knows is for the executor of another shape, whose workers have its
+        value as a tensor of this type has it there."""
+        ...
+
+    def move(self, pairs: Sequence[tuple[Handle, Handle]], shape: Shape, bind: Callable[[], None]) -> None:
+        """Have each handle stand for the value of another, which is on the workers of `shape` and is used up; or for
+        its own, where it is the same handle, which is then for the executor of that shape. `bind` is called at the same
+        time, perhaps twice: whatever interrupts this, all of it is done (at the latest by `settle`) or nothing. Raises
+        DeviceMeshError, and has changed nothing, where the mesh is lost."""
         ...
 
 

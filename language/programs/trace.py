@@ -133,7 +133,7 @@ class Trace:
         return functionalize(
             self.tape,
             name=self.name,
-            mesh=(self.mesh._root if names else self.mesh).spec,
+            mesh=self.mesh._workers.spec if names else self.mesh.spec,
             returns=self.result.values,
             updates=updates,
             parts={name: mesh._shape for name, mesh in self.meshes.items()},
@@ -143,7 +143,8 @@ class Trace:
     @property
     def executor(self) -> Executor:
         """What runs its plan: for a program of several meshes that of the mesh of which all are parts."""
-        return (self.mesh._root if self.meshes else self.mesh).executor
+        executor = self.mesh.executor
+        return executor.whole if self.meshes else executor
 
     def mesh_of(self, value: Value) -> Mesh:
         """The mesh on which a result is."""
@@ -176,7 +177,7 @@ class Trace:
     def key(self) -> Any:
         """Equal for equal programs."""
         key = self.tape.key if self.scope is None else _unscoped(self.tape.key)
-        shapes = tuple((name, mesh._shape) for name, mesh in self.meshes.items())
+        shapes = tuple((name, mesh._shape) for name, mesh in (self.meshes or {"": self.mesh}).items())
         homes = tuple(mesh._shape for mesh in self.homes.values())
         return key, tuple(self.result.values), tuple(value for _, _, value in self.escapes), shapes, homes
 

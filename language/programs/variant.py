@@ -272,6 +272,8 @@ class Variant:
         self.trace = trace
         self.guards = trace.guards
         self.guards.states = [spot for spot, _ in trace.spots]
+        self._shapes = [(mesh, mesh._shape) for mesh in trace.meshes.values() or [trace.mesh]]
+        """The workers that each mesh consisted of, which may have another size later."""
         self._views = [views for _, views in trace.spots]
         self._viewing = any(self._views)
         inputs = [entry for entry in trace.tape.inputs if entry.kind == "state"]
@@ -313,6 +315,9 @@ class Variant:
     def holds(self, leaves: list[Any]) -> tuple[Live, list[Cell], dict[str, float]] | None:
         """What a call reads, where all that the trace depended on is still so."""
         self.trace.mesh.settle()
+        for mesh, shape in self._shapes:
+            if mesh._shape is not shape and mesh._shape != shape:
+                return None
         checked = self.guards.check(leaves)
         if checked is None:
             return None

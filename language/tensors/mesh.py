@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from types import FunctionType
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from monarch.compiler.errors import DeviceMeshError, LayoutError, MonarchError
 from monarch.compiler.execution.executor import Executor, Handle, Hosts, Procs, Returned
@@ -73,6 +73,7 @@ class _Workers:
 
     def __init__(self, spec: MeshSpec, where: Hosts | Procs | None) -> None:
         self.spec = spec
+        self.shape = Shape.of(spec.sizes)
         self.where = where
         self.abstract = False
         self.executor: Executor | None = None
@@ -171,7 +172,8 @@ class Mesh(MeshAlgebra):
                 hint="give dims whose sizes multiply to the number of processes, or none to have theirs.",
             )
         self._parts: dict[Shape, Mesh] = {}
-        self._setup(Shape.of(spec.sizes), None, _Workers(spec, hosts if procs is None else procs))
+        workers = _Workers(spec, hosts if procs is None else procs)
+        self._setup(workers.shape, None, workers)
         _meshes[next(_numbers)] = self
 
     def _setup(self, shape: Shape, root: Mesh | None, workers: _Workers) -> None:
@@ -200,10 +202,19 @@ class Mesh(MeshAlgebra):
         if shape == root._shape:
             return root
         part = root._parts.get(shape)
-        if part is None:
-            part = object.__new__(Mesh)
-            part._setup(shape, root, self._workers)
-        return root._parts.setdefault(shape, part)
+        return root._parts.setdefault(shape, self._like(shape)) if part is None else part
+
+    def _like(self, shape: Shape) -> Mesh:
+        """A part that nobody else knows."""
+        part = object.__new__(Mesh)
+        part._setup(shape, self._root, self._workers)
+        return part
+
+    def _become(self, shape: Shape) -> None:
+        """Consist of these of its workers from now on (see `placing.resizing`)."""
+        made = self._workers
+        self._shape = made.shape if shape == made.shape else shape
+        self.spec, self._part = MeshSpec(tuple(shape.extent.items())), None
 
     @property
     def _root(self) -> Mesh:
@@ -317,7 +328,7 @@ class Mesh(MeshAlgebra):
         whole = workers.executor
         if whole is None or workers.abstract:
             whole = workers.start()
-        if self._of is None:
+        if self._shape is workers.shape:
             return whole
         if self._part is None or self._part.whole is not whole:
             self._part = whole.over(self._shape)
@@ -378,18 +389,22 @@ class Mesh(MeshAlgebra):
         self._workers.names.update((cell, label) for label, cell in states)
 
     def heal(self) -> None:
-        """See `heal_mesh`."""
+        """Have new workers take the places of those that have ended (see `placing.healing`)."""
         workers = self._workers
         if workers.executor is None or self.is_abstract:
             return
-        meshes = self._family
-        states = [(workers.names.get(cell, "a state"), cell) for mesh in meshes for cell in list(mesh._states)]
-        handles = [(name, cell.handle) for name, cell in states if cell.handle is not None]
-        workers.executor.heal(handles)
-        for mesh in meshes:
+        workers.executor.heal(self._named_handles())
+        for mesh in self._family:
             mesh.recover()
-        for _, cell in states:
-            cell.restored()
+        for mesh in self._family:
+            for cell in list(mesh._states):
+                cell.restored()
+
+    def _named_handles(self) -> list[tuple[str, Handle]]:
+        """The state of all programs on it and its parts, as they call it."""
+        names = self._workers.names
+        states = [(names.get(cell, "a state"), cell) for mesh in self._family for cell in list(mesh._states)]
+        return [(name, cell.handle) for name, cell in states if cell.handle is not None]
 
     def snapshots(self, every: int = 10, copies: int = 1) -> None:
         """Have values on this mesh, and on all parts of it, survive that no mesh dim replicates:
@@ -477,7 +492,7 @@ class Mesh(MeshAlgebra):
         self._workers.close()
 
     def _refuse_part(self, what: str) -> None:
-        if not self._is_whole:
+        if self._of is not None and not self._is_whole:
             raise MonarchError(
                 f"{self!r} cannot be {what}: its workers are those of {self._root!r}",
                 hint="close the mesh that was made, `with mesh:`, which ends all of its parts.",
@@ -489,34 +504,6 @@ class Mesh(MeshAlgebra):
 
     def __exit__(self, *exception: object) -> None:
         self.close()
-
-
-def heal_mesh(mesh: Mesh, policy: Literal["respawn"] = "respawn") -> Mesh:
-    """Go on with a mesh that has lost workers (`DeviceMeshError` with `mesh_lost`):
-
-        for batch in loader:
-            try:
-                loss = train_step(*batch)
-            except monarch.exceptions.DeviceMeshError as error:
-                print(error)
-                mesh = monarch.heal_mesh(mesh)
-                loss = train_step(*batch)
-
-    New processes take the places of those that have ended. What they held comes from workers that hold the same, along
-    mesh dims that replicate it; where it came from is logged (logger `monarch`, INFO). Gives the same mesh: programs,
-    models and optimizers go on with it. Waits until that is done; of a mesh that has lost nobody it changes nothing.
-
-    The step whose call or result raised, and those called after it, are not applied, and their results raise; all
-    before it are. What these leave in Python and the random numbers that they drew are undone.
-
-    Raises LostError, and leaves the mesh as it is, where state was on the lost workers alone and there is no snapshot
-    of it (`Mesh.snapshots`); MonarchError where new
-    workers cannot be started: their host is out of reach, or the mesh's workers are in processes of actors.
-    """
-    if policy != "respawn":
-        raise MonarchError(f"no policy {policy!r} to heal a mesh", hint='there is "respawn": new workers, same shape.')
-    mesh.heal()
-    return mesh
 
 
 _MEANT = {"host": "hosts", "proc": "procs", "processes": "procs"}

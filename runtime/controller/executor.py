@@ -37,6 +37,7 @@ from monarch.compiler.plan import (
 from monarch.runtime.controller.connection import Connection, LocalConnection
 from monarch.runtime.controller.lending import Lending
 from monarch.runtime.controller.liveness import watch
+from monarch.runtime.controller.moving import Moving
 from monarch.runtime.controller.parts import PartExecutor
 from monarch.runtime.controller.placing import Blocks, pieces
 from monarch.runtime.controller.recorder import Recorder
@@ -60,7 +61,7 @@ Argument = Handle | torch.Tensor | float | int
 Connect = Callable[[MeshSpec, Callable[[], None]], Connection]
 
 
-class MeshExecutor(Restoring, Storing, Lending):
+class MeshExecutor(Restoring, Storing, Lending, Moving):
     """`monarch.compiler.plan.Executor` over worker processes: on this host, or where `connect` has them. Safe to use
     from several threads."""
 
@@ -88,6 +89,7 @@ class MeshExecutor(Restoring, Storing, Lending):
         self._numbers = count()
         self._plan_numbers = count()
         self._lent = 0  # so many commands are done once all is lent that actors were sent
+        self._moves = deque()
         self._begin()
         started(self)
         watch(self._connection)
@@ -296,9 +298,10 @@ class MeshExecutor(Restoring, Storing, Lending):
     def settle(self) -> None:
         """Have all handles of steps that were given to the workers be where they belong, though a call was interrupted,
         or is still under way further up in this thread."""
-        if (step := self._state.last).bind is not None or not step.noted:
+        if (step := self._state.last).bind is not None or not step.noted or self._moves:
             with self._lock:
                 self._connection.settle()
+                self._finish_moves()
 
     def worker_pids(self) -> list[int]:
         """The workers' process ids, by rank, once all have started."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
 
-from monarch.compiler.execution.executor import Bind, Handle
+from monarch.compiler.execution.executor import Bind, Handle, Loss
 from monarch.compiler.execution.storage import Piece, Stored
 from monarch.compiler.mesh import Shape
 from monarch.compiler.plan import MeshSpec, Plan, TensorType, Trace
@@ -68,6 +68,21 @@ class PartExecutor:
 
     def snapshots(self, every: int, copies: int) -> None:
         self.whole.snapshots(every, copies)
+
+    def loss(self, states: Sequence[tuple[str, Handle]]) -> Loss | None:
+        return self.whole.loss(states)
+
+    def live(self) -> list[Handle]:
+        return self.whole.live(self)
+
+    def spread(self, handles: Sequence[Handle], shape: Shape) -> None:
+        self.whole.spread(handles, shape)
+
+    def carry(self, handle: Handle, shape: Shape, type: TensorType) -> None:
+        self.whole.carry(handle, shape, type)
+
+    def move(self, pairs: Sequence[tuple[Handle, Handle]], shape: Shape, bind: Callable[[], None]) -> None:
+        self.whole.move(pairs, shape, bind, self)
 
     def trace_start(self) -> None:
         self.whole.trace_start()

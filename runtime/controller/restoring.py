@@ -7,12 +7,13 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 
 import torch
 
-from monarch.compiler.execution.executor import Handle
+from monarch.compiler.execution.executor import Handle, Loss
 from monarch.compiler.plan import DeviceMeshError, LostError, MeshSpec, MonarchError, TensorType
 from monarch.compiler.survival import value_line, worker_bytes
 from monarch.runtime.controller.connection import PATIENCE, Connection
@@ -35,6 +36,23 @@ from monarch.runtime.shared.place import Place
 _HEAL_SECONDS = 60.0
 
 logger = logging.getLogger("monarch")
+
+
+@dataclass
+class _Survey:
+    """What is left after a death."""
+
+    values: dict[int, Located]
+    """The values that workers are to have before steps are given again."""
+    held: set[int]
+    """All that some worker has."""
+    lost: dict[int, Located] = field(default_factory=dict)
+    pairs: dict[tuple[Pairs, MeshSpec], dict[int, TensorType]] = field(default_factory=dict)
+    """What is to be copied, by who gives it to whom."""
+    again: list[Step] = field(default_factory=list)
+    """Steps that place values."""
+    way_back: list[bytes] | None = None
+    """The commands that bring back a snapshot, where values are lost without."""
 
 
 class Restoring(ABC):
@@ -115,9 +133,20 @@ class Restoring(ABC):
         connection.look()
         return self._state.dead is None and not self._restoring
 
-    def _heal(self, states: Sequence[tuple[str, Handle]]) -> None:
+    def loss(self, states: Sequence[tuple[str, Handle]]) -> Loss | None:
+        """See `Resizable.loss`."""
+        with self._lock:
+            self._connection.settle()
+            if self._is_whole():
+                return None
+            found = self._survey()
+            lost = [] if found.way_back is not None else self._lost_states(found.lost, states)
+            lines = [value_line(name, value.type, value.place.mesh) for name, value in lost]
+            return Loss(dict(sorted(self._state.gone.items())), tuple(lines))
+
+    def _survey(self) -> _Survey:
+        """Find out who is left, and with what; give up the steps that are not to be applied."""
         connection, state, mesh = self._connection, self._state, self._mesh
-        start = time.monotonic()
         state.give_up(f"healing {mesh} was interrupted")  # where nothing else has happened: a session anew
         if not connection.settle_death(_HEAL_SECONDS):
             late = ", ".join(map(str, state.expected))
@@ -125,7 +154,6 @@ class Restoring(ABC):
                 f"the mesh {mesh} cannot be healed: its workers {late} do not answer",
                 hint="they compute, or have been stopped: call heal_mesh again, or end them.",
             )
-        gone = dict(sorted(state.gone.items()))
         if done := [told for place, told in state.told.items() if told <= state.committed.get(place, -1)]:
             raise LostError(
                 f"the mesh {mesh} cannot be healed: step {done[0]} was said to have failed, and was done after all",
@@ -136,24 +164,30 @@ class Restoring(ABC):
         tables = {rank: set(answer.tolist()) for rank, answer in answers.items()}
         self._waiting.extendleft(reversed(state.drop()))
         self._fail_dependent()
-        values = self._needed()
-        pairs: dict[tuple[Pairs, MeshSpec], dict[int, TensorType]] = {}
-        lost: dict[int, Located] = {}
-        placed, again = self._placed.steps(), []
-        for id, value in values.items():
-            found = find_sources(*value, {rank for rank in alive if id in tables[rank]})
-            if found is None and id in placed:
-                again += placed[id]
-            elif found is None:
-                lost[id] = value
-            elif found:
-                pairs.setdefault((found, value.place.mesh), {})[id] = value.type
+        found = _Survey(self._needed(), set().union(*tables.values()))
+        placed = self._placed.steps()
+        for id, value in found.values.items():
+            pairs = find_sources(*value, {rank for rank in alive if id in tables[rank]})
+            if pairs is None and id in placed:
+                found.again += placed[id]
+            elif pairs is None:
+                found.lost[id] = value
+            elif pairs:
+                found.pairs.setdefault((pairs, value.place.mesh), {})[id] = value.type
         if self._snapshots is not None:
             self._snapshots.left(set(alive))
-        way_back = self._snapshots.way_back(values.keys()) if lost and self._snapshots is not None else None
+            found.way_back = self._snapshots.way_back(found.values.keys()) if found.lost else None
+        return found
+
+    def _heal(self, states: Sequence[tuple[str, Handle]]) -> None:
+        connection, state, mesh = self._connection, self._state, self._mesh
+        start = time.monotonic()
+        found = self._survey()
+        gone = dict(sorted(state.gone.items()))
+        pairs, again, way_back = found.pairs, found.again, found.way_back
         made: set[int] = set()
         if way_back is None:
-            self._refuse_lost(lost, states)
+            self._refuse_lost(found.lost, states)
         else:
             assert self._snapshots is not None
             pairs, again, made = {}, [], self._snapshots.made()
@@ -165,7 +199,7 @@ class Restoring(ABC):
         connection.renew()
         who = [f"worker {state.coordinates_of(rank)} {how}" for rank, how in gone.items()]
         logger.info("healing %s: %s", mesh, "; ".join(who))
-        stray = list(set().union(*tables.values()) - values.keys()) if tables and way_back is None else []
+        stray = list(found.held - found.values.keys()) if way_back is None else []
         self._free(stray)
         copying = []
         for (sources, dims), each in pairs.items():
@@ -239,13 +273,7 @@ class Restoring(ABC):
         whoever uses the rest of it be told."""
         if not lost:
             return
-        found: list[tuple[str, Located]] = []
-        for name, handle in states:
-            with suppress(MonarchError):
-                assert isinstance(handle, Remote)
-                recovered = self._state.newest(handle)
-                if recovered.id in lost:
-                    found.append((name, located(recovered)))
+        found = self._lost_states(lost, states)
         needed = {id for step in self._waiting for id in operands(step, self.place)}
         found += [("an argument", lost[id]) for id in needed & lost.keys()]
         if found:
@@ -259,6 +287,19 @@ class Restoring(ABC):
                 step.error = LostError(message, hint=hint)
                 handle.step = handle.taken_by = step
                 logger.warning("healing %s: a value is lost: %s", self._mesh, handle.type)
+
+    def _lost_states(
+        self, lost: Mapping[int, Located], states: Sequence[tuple[str, Handle]]
+    ) -> list[tuple[str, Located]]:
+        """Those of the states that are among what is lost."""
+        found: list[tuple[str, Located]] = []
+        for name, handle in states:
+            with suppress(MonarchError):
+                assert isinstance(handle, Remote)
+                recovered = self._state.newest(handle)
+                if recovered.id in lost:
+                    found.append((name, located(recovered)))
+        return found
 
     def _lost_text(self, lost: Sequence[tuple[str, Located]]) -> tuple[str, str]:
         """Message and hint for values that no worker holds whole any more."""

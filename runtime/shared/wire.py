@@ -24,6 +24,7 @@ Down, from the controller to all workers at once (a record of the ring each; num
     SEND    a snapshot's number; then as COPY: each target keeps copies of its source's blocks
     BACK    a snapshot's number: values are as they were in it; none where a worker does not have it
     GIVE    a snapshot's number; then as COPY: each source gives its target the blocks of it that it keeps
+    LEAVE   how many numbers name workers (see `place`), these, and handles: the other workers drop their values
     WRITE   JSON: the number of a save; values, each with its handle, its type and pieces (see `execution.storage`);
             whether these are the last, with which the workers begin to write; the place of a part with its dims, or
             null
@@ -64,6 +65,7 @@ VERDICT, ASK, TABLE, SESSION, HOW_FAR = range(12, 17)
 FAULT = 17
 TAKE, SEND, BACK, GIVE = range(18, 22)
 WRITE, WRITTEN, READ = range(22, 25)
+LEAVE = 25
 
 INLINE = -1
 INLINE_BYTES = 64 << 10

@@ -115,6 +115,7 @@ class WorkerState:
             wire.SEND: self._send,
             wire.BACK: self._back,
             wire.GIVE: self._give,
+            wire.LEAVE: self._leave,
             wire.WRITE: self._files.write,
             wire.WRITTEN: self._files.tell,
             wire.READ: lambda step, body: self._files.read(step, body, self.values),
@@ -519,6 +520,12 @@ class WorkerState:
 
     def _free(self, step: int, body: bytearray) -> list[Message]:
         self._drop(wire.unpack_numbers(body)[1:])
+        return []
+
+    def _leave(self, step: int, body: bytearray) -> list[Message]:
+        _, size, *numbers = wire.unpack_numbers(body)
+        if self.rank not in ranks_of(numbers[:size]):
+            self._drop(numbers[size:])
         return []
 
     def _drop(self, handles: Sequence[int]) -> None:

@@ -119,10 +119,10 @@ class Stream:
         return shaped(given)
 
     def _start(self) -> None:
-        executor = None
-        if self._mesh is not None and not self._mesh.is_abstract:
-            executor = self._mesh.executor  # workers start in this thread
-        made = _Maker(self._source, self._options, self._types, self._mesh, executor, self._place, self._goal)
+        places = self._mesh is not None and not self._mesh.is_abstract
+        if places and self._mesh is not None:
+            self._mesh.executor  # noqa: B018  (workers start in this thread)
+        made = _Maker(self._source, self._options, self._types, self._mesh, places, self._place, self._goal)
         self._reader = Reader(made.batches(), self._options.ahead, made.doing)
         self._finalizer = weakref.finalize(self, self._reader.close)
 
@@ -131,8 +131,10 @@ class Stream:
         if self._mesh is None:
             return tensor
         handle = batch.handles.get(name)
-        if handle is None or (isinstance(handle, Remote) and handle.step.error is not None):
-            batch.handles.pop(name, None)  # the mesh lost a worker, or was healed since
+        owner: object = handle.owner if isinstance(handle, Remote) else None
+        elsewhere = owner is not None and owner is not self._mesh.executor
+        if handle is None or elsewhere or (isinstance(handle, Remote) and handle.step.error is not None):
+            batch.handles.pop(name, None)  # the mesh lost a worker, was healed, or got another size since
             return put(tensor, self._mesh, batch.types[name])
         return of_handle(tensor, self._mesh, handle)
 
@@ -243,11 +245,11 @@ class _Maker:
         options: _Options,
         types: Types,
         mesh: Mesh | None,
-        executor: Any,
+        places: bool,
         place: tuple[int, Cursor, int],
         goal: int | None,
     ) -> None:
-        self._source, self._options, self._mesh, self._executor = source, options, mesh, executor
+        self._source, self._options, self._mesh, self._places = source, options, mesh, places
         self._place, self._goal = place, goal
         self._types = types
 
@@ -290,11 +292,12 @@ class _Maker:
             return _Batch({name: tensor.clone() for name, tensor in tensors.items()}, {}, {}, rows, place)
         types = {name: self._types.of(name, tensor) for name, tensor in tensors.items()}
         handles: dict[Any, Any] = {}
-        if self._executor is not None:
+        if self._places:
             self._placing = True
+            executor = self._mesh.executor  # another one where the mesh has got another size
             with suppress(DeviceMeshError):  # who takes the batch tries again, and is told
                 for name, tensor in tensors.items():
-                    handles[name] = self._executor.put(tensor, types[name], lent=True)
+                    handles[name] = executor.put(tensor, types[name], lent=True)
             self._placing = False
         return _Batch(tensors, types, handles, rows, place)
 

@@ -73,10 +73,16 @@ def test_compiled_training_lowers_the_loss(tmp_path: Path) -> None:
     assert last < first - 1
 
 
-def test_heal(tmp_path: Path) -> None:
-    lines = run("heal.py", "16", cwd=tmp_path).splitlines()
+@pytest.mark.parametrize("policy", ["respawn", "shrink", "own"])
+def test_heal(tmp_path: Path, policy: str) -> None:
+    lines = run("heal.py", "16", "--policy", policy, cwd=tmp_path).splitlines()
     assert [line.partition(":")[0] for line in lines if line.startswith("step")] == ["step 5", "step 15"]
-    assert lines[0] == lines[-2] and lines[-1] == "the same bits: True"
+    sizes = [int(line.split()[-2]) for line in lines if line.startswith("goes on")]
+    assert sizes == ([4, 4] if policy == "respawn" else [3, 3])
+    if policy == "respawn":
+        assert lines[0] == lines[-2] and lines[-1] == "the same bits: True"
+    else:
+        assert lines[-1] == "close: True"
 
 
 def test_resume(tmp_path: Path) -> None:

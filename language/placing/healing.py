@@ -1,0 +1,161 @@
+"""`heal_mesh`: a mesh that has lost workers goes on, by one of several policies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from monarch.compiler.errors import DeviceMeshError, MonarchError
+from monarch.compiler.execution.executor import Loss, Resizable
+from monarch.compiler.mesh import Shape
+from monarch.language.placing.resizing import reshape, sized
+from monarch.language.source import user_source
+from monarch.language.tensors.mesh import Mesh
+
+
+@dataclass(frozen=True)
+class Shrink:
+    """A policy of `heal_mesh`: the mesh goes on without the slices along this mesh dim that have lost a worker."""
+
+    dim: str
+
+
+@dataclass(frozen=True)
+class MeshFailure:
+    """What a mesh has lost, for a policy of the user's own."""
+
+    mesh: Mesh
+    workers: tuple[int, ...]
+    """The numbers, in the mesh, of those that have ended."""
+    coordinates: tuple[Mapping[str, int], ...]
+    """Where along each mesh dim each of them was."""
+    how: tuple[str, ...]
+    """How each has ended: "was killed by SIGKILL"."""
+    hosts: tuple[str, ...]
+    """The address of the host of each; empty for this machine."""
+    lost: tuple[str, ...]
+    """The state that cannot be restored from other workers or snapshots: for each tensor a line with name, type, and
+    size on a worker."""
+
+
+Policy = Literal["respawn", "shrink"] | Shrink | Mapping[str, int]
+"""What `heal_mesh` does. A mapping has the sizes of mesh dims with which the mesh is to go on."""
+
+
+def heal_mesh(mesh: Mesh, policy: Policy | Callable[[MeshFailure], Policy] = "respawn") -> Mesh:
+    """Go on with a mesh that has lost workers (`DeviceMeshError` with `mesh_lost`):
+
+        for batch in loader:
+            try:
+                loss = train_step(*batch)
+            except monarch.exceptions.DeviceMeshError as error:
+                print(error)
+                mesh = monarch.heal_mesh(mesh)
+                loss = train_step(*batch)
+
+    Gives the same mesh: programs, models and optimizers go on with it. Waits until that is done; of a mesh that has
+    lost nobody it changes nothing. New processes take the places of those that have ended. What they held comes from
+    workers that hold the same, along mesh dims that replicate it, or from snapshots (`Mesh.snapshots`); where it came
+    from is logged (logger `monarch`, INFO). Then `policy` says how the mesh goes on:
+
+    - `"respawn"`: as it was, with the same bits as without the failure;
+    - `"shrink"`: smaller, without the slices that have lost a worker along one mesh dim: of those along which not all
+      have, the one that loses the fewest, the first of several. `Shrink("data")` names the dim. Where the slices that
+      are left do not stand at equal distances, the first so many are taken, with new workers among them;
+    - `{"data": 3}`: with these sizes (`resize_mesh`);
+    - a function, which gets a `MeshFailure` before anything is healed, and returns one of these.
+
+    A smaller mesh computes the same, on fewer workers: the batch of an annotation is the same global batch, programs
+    are partitioned anew, and sizes that do not divide are padded. So numbers differ in rounding alone. Its values are
+    resharded from worker to worker; survivors keep their processes, and the workers that it goes on without hold and
+    run nothing, until `monarch.resize_mesh(mesh, data=4)` has it grow again.
+
+    The step whose call or result raised, and those called after it, are not applied, and their results raise; all
+    before it are. What these leave in Python and the random numbers that they drew are undone.
+
+    Raises LostError, and leaves the mesh as it is, where state was on the lost workers alone and there is no snapshot
+    of it; MonarchError where new workers cannot be started (their host is out of reach, or the mesh's workers are in
+    processes of actors), and for a policy that cannot be.
+    """
+    shape: Shape | None = None
+    if policy != "respawn":
+        failure = _failure(mesh)
+        if failure is not None:
+            chosen = policy(failure) if callable(policy) else policy
+            shape = _shape(mesh, chosen, failure)
+    while True:
+        mesh.heal()
+        if shape is None:
+            return mesh
+        try:
+            reshape(mesh, shape)
+        except DeviceMeshError as error:  # another worker has ended
+            if not error.mesh_lost:
+                raise
+        else:
+            return mesh
+
+
+def _failure(mesh: Mesh) -> MeshFailure | None:
+    """What is known of a mesh that has lost workers."""
+    executor = mesh.executor
+    if not isinstance(executor, Resizable):
+        return None
+    loss: Loss | None = executor.loss(mesh._named_handles())
+    if loss is None:
+        return None
+    ranks = mesh.ranks
+    gone = [number for number, rank in enumerate(ranks) if rank in loss.ended]
+    points = mesh.coordinates()
+    addresses = getattr(mesh._workers.where, "addresses", [""])
+    hosts = mesh._hosts
+    return MeshFailure(
+        mesh,
+        tuple(gone),
+        tuple(points[number] for number in gone),
+        tuple(loss.ended[ranks[number]] for number in gone),
+        tuple(addresses[hosts[number]] for number in gone),
+        loss.lost,
+    )
+
+
+def _shape(mesh: Mesh, policy: object, failure: MeshFailure) -> Shape | None:
+    """The workers of the mesh behind the healing; None for all that it has now."""
+    if isinstance(policy, Mapping):
+        return sized(mesh, policy)
+    if policy == "respawn":
+        return None
+    if policy != "shrink" and not isinstance(policy, Shrink):
+        raise MonarchError(
+            f"no policy {policy!r} to heal a mesh",
+            hint='there are "respawn", "shrink", monarch.Shrink("data"), {"data": 3}, and functions that return one.',
+            source=user_source(),
+        )
+    if not failure.workers:  # those that have ended held nothing of it
+        return None
+    sizes = mesh.spec.sizes
+    gone = {name: {point[name] for point in failure.coordinates} for name in sizes}
+    dim = (
+        policy.dim
+        if isinstance(policy, Shrink)
+        else min(sizes, key=lambda name: (_all_gone(name, sizes, gone), len(gone[name])), default="")
+    )
+    if dim not in sizes or _all_gone(dim, sizes, gone):
+        left = [name for name in sizes if not _all_gone(name, sizes, gone)]
+        raise MonarchError(
+            f"{mesh!r} cannot shrink"
+            + (f" along '{dim}'" if isinstance(policy, Shrink) else "")
+            + (": it has no such dim" if dim and dim not in sizes else ": each slice has lost a worker"),
+            hint=f"it can along {', '.join(left)}." if left else 'policy="respawn" starts new workers.',
+            source=user_source(),
+        )
+    kept = [at for at in range(sizes[dim]) if at not in gone[dim]]
+    steps = {after - before for before, after in zip(kept, kept[1:], strict=False)}
+    if len(steps) > 1:
+        return mesh._shape.select(dim, slice(0, len(kept)))
+    return mesh._shape.select(dim, slice(kept[0], kept[-1] + 1, next(iter(steps), 1)))
+
+
+def _all_gone(name: str, sizes: Mapping[str, int], gone: Mapping[str, set[int]]) -> bool:
+    return len(gone[name]) == sizes[name]
