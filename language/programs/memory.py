@@ -94,3 +94,5 @@ class Memory:
         self.resolved = mesh
         self.only: Mesh | None = None
         """The only mesh of the process when the program needed one: kept until it is closed."""
+        self.others: set[Mesh] = set()
+        """The meshes of traces of several: what was recorded on them outside of programs runs before a call."""

@@ -100,6 +100,8 @@ class Program(Generic[P, R]):
         mesh = memory.resolved
         if mesh is not None and mesh.pending is not None:
             mesh.flush()
+        for other in memory.others:
+            other.flush()
         call: Call | None = None  # a call that is like the last needs no record
         entry = memory.last[1]
         if key != memory.last[0]:
@@ -191,6 +193,7 @@ class Program(Generic[P, R]):
         except BaseException:
             attempt.take_back()
             raise
+        memory.others.update(found.meshes.values())
         if found.cannot is None:
             variant = Variant(compiled, found)
             entry.variants = [variant, *entry.variants[: VARIANTS - 1]]

@@ -248,7 +248,8 @@ def _trace(
 ) -> Trace:
     function, leaves = call.function, call.leaves
     types = call.types(mesh, None if symbols is None else symbols.scope)
-    mesh.flush()
+    for part in mesh._family:
+        part.flush()
     before = current.recording
     recording = Recording(mesh, True, symbols)
     watch = OptimizerWatch(recording, environment.optimizers, varying)

@@ -109,6 +109,19 @@ def test_state_that_two_meshes_train_is_state_of_each_alone(parts: tuple[Mesh, M
     assert alone(x).mesh is b
 
 
+def test_what_was_written_outside_of_programs_on_any_of_the_meshes_is_read(parts: tuple[Mesh, Mesh]) -> None:
+    first, second = (monarch.distribute(torch.ones(4), part) for part in parts)
+
+    @monarch.program
+    def step(x: Any) -> Any:
+        return (x * first).to(second.mesh) * second
+
+    x = torch.arange(4.0)
+    for value in (2.0, 3.0, 4.0):
+        second.fill_(value)  # not run yet where the program is called: traced, traced again, and remembered
+        assert step(x).full_tensor().tolist() == (x * value).tolist()
+
+
 def test_skips_between_three_meshes() -> None:
     with partitioned_mesh(stage=3, data=2) as root:
         a, b, c = (root.slice(stage=at) for at in range(3))
