@@ -58,7 +58,7 @@ class _Writer:
         self.aliases = aliases
         self.states = states
         self.live = sorted(used)
-        self.used = used.union(states, *aliases.same)
+        self.used = used.union(states, *aliases.same, *aliases.cells)
         self.lines: list[str] = []
         self.names: dict[str, Any] = {"DT": DistributedTensor, "MISSING": MISSING, "look": Node.read_now}
         self.names["mismatch"] = Node.mismatch
@@ -121,9 +121,13 @@ class _Writer:
             self.lines.append(f"if [*map(type, {_listed(self.distributed)})].count(DT) != {count}: return None")
         for first, second in self.aliases.same:
             self.lines.append(f"if {_variable(*first)} is not {_variable(*second)}: return None")
-        if len(self.aliases.apart) > 1:
+        for first, second in self.aliases.cells:
+            self.lines.append(f"if {_variable(*first)}._ref.cell is not {_variable(*second)}._ref.cell: return None")
+        if self.aliases.apart:
+            self.names["TENSORS"] = self.aliases.tensors
             apart = _listed([_variable(*spot) for spot in self.aliases.apart])
-            self.lines.append(f"if len({{*map(id, {apart})}}) != {len(self.aliases.apart)}: return None")
+            self.lines.append(f"d = {{*map(id, {apart})}}")
+            self.lines.append(f"if len(d) != {len(self.aliases.apart)} or not TENSORS.isdisjoint(d): return None")
         self.names["IDS"] = [ident for _, ident in self.same]
         self.names["SPOTS"] = self.live
         values = [_listed([_variable(*spot) for spot in spots]) for spots in (self.live, self.states)]

@@ -126,12 +126,9 @@ class Guards:
         self._moving = moving
         if snapshot.full:
             self._say("more Python objects than can be looked at", None)
-        self._shared: set[int] = set()
         self._build(roots)
-        shared = {cell for cell, spots in self._places.items() if len(spots) > 1}
-        if any(position in self.nodes[number].special for cell in shared for number, position in self._places[cell]):
-            self._shared = shared  # all such places must hold one tensor: expect the same tensors
-            self._build(roots)
+        for first, *others in self._places.values():
+            self._aliases.cells += [(first, spot) for spot in others]
         self._check_codes()
         self._library.classes(
             {
@@ -241,15 +238,20 @@ class Guards:
             ref = dict(zip(*inner.before, strict=True)).get("_ref")
             if ref is not None:
                 self._places.setdefault(id(ref.cell), []).append(spot)
-            if ref is None or id(ref.cell) in self._shared:
+            if ref is None:
                 pass
             elif isinstance(held, Tensor) and key == "grad":
                 # Whether there is one is all that Python can ask, unless the program reads it.
                 node.special[position] = Moving.like(value, ref) if id(ref.cell) in self._states else _is_distributed
             elif not value.requires_grad and (path in self._moving or (id(held.holder), key) in self._written):
                 node.special[position] = Moving.like(value, ref)
-            if position in node.special:
-                return  # another tensor will be there: nothing of this one is expected
+            if position in node.special:  # another tensor will be there: nothing of this one is expected
+                if first is not spot:
+                    self._aliases.same.append((first, spot))
+                elif isinstance(node.special[position], Moving):
+                    self._aliases.apart.append(spot)
+                return
+            self._aliases.tensors.add(id(value))
             self._watch(node, value)
         elif inner.by_identity:
             self._watch(node, value)
@@ -290,7 +292,7 @@ class Guards:
 
     def close(self) -> None:
         """Let go of what only building needed."""
-        del self._snapshot, self.entered, self._states, self._places, self._written, self._shared, self._codes
+        del self._snapshot, self.entered, self._states, self._places, self._written, self._codes
         self.spot_of, self.node_of = {}, {}
 
     # -- checking ------------------------------------------------------------------------------------------------

@@ -25,16 +25,25 @@ Live = dict[Spot, Any]
 
 @dataclass
 class Aliases:
-    """Which places have the same container, and which another each: a change of one is seen where it is the same."""
+    """Which places have the same container or the same moving tensor, and which another each: a change of one is seen
+    where it is the same, and code may ask whether it is."""
 
     same: list[tuple[Spot, Spot]] = field(default_factory=list)
     apart: list[Spot] = field(default_factory=list)
-    """One place of each container."""
+    """One place of each container and of each moving tensor."""
+    cells: list[tuple[Spot, Spot]] = field(default_factory=list)
+    """Places whose tensors share their data."""
+    tensors: set[int] = field(default_factory=set)
+    """The tensors, by id, that must be the same objects as before: none of them is at a place in `apart`."""
 
     def hold(self, live: Live) -> bool:
-        return all(live[first] is live[second] for first, second in self.same) and len(
-            {id(live[spot]) for spot in self.apart}
-        ) == len(self.apart)
+        apart = {id(live[spot]) for spot in self.apart}
+        return (
+            all(live[first] is live[second] for first, second in self.same)
+            and all(live[first]._ref.cell is live[second]._ref.cell for first, second in self.cells)
+            and len(apart) == len(self.apart)
+            and self.tensors.isdisjoint(apart)
+        )
 
 
 class Key:
