@@ -14,6 +14,7 @@ import torch
 
 from monarch.language.programs.kinds import (
     MISSING,
+    TOLD,
     Attributes,
     Class,
     Function,
@@ -249,17 +250,21 @@ class _Writer:
         self.lines.append(f"d = {entries}")
         if node.kind is Class:
             self.lines.append(f"if not {self.constant(f'a{number}', node.absent)}.isdisjoint(d): return None")
-            if node.length >= 0:
-                self.lines.append(f"if len(d) != {node.length}: return None")
+            self.lines.append(f"if len(d) != {node.length}: return None")
         for position, key in enumerate(node.keys):
-            self.expect(number, position, f"d.get({key!r}, MISSING)")
+            self.expect(number, position, f"{h}.{key[1:]}" if key in TOLD else f"d.get({key!r}, MISSING)")
 
     def of_function(self, number: int, node: Node, h: str) -> None:
         own = [key for key in node.keys if key.startswith(".")]
         self.lines.append(f"if len({h}.__dict__) != {len(own)}: return None")
         for position, key in enumerate(node.keys):
-            expression = f"{h}.{key}" if position < 3 else f"{h}.__closure__[{position - 3}].cell_contents"
-            self.expect(number, position, f"{h}.__dict__[{key[1:]!r}]" if key in own else expression)
+            if key in own:
+                expression = f"{h}.__dict__[{key[1:]!r}]"
+            elif position < 3 or key in TOLD:
+                expression = f"{h}.{key.lstrip('@')}"
+            else:
+                expression = f"{h}.__closure__[{position - 3}].cell_contents"
+            self.expect(number, position, expression)
 
     @staticmethod
     def unpacks(node: Node) -> bool:

@@ -131,7 +131,7 @@ _CONSTANT_TYPES: tuple[type, ...] = (
 
 @functools.cache
 def is_users_class(kind: Any) -> bool:
-    root = (kind.__module__ or "").partition(".")[0]
+    root = str(kind.__module__).partition(".")[0]  # C code may have put anything there
     return root not in ("builtins", "torch", "monarch", "typing", "collections", "abc", "enum", "numpy") and bool(
         kind.__flags__ & _HEAP
     )

@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import builtins
 import dis
+import importlib.util
+import logging
 import os
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,28 +22,36 @@ from typing import Any
 
 from monarch.compiler.errors import Source
 from monarch.language.programs.library import Library
+from monarch.language.programs.settings import SETTINGS, Set
 from monarch.language.programs.snapshot import Snapshot
 from monarch.language.recorder.scalar import Scalar
 from monarch.language.source import belongs_to_user, is_users_file
 
 _UNKNOWN_MODULES = frozenset(
     "time random secrets uuid socket subprocess select asyncio queue multiprocessing shutil tempfile glob "
-    "urllib http ssl numpy.random fcntl mmap resource psutil".split()
+    "urllib http ssl numpy.random fcntl mmap resource psutil signal tracemalloc".split()
 )
 """The results of functions of these modules do not follow from the state of Python's objects."""
 _UNKNOWN_BUILTINS = {name: getattr(builtins, name) for name in ("open", "input", "globals", "eval", "exec")}
 _UNKNOWN_NAMES = {
-    "os": frozenset("listdir stat scandir urandom getpid getppid getcwd exists isfile isdir".split()),
-    "datetime": frozenset(("now", "today", "utcnow")),
-    "sys": frozenset("modules stdin _getframe getrecursionlimit getswitchinterval gettrace getprofile".split()),
-    "threading": frozenset("active_count current_thread enumerate main_thread get_ident stack_size".split()),
-    "gc": frozenset(("get_objects", "get_referrers")),
-    "torch": frozenset(
-        "load get_num_threads get_num_interop_threads get_float32_matmul_precision is_anomaly_enabled "
-        "is_anomaly_check_nan_enabled is_warn_always_enabled get_default_device".split()
+    "os": frozenset(
+        "listdir stat scandir walk urandom getrandom getpid getppid getcwd exists isfile isdir access readlink "
+        "times getloadavg cpu_count sched_getaffinity get_terminal_size popen system read statvfs fstat".split()
     ),
+    "datetime": frozenset(("now", "today", "utcnow")),
+    "sys": frozenset("modules stdin _getframe _current_frames getrefcount gettrace getprofile".split()),
+    "threading": frozenset("active_count current_thread enumerate main_thread get_ident stack_size".split()),
+    "gc": frozenset("get_objects get_referrers isenabled get_threshold get_count get_stats".split()),
+    "inspect": frozenset(("currentframe", "stack")),
+    "traceback": frozenset(("extract_stack", "format_stack", "print_stack", "walk_stack")),
+    "logging": frozenset(("getLevelName", "getHandlerNames")),
+    "torch": frozenset(("load",)),
     "numpy": frozenset(("load", "loadtxt", "genfromtxt", "fromfile", "memmap")),
     "importlib": frozenset(("import_module", "reload")),
+}
+_UNKNOWN_ATTRIBUTES = {
+    "cache_info": "how often a cache was asked",
+    "__subclasses__": "which classes inherit from another",
 }
 _FILES = frozenset("pathlib genericpath posixpath os io codecs tokenize gzip bz2 lzma zipfile tarfile".split())
 """Modules of Python's own that users ask for files."""
@@ -72,6 +83,8 @@ class _Code:
     texts: tuple[str, ...]
     computes: bool
     users: bool
+    imports: tuple[tuple[str, int, tuple[str, ...]], ...]
+    """What it imports: module, level and names."""
     types: dict[int, str]
     """The lines that ask for a type, and the variable whose it is ("" for another expression)."""
 
@@ -92,14 +105,24 @@ def _look(code: CodeType, names: dict[str, Any]) -> _Code:
     loaded: tuple[str, ...] = ()
     computes = False
     types: dict[int, str] = {}
+    imports: tuple[tuple[str, int, tuple[str, ...]], ...] = ()
     if users:
+        imports = tuple(_imports(code))
         types = _asked_types(code)
         loads = [step for step in dis.get_instructions(code) if step.opname in _OF_GLOBALS]
         loaded = tuple(dict.fromkeys(str(step.argval) for step in loads))
         computes = not _ANY_NAME.isdisjoint(code.co_names) or _computed_name(code)
-    found = _Code(code.co_names, loaded, texts, computes, users, types)
+    found = _Code(code.co_names, loaded, texts, computes, users, imports, types)
     _codes[id(code)] = code, found  # kept, so that no other code takes its id
     return found
+
+
+def _imports(code: CodeType) -> Iterator[tuple[str, int, tuple[str, ...]]]:
+    steps = [step for step in dis.get_instructions(code) if step.opname not in ("CACHE", "EXTENDED_ARG")]
+    for at, step in enumerate(steps):
+        if step.opname == "IMPORT_NAME":
+            level, names = (each.argval for each in steps[at - 2 : at])
+            yield step.argval, level, names or ()
 
 
 def _asked_types(code: CodeType) -> dict[int, str]:
@@ -223,7 +246,35 @@ class Entered:
         self.computes = self.computes or known.computes
         self.library.names(known.names)
         self.snapshot.names(frame.f_globals, known.globals, known.names)
+        self._settings(known, frame.f_globals)
+        self._imported(code, known, frame.f_globals)
         self._unknown(code, known, frame.f_globals)
+
+    def _settings(self, known: _Code, names: dict[str, Any]) -> None:
+        """Note the settings on which depends what code calls."""
+        modules = {value.__name__ for name in known.globals if isinstance(value := names.get(name), ModuleType)}
+        for setting in SETTINGS:
+            if not (setting.names.isdisjoint(known.names) and setting.names.isdisjoint(modules)):
+                self.snapshot.note(Set(setting))
+        if "warnings" in modules:
+            self.snapshot.names(vars(warnings), ("filters",), ())
+        if "logging" in modules:
+            self.snapshot.names(vars(logging), ("root",), ())
+
+    def _imported(self, code: CodeType, known: _Code, names: dict[str, Any]) -> None:
+        """Note what the modules have that code imports while it runs."""
+        for name, level, wanted in known.imports:
+            if level:
+                name = importlib.util.resolve_name("." * level + name, names.get("__package__") or "")
+            module = sys.modules.get(name)
+            if module is None:
+                self.unknown = self.unknown or (f"it imports {name}", line_of(code, name))
+                continue
+            self.snapshot.names(sys.modules, (name,), known.names)
+            for value in (module, *(getattr(module, each, None) for each in wanted)):
+                what = _unknown_value(value, known.names)
+                if what is not None and self.unknown is None:
+                    self.unknown = what, line_of(code, name)
 
     def _of_library(self, code: CodeType, known: _Code, frame: FrameType) -> None:
         self.attributes.update(known.names, known.texts)
@@ -256,9 +307,10 @@ class Entered:
         """Note a call whose answer no guard can expect."""
         if self.unknown is not None:
             return
-        if "cache_info" in known.names:
-            self.unknown = "how often a cache was asked", line_of(code, "cache_info")
-            return
+        for name, asked in _UNKNOWN_ATTRIBUTES.items():
+            if name in known.names:
+                self.unknown = asked, line_of(code, name)
+                return
         for name in known.globals:
             value = names.get(name, _UNKNOWN_BUILTINS.get(name))
             what = _unknown_value(value, known.names)

@@ -26,6 +26,7 @@ from monarch.language.programs.kinds import (
     CLASS_MACHINERY,
     HAS_CLASS,
     PLAIN,
+    TOLD,
     Attributes,
     Class,
     Contents,
@@ -36,6 +37,7 @@ from monarch.language.programs.kinds import (
     Tensor,
 )
 from monarch.language.programs.nodes import MODULE, Aliases, Key, Live, Node, Path, Spot
+from monarch.language.programs.settings import Set
 from monarch.language.programs.snapshot import Snapshot
 from monarch.language.tensors.tensor import DistributedTensor, Ref
 
@@ -146,6 +148,7 @@ class Guards:
 
     def _build(self, roots: list[tuple[Path, Any]]) -> None:
         self.nodes: list[Node] = []
+        self._untold = {key for key in TOLD if key[1:] not in self.entered.attributes}
         self.node_of: dict[int, int] = {}
         self.spot_of: dict[int, Spot] = {}
         self._places: dict[int, list[Spot]] = {}
@@ -162,6 +165,8 @@ class Guards:
             if isinstance(held, Names) and isinstance(held.holder, dict):
                 name = held.holder.get("__name__", "globals")
                 queue.append((held, (name,), None, held.holder))
+            elif isinstance(held, Set):
+                queue.append((held, (min(held.holder.names),), None, held.holder))
         at = 0
         while at < len(queue):
             held, path, spot, root = queue[at]
@@ -186,8 +191,9 @@ class Guards:
         if isinstance(held, Class):
             node.absent = frozenset(self.entered.attributes.difference(held.before[0], CLASS_MACHINERY))
             hidden = len(CLASS_MACHINERY.intersection(vars(held.holder)))
-            node.length = len(held.before[0]) + hidden if self.entered.computes else -1
+            node.length = len(held.before[0]) - len(TOLD) + hidden
         if isinstance(held, Function):
+            node.length = len(held.before[0])
             self._codes.add(id(held.holder.__code__))
         for position, (key, value) in enumerate(zip(keys, values, strict=True)):
             node.ids.append(id(value))
@@ -195,7 +201,8 @@ class Guards:
                 self._watch(node, key)
             self._expect(node, (number, position), held, key, value, queue)
         kind = held.holder if isinstance(held, Class) else type(held.holder) if isinstance(held, HAS_CLASS) else object
-        for base in kind.__mro__:
+        meta: type = type(kind)
+        for base in (*kind.__mro__, *meta.__mro__):
             inner = self._snapshot.held.get(id(base))
             if inner is not None:
                 queue.append((inner, (base.__qualname__,), None, weakref.ref(base)))
@@ -206,8 +213,10 @@ class Guards:
         if isinstance(held, (Attributes, Slots)) and not self.entered.computes:
             pairs = [pair for pair in zip(keys, values, strict=True) if pair[0] in self.entered.attributes]
         elif isinstance(held, Class):
-            names = self.entered.attributes
+            names = self.entered.attributes.union(("__match_args__",), TOLD).difference(self._untold)
             pairs = [pair for pair in zip(keys, values, strict=True) if pair[0] in names or callable(pair[1])]
+        elif isinstance(held, Function):
+            pairs = [pair for pair in zip(keys, values, strict=True) if pair[0] not in self._untold]
         else:
             pairs = [pair for pair in zip(keys, values, strict=True) if pair[0] != "_ref"]
         return [key for key, _ in pairs], [value for _, value in pairs]

@@ -331,8 +331,17 @@ def _container_kind(value: Any) -> type[Held]:
     return next(held for container, held in CONTAINERS if isinstance(value, container))
 
 
+TOLD = "@__name__", "@__qualname__", "@__doc__"
+"""What functions and classes say of themselves, as keys."""
+
+
+def _told(holder: Any) -> list[Any]:
+    return [text if type(text) is str else None for text in (holder.__name__, holder.__qualname__, holder.__doc__)]
+
+
 class Function(Held):
-    """A function: its code, defaults, the variables that it closes over, and its attributes (with a dot before)."""
+    """A function: its code, defaults, the variables that it closes over, its attributes (with a dot before), and what
+    it says of itself."""
 
     @classmethod
     def read(cls, holder: Any) -> Contents:
@@ -347,12 +356,14 @@ class Function(Held):
         for name, value in holder.__dict__.items():
             keys.append(f".{name}")
             values.append(value)
-        return keys, values
+        return [*keys, *TOLD], [*values, *_told(holder)]
 
     @classmethod
     def put(cls, holder: Any, key: Any, value: Any) -> None:
         if key.startswith("."):
             Attributes.put(holder, key[1:], value)
+        elif key in TOLD:
+            setattr(holder, key[1:], value)
         elif key in holder.__code__.co_freevars:
             cell = holder.__closure__[holder.__code__.co_freevars.index(key)]
             if value is MISSING:
@@ -425,16 +436,18 @@ class Variable(Held):
 
 
 class Class(Held):
-    """A class of the user's: its methods and attributes, not its bases'."""
+    """A class of the user's: its methods and attributes, not its bases', and what it says of itself."""
 
     @classmethod
     def read(cls, holder: Any) -> Contents:
         entries = {key: value for key, value in vars(holder).items() if key not in CLASS_MACHINERY}
-        return list(entries), list(entries.values())
+        return [*entries, *TOLD], [*entries.values(), *_told(holder)]
 
     @classmethod
     def put(cls, holder: Any, key: Any, value: Any) -> None:
-        if value is MISSING:
+        if key in TOLD:
+            setattr(holder, key[1:], value)
+        elif value is MISSING:
             type.__delattr__(holder, key)
         else:
             type.__setattr__(holder, key, value)
@@ -442,7 +455,7 @@ class Class(Held):
 
 CLASS_MACHINERY = frozenset(
     "__doc__ __module__ __dict__ __weakref__ __qualname__ __annotations__ __abstractmethods__ _abc_impl __slots__ "
-    "__firstlineno__ __static_attributes__ __parameters__ __orig_bases__ __dataclass_fields__ __match_args__".split()
+    "__firstlineno__ __static_attributes__ __parameters__ __orig_bases__ __dataclass_fields__".split()
 )
 
 

@@ -28,6 +28,7 @@ class Library:
         """Classes with the number of their attributes: one that got another overrides an inherited one."""
         self._bases: dict[type, tuple[type, ...]] = {}
         self._hooks = _global_hooks()
+        self.names(_OPERATORS)  # code does not name the methods of its operators
 
     def enter(self, code: CodeType, module: dict[str, Any]) -> None:
         """Note a function of PyTorch's that is entered, where its module or class has it, and those of
@@ -55,7 +56,7 @@ class Library:
         """Note the classes whose instances, or which themselves, a program reaches: their bases, and the methods of
         PyTorch's modules and optimizers."""
         for base in {base for kind in kinds for base in kind.__mro__}:
-            if not base.__module__.startswith(_PATCHED):
+            if not str(base.__module__).startswith(_PATCHED):
                 self._bases[base] = base.__bases__
             elif base not in self._classes:
                 self._classes[base] = len(vars(base))
@@ -81,6 +82,8 @@ class Library:
             and [*map(id, _global_hooks())] == [*map(id, self._hooks)]
         )
 
+
+_OPERATORS = [name for name in dir(torch.Tensor) if name.startswith("__") and callable(getattr(torch.Tensor, name))]
 
 _bases_of = operator.attrgetter("__bases__")
 

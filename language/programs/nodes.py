@@ -6,7 +6,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from monarch.language.programs.kinds import MISSING, Attributes, Class, Held, Names, Slots, Tensor, same_plain
+from monarch.language.programs.kinds import (
+    MISSING,
+    TOLD,
+    Attributes,
+    Class,
+    Function,
+    Held,
+    Names,
+    Slots,
+    Tensor,
+    same_plain,
+)
 
 Path = tuple[Any, ...]
 """How a place is reached: where it starts, and a key for each step."""
@@ -73,7 +84,7 @@ class Node:
     """Where it is no entry of another node: the object, a weak reference to it, or the number of an argument."""
     keys: list[Any]
     length: int
-    """How many keys it has, read or not; -1 for a class of which `absent` says enough."""
+    """How many keys it has, read or not; of a class, how many entries."""
     absent: frozenset[str] = frozenset()
     """Names that the program may have asked for, and that it has not."""
     is_ordered: bool = False
@@ -114,14 +125,14 @@ class Node:
             return Names.look(holder, self.keys)
         if kind is Class:
             entries = vars(holder)
-            if not self.absent.isdisjoint(entries) or self.length not in (-1, len(entries)):
+            if not self.absent.isdisjoint(entries) or self.length != len(entries):
                 return None
-            return [entries.get(key, MISSING) for key in self.keys]
+            return [getattr(holder, key[1:]) if key in TOLD else entries.get(key, MISSING) for key in self.keys]
         keys, values = kind.read(holder)
         if kind is Tensor and "_ref" in keys:
             at = keys.index("_ref")
             del keys[at], values[at]
-        if kind is Slots:
+        if kind is Slots or kind is Function:
             found = dict(zip(keys, values, strict=True))
             return None if len(found) != self.length else [found.get(key, MISSING) for key in self.keys]
         if len(keys) != len(self.keys):

@@ -8,6 +8,7 @@ such object had. So the trace can be undone, what it has changed is known, and g
 from __future__ import annotations
 
 from collections.abc import Iterable
+from decimal import Decimal
 from types import ModuleType
 from typing import Any
 
@@ -23,6 +24,7 @@ from monarch.language.programs.kinds import (
     Own,
     is_users_module,
 )
+from monarch.language.programs.settings import DECIMAL, Set
 
 MOST_HELD = 100_000
 """So many objects are looked at for one trace."""
@@ -48,6 +50,8 @@ class Snapshot:
                 continue
             kind = kind_of(value)
             if kind is None or isinstance(kind, str) or kind is Names:
+                if type(value) is Decimal or value is Decimal:
+                    self.note(Set(DECIMAL))
                 continue
             if len(self.held) >= MOST_HELD:
                 self.full = True
@@ -59,7 +63,11 @@ class Snapshot:
             if kind in HAS_CLASS:
                 stack.extend(base for base in type(value).__mro__ if is_users_class(base))
             elif kind is Class:
-                stack.extend(base for base in value.__mro__ if is_users_class(base))
+                stack.extend(base for base in (*value.__mro__, *type(value).__mro__) if is_users_class(base))
+
+    def note(self, held: Held) -> None:
+        """Note what is reached by no object."""
+        self.held.setdefault(held.ident, held)
 
     def names(self, holder: Any, names: Iterable[str], inner: tuple[str, ...]) -> None:
         """Note names of a module or of globals, and of modules among their values the `inner` names. Of globals, names

@@ -1,0 +1,110 @@
+"""Settings of the process that only functions show, such as `torch.get_num_threads()` or the context of `decimal`.
+
+Code that names what reads a setting is checked against it at each call. What a program sets, each call sets anew.
+"""
+
+from __future__ import annotations
+
+import abc
+import decimal
+import locale
+import sys
+from ast import literal_eval
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from monarch.language.programs.kinds import Contents, Held
+
+
+@dataclass(frozen=True, eq=False)
+class Setting:
+    """One setting: how it is read, as a plain value, and set; code that names one of `names`, or a module of that name,
+    may depend on it."""
+
+    names: frozenset[str]
+    get: Callable[[], Any]
+    put: Callable[[Any], Any] | None = None
+
+
+class Set(Held):
+    """A setting, and its value."""
+
+    @classmethod
+    def read(cls, holder: Setting) -> Contents:
+        return ["()"], [holder.get()]
+
+    @classmethod
+    def put(cls, holder: Setting, key: Any, value: Any) -> None:
+        if holder.put is not None:
+            holder.put(value)
+
+    def changed(self) -> Contents | None:
+        now = self.read(self.holder)
+        return None if now == self.before else now
+
+
+def _decimal() -> str:
+    # Flags say what has happened, and are no setting.
+    *kept, _, traps = decimal.getcontext().__reduce__()[1]
+    return repr((*kept, sorted(each.__name__ for each in traps)))
+
+
+def _set_decimal(value: str) -> None:
+    *kept, traps = literal_eval(value)
+    context = decimal.getcontext()
+    for name, entry in zip(("prec", "rounding", "Emin", "Emax", "capitals", "clamp"), kept, strict=True):
+        setattr(context, name, entry)
+    for signal in context.traps:
+        context.traps[signal] = signal.__name__ in traps
+
+
+def _autocast() -> str:
+    return f"{torch.get_autocast_dtype('cpu')} {torch.get_autocast_dtype('cuda')}"
+
+
+def _set_autocast(value: str) -> None:
+    for device, dtype in zip(("cpu", "cuda"), value.split(), strict=True):
+        torch.set_autocast_dtype(device, getattr(torch, dtype.removeprefix("torch.")))
+
+
+def _of(module: Any, get: str, put: str | None = None, *others: str) -> Setting:
+    return Setting(frozenset((get, *others)), getattr(module, get), None if put is None else getattr(module, put))
+
+
+DECIMAL = Setting(frozenset(("decimal", "Decimal")), _decimal, _set_decimal)
+SETTINGS = (
+    DECIMAL,
+    Setting(
+        frozenset(("locale",)),
+        lambda: locale.setlocale(locale.LC_ALL),
+        lambda value: locale.setlocale(locale.LC_ALL, value),
+    ),
+    Setting(frozenset(("isinstance", "issubclass")), abc.get_cache_token),  # classes that were registered with another
+    Setting(frozenset(("numpy",)), lambda: repr(np.geterr()), lambda value: np.seterr(**literal_eval(value))),
+    Setting(
+        frozenset(("get_printoptions", "array2string", "array_str", "array_repr")),
+        lambda: repr(np.get_printoptions()),
+    ),
+    Setting(
+        frozenset(("get_autocast_dtype", "get_autocast_cpu_dtype", "get_autocast_gpu_dtype")), _autocast, _set_autocast
+    ),
+    Setting(
+        frozenset(("is_anomaly_enabled", "is_anomaly_check_nan_enabled")),
+        lambda: f"{torch.is_anomaly_enabled()} {torch.is_anomaly_check_nan_enabled()}",
+    ),
+    Setting(frozenset(("get_default_device",)), lambda: str(torch.get_default_device())),
+    _of(torch, "get_num_threads", "set_num_threads"),
+    _of(torch, "get_num_interop_threads"),
+    _of(torch, "get_float32_matmul_precision", "set_float32_matmul_precision"),
+    _of(torch, "get_deterministic_debug_mode", "set_deterministic_debug_mode"),
+    _of(torch, "is_warn_always_enabled", "set_warn_always"),
+    _of(torch.__future__, "get_swap_module_params_on_conversion", "set_swap_module_params_on_conversion"),
+    _of(torch.__future__, "get_overwrite_module_params_on_conversion", "set_overwrite_module_params_on_conversion"),
+    _of(sys, "getrecursionlimit", "setrecursionlimit"),
+    _of(sys, "getswitchinterval", "setswitchinterval"),
+    _of(sys, "get_int_max_str_digits", "set_int_max_str_digits"),
+)
