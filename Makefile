@@ -4,6 +4,9 @@ SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 
+# Many interpreters start, in half the time where modules are compiled once, whatever the environment says.
+export PYTHONDONTWRITEBYTECODE :=
+
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
 VENV := .venv
@@ -70,10 +73,9 @@ demo-ray: setup
 demo-rdma: $(READY)
 	OMP_WAIT_POLICY=passive bash .ci/with-rdma $(BIN)/python -m tests.hosts.rdma_demo $(ARGS)
 
-# Files of tests side by side, in order: the last ones leave their process changed (tests/conftest.py). They start many
-# interpreters, which take half as long where modules are compiled once, whatever the environment says.
+# Files of tests side by side, in order: the last ones leave their process changed (tests/conftest.py).
 test: setup
-	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-full:
 	$(MAKE) test ARGS="--full $(ARGS)"
