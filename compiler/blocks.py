@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -93,28 +94,69 @@ def holders(type: TensorType, mesh: MeshSpec) -> tuple[int, ...]:
     )
 
 
+@dataclass(frozen=True)
+class Reading:
+    """How a whole tensor is read: which workers are asked (see `holders`), and what their blocks make."""
+
+    ranks: tuple[int, ...]
+    sizes: tuple[int, ...]
+    """The tensor's, without padding."""
+    dtype: torch.dtype
+    parts: tuple[tuple[tuple[slice, ...], tuple[int, ...]], ...]
+    """Each part of the tensor, and which of the blocks, in their order, are the part or summands of it."""
+    reduction: str
+    refusal: str = ""
+    """Why there is no whole tensor, and what to do."""
+    hint: str = ""
+
+    def whole(self, blocks: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The tensor, of what the workers in `ranks` hold. Raises LayoutError for a varying value."""
+        if self.refusal:
+            raise LayoutError(self.refusal, hint=self.hint)
+        if len(self.parts) == 1 and blocks[0].shape == self.sizes:  # one block, or a sum of values that nobody shards
+            return reduce_in_order(blocks, self.reduction)
+        whole = torch.empty(self.sizes, dtype=self.dtype)
+        if not whole.numel():
+            return whole
+        for part, numbers in self.parts:
+            total = reduce_in_order([blocks[number] for number in numbers], self.reduction)
+            own = tuple(slice(at.stop - at.start) for at in part)  # without padding
+            whole[part].copy_(total[own])
+        return whole
+
+
+def reading(type: TensorType, mesh: MeshSpec) -> Reading:
+    """How a tensor of this type is read."""
+    return _reading(type, type.padding, mesh)
+
+
 @functools.lru_cache(1024)
-def _assembly(
-    type: TensorType, sizes: tuple[int, ...], mesh: MeshSpec
-) -> tuple[tuple[tuple[slice, ...], tuple[int, ...]], ...]:
-    """Each part of the whole tensor, whose sizes without padding these are, and the workers, in their order, that hold
-    the part or a summand of it."""
+def _reading(type: TensorType, padding: tuple[int, ...], mesh: MeshSpec) -> Reading:
+    layout, ranks, refusal, hint = type.layout, holders(type, mesh), "", ""
+    if layout.varying:
+        refusal = f"a value that varies along '{layout.varying[0]}' has no global value"
+        hint = "ask for one worker's with to_local(**coordinates)."
+    elif len({op for _, op in layout.partial}) > 1:
+        refusal = f"cannot fetch a value with several pending reductions: {type}"
+    sizes, local = tuple(type.unpadded.shape), type.local_shape(mesh)
     found: dict[tuple[int, ...], list[int]] = {}
     positions = list(mesh.coordinates())
-    for rank in holders(type, mesh):
+    for number, rank in enumerate(ranks):
         start = tuple(first for first, _ in _extents(type, mesh, positions[rank]))
-        found.setdefault(start, []).append(rank)
-    local = type.local_shape(mesh)
-    return tuple(
+        found.setdefault(start, []).append(number)
+    assert refusal or layout.partial or 0 in sizes or all(len(numbers) == 1 for numbers in found.values())
+    parts = tuple(
         (
             tuple(
                 slice(min(first, size), min(first + length, size))
                 for first, length, size in zip(start, local, sizes, strict=True)
             ),
-            tuple(ranks),
+            tuple(numbers),
         )
-        for start, ranks in found.items()
+        for start, numbers in found.items()
     )
+    reduction = next((op for _, op in layout.partial), "sum")
+    return Reading(ranks, sizes, type.dtype, parts, reduction, refusal, hint)
 
 
 def whole_of(blocks: Sequence[torch.Tensor], type: TensorType, mesh: MeshSpec) -> torch.Tensor:
@@ -123,30 +165,10 @@ def whole_of(blocks: Sequence[torch.Tensor], type: TensorType, mesh: MeshSpec) -
     Replicas are taken from the first worker (see `holders`); partial values are reduced. Raises LayoutError for a
     varying value.
     """
-    layout = type.layout
-    if layout.varying:
-        raise LayoutError(
-            f"a value that varies along '{layout.varying[0]}' has no global value",
-            hint="ask for one worker's with to_local(**coordinates).",
-        )
-    if layout.is_replicated:
-        return own_part(blocks[0], type, mesh, 0)
-    if len({op for _, op in layout.partial}) > 1:
-        raise LayoutError(f"cannot fetch a value with several pending reductions: {type}")
-    sizes = tuple(type.unpadded.shape)
-    reduction = next((op for _, op in layout.partial), "sum")
-    parts = _assembly(type, sizes, mesh)
-    if len(parts) == 1 and blocks[parts[0][1][0]].shape == sizes:  # a sum of values that nobody shards
-        return reduce_in_order([blocks[rank] for rank in parts[0][1]], reduction)
-    whole = torch.empty(sizes, dtype=type.dtype)
-    if not whole.numel():
-        return whole
-    for part, ranks in parts:
-        assert layout.partial or len(ranks) == 1
-        total = reduce_in_order([blocks[rank] for rank in ranks], reduction)
-        own = tuple(slice(at.stop - at.start) for at in part)  # without padding
-        whole[part].copy_(total[own])
-    return whole
+    known = reading(type, mesh)
+    return known.whole([blocks[rank] for rank in known.ranks])
 
 
-__all__ = ["REDUCE", "block_of", "holders", "own_part", "reduce_in_order", "start_of", "whole_of"]
+__all__ = [
+    *("REDUCE", "Reading", "block_of", "holders", "own_part", "reading", "reduce_in_order", "start_of", "whole_of"),
+]

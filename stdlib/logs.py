@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from monarch.compiler.blocks import holders, whole_of
+from monarch.compiler.blocks import reading
 from monarch.compiler.errors import DeviceMeshError, MonarchError, ProgramError
 from monarch.compiler.execution.events import Place, subscribe
 from monarch.compiler.execution.executor import Executor, Handle
@@ -163,11 +163,8 @@ def _value(name: str, value: Any) -> _Value:
 
 
 def _read(executor: Executor, handle: Handle) -> float:
-    type_, mesh = handle.type, executor.mesh
-    ranks = holders(type_, mesh)
-    shards = executor.shards(handle, ranks, quiet=True)
-    filled = dict(zip(ranks, shards, strict=True))
-    return float(whole_of([filled.get(rank, shards[0]) for rank in range(mesh.workers)], type_, mesh))
+    known = reading(handle.type, executor.mesh)
+    return float(known.whole(executor.shards(handle, known.ranks, quiet=True)))
 
 
 _logs: list[Log] = []

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import torch
 
-from monarch.compiler.blocks import holders, own_part, whole_of
+from monarch.compiler.blocks import own_part, reading
 from monarch.compiler.errors import MonarchError, ProgramError
 from monarch.compiler.execution.executor import Handle, outgoing
 from monarch.compiler.loading import load
@@ -261,15 +261,9 @@ class DistributedTensor(torch.Tensor):
                 raise branch_error(user_source())
             return known
         handle, mesh = self._value()
-        type_ = handle.type
-        ranks = holders(type_, mesh.spec)
-        shards = mesh.fetch(lambda executor: executor.shards(handle, ranks))
-        if len(ranks) == 1:
-            return shards[0]
-        filled = dict(zip(ranks, shards, strict=True))
-        # Workers that only hold copies are not asked; the assembly takes the first of each group of copies.
-        blocks = [filled.get(rank, shards[0]) for rank in range(mesh.spec.workers)]
-        return whole_of(blocks, type_, mesh.spec)
+        known = reading(handle.type, mesh.spec)
+        shards = mesh.fetch(lambda executor: executor.shards(handle, known.ranks))
+        return shards[0] if len(shards) == 1 else known.whole(shards)
 
     def to_local(self, **coordinates: int) -> torch.Tensor:
         """The block of one worker, by its coordinates: `x.to_local(data=0, model=1)`. Dims that are left out are 0.

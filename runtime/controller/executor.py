@@ -252,19 +252,20 @@ class MeshExecutor(Restoring, Storing, Lending, Moving):
         place, small = remote.copied
         if not small.workers.issuperset(numbers):
             return None
+        step, state = remote.step, self._state
         try:
-            self._until(remote.step.sequence + 1, remote.step.place)
+            self._until(step.sequence + 1, step.place, known=state.is_done(step))
         except DeviceMeshError:
             if quiet:
                 raise
-            self._check_lost(remote.step)
+            self._check_lost(step)
         with self._lock:
-            if remote.step.error is not None or self._state.dead is None:
-                self._state.check(remote.step)
+            if step.error is not None or state.dead is None:
+                state.check(step)
             found = [value for at in numbers if (value := results[ranks[at]].read(place, small)) is not None]
-            if len(found) < len(numbers) or not self._state.places.has(place):
+            if len(found) < len(numbers) or not state.places.has(place):
                 return None
-            self._did("fetch", remote.type, start, remote.step.sequence)
+            self._did("fetch", remote.type, start, step.sequence)
             return found
 
     def held_values(self) -> list[int]:
@@ -640,14 +641,15 @@ class MeshExecutor(Restoring, Storing, Lending, Moving):
                 del self._records[key]
                 self._connection.command(Step("unload"), wire.numbers(wire.UNLOAD, number))
 
-    def _until(self, commands: int, place: Place | None = None) -> None:
-        """Wait until all workers, or those at a place, have finished so many commands. Raises DeviceMeshError where the
-        mesh is lost."""
+    def _until(self, commands: int, place: Place | None = None, known: bool = False) -> None:
+        """Wait until all workers, or those at a place, have finished so many commands, if that is not `known`. Raises
+        DeviceMeshError where the mesh is lost."""
         with self._lock:
             self._connection.enter()
             if self._freed:
                 self._flush_freed()
-        self._connection.catch_up(commands, place)
+        if not known:
+            self._connection.catch_up(commands, place)
 
     def _own(self, handle: Handle, what: str, part: PartExecutor | None = None) -> Remote:
         on = part or self

@@ -10,7 +10,9 @@ word says which result stands there.
 from __future__ import annotations
 
 import ctypes
+import math
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
@@ -34,13 +36,15 @@ class Small:
     dtype: torch.dtype
     workers: frozenset[int]
 
+    @cached_property
+    def nbytes(self) -> int:
+        """How many bytes each worker copies."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
     @property
     def end(self) -> int:
         """How many bytes the step's results take up to here."""
-        count = self.dtype.itemsize
-        for size in self.shape:
-            count *= size
-        return self.offset + _WORD + -(-count // _WORD) * _WORD
+        return self.offset + _WORD + -(-self.nbytes // _WORD) * _WORD
 
 
 def small_results(plan: Plan) -> tuple[Small, ...]:
@@ -82,7 +86,8 @@ class Results:
 
     def __init__(self, window: Window, rank: int) -> None:
         start = window.geometry.results_of(rank)
-        self._words = window.bytes[start : start + RESULTS_BYTES].cast("q")
+        self._bytes = window.bytes[start : start + RESULTS_BYTES]
+        self._words = self._bytes.cast("q")
         self._address = window.address + start
 
     def write(self, place: int, small: Small, value: object) -> None:
@@ -102,6 +107,8 @@ class Results:
         at = place % RESULTS_BYTES
         if self._words[at // _WORD] != 1 + place:
             return None
-        value = torch.empty(small.shape, dtype=small.dtype)
-        ctypes.memmove(value.data_ptr(), self._address + at + _WORD, value.nbytes)
-        return value
+        if not small.nbytes:
+            return torch.empty(small.shape, dtype=small.dtype)
+        at += _WORD
+        row = torch.frombuffer(bytearray(self._bytes[at : at + small.nbytes]), dtype=small.dtype)
+        return row.view(small.shape)  # all of which is quicker than to have PyTorch allocate so little
