@@ -156,7 +156,7 @@ class Meetings:
     def _signals(self) -> Signals:
         made = self.window.signals()
         if self.mirror is not None:  # what comes is written by a thread of this process, which spinning would hold up
-            made.spins = made.yields = 0
+            made.spins = made.yielding = 0
         return made
 
     # -- rounds ----------------------------------------------------------------------------------------------------

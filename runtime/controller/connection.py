@@ -34,6 +34,7 @@ from monarch.runtime.shared.ring import Full, Space
 from monarch.runtime.shared.window import STAGING_BYTES
 
 SLEEP_MILLISECONDS = 50
+_LOOK_SECONDS = 0.04  # a sleep that nobody ends is longer
 PATIENCE = 10.0  # seconds in which workers end their session, once one of them has died
 _STAGING_KEEP = 8 << 20
 
@@ -400,13 +401,14 @@ class LocalConnection(Connection):
     def catch_up(self, commands: int, place: Place | None = None) -> None:
         with self.lock:
             self.publish()
-        words, looks = self.workers.signals.words, 0
+        words, looked = self.workers.signals.words, time.monotonic()
 
         def check(seen: int) -> None:
-            nonlocal looks
-            looks += 1
-            if looks > 1 or words[signals.DEAD]:
+            nonlocal looked
+            # A worker that has finished a command is all that most wakes say; a look costs as much as a small step.
+            if words[signals.DEAD] or time.monotonic() - looked > _LOOK_SECONDS:
                 self._look()
+                looked = time.monotonic()
 
         if self.state.finished_commands < commands:
             self.workers.wait(commands, check, None if place is None else place.ranks)

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from time import monotonic_ns
 
 from monarch.runtime.shared import futex
 
@@ -37,6 +38,10 @@ PROGRESS, PROGRESS_HINT, DONE, DONE_HINT, REPORTS, OVER, LINK_MESSAGES, _, SENT,
 HEAD, HEAD_HINT, DEAD, RELEASED, RELEASED_HINT = range(5)
 
 _SLEEP = 0.05
+_YIELDING = 200_000
+"""So many nanoseconds of giving the core to others come before a sleep: about as long as a small step, or as the
+controller takes from one to the next. To wake a sleeper costs the waker some 10 µs, and the sleeper several times that.
+"""
 
 
 class Aborted(Exception):
@@ -67,10 +72,11 @@ class Signals:
         self.words = words
         self.address = address
         self.workers = workers
-        # With a core for every worker a short spin saves the cost of sleeping; without, the core is another's.
+        # With a core for every worker a short spin saves the cost of sleeping, and of being woken; without, the core is
+        # another's. Yields end when they have taken so long: where others compute on the cores, that is the first.
         crowded = workers > cores()
         self.spins = 0 if crowded else 150
-        self.yields = 2 if crowded else 6
+        self.yielding = 1_000 if crowded else _YIELDING
 
     # -- waiting ---------------------------------------------------------------------------------------------------
 
@@ -107,7 +113,8 @@ class Signals:
         for _ in range(self.spins):
             if words[index] >= target:
                 return
-        for _ in range(self.yields):
+        until = monotonic_ns() + self.yielding
+        while monotonic_ns() < until:
             os.sched_yield()
             if words[index] >= target:
                 return
@@ -145,7 +152,7 @@ class TimedSignals(Signals):
 
     def __init__(self, like: Signals, clock: Callable[[], int]) -> None:
         super().__init__(like.words, like.address, like.workers)
-        self.spins, self.yields = like.spins, like.yields
+        self.spins, self.yielding = like.spins, like.yielding
         self.waited = 0
         self._clock = clock
 
