@@ -1,0 +1,195 @@
+"""What an executor reads of its values: it waits for them, and takes what workers hold from shared memory or asks for
+it."""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import torch
+
+from monarch.compiler.execution.events import Log, heard
+from monarch.compiler.execution.executor import Handle
+from monarch.compiler.mesh import Shape
+from monarch.compiler.plan import DeviceMeshError, MeshSpec, MonarchError
+from monarch.runtime.controller.connection import Connection
+from monarch.runtime.controller.parts import PartExecutor
+from monarch.runtime.controller.replies import Replies
+from monarch.runtime.controller.state import ControllerState, Remote, Step
+from monarch.runtime.shared import memory, wire
+from monarch.runtime.shared.measured import clock
+from monarch.runtime.shared.place import Place
+
+ASK_ABOVE = 16 << 20
+"""Above so many bytes an executor first asks how much memory is left."""
+
+
+class Fetching(ABC):
+    """The part of `executor.MeshExecutor` that concerns reading values."""
+
+    _connection: Connection
+    _state: ControllerState
+    _replies: Replies
+    _mesh: MeshSpec
+    _lock: threading.RLock
+    _parts: dict[Shape, PartExecutor]
+    _log: bool
+
+    @abstractmethod
+    def _own(self, handle: Handle, what: str, part: PartExecutor | None = None) -> Remote: ...
+
+    @abstractmethod
+    def _flush_freed(self) -> None: ...
+
+    @abstractmethod
+    def _until(self, commands: int, place: Place | None = None, known: bool = False) -> None: ...
+
+    @abstractmethod
+    def _from_survivors(self, remote: Remote, ranks: Sequence[int]) -> list[torch.Tensor]: ...
+
+    @abstractmethod
+    def _say(self, text: str) -> None: ...
+
+    @abstractmethod
+    def _did(self, kind: str, label: object, start: int, number: int) -> None: ...
+
+    def shards(
+        self,
+        handle: Handle,
+        workers: Sequence[int] | None = None,
+        part: PartExecutor | None = None,
+        *,
+        quiet: bool = False,
+    ) -> list[torch.Tensor]:
+        start = clock()
+        remote = self._own(handle, "the value that is fetched", part)
+        mesh, everyone = remote.owner.place.mesh, remote.owner.place.ranks
+        numbers = range(mesh.workers) if workers is None else workers
+        copied = self._copied(remote, numbers, start, quiet)
+        if copied is not None:
+            return copied
+        for number in numbers:
+            if not 0 <= number < mesh.workers:
+                raise MonarchError(f"no worker {number}: the mesh {mesh} has workers 0 to {mesh.workers - 1}")
+        ranks = [everyone[number] for number in numbers]
+        step = Step("fetch", place=None if part is None else part.place)
+        try:
+            return self._shards(remote, ranks, step)
+        except DeviceMeshError:
+            if quiet:
+                raise
+            self._check_lost(remote.step)
+            return self._from_survivors(remote, ranks)
+        finally:
+            with self._lock:
+                self._forget(step)
+                if step.sequence >= 0:
+                    self._did("fetch", handle.type, start, step.sequence)
+
+    def _shards(self, remote: Remote, ranks: Sequence[int], step: Step) -> list[torch.Tensor]:
+        with self._lock:
+            self._connection.enter()
+            size = remote.type.nbytes * len(ranks)
+            if size > ASK_ABOVE:
+                memory.require(size, f"fetching {remote.type} from {len(ranks)} workers", memory.available_bytes)
+            self._flush_freed()
+            self._ask(step, wire.numbers(wire.FETCH, remote.id, *ranks))
+            if self._log or heard(Log):
+                self._say(f"fetch {remote.id} from {ranks}")
+        self._connection.gather(step, set(ranks))
+        with self._lock:
+            self._state.check(remote.step)
+            self._state.check(step)
+            found = self._replies.of(step.sequence)
+            return [found[rank] for rank in ranks]
+
+    def _check_lost(self, step: Step) -> None:
+        """In the handler of an error: raise it, unless it was that the mesh has lost a worker, and all others have done
+        the step."""
+        with self._lock:
+            if self._state.dead is None or self._connection.actor_processes is not None:
+                raise
+            if not self._state.is_done(step):  # no variable has the error: it would hold its own frames for ever
+                raise self._state.lost_step(step) from None
+
+    def _copied(self, remote: Remote, numbers: Sequence[int], start: int, quiet: bool) -> list[torch.Tensor] | None:
+        """What workers with these numbers hold of a small result, where they have copied it with the step that made it,
+        and it still stands there."""
+        results, ranks = self._connection.results, remote.owner.place.ranks
+        if not results or remote.copied is None or remote.taken_by is not None:
+            return None
+        place, small = remote.copied
+        if not small.workers.issuperset(numbers):
+            return None
+        step, state = remote.step, self._state
+        try:
+            self._until(step.sequence + 1, step.place, known=state.is_done(step))
+        except DeviceMeshError:
+            if quiet:
+                raise
+            self._check_lost(step)
+        with self._lock:
+            if step.error is not None or state.dead is None:
+                state.check(step)
+            found = [value for at in numbers if (value := results[ranks[at]].read(place, small)) is not None]
+            if len(found) < len(numbers) or not state.places.has(place):
+                return None
+            self._did("fetch", remote.type, start, step.sequence)
+            return found
+
+    def held_values(self) -> list[int]:
+        """How many values each worker holds, once it has done everything asked of it so far."""
+        with self._lock:
+            self._connection.enter()
+            self._flush_freed()
+        step = Step("count")
+        try:
+            self._ask(step, wire.numbers(wire.COUNT))
+            self._connection.gather(step, set(range(self._mesh.workers)))
+            with self._lock:
+                self._state.check(step)
+                found = self._replies.of(step.sequence)
+                return [int(found[rank].item()) for rank in range(self._mesh.workers)]
+        finally:
+            with self._lock:
+                self._forget(step)
+
+    def _ask(self, step: Step, record: bytes) -> None:
+        """Give the workers a command that they answer; `_forget` ends the wait for that."""
+        with self._lock:
+            step.expects = True
+            self._connection.command(step, record)
+            self._connection.publish()
+
+    def _forget(self, step: Step) -> None:
+        step.expects = False
+        self._replies.forget(step.sequence)
+
+    def wait(self, handle: Handle, part: PartExecutor | None = None) -> None:
+        start = clock()
+        if part is None and isinstance(handle, Remote) and isinstance(handle.owner, PartExecutor):
+            part = self._parts.get(handle.owner.place.shape)  # of a step over several parts, say
+        remote = self._own(handle, "the value that is waited for", part)
+        step = remote.step
+        try:
+            self._until(step.sequence + 1, step.place)
+        except DeviceMeshError:
+            self._check_lost(step)
+            return
+        with self._lock:
+            self._did("wait", step.name, start, step.sequence)
+            self._state.check(step)
+
+    def recover(self, handle: Handle, wait: bool = True, part: PartExecutor | None = None) -> Remote:
+        """See `Executor.recover`."""
+        remote = self._own(handle, "the value", part)
+        if wait:
+            self._until(self._state.next_command, None if part is None else part.place)
+        with self._lock:
+            return self._state.recover(remote)
+
+    def undo(self, part: PartExecutor | None = None) -> None:
+        self._until(self._state.next_command, None if part is None else part.place)
+        with self._lock:
+            self._state.undo()
