@@ -80,6 +80,7 @@ if TYPE_CHECKING:
     from monarch.runtime.actors.meshes import HostMesh, this_host
     from monarch.stdlib.checkpoints.loading import load
     from monarch.stdlib.checkpoints.saving import save
+    from monarch.stdlib.elastic import elastic
     from monarch.stdlib.fetching import fetch_shard, inspect
     from monarch.stdlib.generation import generate
     from monarch.stdlib.logs import log, log_to
@@ -152,6 +153,7 @@ _HOMES = {
     "monarch.runtime.actors.meshes": ("HostMesh", "this_host"),
     "monarch.stdlib.checkpoints.loading": ("load",),
     "monarch.stdlib.checkpoints.saving": ("save",),
+    "monarch.stdlib.elastic": ("elastic",),
     "monarch.stdlib.fetching": ("fetch_shard", "inspect"),
     "monarch.stdlib.generation": ("generate",),
     "monarch.stdlib.logs": ("log", "log_to"),
@@ -199,6 +201,7 @@ __all__ = [
     "data",
     "distribute",
     "distributed",
+    "elastic",
     "exceptions",
     "fetch_shard",
     "from_dtensor",

@@ -72,8 +72,8 @@ class TypesOnly:
     def undo(self) -> None:
         """No step fails."""
 
-    def heal(self, states: Sequence[tuple[str, Handle]]) -> None:
-        """No worker can die."""
+    def heal(self, states: Sequence[tuple[str, Handle]], give_up: bool = False) -> bool:
+        return False  # no worker can die
 
     def snapshots(self, every: int, copies: int) -> None:
         """No worker can die."""

@@ -119,8 +119,8 @@ class Executor(Protocol):
 
     def recover(self, handle: Handle, wait: bool = True) -> Handle:
         """For a state that a failed step was to make: its newest value that there is, which is that of the last step
-        that committed; `handle` itself where nothing failed, or (without waiting) is known to have. Raises
-        DeviceMeshError where nothing is left."""
+        that committed (where that is lost, reading the handle raises LostError); `handle` itself where nothing failed,
+        or (without waiting) is known to have. Raises DeviceMeshError where nothing is left."""
         ...
 
     def undo(self) -> None:
@@ -128,12 +128,14 @@ class Executor(Protocol):
         where the mesh is lost."""
         ...
 
-    def heal(self, states: Sequence[tuple[str, Handle]]) -> None:
+    def heal(self, states: Sequence[tuple[str, Handle]], give_up: bool = False) -> bool:
         """Where the mesh has lost workers, start others in their places, and have all be as if every step had been
         called but the first that was said to have failed, and those behind it: their handles raise DeviceMeshError.
         Waits for that. `states` are values without which the mesh is of no use, with their names.
 
-        Raises LostError where one of these is lost, and MonarchError where the workers cannot be started."""
+        Raises LostError where one of these is lost, and MonarchError where the workers cannot be started. With
+        `give_up` the mesh is healed without what is lost, and no step is called again that had not ended: True then,
+        for all state is to go back to one time."""
         ...
 
     def snapshots(self, every: int, copies: int) -> None:
@@ -188,6 +190,10 @@ class Resizable(Protocol):
 
     def live(self) -> list[Handle]:
         """The handles that somebody holds and that have a value here."""
+        ...
+
+    def placed(self, handle: Handle) -> bool:
+        """Whether the controller placed a value, and places it again where it is lost."""
         ...
 
     def spread(self, handles: Sequence[Handle], shape: Shape) -> None:

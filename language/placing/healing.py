@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from monarch.compiler.errors import DeviceMeshError, MonarchError
+from monarch.compiler.errors import DeviceMeshError, LostError, MonarchError
 from monarch.compiler.execution.executor import Loss, Resizable
 from monarch.compiler.mesh import Shape
 from monarch.language.placing.resizing import reshape, sized
 from monarch.language.source import user_source
 from monarch.language.tensors.mesh import Mesh
+
+_TRIES = 8
+"""So often the mesh is healed in one call where further workers end meanwhile."""
+
+logger = logging.getLogger("monarch")
 
 
 @dataclass(frozen=True)
@@ -43,7 +49,11 @@ Policy = Literal["respawn", "shrink"] | Shrink | Mapping[str, int]
 """What `heal_mesh` does. A mapping has the sizes of mesh dims with which the mesh is to go on."""
 
 
-def heal_mesh(mesh: Mesh, policy: Policy | Callable[[MeshFailure], Policy] = "respawn") -> Mesh:
+def heal_mesh(
+    mesh: Mesh,
+    policy: Policy | Callable[[MeshFailure], Policy] = "respawn",
+    restore: Callable[[], object] | None = None,
+) -> Mesh:
     """Go on with a mesh that has lost workers (`DeviceMeshError` with `mesh_lost`):
 
         for batch in loader:
@@ -61,8 +71,9 @@ def heal_mesh(mesh: Mesh, policy: Policy | Callable[[MeshFailure], Policy] = "re
 
     - `"respawn"`: as it was, with the same bits as without the failure;
     - `"shrink"`: smaller, without the slices that have lost a worker along one mesh dim: of those along which not all
-      have, the one that loses the fewest, the first of several. `Shrink("data")` names the dim. Where the slices that
-      are left do not stand at equal distances, the first so many are taken, with new workers among them;
+      have, the one that loses the fewest, the first of several; as it was, where each slice of all dims has lost one.
+      `Shrink("data")` names the dim. Where the slices that are left do not stand at equal distances, the first so many
+      are taken, with new workers among them;
     - `{"data": 3}`: with these sizes (`resize_mesh`);
     - a function, which gets a `MeshFailure` before anything is healed, and returns one of these.
 
@@ -74,9 +85,19 @@ def heal_mesh(mesh: Mesh, policy: Policy | Callable[[MeshFailure], Policy] = "re
     The step whose call or result raised, and those called after it, are not applied, and their results raise; all
     before it are. What these leave in Python and the random numbers that they drew are undone.
 
-    Raises LostError, and leaves the mesh as it is, where state was on the lost workers alone and there is no snapshot
-    of it; MonarchError where new workers cannot be started (their host is out of reach, or the mesh's workers are in
-    processes of actors), and for a policy that cannot be.
+    Where state was on the lost workers alone and there is no snapshot of it, all of it has to go back to one time. Then
+    `restore` is called, on the healed mesh, and loads a checkpoint into what has state:
+
+        state = {"model": model, "optimizer": optimizer, "step": step, "loader": stream}
+        mesh = monarch.heal_mesh(mesh, restore=lambda: monarch.load("checkpoints/last", into=state))
+
+    It is not called where nothing is lost. No step is applied that had not ended on all workers, and the loop goes on
+    where the checkpoint says: `state["step"]` and the stream's position are those of the checkpoint. What is lost, and
+    what `restore` has not given a value, is logged by name (WARNING); the latter raises LostError when it is used.
+
+    Raises LostError, and leaves the mesh as it is, where state is lost and there is no `restore`; MonarchError where
+    new workers cannot be started (their host is out of reach, or the mesh's workers are in processes of actors), and
+    for a policy that cannot be.
     """
     shape: Shape | None = None
     if policy != "respawn":
@@ -84,17 +105,35 @@ def heal_mesh(mesh: Mesh, policy: Policy | Callable[[MeshFailure], Policy] = "re
         if failure is not None:
             chosen = policy(failure) if callable(policy) else policy
             shape = _shape(mesh, chosen, failure)
-    while True:
-        mesh.heal()
-        if shape is None:
-            return mesh
+    gave_up = False
+    for _ in range(_TRIES):
+        gave_up = mesh.heal(restore is not None) or gave_up
         try:
-            reshape(mesh, shape)
+            if shape is not None:
+                reshape(mesh, shape)
+            if gave_up and restore is not None:
+                restore()
+                _name_lost(mesh)
+            return mesh
         except DeviceMeshError as error:  # another worker has ended
             if not error.mesh_lost:
                 raise
-        else:
-            return mesh
+            last = error
+    raise last
+
+
+def _name_lost(mesh: Mesh) -> None:
+    """Say which state is lost that has got no other value."""
+    lost = []
+    for each in mesh._family:
+        for cell in list(each._states):
+            try:
+                if cell.handle is not None:
+                    each.executor.wait(cell.handle)
+            except LostError:
+                lost.append(mesh._workers.names.get(cell, "a state"))
+    if lost:
+        logger.warning("%r: no value was restored for %s", mesh, ", ".join(lost))
 
 
 def _failure(mesh: Mesh) -> MeshFailure | None:
@@ -132,30 +171,21 @@ def _shape(mesh: Mesh, policy: object, failure: MeshFailure) -> Shape | None:
             hint='there are "respawn", "shrink", monarch.Shrink("data"), {"data": 3}, and functions that return one.',
             source=user_source(),
         )
-    if not failure.workers:  # those that have ended held nothing of it
-        return None
     sizes = mesh.spec.sizes
     gone = {name: {point[name] for point in failure.coordinates} for name in sizes}
-    dim = (
-        policy.dim
-        if isinstance(policy, Shrink)
-        else min(sizes, key=lambda name: (_all_gone(name, sizes, gone), len(gone[name])), default="")
-    )
-    if dim not in sizes or _all_gone(dim, sizes, gone):
-        left = [name for name in sizes if not _all_gone(name, sizes, gone)]
+    able = [name for name in sizes if len(gone[name]) < sizes[name]]
+    if isinstance(policy, Shrink) and policy.dim not in able:
         raise MonarchError(
-            f"{mesh!r} cannot shrink"
-            + (f" along '{dim}'" if isinstance(policy, Shrink) else "")
-            + (": it has no such dim" if dim and dim not in sizes else ": each slice has lost a worker"),
-            hint=f"it can along {', '.join(left)}." if left else 'policy="respawn" starts new workers.',
+            f"{mesh!r} cannot shrink along '{policy.dim}': "
+            + ("each slice has lost a worker" if policy.dim in sizes else "it has no such dim"),
+            hint=f"it can along {', '.join(able)}." if able else 'policy="respawn" starts new workers.',
             source=user_source(),
         )
+    if not failure.workers or not able:  # the dead held nothing of it; or nothing would be left
+        return None
+    dim = policy.dim if isinstance(policy, Shrink) else min(able, key=lambda name: len(gone[name]))
     kept = [at for at in range(sizes[dim]) if at not in gone[dim]]
     steps = {after - before for before, after in zip(kept, kept[1:], strict=False)}
     if len(steps) > 1:
         return mesh._shape.select(dim, slice(0, len(kept)))
     return mesh._shape.select(dim, slice(kept[0], kept[-1] + 1, next(iter(steps), 1)))
-
-
-def _all_gone(name: str, sizes: Mapping[str, int], gone: Mapping[str, set[int]]) -> bool:
-    return len(gone[name]) == sizes[name]

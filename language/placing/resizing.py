@@ -82,11 +82,15 @@ def reshape(mesh: Mesh, shape: Shape) -> None:
         changed = [name for name, size in there.spec.sizes.items() if size != sizes[name]]
         handles = executor.live()
         _refuse_varying(mesh, handles, changed)
-        kept = [handle for handle in handles if not _names(handle.type.layout, changed)]
+        placed = {id(handle) for handle in handles if executor.placed(handle)}
+        kept = [each for each in handles if id(each) not in placed and not _names(each.type.layout, changed)]
         executor.spread(kept, shape)
         pairs = [(handle, handle) for handle in kept]
         for handle in handles:
-            if _names(handle.type.layout, changed):
+            if id(handle) in placed:  # so that it can be placed again after a death
+                whole = from_handle(here, handle.type, handle).full_tensor()
+                pairs.append((handle, there.executor.put(whole, handle.type)))
+            elif _names(handle.type.layout, changed):
                 pairs.append((handle, _resharded(handle, changed, here, there, shape, executor)))
         executor.move(pairs, shape, lambda: mesh._become(shape))
     logger.info("%r: %d values, of which %d are partitioned anew", mesh, len(handles), len(handles) - len(kept))

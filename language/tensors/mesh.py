@@ -388,17 +388,19 @@ class Mesh(MeshAlgebra):
         """Note what programs call their state: for errors."""
         self._workers.names.update((cell, label) for label, cell in states)
 
-    def heal(self) -> None:
-        """Have new workers take the places of those that have ended (see `placing.healing`)."""
+    def heal(self, give_up: bool = False) -> bool:
+        """Have new workers take the places of those that have ended (see `placing.healing`); with `give_up` also where
+        state is lost, and then True."""
         workers = self._workers
         if workers.executor is None or self.is_abstract:
-            return
-        workers.executor.heal(self._named_handles())
+            return False
+        gave_up = workers.executor.heal(self._named_handles(), give_up)
         for mesh in self._family:
             mesh.recover()
         for mesh in self._family:
             for cell in list(mesh._states):
                 cell.restored()
+        return gave_up
 
     def _named_handles(self) -> list[tuple[str, Handle]]:
         """The state of all programs on it and its parts, as they call it."""

@@ -409,10 +409,11 @@ class MeshExecutor(Restoring, Fetching, Storing, Lending, Moving):
         if self._log:
             self._say(f"load {record.name} as {record.number}: {len(blob)} bytes")
 
-    def heal(self, states: Sequence[tuple[str, Handle]]) -> None:
+    def heal(self, states: Sequence[tuple[str, Handle]], give_up: bool = False) -> bool:
         """See `Executor.heal`."""
-        if self.restore(states) and self._recorder is None:
+        if self.restore(states, give_up) and self._recorder is None:
             started(self)
+        return self._gave_up
 
     # -- measuring -------------------------------------------------------------------------------------------------
 

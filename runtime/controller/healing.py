@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from monarch.compiler.plan import MeshSpec, TensorType
@@ -79,6 +79,15 @@ class Placed:
                 kept.append(each)
         kept.reverse()
         self._kept = kept
+
+    def has(self, id: int) -> bool:
+        """Whether a handle's value can be placed again."""
+        return any(each.id == id for each in self._kept)
+
+    def moved(self, handles: Mapping[int, Remote]) -> None:
+        """The values stand behind other handles from now on, by their ids; what is not there is of no use any more."""
+        kept = [each for each in self._kept if each.id in handles]
+        self._kept = [replace(each, handle=weakref.ref(handles[each.id])) for each in kept]
 
     def steps(self) -> dict[int, list[Step]]:
         """How to place again what is kept, by handle."""

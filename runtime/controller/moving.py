@@ -79,6 +79,11 @@ class Moving(ABC):
                 if handle.owner is on and handle.step.noted and handle.step.error is None and handle.taken_by is None
             ]
 
+    def placed(self, handle: Handle) -> bool:
+        """See `Resizable.placed`."""
+        assert isinstance(handle, Remote)
+        return self._placed.has(handle.id)
+
     def spread(self, handles: Sequence[Handle], shape: Shape) -> None:
         """See `Resizable.spread`."""
         place = self.over(shape).place
@@ -136,7 +141,7 @@ class Moving(ABC):
                     moves.append(_Move.of(value, handle, handle.owner))
             self._moves = deque([bind, *moves])  # from here on it is done, whatever interrupts this
             self._finish_moves()
-            self._placed = Placed(self._state)
+            self._placed.moved({move.id: move.handle for move in moves if isinstance(move, _Move) and move.owner is to})
             size = wire.FREE_AT_ONCE
             for first in range(0, len(kept), size):
                 numbers = to.place.numbers()

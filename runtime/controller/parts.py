@@ -63,8 +63,8 @@ class PartExecutor:
     def undo(self) -> None:
         self.whole.undo(self)
 
-    def heal(self, states: Sequence[tuple[str, Handle]]) -> None:
-        self.whole.heal(states)
+    def heal(self, states: Sequence[tuple[str, Handle]], give_up: bool = False) -> bool:
+        return self.whole.heal(states, give_up)
 
     def snapshots(self, every: int, copies: int) -> None:
         self.whole.snapshots(every, copies)
@@ -74,6 +74,9 @@ class PartExecutor:
 
     def live(self) -> list[Handle]:
         return self.whole.live(self)
+
+    def placed(self, handle: Handle) -> bool:
+        return self.whole.placed(handle)
 
     def spread(self, handles: Sequence[Handle], shape: Shape) -> None:
         self.whole.spread(handles, shape)

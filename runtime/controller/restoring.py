@@ -72,6 +72,7 @@ class Restoring(ABC):
         self._waiting: deque[Step] = deque()
         """Steps that are to be given again, while the mesh is healed."""
         self._restoring = False  # a session has begun in which workers have not all that they are to have
+        self._gave_up = False  # the last healing has given up states
 
     @abstractmethod
     def _give(self, step: Step) -> None:
@@ -106,16 +107,17 @@ class Restoring(ABC):
             found = self._connection.ask_survivors(asked)
             return [found[source[rank]] for rank in ranks]
 
-    def restore(self, states: Sequence[tuple[str, Handle]]) -> bool:
+    def restore(self, states: Sequence[tuple[str, Handle]], give_up: bool) -> bool:
         """`Executor.heal`; whether there was anything to be done."""
         with self._lock:
             connection, state = self._connection, self._state
+            self._gave_up = False
             connection.settle()
             if self._is_whole():
                 return False
             while not self._is_whole():
                 try:
-                    self._heal(states)
+                    self._heal(states, give_up)
                     connection.healing = False
                     self._snapshot_now()
                 except DeviceMeshError:
@@ -179,15 +181,21 @@ class Restoring(ABC):
             found.way_back = self._snapshots.way_back(found.values.keys()) if found.lost else None
         return found
 
-    def _heal(self, states: Sequence[tuple[str, Handle]]) -> None:
+    def _heal(self, states: Sequence[tuple[str, Handle]], give_up: bool) -> None:
         connection, state, mesh = self._connection, self._state, self._mesh
         start = time.monotonic()
         found = self._survey()
+        if found.way_back is None and (lost := self._refused(found.lost, states)):
+            message, hint = self._lost_text(lost)
+            if not give_up:
+                raise LostError(message, hint=hint)
+            self._drop_waiting(message)
+            found = self._survey()  # what those steps need is of no use any more
         gone = dict(sorted(state.gone.items()))
         pairs, again, way_back = found.pairs, found.again, found.way_back
         made: set[int] = set()
         if way_back is None:
-            self._refuse_lost(found.lost, states)
+            self._mark_lost(found.lost)
         else:
             assert self._snapshots is not None
             pairs, again, made = {}, [], self._snapshots.made()
@@ -268,17 +276,25 @@ class Restoring(ABC):
             values.update((id, value) for id, value in operands(step, self.place).items() if id not in makes)
         return values
 
-    def _refuse_lost(self, lost: dict[int, Located], states: Sequence[tuple[str, Handle]]) -> None:
-        """Raise LostError where states, or what steps need that are to be given again, are among what is lost; have
-        whoever uses the rest of it be told."""
-        if not lost:
-            return
-        found = self._lost_states(lost, states)
+    def _refused(self, lost: Mapping[int, Located], states: Sequence[tuple[str, Handle]]) -> list[tuple[str, Located]]:
+        """What is lost of states, and of what steps need that are to be given again."""
         needed = {id for step in self._waiting for id in operands(step, self.place)}
-        found += [("an argument", lost[id]) for id in needed & lost.keys()]
-        if found:
-            message, hint = self._lost_text(found)
-            raise LostError(message, hint=hint)
+        return self._lost_states(lost, states) + [("an argument", lost[id]) for id in needed & lost.keys()]
+
+    def _drop_waiting(self, why: str) -> None:
+        """Give up the steps that were to be given again: all state goes back, to before them."""
+        logger.warning("%s", why)
+        self._gave_up = True
+        cause = DeviceMeshError(
+            f"the step was dropped when the mesh was healed: {why}", hint="the state has gone back to a checkpoint."
+        )
+        for step in tuple(self._waiting):
+            step.dropped = True
+            self._state.depend(step, cause)
+        self._waiting.clear()
+
+    def _mark_lost(self, lost: Mapping[int, Located]) -> None:
+        """Have whoever uses what is lost be told."""
         for handle in self._handles.live():
             if handle.id in lost:
                 step = Step("lost")

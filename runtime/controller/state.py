@@ -22,6 +22,7 @@ from monarch.compiler.execution.executor import TakeBack
 from monarch.compiler.plan import (
     DeviceIndexError,
     DeviceMeshError,
+    LostError,
     MeshSpec,
     MonarchError,
     Plan,
@@ -319,15 +320,16 @@ class ControllerState:
             raise fresh(self.dead)
 
     def recover(self, handle: Remote) -> Remote:
-        """For a state that a failed step was to make: the newest value of it that there is. Raises what `check` raises
-        where there is none."""
+        """For a state that a failed step was to make: the newest value of it that there is, or that was lost. Raises
+        what `check` raises where there is none."""
         handle = self.newest(handle)
-        self.check(handle.step)
+        if not isinstance(handle.step.error, LostError):  # who reads it is told
+            self.check(handle.step)
         return handle
 
     def newest(self, handle: Remote) -> Remote:
         """`recover`, also where the mesh is lost."""
-        while handle.step.error is not None:
+        while handle.step.error is not None and not isinstance(handle.step.error, LostError):
             before = None
             if handle.step.previous is not None:
                 record, base, arguments = handle.step.previous

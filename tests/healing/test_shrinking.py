@@ -247,6 +247,8 @@ def test_what_cannot_be_is_said() -> None:
                 monarch.distribute(torch.ones(2), mesh).full_tensor()
         with pytest.raises(MonarchError, match="no policy 'shrug'"):
             monarch.heal_mesh(mesh, "shrug")  # type: ignore[arg-type]
-        with pytest.raises(MonarchError, match="cannot shrink: each slice has lost a worker"):
-            monarch.heal_mesh(mesh, "shrink")
-        assert monarch.heal_mesh(mesh) is mesh and len(mesh) == 4
+        with pytest.raises(MonarchError, match="cannot shrink along 'model': each slice has lost a worker"):
+            monarch.heal_mesh(mesh, monarch.Shrink("model"))
+        with pytest.raises(MonarchError, match="cannot shrink along 'rows': it has no such dim"):
+            monarch.heal_mesh(mesh, monarch.Shrink("rows"))
+        assert monarch.heal_mesh(mesh, "shrink") is mesh and len(mesh) == 4  # no dim keeps a slice

@@ -121,8 +121,8 @@ class DenseExecutor:
     def recover(self, handle: DenseHandle, wait: bool = True) -> DenseHandle:
         return handle
 
-    def heal(self, states: Any) -> None:
-        pass
+    def heal(self, states: Any, give_up: bool = False) -> bool:
+        return False
 
     def snapshots(self, every: int, copies: int) -> None:
         pass

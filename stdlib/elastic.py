@@ -1,0 +1,136 @@
+"""`monarch.elastic`: a training loop that goes on where workers die."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import Any, TypeVar
+
+from torch.utils import _pytree as pytree
+
+from monarch.compiler.errors import DeviceMeshError, MonarchError
+from monarch.language import DistributedTensor, Mesh, MeshFailure, heal_mesh, resize_mesh
+from monarch.language.placing.healing import Policy
+
+R = TypeVar("R")
+
+logger = logging.getLogger("monarch")
+
+
+def elastic(
+    mesh: Mesh,
+    step: Callable[..., R],
+    batches: Iterable[Any],
+    *,
+    policy: Policy | Callable[[MeshFailure], Policy] = "respawn",
+    restore: Callable[[], object] | None = None,
+    failures: int = 8,
+    within: float = 600.0,
+    grow_after: int | None = None,
+) -> Iterator[R]:
+    """Call `step` with each batch, one after the other, and give its results; where workers of the mesh die, heal it
+    and call the failed step again:
+
+        for loss in monarch.elastic(mesh, train_step, loader, policy="shrink", grow_after=100):
+            print(loss.item())
+
+    A batch that is a tuple or a list is spread over the step's arguments. Each step is waited for before its result is
+    given, so what the loop's body reads is there. A step is one call of a program, or what may be done twice.
+
+    `policy` and `restore` are those of `heal_mesh`. Behind `restore` the batch is not tried again: `batches` is asked
+    for an iterator anew, so a stream that `restore` loads too goes on at its place in the checkpoint.
+
+    With `grow_after` a mesh that has shrunk gets the size back with which the loop began, so many steps later, between
+    two steps.
+
+    Raises the DeviceMeshError of a step that fails though no worker has died, and that of a death after `failures`
+    others in `within` seconds; and what `heal_mesh` raises.
+    """
+    if failures < 1 or within <= 0 or (grow_after is not None and grow_after < 1):
+        raise MonarchError(
+            f"failures={failures}, within={within}, grow_after={grow_after}",
+            hint="failures and grow_after are whole numbers from 1, and within is a number of seconds.",
+        )
+    return _Loop(mesh, step, batches, policy, restore, failures, within, grow_after).run()
+
+
+class _Loop:
+    def __init__(
+        self,
+        mesh: Mesh,
+        step: Callable[..., Any],
+        batches: Iterable[Any],
+        policy: Policy | Callable[[MeshFailure], Policy],
+        restore: Callable[[], object] | None,
+        failures: int,
+        within: float,
+        grow_after: int | None,
+    ) -> None:
+        self._mesh, self._step, self._batches = mesh, step, batches
+        self._policy, self._restore = policy, restore
+        self._failures, self._within, self._grow_after = failures, within, grow_after
+        self._full = dict(mesh.spec.sizes)
+        self._deaths = deque[float]()
+        self._since = 0  # steps since the mesh was healed
+        self._restored = False
+
+    def run(self) -> Iterator[Any]:
+        iterator = iter(self._batches)
+        while True:
+            self._restored = False
+            try:
+                batch = self._healing(iterator.__next__)
+                result = None if self._restored else self._healing(partial(self._done, batch))
+            except StopIteration:
+                return
+            if self._restored:
+                iterator = iter(self._batches)
+                continue
+            yield result
+            self._since += 1
+            if self._grow_after is not None and self._since >= self._grow_after:
+                self._healing(lambda: resize_mesh(self._mesh, **self._full))
+
+    def _done(self, batch: Any) -> Any:
+        """The step's result, once workers have it."""
+        result = self._step(*batch) if isinstance(batch, (tuple, list)) else self._step(batch)
+        for leaf in pytree.tree_leaves(result):
+            if isinstance(leaf, DistributedTensor):
+                leaf.wait()
+        return result
+
+    def _healing(self, act: Callable[[], Any]) -> Any:
+        """What an action gives, which is done again behind a death; None where all has gone back to a checkpoint."""
+        while True:
+            try:
+                return act()
+            except DeviceMeshError as error:
+                if not error.mesh_lost:
+                    raise
+                self._count(error)
+                restore = None if self._restore is None else self._go_back
+                heal_mesh(self._mesh, self._policy, restore)
+                self._since = 0
+            if self._restored:
+                return None
+
+    def _count(self, error: DeviceMeshError) -> None:
+        """Note a death. Raises its error where there were too many."""
+        now = time.monotonic()
+        while self._deaths and now - self._deaths[0] > self._within:
+            self._deaths.popleft()
+        if len(self._deaths) == self._failures:
+            raise error
+        self._deaths.append(now)
+        logger.warning("death %d of %d within %g s: %s", len(self._deaths), self._failures, self._within, error.message)
+
+    def _go_back(self) -> None:
+        assert self._restore is not None
+        self._restore()
+        self._restored = True
+
+
+__all__ = ["elastic"]
