@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import pickle
 import struct
-import sys
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -43,7 +42,6 @@ from monarch.runtime.controller.parts import PartExecutor
 from monarch.runtime.controller.placing import Blocks, pieces
 from monarch.runtime.controller.recorder import Recorder
 from monarch.runtime.controller.restoring import Restoring
-from monarch.runtime.controller.snapshots import Snapshots, snapshot_bytes
 from monarch.runtime.controller.state import Again, PlanRecord, Remote, Step
 from monarch.runtime.controller.storing import Storing
 from monarch.runtime.shared import memory, wire
@@ -287,53 +285,7 @@ class MeshExecutor(Restoring, Fetching, Storing, Lending, Moving):
                         raise state.lost_step(step) from None
             return made
 
-    # -- snapshots -------------------------------------------------------------------------------------------------
-
-    def snapshots(self, every: int, copies: int) -> None:
-        """See `Executor.snapshots`."""
-        with self._lock:
-            self._connection.enter()
-            if self._connection.actor_processes is not None:
-                raise MonarchError("a mesh in processes of actors takes no snapshots: it is not healed either")
-            self._snapshots = self._state.log = None
-            if every == 0:
-                self._connection.command(Step("forget snapshots"), wire.numbers(wire.TAKE, -1, sys.maxsize))
-                self._connection.publish()
-                return
-            most = (self._connection.hosts if self._connection.hosts > 1 else self._mesh.workers) - 1
-            if not 1 <= copies <= most:
-                what = "hosts" if self._connection.hosts > 1 else "workers"
-                raise MonarchError(
-                    f"{copies} copies cannot be kept on {what} other than a worker's own: there are {most} others"
-                )
-            size = snapshot_bytes(self._handles.live(), copies) * self._mesh.workers
-            memory.require(size, f"snapshots on {self._mesh.workers} workers", memory.available_bytes)
-            self._snapshots = Snapshots(self._state, self._connection.hosts, every, copies)
-            self._snapshot_now()
-
-    def _snapshot_now(self) -> None:
-        """Where a snapshot is due, take one, and wait until it is whole."""
-        with self._lock:
-            if self._snapshots is not None:
-                self._go_on_with_snapshots()
-                while self._snapshots.under_way:
-                    self._until(self._state.next_command)
-                    self._go_on_with_snapshots()
-
-    def _go_on_with_snapshots(self, step: Step | None = None) -> None:
-        """Take one, or send what is to be sent, behind a step. A death is told by the next call: the step was given."""
-        snapshots = self._snapshots
-        assert snapshots is not None
-        if step is not None:
-            snapshots.ran(step)
-        with suppress(DeviceMeshError):
-            if snapshots.under_way:
-                self._connection.refresh()
-                for send, record in snapshots.send():
-                    self._connection.command(send, record)
-            if snapshots.due and not snapshots.under_way:
-                self._connection.command(*snapshots.take(self._handles.live()))
-            self._connection.publish()
+    # -- in order --------------------------------------------------------------------------------------------------
 
     def _give(self, step: Step) -> None:
         """Give the workers a command, or give it to them once more, and what it needs before it."""
