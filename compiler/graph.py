@@ -99,6 +99,7 @@ class Graph:
                  two follow each other with no place said, the second's workers come behind the first's
     `fragments`  behind the cut, what is computed on each of them: a graph of one mesh, by the part's name, that sends
                  and receives. The nodes of this graph are then those of the program as it was traced
+    `schedule`   of a program that runs a pipeline: what a plan's report says of its timetable
     """
 
     name: str
@@ -109,6 +110,7 @@ class Graph:
     regions: dict[str, Graph] = field(default_factory=dict)
     parts: dict[str, Shape] = field(default_factory=dict)
     fragments: dict[str, Graph] = field(default_factory=dict)
+    schedule: dict[str, Any] = field(default_factory=dict)
 
     # -- building ------------------------------------------------------------------------------------------------
 
@@ -199,6 +201,7 @@ class Graph:
             dict(self.regions),
             dict(self.parts),
             dict(self.fragments),
+            dict(self.schedule),
         )
 
     def copy(self) -> Graph:

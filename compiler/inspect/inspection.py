@@ -8,6 +8,7 @@ from pathlib import Path
 
 from monarch.compiler.errors import MonarchError
 from monarch.compiler.inspect.html import frame_html, size_text
+from monarch.compiler.inspect.labels import schedule_text
 from monarch.compiler.inspect.page import page
 from monarch.compiler.inspect.places import Place, explain_any
 from monarch.compiler.inspect.values import collectives_of, ops_of
@@ -66,7 +67,8 @@ class Inspection:
     def __repr__(self) -> str:
         if self.plan.parts:
             each = [repr(Inspection(part.plan)).rsplit("\n", 1)[0] for part in self.plan.parts]
-            return "\n".join([str(self.plan), *each])
+            schedule = schedule_text(self.plan.costs.get("schedule"))
+            return "\n".join([str(self.plan), *([f"  {schedule}"] if schedule else []), *each])
         plan = self.plan
         workers = "1 worker" if plan.mesh.workers == 1 else f"{plan.mesh.workers:,} workers"
         collectives = collectives_of(plan)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Any
 
 from monarch.compiler.ops import OPS
 from monarch.compiler.plan.plan import Plan
@@ -103,3 +104,17 @@ def input_names(plan: Plan) -> list[str]:
             name = name if better in taken else better
         names.append("seed" if spec.kind == "seed" else name)
     return names
+
+
+def schedule_text(facts: Any) -> str:
+    """What a plan's costs say of a pipeline's schedule; "" where they say nothing that can be read."""
+    if not isinstance(facts, dict) or not isinstance(facts.get("bubble"), (int, float)):
+        return ""
+    held = facts.get("held")
+    text = (
+        f"{facts.get('name')}: {facts.get('stages')} stages, {facts.get('microbatches')} microbatches, "
+        f"{facts['bubble']:.1%} bubble"
+    )
+    if isinstance(held, list) and held:
+        text += f"; activations of {', '.join(map(str, held))} microbatches at most, by mesh"
+    return text

@@ -24,6 +24,7 @@ def order_by_timetable(graph: Graph, timetable: Timetable) -> None:
     """Bring the ops of a graph into the order of a timetable, as far as what they read allows. `node.meta["task"]` says
     to which stage and microbatch an op belongs; one without follows what it reads, as gradients' sums and an
     optimizer's step do. A transfer follows the action that makes its value."""
+    graph.schedule = timetable.facts
     places = _places(graph, timetable)
     calls = list(graph.calls)
     number = {node: at for at, node in enumerate(calls)}

@@ -45,7 +45,7 @@ def join_parts(graph: Graph, plans: Sequence[Plan], options: CompileOptions) -> 
         graph=str(graph),
         parts=parts,
         transfers=transfers,
-        costs=_costs(names, plans, transfers),
+        costs=_costs(names, plans, transfers) | ({"schedule": graph.schedule} if graph.schedule else {}),
     )
     return replace(plan, hash=hash_of(plan))
 

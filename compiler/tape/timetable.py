@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 FORWARD, BACKWARD, WEIGHTS = "F", "B", "W"
 """What a stage does with a microbatch. Where a timetable has "W", the gradients of weights are apart from "B"."""
@@ -76,6 +76,17 @@ class Timetable:
             now += (entry.action == FORWARD) - (entry.action == last)
             most = max(most, now + (entry.action == last))
         return most
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What a report says of it; `held` is by group."""
+        return {
+            "name": self.name,
+            "stages": self.stages,
+            "microbatches": self.microbatches,
+            "bubble": self.bubble,
+            "held": [self.held(group) for group in range(self.groups)],
+        }
 
     @cached_property
     def places(self) -> dict[tuple[str, int, int], tuple[int, int]]:

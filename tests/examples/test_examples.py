@@ -43,6 +43,20 @@ def test_two_stages(tmp_path: Path) -> None:
     assert [line.partition(",  two")[0][: len(forth)] for line in lines[3:]] == [forth, back, forth, back]
 
 
+def test_pipeline_gpt(tmp_path: Path) -> None:
+    lines = run("pipeline_gpt.py", "2", cwd=tmp_path).splitlines()
+    losses = [re.search(r"loss (\S+?)(,|$)", line) for line in lines]
+    assert [line.split()[0] for line in lines] == ["whole", "gpipe", "1f1b", "interleaved", "zero-bubble"]
+    assert len({found and found.group(1) for found in losses}) == 1 and "14.3% bubble" in lines[-1]
+
+
+def test_unet_stages(tmp_path: Path) -> None:
+    lines = run("unet_stages.py", cwd=tmp_path).splitlines()
+    losses = [float(line.rpartition(" ")[2]) for line in lines[:2]]
+    assert losses[1] < losses[0]
+    assert "'pipe0 -> pipe2': {'count': 4" in lines[2] and lines[3].startswith("group 0: F0 F1 F2")
+
+
 def test_eager_training_lowers_the_loss(tmp_path: Path) -> None:
     losses = [float(text) for text in re.findall(r"loss (\S+)", run("eager_training.py", cwd=tmp_path))]
     assert len(losses) == 5

@@ -13,7 +13,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 PROGRAM = re.compile(r"^```python\n(.*?)^```\n\n^```\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 PAGES = {
     name: (DOCS / name).read_text()
-    for name in ("checkpoints.md", "data.md", "meshes.md", "models.md", "parallelism.md", "tools.md")
+    for name in ("checkpoints.md", "data.md", "meshes.md", "models.md", "parallelism.md", "pipelines.md", "tools.md")
 }
 WARNS = ("models.md",)
 """Of these pages programs say more on standard error: `transformers` does."""

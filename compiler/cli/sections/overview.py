@@ -10,6 +10,7 @@ from monarch.compiler.cli.screen import amount, count, duration, heading, line, 
 from monarch.compiler.cli.sections.memory import limits_of
 from monarch.compiler.inspect.graphs import graphs_of, sentence
 from monarch.compiler.inspect.labels import input_names
+from monarch.compiler.inspect.labels import schedule_text
 from monarch.compiler.inspect.values import computed, further_results, kind_of, local_bytes
 from monarch.compiler.plan import Plan, TensorType, ValueSpec
 from monarch.compiler.plan.report import PHASES, peak
@@ -126,6 +127,8 @@ def show(out: Console, plan: Plan) -> None:
 
 def _several(out: Console, found: dict[str, Any]) -> None:
     """The meshes of a program of several, and what they send one another."""
+    if schedule := schedule_text(found["costs"].get("schedule")):
+        heading(out, "schedule", schedule)
     heading(out, "meshes")
     rows = [
         (
