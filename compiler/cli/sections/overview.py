@@ -9,8 +9,7 @@ from rich.console import Console
 from monarch.compiler.cli.screen import amount, count, duration, heading, line, pairs, plain, size, table
 from monarch.compiler.cli.sections.memory import limits_of
 from monarch.compiler.inspect.graphs import graphs_of, sentence
-from monarch.compiler.inspect.labels import input_names
-from monarch.compiler.inspect.labels import schedule_text
+from monarch.compiler.inspect.labels import input_names, schedule_text
 from monarch.compiler.inspect.values import computed, further_results, kind_of, local_bytes
 from monarch.compiler.plan import Plan, TensorType, ValueSpec
 from monarch.compiler.plan.report import PHASES, peak

@@ -1,0 +1,59 @@
+"""What a pipeline's plans say of themselves: each stage's memory, the schedule and its bubble."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import monarch
+from monarch.compiler.inspect.labels import schedule_text
+from monarch.compiler.plan import Plan
+from monarch.compiler.plan.check_parts import wrong_parts
+from monarch.compiler.plan.report import peak
+from monarch.language import Mesh
+from monarch.stdlib.pipeline import pipeline
+
+ROWS, WIDTH = 1024, 16
+KEPT = 3 * ROWS * WIDTH * 4
+"""Bytes of a microbatch that a stage keeps for its backward pass: what it receives, and what its two layers give."""
+
+
+def inspected(schedule: str, microbatches: int) -> Any:
+    stages = [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(4)]
+    pipe = pipeline(stages, Mesh.abstract(pipe=4), microbatches=microbatches, schedule=schedule, layouts={})
+
+    @monarch.program
+    def step(x: torch.Tensor, y: torch.Tensor) -> Any:
+        return pipe.step(x, target=y, loss_fn=F.mse_loss)
+
+    x = torch.zeros(ROWS * microbatches, WIDTH)
+    return step.inspect(x, x)
+
+
+def inner_peaks(plan: Plan) -> list[int]:
+    """The peaks of the stages that hold neither the batch nor its targets."""
+    return [peak(part.plan)[0] for part in plan.parts[1:3]]
+
+
+def test_1f1b_holds_activations_of_a_microbatch_less_at_each_stage_and_gpipe_those_of_all() -> None:
+    four, six = (inner_peaks(inspected("gpipe", count).plan) for count in (4, 6))
+    assert [more - less for more, less in zip(six, four, strict=True)] == [2 * KEPT] * 2
+    four, six = (inner_peaks(inspected("1f1b", count).plan) for count in (4, 6))
+    assert four == six  # however many microbatches there are
+    assert four[0] - four[1] == KEPT  # stage 1 holds one more than stage 2
+
+
+@pytest.mark.parametrize(("schedule", "bubble"), [("1f1b", "42.9%"), ("zero-bubble", "20.0%")])
+def test_a_plan_names_its_schedule_and_fits_together(schedule: str, bubble: str) -> None:
+    found = inspected(schedule, 4)
+    assert wrong_parts(found.plan) is None
+    assert f"{schedule}: 4 stages, 4 microbatches, {bubble} bubble; activations of 4, " in repr(found)
+
+
+@pytest.mark.parametrize("facts", [None, {}, {"bubble": "0"}, [1]])
+def test_costs_that_say_nothing_of_a_schedule(facts: Any) -> None:
+    assert schedule_text(facts) == ""
