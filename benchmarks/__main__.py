@@ -61,7 +61,7 @@ def compiler_tables() -> list[tuple[str, tuple[str, ...], list[tuple[str, ...]]]
     compiled, firsts, steps = compile_time.measure()
     return [
         (
-            "From Python to a plan: the GPT's training step, data and tensor parallel",
+            "Processor time from Python to a plan: the GPT's training step, data and tensor parallel",
             ("layers", "workers", "ops traced", "trace", "partition", "plan"),
             [
                 (

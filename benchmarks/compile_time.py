@@ -21,19 +21,22 @@ import torch
 import torch.nn.functional as F
 
 import monarch
+from monarch.compiler.graph import Graph
 from monarch.compiler.pipeline import compile_graph
 from monarch.distributed import Mesh
+from monarch.language.compile import full_collections_later
 from monarch.stdlib.models.gpt import GPT
 from monarch.stdlib.parallel import tensor_parallel
 
 SEQUENCE = 128
 LAYERS = (4, 12)
+DEEP = 48
 MESHES = ({"data": 2, "model": 2}, {"data": 32, "model": 8}, {"data": 512, "model": 8})
 
 
 @dataclass(frozen=True)
 class CompileTime:
-    """Seconds to get from Python to a plan."""
+    """Processor seconds to get from Python to a plan."""
 
     layers: int
     workers: int
@@ -88,14 +91,18 @@ def compile_time(layers: int, dims: dict[str, int], repetitions: int = 3) -> Com
         mesh = Mesh.abstract(**dims)
         train_step, arguments = training_step(mesh, layers, width=256)
         tokens, targets = arguments()
-        start = time.perf_counter()
-        graph = train_step.trace(tokens, targets).graph
-        traces.append(time.perf_counter() - start)
-        start = time.perf_counter()
-        plan = compile_graph(graph)
-        whole = time.perf_counter() - start
-        plans.append(plan.costs["seconds"]["emit-plan"])
-        partitions.append(whole - plans[-1])
+        with full_collections_later():  # as a program's first call has it
+            times = [time.process_time()]
+            graph = train_step.trace(tokens, targets).graph
+            times.append(time.process_time())
+
+            def passed(name: str, seconds: float, graph: Graph, times: list[float] = times) -> None:
+                times.append(time.process_time())
+
+            compile_graph(graph, progress=passed)
+        traces.append(times[1] - times[0])
+        partitions.append(times[-2] - times[1])
+        plans.append(times[-1] - times[-2])
     medians = (statistics.median(seconds) for seconds in (traces, partitions, plans))
     return CompileTime(layers, mesh.size(), sum(1 for _ in graph.calls), *medians)
 
@@ -210,7 +217,7 @@ def first_calls(model: str, layers: int, repetitions: int = 3) -> FirstCall:
 def measure() -> tuple[list[CompileTime], list[FirstCall], list[StepTime]]:
     compile_time(1, {"data": 2, "model": 2})  # imports and first uses
     return (
-        [compile_time(layers, dims) for layers in LAYERS for dims in MESHES],
+        [*(compile_time(layers, dims) for layers in LAYERS for dims in MESHES), compile_time(DEEP, MESHES[0], 1)],
         [first_calls(model, layers) for model, layers in (("GPT", 4), ("GPT", 12), ("Llama", 2))],
         [step_time(layers) for layers in LAYERS],
     )

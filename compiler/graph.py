@@ -48,13 +48,14 @@ where a value's local shape differs from its global one, both stand there: `f32[
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch.fx import Graph as FxGraph
 from torch.fx import Node
+from torch.fx.node import map_arg
 
 from monarch.compiler.errors import Source
 from monarch.compiler.mesh import Shape
@@ -129,11 +130,30 @@ class Graph:
         **kwargs: Any,
     ) -> Node:
         """Append an op. `op` is an OpOverload, `operator.getitem`, or one of `monarch.compiler.ops`."""
-        node = self.fx.create_node("call_function", op, args, kwargs, name or _op_name(op))
+        node = self.append(op, args, kwargs, name or _op_name(op))
         node.meta["type"] = type
         if provenance is not None:
             node.meta["provenance"] = provenance
         return node
+
+    def append(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> Node:
+        """Append a call that carries nothing yet."""
+        # Given to `create_node`, arguments are searched for symbols of torch's, which takes as long as all else.
+        node = self.fx.create_node("call_function", op, None, None, name)
+        node.args = args
+        if kwargs:
+            node.kwargs = kwargs
+        return node
+
+    def append_copy(self, node: Node, nodes: Mapping[Node, Node]) -> Node:
+        """Append a call, or what else a graph has, as it is in another graph, whose `nodes` are these in this one."""
+        if node.op != "call_function":
+            return self.fx.node_copy(node, nodes.__getitem__)
+        args: Any = map_arg(node.args, nodes.__getitem__)
+        kwargs: Any = map_arg(node.kwargs, nodes.__getitem__) if node.kwargs else {}
+        copy = self.append(node.target, args, kwargs, node.name)
+        copy.meta = dict(node.meta)
+        return copy
 
     def output(self, returns: list[Node | None], updates: dict[str, Node]) -> Node:
         return self.fx.output((tuple(returns), dict(updates)))
@@ -210,7 +230,7 @@ class Graph:
         copy.regions = {name: region.copy() for name, region in self.regions.items()}
         nodes: dict[Node, Node] = {}
         for node in self.fx.nodes:
-            nodes[node] = copy.fx.node_copy(node, lambda n: nodes[n])
+            nodes[node] = copy.append_copy(node, nodes)
         return copy
 
     def __str__(self) -> str:

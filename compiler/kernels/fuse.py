@@ -523,7 +523,7 @@ def rewritten(graph: Graph, made: Sequence[Made]) -> Graph:
         at = heapq.heappop(ready)
         item = items[at]
         if isinstance(item, fx.Node):
-            values[item] = new.fx.node_copy(item, lambda n: values[n])
+            values[item] = new.append_copy(item, values)
         else:
             _call(new, item, values)
         for reader in readers.get(at, ()):

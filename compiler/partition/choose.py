@@ -11,6 +11,7 @@ import numpy as np
 from torch import fx
 
 from monarch.compiler import ops
+from monarch.compiler.alike import Memo
 from monarch.compiler.cost.machine import BALANCED
 from monarch.compiler.graph import args_of
 from monarch.compiler.partition.cost import FORBIDDEN, GATHER, STATE_GATHER, compute_cost, reshard_cost
@@ -50,13 +51,14 @@ def choose(options: Options, *, extra: bool = False) -> Choice:
     network = CostNetwork(keep=extra)
     variables: dict[fx.Node, int] = {}
     alternatives: dict[fx.Node, list[Alternative]] = {}
+    alike = _Alike(options)
     returned, states = set(graph.returns), graph.states
     updated: dict[fx.Node, list[str]] = {}
     for label, value in graph.updates.items():
         updated.setdefault(value, []).append(label)
     for node in graph.calls:
-        alternatives[node] = _alternatives(options, node)
-        own = _own_costs(options, node, alternatives[node])
+        alternatives[node] = alike.alternatives(node)
+        own = alike.own_costs(node, alternatives[node])
         if node in returned:
             pending = PENDING_RESULT * options.nbytes(node) + (PENDING_RESULT_OF_STEP if graph.updates else 0.0)
             own = [c + pending * is_partial(a.after) for c, a in zip(own, alternatives[node], strict=True)]
@@ -67,9 +69,7 @@ def choose(options: Options, *, extra: bool = False) -> Choice:
         for producer in dict.fromkeys(options.operands[node]):
             if producer.op == "placeholder":
                 continue  # its placement is the user's: `_own_costs` has counted it
-            at = [i for i, operand in enumerate(options.operands[node]) if operand is producer]
-            wants = [tuple(dict.fromkeys(a.strategy.operands[i] for i in at)) for a in alternatives[node]]
-            costs = _edge(options, node, producer, alternatives[producer], wants)
+            costs = alike.edge(node, producer, alternatives[producer], alternatives[node])
             network.pair(variables[producer], variables[node], costs)
     picked = network.solve()
     chosen = {node: alternatives[node][picked[variable]] for node, variable in variables.items()}
@@ -79,6 +79,57 @@ def choose(options: Options, *, extra: bool = False) -> Choice:
         for node, variable in variables.items():
             choice.extra[node] = list(zip(alternatives[node], found[variable], strict=True))
     return choice
+
+
+@dataclass
+class _Alike:
+    """Alternatives and costs of calls, worked out once for those that are alike. What it gives is shared, and not to be
+    changed. Keys name lists by their id: `choose` keeps all of them to its end."""
+
+    options: Options
+    listed: Memo[list[Alternative]] = field(default_factory=lambda: Memo(4096))
+    costs: Memo[list[float]] = field(default_factory=lambda: Memo(4096))
+    edges: Memo[np.ndarray] = field(default_factory=lambda: Memo(4096))
+
+    def alternatives(self, node: fx.Node) -> list[Alternative]:
+        options = self.options
+        # Ops that are alike have one list of strategies, which the options keep.
+        one = isinstance(node.meta["type"], TensorType)
+        key = id(options.strategies[node]), one, frozenset(options.after.get(node, ()))
+        found = self.listed.get(key)
+        return self.listed.keep(key, _alternatives(options, node)) if found is None else found
+
+    def own_costs(self, node: fx.Node, alternatives: list[Alternative]) -> list[float]:
+        options = self.options
+        if isinstance(options.rules.get(node), RegionRule):
+            return _own_costs(options, node, alternatives, 0.0)
+        whole = _compute_cost(options, node)
+        nbytes = options.nbytes(node) if isinstance(node.meta["type"], TensorType) else 0.0
+        operands = options.operands[node]
+        given = tuple(
+            [
+                (at, operands.index(each), *options.reach[each][0], options.nbytes(each), each.meta["kind"])
+                for at, each in enumerate(operands)
+                if each.op == "placeholder"
+            ]
+        )
+        key = id(alternatives), whole, nbytes, given
+        found = self.costs.get(key)
+        return self.costs.keep(key, _own_costs(options, node, alternatives, whole)) if found is None else found
+
+    def edge(
+        self, node: fx.Node, producer: fx.Node, sources: list[Alternative], alternatives: list[Alternative]
+    ) -> np.ndarray:
+        options = self.options
+        at = tuple([i for i, operand in enumerate(options.operands[node]) if operand is producer])
+        element = args_of(node)[1] if node.target is operator.getitem else None
+        nbytes = options.nbytes(producer) if element is None else 0.0
+        key = id(sources), id(alternatives), at, element, nbytes
+        found = self.edges.get(key)
+        if found is not None:
+            return found
+        wants = [tuple(dict.fromkeys(a.strategy.operands[i] for i in at)) for a in alternatives]
+        return self.edges.keep(key, _edge(options, node, producer, sources, wants))
 
 
 def _alternatives(options: Options, node: fx.Node) -> list[Alternative]:
@@ -100,13 +151,15 @@ def _shapes(options: Options, node: fx.Node) -> Sequence[Shape]:
     return shape if isinstance(node.meta["type"], tuple) else [shape]
 
 
-def _own_costs(options: Options, node: fx.Node, alternatives: list[Alternative]) -> list[float]:
-    whole = 0.0
+def _compute_cost(options: Options, node: fx.Node) -> float:
+    if node in options.edges or node.target in (operator.getitem, ops.constrain) or not options.operands[node]:
+        return 0.0
+    return compute_cost(node, [_shapes(options, o)[0] for o in options.operands[node]], _shapes(options, node))
+
+
+def _own_costs(options: Options, node: fx.Node, alternatives: list[Alternative], whole: float) -> list[float]:
+    """What each alternative costs, where all of the op would cost one worker `whole`."""
     rule = options.rules.get(node)
-    if node in options.edges:
-        pass
-    elif node.target not in (operator.getitem, ops.constrain) and options.operands[node]:
-        whole = compute_cost(node, [_shapes(options, o)[0] for o in options.operands[node]], _shapes(options, node))
     costs = []
     for alternative in alternatives:
         divided = alternative.strategy.factor not in ("", PARTIAL)

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import operator
 from dataclasses import dataclass, field
-from functools import partial
 
 from torch import fx
 
 from monarch.compiler import ops
+from monarch.compiler.alike import Memo
 from monarch.compiler.graph import Graph, args_of
 from monarch.compiler.partition.regions import Edge, Partition
 from monarch.compiler.partition.varying import strategy_of, varying_along
@@ -66,20 +66,44 @@ class Options:
     varying: set[fx.Node] = field(default_factory=set)
     edges: dict[fx.Node, Edge] = field(default_factory=dict)
     """For each op with regions."""
+    alike: Memo[_Reached] = field(default_factory=lambda: Memo(4096))
+    """What ops reach whose operands can lie alike, as those of equal layers can."""
+    _shapes: dict[fx.Node, Shape | tuple[Shape, ...]] = field(default_factory=dict)
+    _nbytes: dict[fx.Node, float] = field(default_factory=dict)
 
     def shape_of(self, node: fx.Node) -> Shape | tuple[Shape, ...]:
         """Local shapes over the mesh dims partitioned before this one."""
-        type_ = node.meta["type"]
-        if isinstance(type_, TensorType):
-            return self.graph.local_shape(type_)
-        return tuple(self.graph.local_shape(t) if t is not None else () for t in type_)
+        found = self._shapes.get(node)
+        if found is None:
+            type_ = node.meta["type"]
+            if isinstance(type_, TensorType):
+                found = self.graph.local_shape(type_)
+            else:
+                found = tuple(self.graph.local_shape(t) if t is not None else () for t in type_)
+            self._shapes[node] = found
+        return found
 
     def nbytes(self, node: fx.Node) -> float:
-        type_: TensorType = node.meta["type"]
-        size = type_.dtype.itemsize
-        for length in self.graph.local_shape(type_):
-            size *= example(length)
-        return float(size)
+        found = self._nbytes.get(node)
+        if found is None:
+            type_: TensorType = node.meta["type"]
+            size = type_.dtype.itemsize
+            for length in self.graph.local_shape(type_):
+                size *= example(length)
+            found = self._nbytes[node] = float(size)
+        return found
+
+
+@dataclass(frozen=True)
+class _Reached:
+    """What an op can do with what its operands can be given: the strategies of `rule` that it may take, the placements
+    of its results (see `Options.reach`), and the operands, by position, with the dims on which these want them. It is
+    shared by all ops that are alike, and not to be changed."""
+
+    rule: Rule
+    strategies: list[Strategy]
+    results: list[dict[Placement, bool]]
+    wants: list[tuple[int, int]]
 
 
 def find_options(
@@ -174,25 +198,14 @@ def _reach_call(options: Options, node: fx.Node, wanted: dict[fx.Node, set[int]]
             options.rules[node] = options.edges[node].rule(operands, [options.reach[each][0] for each in operands])
         elif node not in options.rules:
             options.rules[node] = rule_for(node, options.shape_of)
-        allowed: list[Strategy] = []
-        results: list[dict[Placement, bool]] = []
-        for strategy in options.rules[node].strategies(options.size):
-            if not _supported(options, node, strategy):
-                continue
-            allowed.append(strategy)
-            direct = all(map(partial(_direct, options), operands, strategy.operands))
-            while len(results) < len(strategy.results):
-                results.append({})
-            for reached, placement in zip(results, strategy.results, strict=True):
-                reached[placement] = reached.get(placement, False) or direct
-            if strategy.factor:
-                for operand, placement in zip(operands, strategy.operands, strict=True):
-                    _want(options, operand, placement, wanted)
-        options.strategies[node] = allowed
+        found = _reached(options, node)
+        for at, dim in found.wants:
+            _want(options, operands[at], dim, wanted)
+        options.strategies[node] = found.strategies
         if not isinstance(node.meta["type"], TensorType):
-            options.reach[node] = results
+            options.reach[node] = found.results
             return
-        reach = results[0]
+        reach = dict(found.results[0])
     after: set[Placement] = set()
     if any(is_partial(p) for p in reach):
         after |= {None, *wanted.get(node, ())}
@@ -202,6 +215,41 @@ def _reach_call(options: Options, node: fx.Node, wanted: dict[fx.Node, set[int]]
         after.add(None)
     options.after[node] = after
     options.reach[node] = [reach]
+
+
+def _reached(options: Options, node: fx.Node) -> _Reached:
+    """What an op with a rule reaches: worked out once for ops that are alike."""
+    rule, operands = options.rules[node], options.operands[node]
+    key = (
+        id(rule),
+        frozenset(options.free[node]) if node in options.free else None,
+        node.target is ops.send,
+        tuple([(tuple(options.reach[each][0].items()), each in options.free, _is_state(each)) for each in operands]),
+    )
+    found = options.alike.get(key)
+    if found is not None and found.rule is rule:
+        return found
+    allowed: list[Strategy] = []
+    results: list[dict[Placement, bool]] = []
+    wants: dict[tuple[int, int], None] = {}
+    for strategy in rule.strategies(options.size):
+        if not _supported(options, node, strategy):
+            continue
+        allowed.append(strategy)
+        direct = all(_direct(options, *each) for each in zip(operands, strategy.operands, strict=True))
+        while len(results) < len(strategy.results):
+            results.append({})
+        for reached, placement in zip(results, strategy.results, strict=True):
+            reached[placement] = reached.get(placement, False) or direct
+        if strategy.factor:
+            wants.update(
+                dict.fromkeys((at, each) for at, each in enumerate(strategy.operands) if isinstance(each, int))
+            )
+    return options.alike.keep(key, _Reached(rule, allowed, results, [*wants]))
+
+
+def _is_state(node: fx.Node) -> bool:
+    return node.op == "placeholder" and bool(node.meta["kind"] == "state")
 
 
 def _supported(options: Options, node: fx.Node, strategy: Strategy) -> bool:
@@ -221,7 +269,7 @@ def _supported(options: Options, node: fx.Node, strategy: Strategy) -> bool:
 
 def _direct(options: Options, operand: fx.Node, placement: Placement) -> bool:
     """Whether an operand can be had in `placement` without gathering an activation."""
-    if operand.op == "placeholder" and operand.meta["kind"] == "state":
+    if _is_state(operand):
         return True
     at_hand = {p for p, direct in options.reach[operand][0].items() if direct}
     if placement in at_hand or any(is_partial(p) for p in at_hand if not is_partial(placement)):

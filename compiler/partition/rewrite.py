@@ -111,7 +111,7 @@ class _Rewrite:
         return self.new.local_shape(type_)
 
     def copy(self, node: fx.Node, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], types: Any) -> fx.Node:
-        copy = self.new.fx.create_node("call_function", target, args, kwargs, node.name)
+        copy = self.new.append(target, args, kwargs, node.name)
         copy.meta.update(node.meta)
         copy.meta["type"] = types
         return copy

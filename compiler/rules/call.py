@@ -138,24 +138,30 @@ class Call:
     `results`    the shapes of the results in order; None for an output that is not made; () for a call without results
     """
 
-    def __init__(self, node: fx.Node, shapes: Sequence[Shape], results: Sequence[Shape | None]) -> None:
+    def __init__(
+        self,
+        node: fx.Node,
+        shapes: Sequence[Shape],
+        results: Sequence[Shape | None],
+        operands: list[fx.Node] | None = None,
+    ) -> None:
         self.node = node
         self.target: Any = node.target
         self.signature = signature_of(node.target)
-        self.operands = tensor_operands(node)
+        self.operands = tensor_operands(node) if operands is None else operands
         self.shapes = list(shapes)
         self.results = list(results)
 
     @staticmethod
     def of(node: fx.Node, shape_of: ShapeOf) -> Call:
         types = result_types(node)
-        shapes = [tuple(shape_of(operand)) for operand in tensor_operands(node)]
+        operands = tensor_operands(node)
+        shapes = [tuple(shape_of(operand)) for operand in operands]
         if isinstance(node.meta["type"], TensorType):
-            return Call(node, shapes, [tuple(shape_of(node))])
+            return Call(node, shapes, [tuple(shape_of(node))], operands)
         made = shape_of(node) if types else ()
-        return Call(
-            node, shapes, [None if type_ is None else tuple(shape) for type_, shape in zip(types, made, strict=True)]
-        )
+        results = [None if type_ is None else tuple(shape) for type_, shape in zip(types, made, strict=True)]
+        return Call(node, shapes, results, operands)
 
     @property
     def key(self) -> Hashable:

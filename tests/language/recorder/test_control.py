@@ -16,6 +16,7 @@ import monarch
 from monarch.compiler.errors import ProgramError
 from monarch.compiler.execution.factories import executors_by
 from monarch.compiler.local_ops import CheckFailed
+from monarch.compiler.pipeline import compile_graph
 from monarch.language import Mesh, OperatorError
 from monarch.language.compile import compiling_with
 from tests.language.dense import DenseExecutor, compile_dense
@@ -361,6 +362,25 @@ WRONG: dict[str, tuple[Callable[[torch.Tensor], Any], str]] = {
         "whichever way the workers go",
     ),
 }
+
+
+def test_a_plan_of_a_scan_does_not_grow_with_the_number_of_layers() -> None:
+    """A training step of equal layers whose weights are stacked."""
+
+    def instructions(layers: int) -> list[list[str]]:
+        mesh = Mesh.abstract(data=2, model=2)
+        w = nn.Parameter(monarch.distribute(torch.zeros(layers, 8, 8), mesh, "[-, -, @model]"))
+
+        @monarch.program
+        def step(x):  # type: ignore[no-untyped-def]
+            h, _ = monarch.scan(lambda h, w: ((h @ w).tanh(), h.sum()), monarch.layout(x, "[@data, -]"), w)
+            (gradient,) = torch.autograd.grad(h.sum(), w)
+            return w - 0.1 * gradient
+
+        plan = compile_graph(step.trace(torch.zeros(4, 8)).graph)
+        return [[each.op for each in one.instructions] for one in (plan, *plan.functions.values())]
+
+    assert instructions(3) == instructions(12)
 
 
 @pytest.mark.parametrize("case", WRONG)
