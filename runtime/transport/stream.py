@@ -184,10 +184,12 @@ class StreamLink:
             pass  # the endpoint is closed, and so is this
 
     def await_end(self, seconds: float) -> None:
-        """Wait until the link's works, files and socket are given back; not on the I/O thread, which does that."""
+        """Wait until the link's works, files and socket are given back; not on the I/O thread, which does that. Where
+        it does not, which only a defect can cause, the log says so."""
         if not self.loop.here() and not self._gone.wait(seconds):
             self.lose(LinkLost(f"the link to {self.name} over {self.transport} was closed here"))
-            self._gone.wait()
+            if not self._gone.wait(_CLOSING):
+                _log.warning("%r was closed %g s ago, and its socket is not given back", self, _CLOSING)
 
     def await_unread(self, owned: Owned) -> None:
         """Return once nothing is read any more from memory that was dropped."""

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from monarch.compiler.plan import MonarchError
 from monarch.runtime.transport import loop as loops
+from monarch.runtime.transport import stream
 from monarch.runtime.transport.loop import Loop
 
 
@@ -38,6 +41,24 @@ def test_who_waits_for_a_thread_that_has_ended_is_told(loop: Loop) -> None:
     with pytest.raises(MonarchError, match="the thread monarch test has ended"):
         loop.run(lambda: 1)
     loop.close()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_who_waits_for_the_end_of_a_link_does_not_wait_for_ever_for_a_thread_that_has_ended(
+    loop: Loop, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(stream, "_CLOSING", 0.01)
+    peer = SimpleNamespace(process="12345678")
+    ends = SimpleNamespace(peer=peer, messages=0, regions=None, loop=loop, ended=lambda link, error: None)
+    socket: Any = SimpleNamespace(ends=ends, greedy=False, fileno=lambda: -1, send=None, shutdown=lambda: None)
+    link = stream.StreamLink(socket, "tcp")
+
+    def end() -> None:
+        raise SystemExit
+
+    loop.call(end)
+    link.await_end(0.01)
+    assert "<link to process 12345678 over tcp> was closed 0.01 s ago, and its socket is not given back" in caplog.text
 
 
 def test_calls_that_were_asked_for_before_the_end_are_done(loop: Loop) -> None:
