@@ -17,6 +17,7 @@ from monarch.language.programs.kinds import (
     TOLD,
     Attributes,
     Class,
+    Defaulting,
     Function,
     Mapping,
     Members,
@@ -197,6 +198,7 @@ class _Writer:
             Class: self.by_name,
             Function: self.of_function,
             Mapping: self.mapping,
+            Defaulting: self.defaulting,
             Sequence: self.sequence,
             Members: self.sequence,
             Parts: self.parts,
@@ -241,9 +243,11 @@ class _Writer:
                 self.lines.append(f"d[{key!r}]")
         for position, key in enumerate(node.keys):
             self.expect(number, position, f"d[{key!r}]")
-        empty = [f"d[{node.keys[at]!r}]" for at, role in enumerate(self.roles[number]) if role == _EMPTY]
-        if empty:
-            self.lines.append(f"if {' or '.join(empty)}: return None")
+        empty = [node.keys[at] for at, role in enumerate(self.roles[number]) if role == _EMPTY]
+        if len(empty) > 1:
+            self.lines.append(f"if any({self.constant(f'g{number}', operator.itemgetter(*empty))}(d)): return None")
+        elif empty:
+            self.lines.append(f"if d[{empty[0]!r}]: return None")
 
     def by_name(self, number: int, node: Node, h: str) -> None:
         entries = h if node.kind is Names and not issubclass(node.type, ModuleType) else f"{h}.__dict__"
@@ -269,29 +273,39 @@ class _Writer:
     @staticmethod
     def unpacks(node: Node) -> bool:
         """Whether the entries of a container are taken out as Python takes them, and are not too many."""
-        kinds = _DICTS if node.kind is Mapping else (list, tuple, set, frozenset, collections.deque)
+        kinds = _DICTS if node.kind in (Mapping, Defaulting) else (list, tuple, set, frozenset, collections.deque)
         return node.type in kinds and node.length <= _LONGEST
 
-    def mapping(self, number: int, node: Node, h: str) -> None:
+    def defaulting(self, number: int, node: Node, h: str) -> None:
+        """A defaultdict's first place is what makes its entries."""
         if not self.unpacks(node):
             self.otherwise(number, node, h)
             return
-        if node.length == 0:
+        self.expect(number, 0, f"{h}.default_factory")
+        self.mapping(number, node, h, 1)
+
+    def mapping(self, number: int, node: Node, h: str, first: int = 0) -> None:
+        """A dict's entries, at the places from `first` on."""
+        if not self.unpacks(node):
+            self.otherwise(number, node, h)
+            return
+        keys = node.keys[first:]
+        if not keys:
             self.lines.append(f"if {h}: return None")
             return
-        if _are_names(node.keys):
-            self.lines.append(f"if [*{h}] != {self.constant(f'k{number}', node.keys)}: return None")
+        if _are_names(keys):
+            self.lines.append(f"if [*{h}] != {self.constant(f'k{number}', keys)}: return None")
         else:
-            self.lines.append(f"if len({h}) != {node.length}: return None")
-            names = [f"k{number}_{position}" for position in range(node.length)]
+            self.lines.append(f"if len({h}) != {len(keys)}: return None")
+            names = [f"k{number}_{position}" for position in range(len(keys))]
             self.lines.append(f"{', '.join(names)}, = {h}")
-            for name, key in zip(names, node.keys, strict=True):
+            for name, key in zip(names, keys, strict=True):
                 ident = getattr(key, "ident", None)
                 if ident is None:
                     self.lines.append(f"if {name} is not {self.constant(f'c{name}', key)}: return None")
                 else:
                     self.same.append((name, ident))
-        self.unpack(number, node, f"{h}.values()")
+        self.unpack(number, f"{h}.values()", first)
 
     def sequence(self, number: int, node: Node, h: str) -> None:
         if not self.unpacks(node):
@@ -299,14 +313,16 @@ class _Writer:
             return
         self.lines.append(f"if len({h}) != {node.length}: return None")
         if node.length:
-            self.unpack(number, node, h)
+            self.unpack(number, h)
 
-    def unpack(self, number: int, node: Node, expression: str) -> None:
-        kept = [role == _KEEP and not self.alike for role in self.roles[number]]
-        names = [_variable(number, at) if keep else f"e{at}" for at, keep in enumerate(kept)]
-        self.lines.append(f"{', '.join(names)}, = {expression}")
-        for position, name in enumerate(names):
-            if kept[position]:
+    def unpack(self, number: int, expression: str, first: int = 0) -> None:
+        """Take a container's entries out, which stand at the places from `first` on."""
+        roles = list(enumerate(self.roles[number]))[first:]
+        kept = {at for at, role in roles if role == _KEEP and not self.alike}
+        names = {at: _variable(number, at) if at in kept else f"e{at}" for at, _ in roles}
+        self.lines.append(f"{', '.join(names.values())}, = {expression}")
+        for position, name in names.items():
+            if position in kept:
                 self.judge(number, position)
             else:
                 self.expect(number, position, name)
@@ -322,18 +338,20 @@ class _Writer:
         if node.type is not DistributedTensor:
             self.otherwise(number, node, h)
             return
+        # A tensor that needs no gradient, and that Python knows nothing else of, is asked for none.
+        is_more = len(node.keys) > 3 or bool(node.plain.get(0))
+        if is_more:
+            self.lines.append(f"d = {h}.__dict__")
         for position, key in enumerate(node.keys):
             if position == 0:
                 if self.roles[number][0] == _PLAIN:
                     self.required[bool(node.plain[0])] += [self.holder(at) for at in self.alike] or [h]
                 else:
                     self.expect(number, position, f"{h}.requires_grad")
-            elif len(node.keys) > 3 or node.plain.get(0) or position not in node.plain:
-                # A tensor that needs no gradient, and that Python knows nothing else of, is asked for none.
-                own = f"{h}.__dict__[{key!r}]" if position > 2 else f"{h}.{key}"
-                self.expect(number, position, own)
-        if len(node.keys) > 3 or node.plain.get(0):
-            self.lines.append(f"if len({h}.__dict__) != {len(node.keys) - 2}: return None")
+            elif is_more or position not in node.plain:
+                self.expect(number, position, f"d[{key!r}]" if position > 2 else f"{h}.{key}")
+        if is_more:
+            self.lines.append(f"if len(d) != {len(node.keys) - 2}: return None")
 
     def otherwise(self, number: int, node: Node, h: str) -> None:
         name = self.constant(f"n{number}", node)

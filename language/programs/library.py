@@ -79,7 +79,7 @@ class Library:
             all(map(operator.is_, found, self._functions))  # `==` would ask what somebody has put there
             and [*map(len, map(vars, self._classes))] == [*self._classes.values()]
             and [*map(_bases_of, self._bases)] == [*self._bases.values()]
-            and [*map(id, _global_hooks())] == [*map(id, self._hooks)]
+            and (not (any(_HOOKS) or self._hooks) or [*map(id, _global_hooks())] == [*map(id, self._hooks)])
         )
 
 

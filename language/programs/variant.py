@@ -9,6 +9,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Mapping
 from copy import copy
+from operator import attrgetter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
     from monarch.compiler.schedule.template import Template
 
 _INPUT, _STATE, _SCALAR, _SEED = range(4)
+_REF, _PARENT, _CELL, _FAILURE, _HANDLE, _TYPE = map(attrgetter, "_ref parent cell failure handle type".split())
+"""What hundreds of states are asked for at each call, in one go."""
 
 
 class Compiled:
@@ -91,6 +94,7 @@ class Compiled:
         """Take from the plan what depends on its sizes."""
         states = (spec for spec in self.plan.inputs if spec.kind == "state")
         self.layouts = [(self._states[str(spec.label)], spec.type) for spec in states]
+        self.types = [type_ for _, type_ in self.layouts]
         self.fakes = [make_fake(value_at(shape, self.values), dtype) for shape, dtype in self._shapes]
         self._look = [DistributedTensor.looking(fake) for fake in self.fakes]
         """What makes each of the results."""
@@ -328,13 +332,11 @@ class Variant:
                 return None
         if not states:
             return live, [], scalars
-        refs: list[Ref] = [tensor._ref for tensor in states]
-        parents = [ref.parent for ref in refs]
-        if (self._viewing or any(parents)) and [*map(views_of, refs)] != self._views:
+        refs: list[Ref] = [*map(_REF, states)]
+        if (self._viewing or any(map(_PARENT, refs))) and [*map(views_of, refs)] != self._views:
             return None
-        cells = [ref.cell for ref in refs]
-        failures = [cell.failure for cell in cells]
-        if any(failures):
+        cells: list[Cell] = [*map(_CELL, refs)]
+        if any(map(_FAILURE, cells)):
             for cell in cells:
                 cell.raise_failure()
         return (live, cells, scalars) if self._states_hold(cells) else None
@@ -347,12 +349,11 @@ class Variant:
         return values
 
     def _states_hold(self, cells: list[Cell]) -> bool:
-        handles = [cell.handle for cell in cells]
+        handles = [*map(_HANDLE, cells)]
         read = [handles[number] for number, _ in self.compiled.layouts]
-        if [None if handle is None else handle.type for handle in read] != [
-            type_ for _, type_ in self.compiled.layouts
-        ]:
+        if None in read or (types := [*map(_TYPE, read)]) != self.compiled.types:
             return False
+        self.compiled.types = types  # equal ones, and at the next call the same objects, which are quicker to compare
         for number, first in self._same:
             if handles[number] is not handles[first]:
                 return False
