@@ -259,3 +259,30 @@ def test_a_namespace_is_globals_and_data(mesh: Mesh) -> None:
     for expected in (6.0, 7.0, 8.0):
         counting(torch.ones(1))
         assert names["other"] == expected
+
+
+@pytest.mark.parametrize("keys", [("a", "b"), (torch.nn.ReLU(), torch.nn.ReLU())], ids=["names", "objects"])
+def test_a_defaultdicts_factory_keys_and_entries_are_expected(
+    keys: tuple[Any, Any], mesh: Mesh, traces: list[str]
+) -> None:
+    """Also by the check that is one function, which takes over after some calls."""
+    first, second = keys
+    table: collections.defaultdict[Any, float] = collections.defaultdict(float, {first: 2.0, second: 3.0})
+
+    def factor() -> float:
+        places = sum(place * (entry is first) for place, entry in enumerate(table))
+        return 100 * table[first] + 10 * len(table) + places + 0.5 * (table.default_factory is None)
+
+    step = program(lambda x: x * factor(), mesh=mesh)
+    changes: list[Callable[[], object]] = [
+        dict,
+        lambda: table.update({first: 5.0}),
+        lambda: table.pop(second),
+        lambda: setattr(table, "default_factory", None),
+        lambda: table.update({"c": 1.0}),
+        lambda: table.update({first: table.pop(first)}),
+    ]
+    for number, change in enumerate(changes):
+        change()
+        assert [step(torch.ones(1)).item() for _ in range(6)] == [factor()] * 6
+        assert len(traces) == number + 1
