@@ -84,6 +84,7 @@ if TYPE_CHECKING:
     from monarch.stdlib.fetching import fetch_shard, inspect
     from monarch.stdlib.generation import generate
     from monarch.stdlib.logs import log, log_to
+    from monarch.stdlib.syncing import sync, version
 
 __version__ = "0.1.0"
 
@@ -157,6 +158,7 @@ _HOMES = {
     "monarch.stdlib.fetching": ("fetch_shard", "inspect"),
     "monarch.stdlib.generation": ("generate",),
     "monarch.stdlib.logs": ("log", "log_to"),
+    "monarch.stdlib.syncing": ("sync", "version"),
     "torch.distributed.tensor": ("Partial", "Replicate", "Shard"),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
@@ -231,8 +233,10 @@ __all__ = [
     "scan",
     "sharding_rule",
     "spmd",
+    "sync",
     "this_host",
     "vary",
+    "version",
     "while_loop",
 ]
 

@@ -638,9 +638,11 @@ def written_inputs(tape: Tape, mesh: MeshSpec) -> list[int]:
 
 def _drop_dead(graph: Graph) -> None:
     """Remove ops and placeholders that nothing depends on, and constants and regions with them. A program's inputs
-    stay."""
+    stay, and so does a state that is overwritten: what a failed step was to replace is what it is afterwards."""
     for node in reversed(list(graph.fx.nodes)):
         if node.op == "output" or node.users or (node.op == "placeholder" and node.meta["kind"] == "input"):
+            continue
+        if node.op == "placeholder" and node.meta["kind"] == "state" and node.meta["label"] in graph.updates:
             continue
         if acts_for_itself(graph, node):
             continue

@@ -17,7 +17,7 @@ so no parts wait in a circle.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 
 import torch
@@ -60,23 +60,13 @@ class Transfers:
         ]
 
         def run(tensor: torch.Tensor) -> tuple[()]:
-            rows: dict[int, torch.Tensor] = {}
             for event, blocks, readers in pieces:
                 start = (event - self._first[number] - 1) * at.area
                 base = at.base(at.rank, AREAS + event % SLOTS)
                 at.reclaim_slot(event % SLOTS, self._everyone)
                 for route in blocks:
-                    size = math.prod(route.shape) * dtype.itemsize
-                    if start <= route.at and route.at + size <= start + at.area:
-                        at.window.view(base + route.at - start, route.shape, dtype).copy_(
-                            _part(tensor, route.start, route)
-                        )
-                        continue
-                    if route.at not in rows:
-                        rows[route.at] = _part(tensor, route.start, route).contiguous().view(-1).view(torch.uint8)
-                    low, high = max(start, route.at), min(start + at.area, route.at + size)
-                    place = at.window.view(base + low - start, (high - low,), torch.uint8)
-                    place.copy_(rows[route.at][low - route.at : high - route.at])
+                    for offset, part in _in_piece(_part(tensor, route.start, route), route.at, start, at.area):
+                        at.window.view(base + offset, part.shape, dtype).copy_(part)
                 at.sent(event % SLOTS, event, readers, base, at.area)
             return ()
 
@@ -96,7 +86,6 @@ class Transfers:
 
         def run() -> torch.Tensor:
             out = torch.empty(tuple(shape), dtype=dtype) if whole else torch.zeros(tuple(shape), dtype=dtype)
-            rows: dict[Route, torch.Tensor] = {}
             for event, blocks in pieces:
                 start = (event - self._first[number] - 1) * at.area
                 senders = tuple(dict.fromkeys(sources[route.source] for route in blocks))
@@ -104,19 +93,8 @@ class Transfers:
                     at.await_sent(sender, event, self._everyone)
                 for route in blocks:
                     base = at.base(sources[route.source], AREAS + event % SLOTS)
-                    size = math.prod(route.shape) * dtype.itemsize
-                    target = _part(out, route.into, route)
-                    if start <= route.at and route.at + size <= start + at.area:
-                        target.copy_(at.window.view(base + route.at - start, route.shape, dtype))
-                        continue
-                    if route not in rows:
-                        block = target if target.is_contiguous() else torch.empty(route.shape, dtype=dtype)
-                        rows[route] = block.view(-1).view(torch.uint8)
-                    low, high = max(start, route.at), min(start + at.area, route.at + size)
-                    piece = at.window.view(base + low - start, (high - low,), torch.uint8)
-                    rows[route][low - route.at : high - route.at].copy_(piece)
-                    if high == route.at + size and not target.is_contiguous():
-                        target.copy_(rows[route].view(dtype).view(route.shape))
+                    for offset, part in _in_piece(_part(out, route.into, route), route.at, start, at.area):
+                        part.copy_(at.window.view(base + offset, part.shape, dtype))
                 at.took(event, senders)
             return out
 
@@ -125,6 +103,35 @@ class Transfers:
 
 def _part(tensor: torch.Tensor, start: Sequence[int], route: Route) -> torch.Tensor:
     return tensor[tuple(slice(first, first + size) for first, size in zip(start, route.shape, strict=True))]
+
+
+def _in_piece(block: torch.Tensor, at: int, start: int, size: int) -> Iterator[tuple[int, torch.Tensor]]:
+    """What of a block, which lies row-major from byte `at` on, is in the piece of `size` bytes from `start` on: views
+    of it, each with where it begins in the piece."""
+    low = max(start - at, 0) // block.itemsize
+    high = min((start + size - at) // block.itemsize, block.numel())
+    offset = at + low * block.itemsize - start
+    for part in _stretch(block, low, high):
+        yield offset, part
+        offset += part.numel() * block.itemsize
+
+
+def _stretch(block: torch.Tensor, low: int, high: int) -> Iterator[torch.Tensor]:
+    """The elements of a block from number `low` to `high` in row-major order, as few views."""
+    if low == 0 and high == block.numel():
+        yield block
+        return
+    row = block[0].numel()
+    first, last = -(-low // row), high // row
+    if first > last:  # within one row
+        yield from _stretch(block[last], low - last * row, high - last * row)
+        return
+    if low < first * row:
+        yield from _stretch(block[first - 1], low - (first - 1) * row, row)
+    if first < last:
+        yield block[first:last]
+    if last * row < high:
+        yield from _stretch(block[last], 0, high - last * row)
 
 
 def _end(route: Route, plan: Plan, number: int) -> int:

@@ -98,6 +98,8 @@ class Fetching(ABC):
             if self._log or heard(Log):
                 self._say(f"fetch {remote.id} from {ranks}")
         self._connection.gather(step, set(ranks))
+        if step.error is not None and remote.step.error is None:  # it failed on workers that were not asked
+            self._until(remote.step.sequence + 1, remote.step.place)
         with self._lock:
             self._state.check(remote.step)
             self._state.check(step)

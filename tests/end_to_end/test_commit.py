@@ -64,6 +64,21 @@ def test_a_metric_behind_the_optimizer_that_fails_loses_nothing() -> None:
             torch.testing.assert_close(model.state_dict()[name].full_tensor(), value)
 
 
+def test_a_state_that_is_overwritten_unread_is_what_it_was() -> None:
+    with Mesh(data=2) as mesh:
+        state = monarch.distribute(torch.ones(4), mesh)
+
+        @monarch.program(mesh=mesh)
+        def step(x, chosen):
+            state.copy_(x)
+            return x.index_select(0, chosen).sum()
+
+        step(torch.full((4,), 2.0), torch.tensor([3]))
+        with pytest.raises(DeviceMeshError, match="index_select"):
+            step(torch.full((4,), 5.0), torch.tensor([99])).item()
+        assert state.full_tensor().tolist() == [2.0] * 4
+
+
 def failing_before(plan: Plan, number: int, ranks: list[int]) -> Plan:
     """The plan, with an instruction in front of instruction `number` that fails on these workers of two."""
     table = torch.tensor([7 if rank in ranks else 0 for rank in range(2)])

@@ -262,6 +262,14 @@ def test_long_context_trains_as_in_plain_pytorch(tmp_path: Path) -> None:
     assert len(pairs) == 3
 
 
+def test_generators_write_with_the_trainers_versions(tmp_path: Path) -> None:
+    *lines, loss = run("trainer_and_generators.py", cwd=tmp_path).splitlines()
+    found = [re.fullmatch(r"generator (\d), version (\d+): \[(.*)\]", line) for line in lines]
+    assert [(int(each[1]), int(each[2])) for each in found if each] == [(g, v) for v in (4, 8, 12) for g in (0, 1)]
+    assert [line.rpartition(": ")[2] for line in lines[-2:]] == ["[0, 3, 6, 9, 12, 15]", "[1, 4, 7, 10, 13, 0]"]
+    assert float(loss.removeprefix("loss ")) < 1.5
+
+
 def test_a_mixture_of_experts_trains_as_in_plain_pytorch(tmp_path: Path) -> None:
     layouts, *steps = run("experts.py", cwd=tmp_path).splitlines()
     assert layouts == "expert_parallel over expert=2: tokens come as [@(expert,data), -, -]"
