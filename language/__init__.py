@@ -2,7 +2,7 @@
 
 # These add to the recorder's table of ops that are not recorded as they are, and to PyTorch's optimizers.
 from monarch.language.optimizers import averaging, scaling  # noqa: F401  isort: skip
-from monarch.language.recorder import composites, foreach, forms, higher_order, questions, random  # noqa: F401  isort: skip
+from monarch.language.recorder import branchless, composites, foreach, forms, higher_order, questions, random  # noqa: F401  isort: skip
 from monarch.compiler.plan import CompileOptions
 from monarch.language.eager.flush import flush
 from monarch.language.errors import OperatorError

@@ -107,28 +107,27 @@ def _look(code: CodeType, names: dict[str, Any]) -> _Code:
     types: dict[int, str] = {}
     imports: tuple[tuple[str, int, tuple[str, ...]], ...] = ()
     if users:
-        imports = tuple(_imports(code))
-        types = _asked_types(code)
-        loads = [step for step in dis.get_instructions(code) if step.opname in _OF_GLOBALS]
-        loaded = tuple(dict.fromkeys(str(step.argval) for step in loads))
-        computes = not _ANY_NAME.isdisjoint(code.co_names) or _computed_name(code)
+        steps = [step for step in dis.get_instructions(code) if step.opname not in ("CACHE", "EXTENDED_ARG")]
+        imports = tuple(_imports(steps))
+        types = _asked_types(steps)
+        loaded = tuple(dict.fromkeys(str(step.argval) for step in steps if step.opname in _OF_GLOBALS))
+        computes = not _ANY_NAME.isdisjoint(code.co_names) or _computed_name(steps)
     found = _Code(code.co_names, loaded, texts, computes, users, imports, types)
     _codes[id(code)] = code, found  # kept, so that no other code takes its id
     return found
 
 
-def _imports(code: CodeType) -> Iterator[tuple[str, int, tuple[str, ...]]]:
-    steps = [step for step in dis.get_instructions(code) if step.opname not in ("CACHE", "EXTENDED_ARG")]
+def _imports(steps: list[dis.Instruction]) -> Iterator[tuple[str, int, tuple[str, ...]]]:
     for at, step in enumerate(steps):
         if step.opname == "IMPORT_NAME":
             level, names = (each.argval for each in steps[at - 2 : at])
             yield step.argval, level, names or ()
 
 
-def _asked_types(code: CodeType) -> dict[int, str]:
+def _asked_types(steps: list[dis.Instruction]) -> dict[int, str]:
     """The lines of code that call `type` with one argument, and the variable that it is, if it is one."""
     found: dict[int, str] = {}
-    steps = [step for step in dis.get_instructions(code) if step.opname not in ("PRECALL", "PUSH_NULL", "CACHE")]
+    steps = [step for step in steps if step.opname not in ("PRECALL", "PUSH_NULL")]
     for at, step in enumerate(steps):
         if step.opname not in ("LOAD_GLOBAL", "LOAD_NAME") or step.argval != "type" or step.positions is None:
             continue
@@ -148,9 +147,8 @@ _NO_OPERAND = ("CALL", "LOAD_ATTR", "LOAD_METHOD", "STORE", "RETURN", "BUILD", "
 """What follows a `type` that is passed on, and not called."""
 
 
-def _computed_name(code: CodeType) -> bool:
+def _computed_name(steps: list[dis.Instruction]) -> bool:
     """Whether getattr or hasattr are called, or passed on, with a name that is no constant of the code."""
-    steps = list(dis.get_instructions(code))
     for at, step in enumerate(steps):
         if step.opname not in ("LOAD_GLOBAL", "LOAD_NAME") or step.argval not in ("getattr", "hasattr"):
             continue

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 
 from monarch.distributed import Mesh
-from tests.language.programs.test_stateful_programs import BODIES, CHANGES, compare
+from tests.language.programs.stateful import BODIES, CHANGES, compare
 from tests.sample import examples
 
 

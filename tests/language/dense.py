@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,6 +20,8 @@ from monarch.compiler.types import MeshSpec, TensorType
 from monarch.compiler.verify import verify
 
 GRAPHS: dict[str, Graph] = {}
+"""The graphs of the plans that there are, by hash."""
+_numbers = itertools.count()
 
 
 @dataclass
@@ -33,12 +37,12 @@ def compile_dense(graph: Graph) -> Plan:
     for each in graph.fragments.values() or [graph]:
         text = str(each)
         assert str(parse_graph(text)) == text
-    return replace(plan_of(graph), graph=str(graph))
+    return plan_of(graph, str(graph))
 
 
-def plan_of(graph: Graph) -> Plan:
+def plan_of(graph: Graph, text: str = "") -> Plan:
     """The same without the checks, which take half of the time that a small program takes."""
-    key = f"{len(GRAPHS)}"
+    key = f"{next(_numbers)}"
     GRAPHS[key] = graph
     for node in (node for each in graph.fragments.values() or [graph] for node in each.calls):
         if node.target is torch.ops.aten.view.default:  # a graph's views are of values, whatever their strides
@@ -61,7 +65,9 @@ def plan_of(graph: Graph) -> Plan:
         ValueSpec("state", label, state_types.get(label, node.meta["type"].unpadded), 0) for label, node in made.items()
     ]
     donated = tuple(spec.kind == "state" and spec.label in graph.updates for spec in inputs)
-    return Plan(graph.name, graph.mesh, inputs, tuple(outputs), (), 0, donated, hash=key)
+    made_of = Plan(graph.name, graph.mesh, inputs, tuple(outputs), (), 0, donated, hash=key, graph=text)
+    weakref.finalize(made_of, GRAPHS.pop, key)
+    return made_of
 
 
 class DenseExecutor:
