@@ -18,6 +18,7 @@ from monarch.compiler.rules import (  # noqa: F401
     ours,
     pointwise,
     reduce,
+    searching,
     views,
 )
 from monarch.compiler.rules.call import Call, replace_operands, tensor_operands

@@ -66,9 +66,13 @@ for _n in (2, 3):
     _spatial(f"avg_pool{_n}d_backward _adaptive_avg_pool{_n}d_backward", _n, 2, linear=True)
 for _name in ("upsample_linear1d", "upsample_bilinear2d", "upsample_bicubic2d", "upsample_trilinear3d"):
     _spatial(f"{_name} {_name}_backward", int(_name[-2]), 1, linear=True)
+for _name in ("_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa"):
+    _spatial(f"{_name} {_name}_backward", 2, 1, linear=True)
 for _n in (2, 3):
     _spatial(f"max_unpool{_n}d", _n, 2, linear=True)
+    _spatial(f"fractional_max_pool{_n}d_backward", _n, 3, linear=True)
     _space = " ".join(["_"] * _n)
+    sharding_rule(f"aten.fractional_max_pool{_n}d", f"n c {_space}, n c _ -> n c {_space}, n c {_space}")
     _grid = f"n {_space} _"
     sharding_rule(f"aten.grid_sampler_{_n}d", f"n c {_space}, {_grid} -> n c {_space}", linear=[{0}])
     sharding_rule(
@@ -84,7 +88,8 @@ _spatial("pixel_shuffle pixel_unshuffle", 3, 1, linear=True)
     aten.upsample_nearest1d_backward aten.upsample_nearest2d_backward aten.upsample_nearest3d_backward
     aten._upsample_nearest_exact1d_backward aten._upsample_nearest_exact2d_backward
     aten._upsample_nearest_exact3d_backward aten.upsample_linear1d_backward aten.upsample_bilinear2d_backward
-    aten.upsample_bicubic2d_backward aten.upsample_trilinear3d_backward
+    aten.upsample_bicubic2d_backward aten.upsample_trilinear3d_backward aten._upsample_bilinear2d_aa_backward
+    aten._upsample_bicubic2d_aa_backward
     """
 )
 def _local_upsample_backward(call: LocalCall) -> Localized:

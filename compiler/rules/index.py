@@ -162,6 +162,32 @@ def _index_add(call: Call) -> Line:
     return line(f"{source}, {index}, {values} -> {source}", linear=[{0, 2}], addends={0} if adds else ())
 
 
+@sharding_rule("aten.index_reduce")
+def _index_reduce(call: Call) -> Line:
+    names = factor_names(len(call.shapes[0]))
+    text = _at(names, dim_of(call["dim"], len(names)), "_")
+    return line(f"{text}, {'_' if call.shapes[1] else '[]'}, {text} -> {text}")
+
+
+@sharding_rule("aten.take")
+def _take(call: Call) -> Line:
+    return line(f"{tensor_text(['_'] * len(call.shapes[0]))}, ... -> ...", linear=[{0}])
+
+
+@sharding_rule("aten.put")
+def _put_flat(call: Call) -> Line:
+    """Indices into the tensor as one row: written, a later element overwrites an earlier one."""
+    names = factor_names(len(call.shapes[1]))
+    source, index, adds = tensor_text(["_"] * len(call.shapes[0])), tensor_text(names), call["accumulate"]
+    values = index if call.shapes[2] == call.shapes[1] else tensor_text(["_"] * len(call.shapes[2]))
+    return line(
+        f"{source}, {index}, {values} -> {source}",
+        whole="" if adds and values == index else " ".join(names),
+        linear=[{0, 2}],
+        addends={0} if adds else (),
+    )
+
+
 @sharding_rule("aten.index_fill.int_Scalar")
 def _index_fill(call: Call) -> Line:
     names = factor_names(len(call.shapes[0]))

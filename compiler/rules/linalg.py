@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from monarch.compiler.rules.call import Call
-from monarch.compiler.rules.line import Line, LineError, line
+from monarch.compiler.rules.call import Call, dim_of
+from monarch.compiler.rules.line import Line, LineError, factor_names, line
 from monarch.compiler.rules.register import sharding_rule
+from monarch.compiler.rules.views import tensor_text
 
 _MATRIX, _VECTOR, _NUMBER = "... _ _", "... _", "..."
 
@@ -19,7 +20,9 @@ for _names, _line in (
     ("_linalg_svd", f"{_MATRIX} -> {_MATRIX}, {_VECTOR}, {_MATRIX}"),
     ("_linalg_det", f"{_MATRIX} -> {_NUMBER}, {_MATRIX}, {_VECTOR}"),
     ("_linalg_slogdet", f"{_MATRIX} -> {_NUMBER}, {_NUMBER}, {_MATRIX}, {_VECTOR}"),
-    ("lu_unpack", f"{_MATRIX}, {_VECTOR} -> {_MATRIX}, {_MATRIX}, {_MATRIX}"),
+    ("linalg_eig", f"{_MATRIX} -> {_VECTOR}, {_MATRIX}"),
+    ("linalg_pinv", f"{_MATRIX}, {_NUMBER}, {_NUMBER} -> {_MATRIX}"),
+    ("triangular_solve", f"{_MATRIX}, {_MATRIX} -> {_MATRIX}, {_MATRIX}"),
     ("linalg_householder_product", f"{_MATRIX}, {_VECTOR} -> {_MATRIX}"),
     ("ormqr", f"{_MATRIX}, {_VECTOR}, {_MATRIX} -> {_MATRIX}"),
     ("cholesky_solve linalg_solve_triangular", f"{_MATRIX}, {_MATRIX} -> {_MATRIX}"),
@@ -29,6 +32,23 @@ for _names, _line in (
 
 sharding_rule("aten._cdist_forward", "... p _, ... r _ -> ... p r")
 sharding_rule("aten._cdist_backward", "... p r, ... p _, ... r _, ... p r -> ... p _", linear=[{0}])
+
+
+@sharding_rule("aten.linalg_cross")
+def _cross(call: Call) -> Line:
+    names = factor_names(len(call.result))
+    names[dim_of(call["dim"], len(names))] = "_"
+    return line(f"{tensor_text(names)}, {tensor_text(names)} -> {tensor_text(names)}", linear=({0}, {1}))
+
+
+@sharding_rule("aten.lu_unpack")
+def _lu_unpack(call: Call) -> Line:
+    names = factor_names(len(call.shapes[0]) - 2)
+    matrix, vector = tensor_text([*names, "_", "_"]), tensor_text([*names, "_"])
+    # What it is told not to unpack is empty, and the same on every worker.
+    empty = [at for at, shape in enumerate(call.results) if shape == (0,)]
+    made = ", ".join("_" if at in empty else matrix for at in range(3))
+    return line(f"{matrix}, {vector} -> {made}", kept=[(name, at) for name in names for at in empty])
 
 
 @sharding_rule("aten._linalg_solve_ex")

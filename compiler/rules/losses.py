@@ -6,6 +6,8 @@ ops and sums, it shards.
 
 from __future__ import annotations
 
+import re
+
 from monarch.compiler.rules.call import Call
 from monarch.compiler.rules.line import Line, factor_names, line
 from monarch.compiler.rules.register import sharding_rule
@@ -84,6 +86,28 @@ def _loss_backward(call: Call) -> Line:
 @sharding_rule("aten.binary_cross_entropy_backward")
 def _binary_cross_entropy_backward(call: Call) -> Line:
     return _elementwise_loss_backward(call, 4)
+
+
+# Margins between classes: rows [n, classes], or one row; `loss` is one value a row, or one of all.
+
+_MARGINS = {
+    "multi_margin_loss": "rows, row, _ -> loss",
+    "multi_margin_loss_backward": "loss, rows, row, _ -> rows",
+    "multilabel_margin_loss_forward": "rows, rows -> loss, rows",
+    "multilabel_margin_loss_backward": "loss, rows, rows, rows -> rows",
+}
+
+
+@sharding_rule(" ".join(f"aten.{name}" for name in _MARGINS))
+def _margin_loss(call: Call) -> Line:
+    text = _MARGINS[call.target.overloadpacket.__name__]
+    one_row = len(call.shape("self") or ()) < 2
+    each = not one_row and call["reduction"] == NONE
+    for word, dims in (("rows", "_" if one_row else "n _"), ("row", "[]" if one_row else "n")):
+        text = re.sub(rf"\b{word}\b", dims, text)
+    text = re.sub(r"\bloss\b", "n" if each else "[]", text)
+    whole = "n" if call["reduction"] == MEAN and not one_row else ""
+    return line(text, whole=whole, linear=[{0}] if text.startswith(("n,", "[],")) else [])
 
 
 @sharding_rule("aten.native_dropout")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from monarch.compiler.rules.call import Call
 from monarch.compiler.rules.line import Line, factor_names, line
 from monarch.compiler.rules.register import sharding_rule
+from monarch.compiler.rules.views import tensor_text
 
 BILINEAR = ({0}, {1})
 # A product added to operand 0, which must be partial too wherever the product is.
@@ -76,3 +77,13 @@ def _matmul(call: Call) -> Line:
     b = "k" if right == 1 else " ".join([*batch[depth - (right - 2) :], "k", "n"])
     out = " ".join([*batch, *(["m"] if left > 1 else []), *(["n"] if right > 1 else [])])
     return line(f"{a}, {b} -> {out or '[]'}", linear=BILINEAR)
+
+
+@sharding_rule("aten._trilinear")
+def _trilinear(call: Call) -> Line:
+    """A product of three tensors, each broadcast along the dims that it is expanded by, summed over some."""
+    expanded = [call[f"expand{number}"] for number in (1, 2, 3)]
+    names = factor_names(len(call.shapes[0]) + len(expanded[0]))
+    texts = [tensor_text([name for at, name in enumerate(names) if at not in dims]) for dims in expanded]
+    result = tensor_text([name for at, name in enumerate(names) if at not in call["sumdim"]])
+    return line(f"{', '.join(texts)} -> {result}", linear=({0}, {1}, {2}))

@@ -313,6 +313,16 @@ def _diagonal(call: Call) -> Line:
     return line(f"{text} -> {tensor_text([*left, '_'])}", linear=LINEAR)
 
 
+@sharding_rule("aten.diag_embed")
+def _diag_embed(call: Call) -> Line:
+    ndim = len(call.result)
+    pair = (dim_of(call["dim1"], ndim), dim_of(call["dim2"], ndim))
+    names = factor_names(ndim - 2)
+    left = iter(names)
+    made = ["_" if dim in pair else next(left) for dim in range(ndim)]
+    return line(f"{tensor_text([*names, '_'])} -> {tensor_text(made)}", linear=LINEAR)
+
+
 @sharding_rule("aten.diagonal_scatter")
 def _diagonal_scatter(call: Call) -> Line:
     one = _diagonal(call).text
@@ -397,7 +407,7 @@ def whole(call: Call) -> Line:
     )
 
 
-@sharding_rule("aten.as_strided aten.as_strided_scatter aten.unfold_backward")
+@sharding_rule("aten.as_strided aten.as_strided_scatter aten.unfold_backward aten.block_diag")
 def whole_linear(call: Call) -> Line:
     """Everything whole, and linear in the operands together."""
     return line(whole(call).text, linear=[range(len(call.shapes))])

@@ -233,6 +233,13 @@ def _joined(parts: Sequence[Value | None], placement: Placement) -> Value:
     return torch.cat(tensors, placement) if isinstance(placement, int) else tensors[0]
 
 
+def had_for_free(strategy: Strategy, listed: Strategy) -> bool:
+    """Whether a listed strategy serves as well: what is replicated becomes any placement without communication."""
+    operands = zip(strategy.operands, listed.operands, strict=True)
+    results = zip(strategy.results, listed.results, strict=True)
+    return all(have in (want, None) for have, want in operands) and all(give in (want, None) for want, give in results)
+
+
 def check_all(sample: Sample, ks: Sequence[int] = (2, 3, 4), nested: bool = True) -> list[Strategy]:
     """Check every strategy for every k, and every pair of them over two nested mesh dims; the strategies seen."""
     traced = trace(sample)

@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 from monarch.compiler.rules import Strategy, rule_for
 from monarch.compiler.types import Placement
-from tests.compiler.rules.dense import Differs, Sample, call, check, check_all, shape_of, trace
+from tests.compiler.rules.dense import Differs, Sample, call, check, check_all, had_for_free, shape_of, trace
 from tests.compiler.rules.values import below, distinct, flags, real, unit
 
 aten = torch.ops.aten
@@ -49,13 +49,6 @@ def valid(sample: Sample, k: int) -> Iterator[Strategy]:
             except (Differs, RuntimeError, IndexError):
                 continue  # the pieces do not even fit together, or make up something else
             yield strategy
-
-
-def had_for_free(strategy: Strategy, listed: Strategy) -> bool:
-    """Whether a listed strategy serves as well: what is replicated becomes any placement without communication."""
-    operands = zip(strategy.operands, listed.operands, strict=True)
-    results = zip(strategy.results, listed.results, strict=True)
-    return all(have in (want, None) for have, want in operands) and all(give in (want, None) for want, give in results)
 
 
 def missing(sample: Sample, k: int) -> list[tuple[tuple[Placement, ...], tuple[Placement, ...]]]:

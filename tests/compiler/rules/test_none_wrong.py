@@ -18,6 +18,7 @@ from tests.compiler.rules.samples_layers import (
     our_samples,
 )
 from tests.compiler.rules.samples_linalg import fourier_samples, linalg_samples, sampler_samples
+from tests.compiler.rules.samples_more import margin_samples, rare_samples, search_samples
 from tests.compiler.rules.samples_pointwise import pointwise_samples
 from tests.compiler.rules.values import real
 
@@ -38,6 +39,9 @@ SAMPLES: list[Sample] = [
     *linalg_samples(),
     *sampler_samples(),
     *fourier_samples(),
+    *search_samples(),
+    *margin_samples(),
+    *rare_samples(),
 ]
 
 ELSEWHERE = {
