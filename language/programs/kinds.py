@@ -525,7 +525,7 @@ class Tensor(Held):
         own = holder.__dict__
         keys: list[Any] = ["requires_grad", "grad", "_backward_hooks"]
         values: list[Any] = [holder.requires_grad, holder.grad if holder.is_leaf else None, holder._backward_hooks]
-        if not isinstance(holder, DistributedTensor):
+        if not isinstance(holder, DistributedTensor) and holder.layout is torch.strided:
             keys += ["_version", "data_ptr", "shape"]
             values += [holder._version, _address(holder), holder.shape]
             if not holder.untyped_storage().resizable():  # memory of an array, which can change it in silence

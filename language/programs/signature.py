@@ -16,6 +16,7 @@ from monarch.compiler.types import TensorType
 from monarch.language.layouts import from_annotation
 from monarch.language.programs.kinds import PLAIN
 from monarch.language.tensors.mesh import Mesh
+from monarch.language.tensors.plain import check_dense
 from monarch.language.tensors.tensor import DistributedTensor
 
 _LEAVES = frozenset((DistributedTensor, torch.Tensor, torch.nn.Parameter, float, int, bool, str))
@@ -139,7 +140,8 @@ def _mesh_in(annotation: object, names: Mapping[str, Any]) -> Mesh | None:
 
 
 def type_of(leaf: torch.Tensor) -> TensorType:
-    """The type of an argument: a distributed tensor's own, else replicated."""
+    """The type of an argument: a distributed tensor's own, else replicated. Raises LayoutError for a sparse tensor."""
     if isinstance(leaf, DistributedTensor):
         return leaf.tensor_type
+    check_dense(leaf)
     return TensorType(leaf.dtype, tuple(leaf.shape))

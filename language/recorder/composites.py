@@ -64,6 +64,20 @@ def _one_hot(tensor: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
     return zeros.scatter(-1, tensor.unsqueeze(-1), 1)
 
 
+@_composite(aten.narrow.Tensor)
+def _narrow(x: torch.Tensor, dim: int, start: torch.Tensor, length: int) -> torch.Tensor:
+    """From where a value says; a copy, where PyTorch gives a view."""
+    first = torch.where(start < 0, start + x.shape[dim], start)
+    return x.index_select(dim, first + torch.arange(length, dtype=start.dtype))
+
+
+@_composite(aten.tensor_split.tensor_indices_or_sections)
+def _tensor_split(x: torch.Tensor, places: torch.Tensor, dim: int = 0) -> Any:
+    """How many parts there are, and how long, has to be known: a place that only workers know is an error."""
+    found = places.tolist()
+    return x.tensor_split(found, dim)
+
+
 @_composite(aten.embedding_bag.padding_idx)
 def _embedding_bag(
     weight: torch.Tensor,

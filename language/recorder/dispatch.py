@@ -406,6 +406,16 @@ def _operands(func: Any, args: tuple[Any, ...]) -> str:
     return f"in {func.overloadpacket}({', '.join(types)})" if types else ""
 
 
+_WAYS_OUT: dict[Any, str] = {
+    aten.bincount: "count up to a known number: torch.zeros(n, dtype=x.dtype).index_add(0, x, torch.ones_like(x));",
+    aten.linalg_lstsq: "for a matrix of full rank: q, r = torch.linalg.qr(a), and "
+    "torch.linalg.solve_triangular(r, q.mT @ b, upper=True);",
+    aten._ctc_loss: "give the lengths as tuples of numbers;",
+    aten._unique: "write torch.where(mask, value, x) in place of index_fill with a tensor;",
+}
+"""What to write in place of ops whose results' shapes depend on values."""
+
+
 def _data_dependent(
     func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], recording: Recording, error: Exception
 ) -> Any:
@@ -434,8 +444,11 @@ def _data_dependent(
         raise OperatorError(
             f"{func.overloadpacket} gives a tensor whose shape depends on values, "
             "which a distributed tensor cannot have",
-            hint="keep the shape: torch.where(mask, x, other), x * mask, or torch.topk with a number that is known;\n"
-            "or fetch the tensor first, outside of programs: x.full_tensor().",
+            hint=_WAYS_OUT.get(
+                func.overloadpacket,
+                "keep the shape: torch.where(mask, x, other), x * mask, or torch.topk with a number that is known;",
+            )
+            + "\nor fetch the tensor first, outside of programs: x.full_tensor().",
             source=user_source(),
         ) from error
     raise branch_error(user_source()) from error

@@ -16,15 +16,20 @@ from monarch.language.tensors.shapes import to_fake
 from monarch.language.tensors.tensor import Cell, DistributedTensor, Ref
 
 
-def put(tensor: torch.Tensor, mesh: Mesh, type: TensorType) -> DistributedTensor:
-    """A leaf on the mesh with the data of a plain tensor, and its requires_grad. On an abstract mesh it has no data.
-    Raises LayoutError for a sparse tensor."""
+def check_dense(tensor: torch.Tensor) -> None:
+    """Raises LayoutError for a sparse tensor."""
     if tensor.layout is not torch.strided:
         raise LayoutError(
             f"a tensor of layout {tensor.layout} cannot lie on a mesh",
             hint="make it dense first: x.to_dense().",
             source=user_source(),
         )
+
+
+def put(tensor: torch.Tensor, mesh: Mesh, type: TensorType) -> DistributedTensor:
+    """A leaf on the mesh with the data of a plain tensor, and its requires_grad. On an abstract mesh it has no data.
+    Raises LayoutError for a sparse tensor."""
+    check_dense(tensor)
     if mesh.is_abstract:
         cell = Cell(mesh, type, placed=True)
     else:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import monarch
-from monarch.compiler.errors import ProgramError
+from monarch.compiler.errors import LayoutError, ProgramError
 from monarch.compiler.execution.factories import executors_by
 from monarch.language import Mesh, program
 from monarch.language.compile import compiling_with
@@ -83,6 +83,13 @@ def test_numbers_are_tensors(mesh: Mesh) -> None:
 def test_what_does_not_fit_its_annotation_is_refused(mesh: Mesh, value: Any, words: str) -> None:
     with pytest.raises(ProgramError, match=words):
         double(value)
+
+
+def test_a_sparse_tensor_is_refused_as_an_argument_and_closed_over(mesh: Mesh) -> None:
+    sparse = torch.eye(4).to_sparse()
+    with pytest.raises(LayoutError, match=r"torch.sparse_coo cannot lie on a mesh[\s\S]*to_dense"):
+        program(lambda x: x * 2, mesh=mesh).trace(sparse)
+    assert list(program(lambda x: x * len(sparse), mesh=mesh).trace(torch.ones(4)).graph.calls)
 
 
 def test_a_fraction_is_no_whole_number(mesh: Mesh) -> None:

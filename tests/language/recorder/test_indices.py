@@ -68,6 +68,9 @@ OPS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "index_add": lambda x, i: x.index_add(0, i, torch.ones(len(i), 6)),
     "index_copy": lambda x, i: x.index_copy(0, i, torch.ones(len(i), 6)),
     "index_fill": lambda x, i: x.index_fill(0, i, 3.0),
+    "narrow": lambda x, i: x.narrow(0, i[1], 2),
+    "take": lambda x, i: x[:, 0].take(i),
+    "put": lambda x, i: x[:, 0].put(i, torch.ones(len(i))),
 }
 LAYOUTS = ["[-, -]", "[@model, -]", "[-, @model]"]
 

@@ -91,6 +91,8 @@ def test_rrelu_draws_slopes_and_keeps_them_for_the_gradient() -> None:
     [
         (lambda x: x.nonzero(), r"aten.nonzero gives a tensor whose shape depends on values[\s\S]*torch.where"),
         (lambda x: x.unique(), "gives a tensor whose shape depends on values"),
+        (lambda x: torch.bincount(x[0].long()), r"aten.bincount gives[\s\S]*index_add"),
+        (lambda x: torch.linalg.lstsq(x, x).solution, r"aten.linalg_lstsq gives[\s\S]*torch.linalg.qr"),
         (lambda x: x.to_sparse(), "aten._to_sparse gives a sparse tensor"),
         (lambda x: x.t().clone().as_strided((2,), (1,)), r"as_strided of a tensor with strides \(1, 4\)"),
         (lambda x: x.squeeze_(), "squeeze_ changes a tensor's shape in place"),
