@@ -179,6 +179,11 @@ class Merged:
         own = _Several(at, several.sizes)
         if operand in apart and self.several[operand] == own:
             return apart[operand]
+        if operand.target is aten.full.default:  # as which it can be born in shards; a view of it could not
+            filled = self._view(node, operand, own.apart(shape))
+            filled.target, filled.kwargs = aten.full.default, dict(operand.kwargs)
+            filled.args = (list(own.apart(shape)), *args_of(operand)[1:])
+            return filled
         if operand.target is aten.expand.default:
             source = args_of(operand)[0]
             inner = tensor_type(source).shape

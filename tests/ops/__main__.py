@@ -5,13 +5,15 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import sys
+import warnings
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
-from tests.ops.scoreboard import REFUSED, RIGHT, WHOLE, WRONG, Entry, entries, full_name, play
+from tests.ops.judge import Findings, judge
+from tests.ops.scoreboard import DTYPES, REFUSED, RIGHT, WHOLE, WRONG, Entry, entries, full_name, play
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "ops.md"
 
@@ -21,7 +23,10 @@ def main() -> int:
     parser.add_argument("words", nargs="*", help="only entries with one of these in their names")
     parser.add_argument("--samples", type=int, default=6, help="of each entry")
     parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--judge", action="store_true", help="ask PyTorch's own judge about the rules instead")
     options = parser.parse_args()
+    if options.judge:
+        return _judge(options)
     names = [full_name(op) for op in entries(options.words)]
     found = []
     context = multiprocessing.get_context("fork")
@@ -37,6 +42,36 @@ def main() -> int:
     return any(entry.verdict == WRONG for entry in found)
 
 
+def _judge(options: argparse.Namespace) -> int:
+    """Print what the second judge finds; 1 where a rule is incorrect."""
+    names = [full_name(op) for op in entries(options.words)]
+    found: list[Findings] = []
+    with multiprocessing.get_context("fork").Pool(options.processes, maxtasksperchild=50) as pool:
+        for each in pool.imap(_ask, [(name, min(options.samples, 2)) for name in names]):
+            found.append(each)
+            for kind, examples in (("incorrect", each.incorrect), ("missing", each.missing)):
+                for op, example in examples.items():
+                    print(f"{kind:9} {op:40} {example}", flush=True)
+    explained = sum((each.explained for each in found), Counter[str]())
+    print(
+        f"{sum(each.calls for each in found)} calls of {len(names)} entries; {sum(e.correct for e in found)} correct,"
+    )
+    incorrect, missing = ({op for each in found for op in getattr(each, kind)} for kind in ("incorrect", "missing"))
+    print(f"incorrect for {len(incorrect)} ops, missing for {len(missing)}")
+    for why, count in explained.most_common():
+        print(f"{count:6} left out: {why}")
+    return any(each.incorrect for each in found)
+
+
+def _ask(task: tuple[str, int]) -> Findings:
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    name, samples = task
+    (op,) = (op for op in entries([name]) if full_name(op) == name)
+    dtype = next((each for each in DTYPES if each in op.dtypes), None)
+    return Findings(name) if dtype is None else judge(op, dtype, samples)
+
+
 def _play(task: tuple[str, int]) -> Entry:
     torch.set_num_threads(1)
     name, samples = task
@@ -49,7 +84,9 @@ def _counts(entry: Entry) -> str:
 
 
 def _reasons(entry: Entry, most: int) -> str:
-    return "; ".join(reason for (_, reason), _ in entry.reasons.most_common(most))
+    """Why cases were refused or wrong, the commonest first."""
+    found = [reason for (outcome, reason), _ in entry.reasons.most_common() if outcome in (REFUSED, WRONG)]
+    return "; ".join(found[:most])
 
 
 def text(found: Sequence[Entry], samples: int) -> str:
@@ -83,8 +120,12 @@ def text(found: Sequence[Entry], samples: int) -> str:
             reasons = _reasons(entry, 2).replace("|", "\\|")
             counts = ", ".join(str(entry.outcomes[outcome]) for outcome in (RIGHT, WHOLE, REFUSED, WRONG))
             lines.append(f"| {entry.name} | {counts} | {reasons} |")
-    whole = ", ".join(f"{entry.name} ({entry.outcomes[WHOLE]})" for entry in played if entry.verdict == WHOLE)
-    return "\n".join([*lines, "", "## Whole", "", whole, ""])
+    lines += ["", "## Whole", "", "| entry | cases | ops that ran whole |", "| --- | --- | --- |"]
+    for entry in played:
+        if entry.outcomes[WHOLE]:
+            ops = "; ".join(reason for outcome, reason in entry.reasons if outcome == WHOLE)
+            lines.append(f"| {entry.name} | {entry.outcomes[WHOLE]} | {ops} |")
+    return "\n".join([*lines, ""])
 
 
 if __name__ == "__main__":

@@ -34,6 +34,7 @@ from monarch.compiler.errors import GraphError, MonarchError
 from monarch.compiler.graph import Graph
 from monarch.compiler.pipeline import partition_graph
 from monarch.compiler.reference import run_reference
+from monarch.compiler.rules.call import called_op, op_name
 from monarch.compiler.types import Layout
 from monarch.language import Mesh, program
 
@@ -118,7 +119,7 @@ def _play_sample(entry: Entry, op: OpInfo, sample: SampleInput) -> None:
     try:
         graph = program(mesh=MESHES[0])(call).trace(*call.operands).graph
     except MonarchError as error:
-        entry.add(REFUSED, _first_line(error))
+        entry.add(REFUSED, _with_way_out(error))
         return
     except Exception as error:  # torch refuses to be traced so
         entry.add(REFUSED, f"in torch's words: {_first_line(error)}")
@@ -150,13 +151,16 @@ def _compare(
     except GraphError as error:
         return WRONG, _first_line(error)
     except MonarchError as error:
-        return REFUSED, _first_line(error)
+        return REFUSED, _with_way_out(error)
     except Exception as error:
         return WRONG, f"{type(error).__name__}: {_first_line(error)}"
+    if len(made) != len(dense):
+        return WRONG, f"{len(made)} results for {len(dense)}"
     for one, other in zip(made, dense, strict=True):
         if (difference := _difference(one, other, shapes=entry.name.partition(".")[0] in ARBITRARY)) is not None:
             return WRONG, difference
-    return (WHOLE if any("gathered" in node.meta for node in partitioned.calls) else RIGHT), ""
+    gathered = sorted({op_name(called_op(node)) for node in partitioned.calls if "gathered" in node.meta})
+    return (WHOLE, ", ".join(gathered)) if gathered else (RIGHT, "")
 
 
 def _difference(one: torch.Tensor, other: torch.Tensor, shapes: bool) -> str | None:
@@ -189,15 +193,16 @@ class _Call:
         for at, operand in zip(self.at, taken, strict=True):
             leaves[at] = operand
         x, args, kwargs = pytree.tree_unflatten(leaves, self.spec)
-        made = self.process(self.op.op(x, *args, **kwargs))
-        results = [leaf for leaf in pytree.tree_leaves(made) if isinstance(leaf, torch.Tensor)]
+        found = self.process(self.op.op(x, *args, **kwargs))
+        results = [leaf for leaf in pytree.tree_leaves(found) if isinstance(leaf, torch.Tensor)]
         sources = [operand for operand, need in zip(taken, self.needs, strict=True) if need]
         through = [result for result in results if result.requires_grad]
         gradients: Sequence[Any] = ()
         if sources and through:
             weights = [torch.ones_like(result) * (number + 1) for number, result in enumerate(through)]
             gradients = torch.autograd.grad(through, sources, weights, allow_unused=True)
-        return [result.detach() for result in results] + [each for each in gradients if each is not None]
+        made = [result.detach() for result in results] + [each for each in gradients if each is not None]
+        return list({id(each): each for each in made}.values())  # a graph gives each tensor once
 
 
 def _inputs(graph: Graph, operands: Sequence[torch.Tensor]) -> dict[str | int, Any]:
@@ -220,6 +225,14 @@ def _layout(pattern: str, number: int, value: torch.Tensor, mesh: Mesh) -> Layou
             left[dim] = -(-left[dim] // size)
             layout = layout.place(name, dim)
     return layout
+
+
+def _with_way_out(error: MonarchError) -> str:
+    """What is wrong, and the first line of what to do about it."""
+    first = error.hint.splitlines()[0] if error.hint else ""
+    if "# wrong" in first:  # it shows the user's line, and the right one below
+        first = " ".join(error.hint.splitlines()[1].split())
+    return f"{_first_line(error)}: {first.strip().rstrip(';')}" if first else _first_line(error)
 
 
 def _first_line(error: BaseException) -> str:

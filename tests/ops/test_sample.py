@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import pytest
+import torch
+from torch.testing._internal.opinfo.core import SampleInput
 
+from monarch.compiler.rules.line import bind, line
 from tests.ops.__main__ import text
+from tests.ops.judge import judge
 from tests.ops.scoreboard import REFUSED, RIGHT, WHOLE, WRONG, Entry, entries, full_name, play, sample_of
 
 CHOSEN = "addmm cumsum index_put matmul nn.functional.layer_norm nn.functional.rrelu cdist pow as_strided".split()
@@ -22,6 +26,27 @@ def test_chosen_entries_are_not_wrong(name: str) -> None:
     (op,) = (op for op in entries([name]) if full_name(op) == name)
     entry = play(op, samples=3)
     assert entry.outcomes.total() and not entry.outcomes[WRONG], entry.reasons
+
+
+JUDGED = "mm addmm sum mean softmax cumsum gather scatter_add nn.functional.layer_norm".split()
+
+
+@pytest.mark.parametrize("name", JUDGED)
+def test_pytorchs_own_judge_finds_no_rule_incorrect_or_missing(name: str) -> None:
+    pytest.importorskip("torch.distributed.tensor._ops.strategy_validation", reason="this torch has no such judge")
+    (op,) = (op for op in entries([name]) if full_name(op) == name)
+    found = judge(op, torch.float64, samples=2)
+    assert found.correct and not found.incorrect and not found.missing
+
+
+def test_pytorchs_own_judge_notices_a_rule_that_does_not_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch.distributed.tensor._ops.strategy_validation", reason="this torch has no such judge")
+    (op,) = (op for op in entries(["sigmoid"]) if full_name(op) == "sigmoid")
+    monkeypatch.setattr("tests.ops.judge.rule_for", lambda *_: bind(line("a -> a", linear=[{0}]), [(4,)], [(4,)]))
+    monkeypatch.setattr(
+        op, "sample_inputs_func", lambda *_, **__: iter([SampleInput(torch.linspace(-1, 1, 4).double())])
+    )
+    assert "aten.sigmoid.default" in judge(op, torch.float64, samples=1).incorrect
 
 
 def test_the_table_counts_the_worst_outcome_of_each_entry() -> None:
