@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import fx
+from torch.fx.node import map_arg
 
 from monarch.compiler import ops
 from monarch.compiler.context import Context, Pass
@@ -118,10 +119,12 @@ class JoinCollectives(Pass):
                 open_ = buckets.setdefault(bucket.key, [])
                 if not (open_ and open_[-1].join(bucket)):
                     open_.append(bucket)
+        instead: dict[fx.Node, fx.Node] = {}
         for several in buckets.values():
             for bucket in several:
                 if len(bucket.members) > 1 or bucket.late:
-                    _emit(graph, bucket, at)
+                    _emit(graph, bucket, at, instead)
+        _replace_all(graph, instead)
         reorder(graph, at)
         return graph
 
@@ -196,8 +199,9 @@ def _update_labels(graph: Graph) -> dict[fx.Node, str]:
     return labels
 
 
-def _emit(graph: Graph, bucket: _Bucket, at: dict[fx.Node, float]) -> None:
-    """Write one collective for all members, and let their results read from it; `at` says where it belongs."""
+def _emit(graph: Graph, bucket: _Bucket, at: dict[fx.Node, float], instead: dict[fx.Node, fx.Node]) -> None:
+    """Write one collective for all members, and note `instead` what takes the place of each of their results; `at` says
+    where it belongs."""
     tensors: list[fx.Node] = []
     types = []
     rest: list[Any] = []
@@ -231,10 +235,22 @@ def _emit(graph: Graph, bucket: _Bucket, at: dict[fx.Node, float]) -> None:
                 copy = graph.call(operator.getitem, joined, index, type=result.meta["type"], name=result.name)
                 copy.meta.update(result.meta)
                 at[copy] = position
-                result.replace_all_uses_with(copy)
-                graph.fx.erase_node(result)
+                instead[result] = copy
             offset += len(args_of(member)[0])
-            graph.fx.erase_node(member)
+
+
+def _replace_all(graph: Graph, instead: dict[fx.Node, fx.Node]) -> None:
+    """Let all who read results of collectives that were joined read what takes their place. The output and the joined
+    collectives read hundreds of them: each reader changes once."""
+    members = dict.fromkeys(args_of(result)[0] for result in instead)
+    for reader in graph.fx.nodes:
+        if reader not in members and any(operand in instead for operand in reader.all_input_nodes):
+            reader.args = map_arg(reader.args, lambda node: instead.get(node, node))
+            reader.kwargs = map_arg(reader.kwargs, lambda node: instead.get(node, node))
+    for member in [node for node in reversed(list(graph.calls)) if node in members]:  # readers before what they read
+        for result in list(member.users):
+            graph.fx.erase_node(result)
+        graph.fx.erase_node(member)
 
 
 def _common_path(paths: list[str]) -> str:
