@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -57,19 +57,30 @@ def worker_bytes(type: TensorType, mesh: MeshSpec) -> int:
 
 
 class Cluster:
-    """A mesh's workers, in equal blocks in order on `hosts` hosts. Raises ValueError where they do not divide."""
+    """A mesh's workers, in equal blocks in order on `hosts` hosts, or on the hosts that `hosts` names for each, in
+    order. Raises ValueError where they do not divide."""
 
-    def __init__(self, mesh: MeshSpec, hosts: int = 1) -> None:
-        if hosts < 1 or mesh.workers % hosts:
-            raise ValueError(f"{mesh} has {mesh.workers} workers, which cannot be divided evenly over {hosts} hosts")
-        self.mesh, self.hosts = mesh, hosts
-        self._each = mesh.workers // hosts
+    def __init__(self, mesh: MeshSpec, hosts: int | Sequence[int] = 1) -> None:
+        on = () if isinstance(hosts, int) else tuple(hosts)
+        count = hosts if isinstance(hosts, int) else len(set(on))
+        self._each = mesh.workers // max(1, count)
+        uneven = any(host != on[0] + rank // self._each for rank, host in enumerate(on)) if on else False
+        if not uneven and (count < 1 or mesh.workers % count):
+            raise ValueError(f"{mesh} has {mesh.workers} workers, which cannot be divided evenly over {count} hosts")
+        self.mesh, self.hosts = mesh, count
+        self._on = on if uneven else None
         self._found: dict[frozenset[str], dict[str, Fatal]] = {}
 
     @property
     def losses(self) -> dict[str, int]:
         """The kinds of losses that leave some worker, and how many there are of each."""
         workers, hosts, each = self.mesh.workers, self.hosts, self._each
+        if self._on is not None:
+            sizes = Counter(self._on)
+            mixed = sum(workers - size for size in sizes.values() if size + 1 < workers)
+            found = {"1 worker": workers, "2 workers": math.comb(workers, 2), "1 host": hosts}
+            found |= {"1 host, 1 worker": mixed, "2 hosts": math.comb(hosts, 2) if hosts > 2 else 0}
+            return {loss: count for loss, count in found.items() if count and (loss != "2 workers" or workers > 2)}
         found = {"1 worker": workers, "2 workers": math.comb(workers, 2)} if workers > 1 else {}
         if hosts > 1:
             found |= {"1 host": hosts, "1 host, 1 worker": hosts * (workers - each), "2 hosts": math.comb(hosts, 2)}
@@ -110,8 +121,13 @@ class Cluster:
             "2 hosts": (hosts == 1, twins, self.hosts // 2),
         }
 
+    def _host(self, rank: int) -> int:
+        return rank // self._each if self._on is None else self._on[rank]
+
     def _outer(self) -> dict[str, int] | None:
         """How many hosts each mesh dim crosses. None where a host is no row of whole dims and an even part of one."""
+        if self._on is not None:
+            return None
         left, found = self._each, {}
         for name, size in reversed(self.mesh.dims):
             inner = math.gcd(size, left)
@@ -122,24 +138,26 @@ class Cluster:
         return found
 
     def _go_through(self, along: frozenset[str]) -> dict[str, tuple[bool, frozenset[Key], int]]:
-        single, mixed, double = set[Key](), set[Key](), set[Key]()
+        single, mixed, double = set[tuple[int, ...]](), set[tuple[int, ...]](), set[tuple[int, ...]]()
         everyone = range(self.mesh.workers)
+        hosts = Counter(map(self._host, everyone))
         for copies in self._copies(along):
-            on = Counter(rank // self._each for rank in copies)
+            on = Counter(map(self._host, copies))
             if len(on) == 1:
                 (host,) = on
                 single.add((host,))
-                mixed |= {(host, rank) for rank in everyone if rank // self._each != host}
-                double |= {(min(host, other), max(host, other)) for other in range(self.hosts) if other != host}
+                mixed |= {(host, rank) for rank in everyone if self._host(rank) != host}
+                double |= {(min(host, other), max(host, other)) for other in hosts if other != host}
             elif len(on) == 2:
                 double.add(tuple(sorted(on)))
                 mixed |= {
                     (host, rank)
                     for host, rank in product(on, copies)
-                    if rank // self._each != host and on[rank // self._each] == 1
+                    if self._host(rank) != host and on[self._host(rank)] == 1
                 }
+        mixed = {key for key in mixed if hosts[key[0]] + 1 < self.mesh.workers}
         found = {"1 host": single, "1 host, 1 worker": mixed, "2 hosts": double}
-        return {name: (False, frozenset(keys), 1) for name, keys in found.items()}
+        return {name: (False, frozenset[Key](keys), 1) for name, keys in found.items()}
 
     def _copies(self, along: frozenset[str]) -> Iterable[tuple[int, ...]]:
         """The workers that hold each block."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce
 from operator import or_
 from typing import Any
@@ -23,8 +23,8 @@ class Survival:
     `fatal`   for each kind of loss ("1 worker", "2 workers", "1 host", ...), which of them take all copies of a block
     """
 
-    def __init__(self, plan: Plan, hosts: int = 1) -> None:
-        """Raises MonarchError where the plan's workers cannot be on so many hosts."""
+    def __init__(self, plan: Plan, hosts: int | Sequence[int] = 1) -> None:
+        """`hosts` are as for `Cluster`. Raises MonarchError where the plan's workers cannot be on so many hosts."""
         self.name = plan.name
         try:
             self.cluster = Cluster(plan.mesh, hosts)

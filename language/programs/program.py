@@ -275,7 +275,7 @@ class Program(Generic[P, R]):
         mesh. Traces and compiles the function; runs and changes nothing."""
         traced = self.trace(*args, **kwargs)
         mesh = self._memory.resolved
-        hosts = mesh.host_count if mesh is not None else 1
+        hosts = 1 if mesh is None else mesh._hosts
         made: Survival = load("monarch.compiler.inspect.survival:Survival")(traced.compile(), hosts)
         return made
 

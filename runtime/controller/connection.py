@@ -37,6 +37,7 @@ SLEEP_MILLISECONDS = 50
 _LOOK_SECONDS = 0.04  # a sleep that nobody ends is longer
 PATIENCE = 10.0  # seconds in which workers end their session, once one of them has died
 _STAGING_KEEP = 8 << 20
+_LOOK_SECONDS = 1.0  # between two looks at workers that do not answer
 
 
 @dataclass(frozen=True)
@@ -229,17 +230,24 @@ class Connection(ABC):
     @abstractmethod
     def seen(self) -> Mapping[int, Seen]: ...
 
+    def stopped(self) -> list[int]:
+        """The workers that a signal has stopped."""
+        return [rank for rank, seen in self.seen().items() if seen.stopped]
+
     @abstractmethod
     def lose(self, rank: int, how: str) -> None: ...
 
     # -- after a death -----------------------------------------------------------------------------------------------
 
-    def settle_death(self, seconds: float) -> bool:
+    def settle_death(self, seconds: float, anew: bool = False) -> bool:
         """Once the mesh has lost a worker, wait until the others have ended their session: then it is known which steps
-        are done. Whether they have, after so many seconds at most. With the lock held."""
+        are done. Whether they have, after so many seconds at most, of all calls together unless `anew`; after less
+        where all that are waited for have been stopped. With the lock held."""
         if self._settled:
             return True
-        self._patience = self._patience or time.monotonic() + seconds
+        now = time.monotonic()
+        self._patience = now + seconds if anew else self._patience or now + seconds
+        look = now + _LOOK_SECONDS
         state, answered = self.state, set[int]()
         self._stop_all()
         for rank in state.expected:
@@ -254,8 +262,12 @@ class Connection(ABC):
                     if rank not in answered:
                         self.say(rank, wire.numbers(wire.VERDICT, step, committed))
                         answered.add(rank)
-            if time.monotonic() > self._patience:
+            if (now := time.monotonic()) > self._patience:
                 break
+            if now > look and state.expected:
+                look = now + _LOOK_SECONDS
+                if set(state.expected) <= set(self.stopped()):
+                    break
             if not self._settled:
                 self._sleep([rank for rank in range(self.mesh.workers) if rank not in state.quiet.keys() | state.gone])
         return self._settled
@@ -478,6 +490,9 @@ class LocalConnection(Connection):
 
     def seen(self) -> Mapping[int, Seen]:
         return self.workers.seen()
+
+    def stopped(self) -> list[int]:
+        return self.workers.stopped()
 
     def lose(self, rank: int, how: str) -> None:
         self.state.died([Exit(rank, how)])

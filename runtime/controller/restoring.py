@@ -202,11 +202,13 @@ class Restoring(ABC):
         """Find out who is left, and with what; give up the steps that are not to be applied."""
         connection, state, mesh = self._connection, self._state, self._mesh
         state.give_up(f"healing {mesh} was interrupted")  # where nothing else has happened: a session anew
-        if not connection.settle_death(_HEAL_SECONDS):
-            late = ", ".join(map(str, state.expected))
+        if not connection.settle_death(_HEAL_SECONDS, anew=True):
+            late, stopped = set(state.expected), set(connection.stopped()) & set(state.expected)
+            what = ", ".join(f"{rank} (stopped by a signal)" if rank in stopped else str(rank) for rank in sorted(late))
             raise MonarchError(
-                f"the mesh {mesh} cannot be healed: its workers {late} do not answer",
-                hint="they compute, or have been stopped: call heal_mesh again, or end them.",
+                f"the mesh {mesh} cannot be healed: its workers {what} do not answer",
+                hint="let those go on that have been stopped (kill -CONT), or end them (kill -KILL); others compute,\n"
+                "or are stuck. Call heal_mesh again then.",
             )
         if done := [told for place, told in state.told.items() if told <= state.committed.get(place, -1)]:
             raise LostError(

@@ -299,6 +299,10 @@ class Workers:
             found[rank] = Seen(pid, words[line + signals.DONE], words[line + signals.PROGRESS], state, stacks)
         return found
 
+    def stopped(self) -> list[int]:
+        """The workers here that a signal has stopped."""
+        return [rank for rank, pid in list(self.pids.items()) if state_of(pid) == "T"]
+
     @property
     def lost_at_once(self) -> bool:
         """Whether the process that they were forked from has gone, and they with it."""

@@ -19,7 +19,7 @@ from monarch.runtime.shared.files import CorruptError, Reader, explain, new_bloc
 from monarch.stdlib.checkpoints import dcp, safetensors_files
 from monarch.stdlib.checkpoints.catalog import Catalog, Entry
 from monarch.stdlib.checkpoints.filling import Filling, Wanted
-from monarch.stdlib.checkpoints.places import unfinished
+from monarch.stdlib.checkpoints.places import put_back, unfinished
 
 T = TypeVar("T")
 
@@ -58,6 +58,7 @@ def load(path: str | PathLike[str], into: T, *, strict: bool = True) -> T:
 
 
 def _open(path: FilePath) -> Catalog:
+    put_back(path)
     left = unfinished(path)
     if left is not None and path.exists():
         logger.warning("a save to %s was not finished, or is under way: loading the one before it", path)

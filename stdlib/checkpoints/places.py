@@ -3,7 +3,9 @@
     model/            the last good checkpoint
     .model.saving/    the one that is being written; nobody reads it
 
-A crash leaves the folder `.model.saving` behind, which the next save to the same path removes."""
+A crash leaves the folder `.model.saving` behind, which the next save to the same path removes. On file systems that
+cannot exchange two folders at once, a crash between the renames leaves the last good checkpoint at `.model.saving.old`:
+whoever looks next puts it back."""
 
 from __future__ import annotations
 
@@ -35,6 +37,7 @@ class Place:
         self.folder = saving_folder(path)
         self._file = file
         self._lock = -1
+        put_back(path)
         if path.exists() and not holds(path):
             raise CheckpointError(
                 f"{path} exists, and is no checkpoint of this format",
@@ -52,6 +55,7 @@ class Place:
                 logger.warning("removing what a save to %s left that was not finished: %d files", path, len(left))
                 for name in left:
                     (self.folder / name).unlink()
+            shutil.rmtree(former_of(path), ignore_errors=True)
         except (BlockingIOError, FileNotFoundError):
             self._unlock()
             raise CheckpointError(
@@ -110,6 +114,30 @@ def saving_folder(path: Path) -> Path:
     return path.parent / f".{path.name}.saving"
 
 
+def former_of(path: Path) -> Path:
+    """Where the former checkpoint is for a moment, if two folders cannot be exchanged at once."""
+    folder = saving_folder(path)
+    return folder.with_name(f"{folder.name}.old")
+
+
+def put_back(path: Path) -> None:
+    """Where a crash has left the last good checkpoint beside its path, and nothing there, put it back."""
+    former = former_of(path)
+    if path.exists() or not former.exists():
+        return
+    try:
+        lock = _locked(saving_folder(path))
+    except FileNotFoundError:
+        lock = -1
+    except BlockingIOError:  # the save goes on
+        return
+    with suppress(FileNotFoundError):  # another process has put it back
+        os.rename(former, path)
+        logger.warning("a save to %s ended between two renames: the checkpoint before it is back", path)
+    if lock >= 0:
+        os.close(lock)
+
+
 def unfinished(path: Path) -> Path | None:
     """What a save to a path has left that was not finished, or is under way."""
     folder = saving_folder(path)
@@ -132,10 +160,10 @@ def _exchange(a: Path, b: Path) -> None:
         return
     if (code := ctypes.get_errno()) not in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP):
         raise OSError(code, os.strerror(code), str(b))
-    old = a.with_name(a.name + ".old")
+    old = former_of(b)
     os.rename(b, old)
     os.rename(a, b)
     os.rename(old, a)
 
 
-__all__ = ["Place", "saving_folder", "unfinished"]
+__all__ = ["Place", "former_of", "put_back", "saving_folder", "unfinished"]

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
+from typing import Literal
 
 import monarch
 from monarch.distributed import Mesh
@@ -229,12 +230,17 @@ def _(scene: Scene) -> Iterator[None]:
     yield
 
 
-def heal(mesh: Mesh, around: Callable[[], AbstractContextManager[object]], tries: int = 5) -> None:
+def heal(
+    mesh: Mesh,
+    around: Callable[[], AbstractContextManager[object]],
+    policy: Literal["respawn", "shrink"] = "respawn",
+    tries: int = 5,
+) -> None:
     """Heal the mesh, the first time with a fault."""
     for attempt in range(tries):
         try:
             with around() if attempt == 0 else nullcontext():
-                monarch.heal_mesh(mesh)
+                monarch.heal_mesh(mesh, policy)
             return
         except (KeyboardInterrupt, OSError, MemoryError, monarch.MonarchError):
             if attempt == tries - 1:

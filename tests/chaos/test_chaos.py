@@ -16,3 +16,11 @@ def test_training_with_faults_of_every_kind(seed: int) -> None:
     outcomes = train(seed, kinds, small=True)
     assert [outcome.kind for outcome in outcomes] == [kind.name for kind in kinds]
     assert all((outcome.healed is not None) for outcome, kind in zip(outcomes, kinds, strict=True) if kind.ends)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("seed", range(4 if is_full() else 1))
+def test_training_goes_on_with_fewer_workers(seed: int) -> None:
+    ending = [kind for kind in KINDS if kind.ends and not kind.across]
+    outcomes = train(seed, ending if is_full() else ending[:5], small=True, policy="shrink")
+    assert all(outcome.healed is not None for outcome in outcomes)

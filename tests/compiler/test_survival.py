@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from itertools import combinations
 
 import pytest
@@ -19,21 +19,24 @@ from monarch.compiler.types import Layout
 from tests.runtime.building import Building
 
 
-def losses(mesh: MeshSpec, hosts: int, kind: str) -> Iterable[set[int]]:
-    """The workers that each loss of a kind takes."""
-    each = mesh.workers // hosts
-    blocks = [set(range(host * each, (host + 1) * each)) for host in range(hosts)]
-    workers = [{rank} for rank in range(mesh.workers)]
+def losses(mesh: MeshSpec, hosts: int | Sequence[int], kind: str) -> list[set[int]]:
+    """The workers that each loss of a kind takes that leaves some."""
+    everyone = range(mesh.workers)
+    on = [rank * hosts // mesh.workers for rank in everyone] if isinstance(hosts, int) else hosts
+    blocks = [{rank for rank in everyone if on[rank] == host} for host in dict.fromkeys(on)]
+    workers = [{rank} for rank in everyone]
     match kind:
         case "1 worker":
-            return workers
+            found = workers
         case "2 workers":
-            return [a | b for a, b in combinations(workers, 2)]
+            found = [a | b for a, b in combinations(workers, 2)]
         case "1 host":
-            return blocks
+            found = blocks
         case "1 host, 1 worker":
-            return [host | worker for host in blocks for worker in workers if not worker & host]
-    return [a | b for a, b in combinations(blocks, 2)]
+            found = [host | worker for host in blocks for worker in workers if not worker & host]
+        case _:
+            found = [a | b for a, b in combinations(blocks, 2)]
+    return [dead for dead in found if len(dead) < mesh.workers]
 
 
 def takes(type: TensorType, mesh: MeshSpec, dead: set[int]) -> bool:
@@ -44,16 +47,18 @@ def takes(type: TensorType, mesh: MeshSpec, dead: set[int]) -> bool:
 
 
 @st.composite
-def clusters(draw: st.DrawFn) -> tuple[MeshSpec, int]:
+def clusters(draw: st.DrawFn) -> tuple[MeshSpec, int | list[int]]:
     sizes = draw(st.lists(st.sampled_from([1, 2, 2, 3, 4]), min_size=1, max_size=3))
     mesh = MeshSpec(tuple((name, size) for name, size in zip("abc", sizes, strict=False)))
     divisors = [number for number in range(1, mesh.workers + 1) if mesh.workers % number == 0]
+    if draw(st.booleans()):  # a part of a mesh, with more workers on some hosts than on others
+        return mesh, draw(st.lists(st.integers(0, 3), min_size=mesh.workers, max_size=mesh.workers))
     return mesh, draw(st.sampled_from(divisors))
 
 
 @given(clusters(), st.data())
 def test_what_symmetry_says_is_what_going_through_all_losses_says(
-    cluster: tuple[MeshSpec, int], data: st.DataObject
+    cluster: tuple[MeshSpec, int | list[int]], data: st.DataObject
 ) -> None:
     mesh, hosts = cluster
     types = []
@@ -63,8 +68,8 @@ def test_what_symmetry_says_is_what_going_through_all_losses_says(
         types.append(TensorType(torch.int64, tuple(mesh.sizes.values()), Layout(shards)))
     found = Cluster(mesh, hosts)
     for kind, total in found.losses.items():
-        every = list(losses(mesh, hosts, kind))
-        assert total == len(every) and len(every[0]) < mesh.workers
+        every = losses(mesh, hosts, kind)
+        assert total == len(every) > 0
         together = Fatal(total)
         for type_ in types:
             fatal = found.fatal(type_)[kind]

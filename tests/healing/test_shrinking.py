@@ -252,3 +252,22 @@ def test_what_cannot_be_is_said() -> None:
         with pytest.raises(MonarchError, match="cannot shrink along 'rows': it has no such dim"):
             monarch.heal_mesh(mesh, monarch.Shrink("rows"))
         assert monarch.heal_mesh(mesh, "shrink") is mesh and len(mesh) == 4  # no dim keeps a slice
+
+
+def test_a_worker_that_is_stopped_is_named_and_the_mesh_heals_when_it_goes_on() -> None:
+    with Mesh(data=3) as mesh:
+        x = monarch.distribute(torch.arange(6.0), mesh)
+        pids = mesh.executor.worker_pids()  # type: ignore[attr-defined]
+        os.kill(pids[1], signal.SIGSTOP)
+        kill(mesh, 0)
+        try:
+            with pytest.raises(DeviceMeshError):
+                while True:
+                    (x + 1).wait()
+            for _ in range(2):
+                with pytest.raises(MonarchError, match=r"its workers 1 \(stopped by a signal\) do not answer"):
+                    monarch.heal_mesh(mesh, "shrink")
+        finally:
+            os.kill(pids[1], signal.SIGCONT)
+        monarch.heal_mesh(mesh, "shrink")
+        assert len(mesh) == 2 and torch.equal(x.full_tensor(), torch.arange(6.0))
