@@ -1,9 +1,10 @@
 """What `make test` runs of tests that are long by nature; `make test-full` (pytest --full) runs all of each.
 
-    @pytest.mark.sample(n)   of this function's cases (its parameters), n chosen by a fixed seed
-    @pytest.mark.full        with --full only
-    examples(n, full)        Hypothesis tries n examples, and `full` with --full
-    is_full()                for modules that choose by themselves
+    @pytest.mark.sample(n)         of this function's cases (its parameters), n chosen by a fixed seed
+    @pytest.mark.sample(n, of=p)   the same of the values of its parameter p, for each case of its other parameters
+    @pytest.mark.full              with --full only
+    examples(n, full)              Hypothesis tries n examples, and `full` with --full
+    is_full()                      for modules that choose by themselves
 
 The choice depends on nothing but the test's name, so it is the same in every process and run. A test that is named by
 its id (pytest path::name) always runs.
@@ -28,7 +29,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "sample(n): of this function's cases, n run without --full")
+    config.addinivalue_line("markers", "sample(n, of=None): of this function's cases, n run without --full")
     config.addinivalue_line("markers", "full: runs with --full only")
     if config.getoption("--full"):
         os.environ[FULL] = "1"
@@ -48,10 +49,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if config.getoption("--full") or any("::" in argument for argument in config.args):
         return
     kept: list[pytest.Item] = []
-    cases: dict[str, list[pytest.Item]] = defaultdict(list)
+    cases: dict[tuple[object, ...], list[pytest.Item]] = defaultdict(list)
     for item in items:
-        if item.get_closest_marker("sample"):
-            cases[item.nodeid.partition("[")[0]].append(item)
+        if mark := item.get_closest_marker("sample"):
+            of = mark.kwargs.get("of")
+            params = item.callspec.params if of else {}  # type: ignore[attr-defined]
+            others = [(name, id(value)) for name, value in params.items() if name != of]
+            function = item.nodeid.partition("[")[0]
+            cases[function, *others].append(item)
         elif not item.get_closest_marker("full"):
             kept.append(item)
     for each in cases.values():

@@ -1,4 +1,5 @@
-"""What holds for programs on workers holds with ATen's ops and with generated kernels."""
+"""What holds for programs on workers holds with ATen's ops and with generated kernels. Files whose tests are about
+processes and not about numbers run each test with one of the two (`sample(1, of="kernels")`), and with both in full."""
 
 from __future__ import annotations
 

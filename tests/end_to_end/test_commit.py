@@ -17,6 +17,8 @@ from monarch.compiler.schedule.failing import can_fail
 from monarch.compiler.text import parse_graph
 from monarch.distributed import Mesh
 
+pytestmark = pytest.mark.sample(1, of="kernels")
+
 
 class Model(nn.Module):
     """With state that changes in the forward pass, and rows that are looked up."""

@@ -18,6 +18,8 @@ from monarch.compiler.errors import DeviceMeshError, LayoutError
 from monarch.distributed import Mesh
 from monarch.language import OperatorError
 
+pytestmark = pytest.mark.sample(1, of="kernels")
+
 
 class Model(nn.Module):
     def __init__(self) -> None:

@@ -21,6 +21,8 @@ from monarch.exceptions import DeviceMeshError, LostError
 from monarch.testing import chaos
 from tests.sample import is_full
 
+pytestmark = pytest.mark.sample(1, of="kernels")
+
 CALLS = 24
 BATCHES = [(torch.randn(8, 8), torch.randint(4, (8,))) for _ in range(CALLS // 2)]
 

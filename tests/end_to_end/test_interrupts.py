@@ -16,6 +16,8 @@ from monarch.distributed import Mesh
 from monarch.testing import chaos
 from tests.sample import is_full
 
+pytestmark = pytest.mark.sample(1, of="kernels")
+
 BATCH = torch.tensor([1, 2, 3, 4]), torch.tensor([4, 3, 2, 1])
 
 

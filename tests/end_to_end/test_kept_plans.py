@@ -10,6 +10,8 @@ import pytest
 
 from tests import python
 
+pytestmark = pytest.mark.sample(1, of="kernels")
+
 PROGRAM = """
 import hashlib
 import torch

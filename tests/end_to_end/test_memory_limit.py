@@ -62,7 +62,7 @@ def train(dims: dict[str, int], kind: str, memory_limit: int | str | None = None
         return Trained(losses, state, plan, held)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("kind", "dims"),
     [("data", {"data": 2}), ("fully sharded", {"data": 2}), ("nested", {"data": 2, "model": 2})],

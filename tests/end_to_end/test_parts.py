@@ -25,6 +25,8 @@ from monarch.compiler.plan import MeshSpec
 from monarch.distributed import Mesh
 from tests.compiler.programs import Program, programs
 
+pytestmark = pytest.mark.sample(1, of="kernels")
+
 WORKERS = 6
 
 

@@ -16,6 +16,8 @@ from monarch.compiler.errors import DeviceMeshError, MonarchError
 from monarch.distributed import Mesh
 from monarch.language.programs.program import Backend
 
+pytestmark = pytest.mark.sample(1, of="kernels")
+
 LAYOUTS = {"0.weight": ["model", None], "0.bias": ["model"], "2.weight": [None, "model"], "2.bias": [None]}
 STEPS = 5
 

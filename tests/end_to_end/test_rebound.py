@@ -16,6 +16,8 @@ from monarch.compiler.errors import DeviceIndexError
 from monarch.distributed import Mesh
 from monarch.testing import chaos
 
+pytestmark = pytest.mark.sample(1, of="kernels")
+
 GOOD, BAD = torch.tensor([1, 3]), torch.tensor([1, 9])
 
 

@@ -21,6 +21,11 @@ from tests.sample import examples, is_full
 @pytest.mark.parametrize("a", range(5))
 def test_sampled(a, b): pass
 
+@pytest.mark.sample(1, of="b")
+@pytest.mark.parametrize("b", range(3))
+@pytest.mark.parametrize("a", range(5))
+def test_either(a, b): pass
+
 @pytest.mark.full
 def test_long(): pass
 
@@ -35,8 +40,8 @@ def test_how_many(): assert len(tried) == (30 if is_full() else 5)
 """
 
 
-def outcome(folder: Path, *arguments: str) -> tuple[str, set[str]]:
-    """Of a run of TESTS: pytest's last line without its time, and the sampled cases that passed."""
+def outcome(folder: Path, *arguments: str, test: str = "test_sampled") -> tuple[str, set[str]]:
+    """Of a run of TESTS: pytest's last line without its time, and the cases of one test that passed."""
     (folder / "pyproject.toml").write_text("[tool.pytest.ini_options]\n")
     (folder / "test_it.py").write_text(TESTS)
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "TESTS"))}
@@ -44,25 +49,30 @@ def outcome(folder: Path, *arguments: str) -> tuple[str, set[str]]:
     command = [sys.executable, "-m", "pytest", "-rp", "-p", "tests.sample", "-p", "no:cacheprovider", *arguments]
     result = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
     lines = result.stdout.splitlines()
-    passed = {line.removeprefix("PASSED ") for line in lines if line.startswith("PASSED test_it.py::test_sampled")}
+    passed = {line.removeprefix("PASSED ") for line in lines if line.startswith(f"PASSED test_it.py::{test}[")}
     return lines[-1].strip("= ").partition(" in ")[0], passed
 
 
 @pytest.fixture(scope="module")
 def sampled(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     summary, passed = outcome(tmp_path_factory.mktemp("sampled"))
-    assert summary == "6 passed, 19 deselected"
+    assert summary == "11 passed, 29 deselected"
     return passed
 
 
 def test_a_sample_is_the_same_in_each_process(sampled: set[str], tmp_path: Path) -> None:
     assert len(sampled) == 3
-    assert outcome(tmp_path, "-n2", "--dist=loadfile") == ("6 passed", sampled)
+    assert outcome(tmp_path, "-n2", "--dist=loadfile") == ("11 passed", sampled)
+
+
+def test_a_sample_of_one_parameter_has_all_values_of_the_others(tmp_path: Path) -> None:
+    _, passed = outcome(tmp_path, test="test_either")
+    assert sorted(case.partition("[")[2][0] for case in passed) == ["0", "1", "2", "3", "4"]
 
 
 def test_all_cases_run_in_full(sampled: set[str], tmp_path: Path) -> None:
     summary, passed = outcome(tmp_path, "--full")
-    assert summary == "25 passed" and len(passed) == 20 and sampled < passed
+    assert summary == "40 passed" and len(passed) == 20 and sampled < passed
 
 
 def test_a_test_that_is_named_runs(sampled: set[str], tmp_path: Path) -> None:

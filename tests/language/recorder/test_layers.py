@@ -177,7 +177,7 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 }
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_an_optimizer_steps_as_in_pytorch(name: str, mesh: Mesh) -> None:
     def model() -> nn.Module:

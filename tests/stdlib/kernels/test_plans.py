@@ -120,6 +120,7 @@ def _interpreted(call: TemplateSite) -> Any:
     return run
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("half", [False, True], ids=["f32", "bf16"])
 def test_a_training_step_with_templates_is_eagers(half: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     eager = traced(tmp_path, half)
