@@ -60,7 +60,7 @@ class _Writer:
         self.aliases = aliases
         self.states = states
         self.live = sorted(used)
-        self.used = used.union(states, *aliases.same, *aliases.cells)
+        self.used = used.union(states, aliases.apart, *aliases.same, *aliases.cells)
         self.lines: list[str] = []
         self.names: dict[str, Any] = {"DT": DistributedTensor, "MISSING": MISSING, "look": Node.read_now}
         self.names["mismatch"] = Node.mismatch
