@@ -13,6 +13,7 @@ from torch import fx
 
 from monarch.compiler import ops
 from monarch.compiler.graph import Graph, provenance
+from monarch.compiler.passes.rows import check_rows
 from monarch.compiler.tape import Task, Timetable
 from monarch.compiler.tape.timetable import BACKWARD, FORWARD, WEIGHTS
 
@@ -23,7 +24,9 @@ _BEFORE = -1
 def order_by_timetable(graph: Graph, timetable: Timetable) -> None:
     """Bring the ops of a graph into the order of a timetable, as far as what they read allows. `node.meta["task"]` says
     to which stage and microbatch an op belongs; one without follows what it reads, as gradients' sums and an
-    optimizer's step do. A transfer follows the action that makes its value."""
+    optimizer's step do. A transfer follows the action that makes its value. Raises ProgramError for a model that mixes
+    the rows of a batch."""
+    check_rows(graph)
     graph.schedule = timetable.facts
     places = _places(graph, timetable)
     calls = list(graph.calls)
@@ -79,7 +82,7 @@ def _actions(graph: Graph, timetable: Timetable) -> dict[fx.Node, tuple[str, int
             name = FORWARD
         else:
             name = BACKWARD if not timetable.is_split or node in passed_on else WEIGHTS
-        found[node] = (name, *task)
+        found[node] = (name, task.stage, task.microbatch)
     return found
 
 
@@ -88,4 +91,4 @@ def _leaves(node: fx.Node, user: fx.Node, task: Task | None) -> bool:
     other: Task | None = user.meta.get("task")
     if user.target is ops.transfer:
         return provenance(user).backward and other is not None
-    return task is not None and other is not None and other != task and provenance(user).backward
+    return task is not None and other is not None and other[:2] != task[:2] and provenance(user).backward

@@ -15,10 +15,12 @@ FORWARD, BACKWARD, WEIGHTS = "F", "B", "W"
 
 
 class Task(NamedTuple):
-    """The stage and the microbatch that an op of the traced program belongs to."""
+    """The stage and the microbatch that an op of the traced program belongs to. `by_rows` is whether it is one of the
+    model's, which has to compute each row of the batch from itself alone."""
 
     stage: int
     microbatch: int
+    by_rows: bool = False
 
 
 class Entry(NamedTuple):

@@ -46,6 +46,7 @@ def pipeline(
     split_at: Sequence[str] | None = None,
     virtual: int | None = None,
     layouts: Mapping[str, Any] | str | None = None,
+    mixes_rows: bool = False,
 ) -> Pipeline:
     """Place a model's stages along a mesh dim, one after the other, and give what trains it in microbatches.
 
@@ -64,7 +65,8 @@ def pipeline(
     without, between modules, so that stages have about as many parameters. `schedule` is "gpipe", "1f1b", "interleaved"
     (with `virtual` stages for each group of workers, 2 by default), or "zero-bubble" (`monarch.stdlib.pipeline.order`).
     `layouts` are those of `module_to_mesh`, on the mesh of a stage: `mesh.slice(pipe=0)`. Parameters that are on a mesh
-    already stay there.
+    already stay there. `mixes_rows` says that the model mixes the rows of a batch, and is to mix those of each
+    microbatch.
 
     Raises LayoutError for an unknown mesh dim, ProgramError for a model that cannot be cut so, and ValueError for a
     schedule that does not fit.
@@ -90,7 +92,7 @@ def pipeline(
     meshes = [mesh.slice(**{mesh_dim: at}) for at in range(groups)]
     homes = {name: meshes[stage % groups] for name, stage in stages.of.items()}
     module_to_mesh(model, meshes[0], layouts, meshes=homes)
-    return Pipeline(model, stages, meshes, timetable)
+    return Pipeline(model, stages, meshes, timetable, mixes_rows)
 
 
 class Pipeline(nn.Module):
@@ -100,8 +102,11 @@ class Pipeline(nn.Module):
     `timetable`  what they do, and when: `print(pipe.timetable)`, `pipe.timetable.bubble`
     """
 
-    def __init__(self, model: nn.Module, stages: Stages, meshes: list[Mesh], timetable: Timetable) -> None:
+    def __init__(
+        self, model: nn.Module, stages: Stages, meshes: list[Mesh], timetable: Timetable, mixes_rows: bool
+    ) -> None:
         super().__init__()
+        self.mixes_rows = mixes_rows
         self.model = model
         self.stages = stages
         self.meshes = meshes
@@ -136,7 +141,7 @@ class Pipeline(nn.Module):
         The loss is that of the whole batch: `loss_fn` takes a mean over its rows, or with `reduction="sum"` their sum;
         `cross_entropy` and `nll_loss` take their means over the targets that count, of the whole batch. Microbatches of
         a batch that they do not divide differ by one row, and count so. Raises ProgramError where that would be other
-        numbers: for a loss that is neither, and for batch statistics in the model.
+        numbers: for a loss that is neither, and for batch statistics and other ops of the model that mix rows.
         """
         recording = take_timetable(self.timetable)
         if reduction not in ("mean", "sum"):
@@ -160,8 +165,9 @@ class Pipeline(nn.Module):
         for k in range(count):
             with self._across(recording, k, shared, counted) as run:
                 own_args, own_kwargs, wanted = microbatch(k)
+                run.at(0, by_rows=not self.mixes_rows)
                 output = self.model(*own_args, **own_kwargs)
-                run.at(last)
+                run.at(last, by_rows=False)
                 if k == 0:
                     check_loss(loss_of, counted, output, wanted)
                     with belonging_to(None):
@@ -211,14 +217,16 @@ class _Across(TorchFunctionMode):
         self.counted = counted
         """None for a whole batch, without microbatches."""
         self.mesh = pipe.meshes[0]
+        self.by_rows = False
         self.moved: Shared = {}
         self.buffers = {id(buffer) for buffer in pipe.model.buffers()}
 
-    def at(self, stage: int) -> None:
-        """Work on another stage from here on."""
+    def at(self, stage: int, *, by_rows: bool | None = None) -> None:
+        """Work on another stage from here on, and with `by_rows` on each row of the batch by itself, or not."""
+        self.by_rows = self.by_rows if by_rows is None else by_rows
         self.mesh = self.pipe.meshes[stage % len(self.pipe.meshes)]
         if self.counted is not None:
-            set_task(Task(stage, self.microbatch))
+            set_task(Task(stage, self.microbatch, self.by_rows))
 
     def enter(self, module: nn.Module, args: Any) -> Any:
         """Before a module's forward pass."""

@@ -301,6 +301,65 @@ def test_what_would_differ_by_microbatch_is_refused(layer: nn.Module, match: str
         stepped(mesh, nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6), layer), F.mse_loss)
 
 
+class Mixing(nn.Module):
+    def __init__(self, mix: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.mix = mix
+
+    def forward(self, x: Any) -> Any:
+        return self.mix(x)
+
+
+@pytest.mark.parametrize(
+    "mix",
+    [
+        lambda x: x - x.mean(0),
+        lambda x: x @ x.t() @ x,
+        lambda x: x.cumsum(0),
+        lambda x: x.flip(0),
+        lambda x: x.softmax(0),
+        lambda x: x.sort(0).values,
+        lambda x: x + x[:1],
+        lambda x: x.t().reshape(2, 6),
+        lambda x: torch.cat([x, x])[::2],
+        lambda x: x * x.square().sum(),
+    ],
+)
+def test_ops_that_mix_rows_are_refused_with_their_line(mix: Callable[[Any], Any]) -> None:
+    with partitioned_mesh(pipe=2) as mesh:
+        model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6), Mixing(mix))
+        with pytest.raises(ProgramError, match="mixes the rows of a batch") as raised:
+            stepped(mesh, model, F.mse_loss)
+        assert "lambda x" in str(raised.value)
+
+
+def test_rows_apart_through_views_and_attention_are_not_refused() -> None:
+    def mix(x: Any) -> Any:
+        heads = x.unflatten(1, (1, 2, 3)).transpose(1, 2)
+        found = F.scaled_dot_product_attention(heads, heads, heads, is_causal=True).transpose(1, 2).flatten(1)
+        return F.layer_norm(found, (6,)) + x.flatten().view(-1, 3).softmax(-1).view(-1, 6).amax(1, keepdim=True)
+
+    with partitioned_mesh(pipe=2) as mesh:
+        model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6), Mixing(mix))
+        dense = copy.deepcopy(model)
+        trained(pipeline(model, mesh, microbatches=2, layouts={}), dense, batches(4), F.mse_loss)
+
+
+def test_rows_of_a_microbatch_are_mixed_where_the_user_says_so() -> None:
+    with partitioned_mesh(pipe=2) as mesh:
+        model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6), Mixing(lambda x: x - x.mean(0)))
+        dense = copy.deepcopy(model)
+        pipe = pipeline(model, mesh, microbatches=2, layouts={}, mixes_rows=True)
+
+        @monarch.program
+        def step(x: Any, y: Any) -> Any:
+            return pipe.step(x, target=y, loss_fn=F.mse_loss)
+
+        (x, y), *_ = batches(4)
+        wanted = sum(F.mse_loss(dense(x[k::2]), y[k::2]) for k in range(2)) / 2
+        torch.testing.assert_close(step(x, y).full_tensor(), wanted.detach())  # type: ignore[attr-defined]
+
+
 @pytest.mark.parametrize(
     ("loss_fn", "options", "match"),
     [
