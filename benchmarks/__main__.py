@@ -24,7 +24,7 @@ from benchmarks.measure import HEAD, Row, cells, duration, table
 
 COMPARED = (
     *"train_step uneven named kernels memory tracing all_reduce across transports dispatch start".split(),
-    *"warm_start actors faults checkpoints data sync".split(),
+    *"warm_start actors faults checkpoints data sync pipeline".split(),
 )
 COMPILER = "compile_time"
 PAGE = "page"
