@@ -89,7 +89,8 @@ class Program(Generic[P, R]):
         if current_program() is not None:
             return self.__wrapped__(*args, **kwargs)  # a program within a program is part of it
         with turns:
-            return self._call(args, kwargs)
+            result: R = self._call(args, kwargs)  # a `return` here would leave the block before a tracer hears of it
+        return result
 
     def _call(self, args: Any, kwargs: Any) -> Any:
         memory = self._memory

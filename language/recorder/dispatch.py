@@ -64,7 +64,8 @@ def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if current.recording is not None:
         return _dispatch(func, args, kwargs)
     with turns:  # the pending tape is all threads'
-        return _dispatch(func, args, kwargs)
+        result = _dispatch(func, args, kwargs)  # a `return` here would leave the block before a tracer hears of it
+    return result
 
 
 def _dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
