@@ -146,13 +146,15 @@ def _pairs(source: Mapping[str, DistributedTensor], target: Mapping[str, Distrib
         if name in source and source[name].shape != target[name].shape:
             shapes = f"{list(source[name].shape)} in the source, and {list(target[name].shape)} in the target"
             problems.append(f"'{name}' is {shapes}")
+    once: dict[int, tuple[str, DistributedTensor]] = {}
+    for name, tensor in target.items():
+        first, _ = once.setdefault(id(tensor), (name, tensor))
+        if first in source and name in source and source[first] is not source[name]:
+            problems.append(f"'{first}' and '{name}' are one tensor in the target, and two in the source")
     if problems:
         shown = "\n".join(problems[:16]) + (f"\nand {len(problems) - 16} more" if len(problems) > 16 else "")
         raise ProgramError("monarch.sync of states that do not fit", hint=shown, source=user_source())
-    once: dict[int, Pair] = {}
-    for name, tensor in target.items():
-        once.setdefault(id(tensor), (source[name], tensor))
-    pairs = list(once.values())
+    pairs = [(source[name], tensor) for name, tensor in once.values()]
     for mine, theirs in pairs:
         if mine.mesh is theirs.mesh:
             raise ProgramError(

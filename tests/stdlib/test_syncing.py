@@ -148,6 +148,9 @@ def test_what_does_not_fit_is_refused_with_names_and_shapes(root: Mesh, trainers
         "'a' is [2, 3] in the source, and [2, 4] in the target",
     ]:
         assert line in str(raised.value)
+    tied = dict.fromkeys(("a", "b"), monarch.distribute(torch.zeros(2, 3), generators))
+    with pytest.raises(ProgramError, match="'a' and 'b' are one tensor in the target, and two in the source"):
+        monarch.sync({name: source[name] for name in tied}, tied)
     with pytest.raises(ProgramError, match="'weight' of the source of monarch.sync is on no mesh"):
         monarch.sync(nn.Linear(2, 2, bias=False), target)
     with pytest.raises(ProgramError, match="from Mesh.* to itself"):
