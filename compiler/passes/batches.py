@@ -289,7 +289,9 @@ def _carried(merged: Merged, node: fx.Node) -> tuple[_Several, list[int | None]]
             continue
         held = [_place(dims, factor) for dims in rule.operands]
         made = _place(rule.results[0] or (), factor)
-        if made is not None and made >= 0 and all(at is None or at >= 0 for at in held):
+        if made is None or made < 0 or any(at is not None and at < 0 for at in held):
+            continue
+        if node.target not in _PRODUCTS or made == 0:  # rows and columns of matrices stay one dim
             return _Several(made, several.sizes), held
     return None
 

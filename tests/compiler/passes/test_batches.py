@@ -12,6 +12,7 @@ import torch
 
 from monarch.compiler import ops
 from monarch.compiler.graph import Graph
+from monarch.compiler.passes.batches import keep_all
 from monarch.compiler.passes.decompose import DecomposeSplit
 from monarch.compiler.pipeline import partition_graph
 from monarch.compiler.reference import run_reference
@@ -106,6 +107,15 @@ def test_heads_stay_sharded_through_products(case: str) -> None:
     assert moved == Counter(all_reduce=whole)
     for found, want in zip(run_reference(partitioned, dict(enumerate(inputs)))[0], wanted, strict=True):
         torch.testing.assert_close(found, want, rtol=1e-4, atol=1e-5)
+
+
+def test_rows_that_views_have_merged_stay_one_dim() -> None:
+    """A matrix beside them has no dim of theirs."""
+    inputs = torch.randn(6, 2, 4), torch.randn(6, 8)
+    made = program(lambda x, y: torch.einsum("tep,tw->epw", x, y), mesh=MESH).trace(*inputs).graph
+    wanted = torch.einsum("tep,tw->epw", *inputs)
+    found = run_reference(keep_all(made), dict(enumerate(inputs)))[0][0]
+    torch.testing.assert_close(found, wanted)
 
 
 def test_a_program_without_sharded_heads_is_left_as_it_is() -> None:
