@@ -49,7 +49,7 @@ _CONSTANT_MODULES = (
     *("logging", "_thread", "re", "typing", "abc", "warnings", "functools"),
     *("monarch.language", "monarch.compiler", "monarch.runtime"),
     *("inspect", "importlib", "_frozen_importlib", "_frozen_importlib_external"),
-    *("datetime", "decimal", "fractions", "uuid", "torch.autograd.function", "torch.utils.hooks", "dataclasses"),
+    *("datetime", "decimal", "fractions", "uuid", "torch.autograd.function", "dataclasses"),
 )
 _MADE_OF_PARTS = (*(kind for kind in Parts.names if kind is not types.BuiltinMethodType), weakref.ref)
 

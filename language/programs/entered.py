@@ -14,7 +14,7 @@ import logging
 import os
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, ModuleType
@@ -202,6 +202,7 @@ class Entered:
         self.computes = False
         self.unknown: tuple[str, Source | None] | None = None
         self.library = Library()
+        self._not_yet: list[tuple[CodeType, _Code, str, Sequence[str]]] = []
         self._before: Any = None
 
     @contextmanager
@@ -264,15 +265,25 @@ class Entered:
         for name, level, wanted in known.imports:
             if level:
                 name = importlib.util.resolve_name("." * level + name, names.get("__package__") or "")
-            module = sys.modules.get(name)
-            if module is None:
-                self.unknown = self.unknown or (f"it imports {name}", line_of(code, name))
-                continue
-            self.snapshot.names(sys.modules, (name,), known.names)
-            for value in (module, *(getattr(module, each, None) for each in wanted)):
-                what = _unknown_value(value, known.names)
-                if what is not None and self.unknown is None:
-                    self.unknown = what, line_of(code, name)
+            if not self._import(code, known, name, wanted):
+                self._not_yet.append((code, known, name, wanted))
+
+    def _import(self, code: CodeType, known: _Code, name: str, wanted: Sequence[str]) -> bool:
+        module = sys.modules.get(name)
+        if module is None:
+            return False
+        self.snapshot.names(sys.modules, (name,), known.names)
+        for value in (module, *(getattr(module, each, None) for each in wanted)):
+            what = _unknown_value(value, known.names)
+            if what is not None and self.unknown is None:
+                self.unknown = what, line_of(code, name)
+        return True
+
+    def note_imports(self) -> None:
+        """Note the modules that the code has imported for the first time. Of those that are still not there it has read
+        nothing: it stopped before, or went another way."""
+        for late in self._not_yet:
+            self._import(*late)
 
     def _of_library(self, code: CodeType, known: _Code, frame: FrameType) -> None:
         self.attributes.update(known.names, known.texts)

@@ -117,6 +117,7 @@ class Guards:
         self._written = written
         self.entered = entered
         self._library = entered.library
+        entered.note_imports()
         self.unproven: tuple[str, Source | None] | None = entered.unknown
         self.dead = False
         self._fast: Callable[[list[Any]], Found | None] | None = None

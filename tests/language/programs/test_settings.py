@@ -12,6 +12,7 @@ import types
 import typing
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -196,6 +197,35 @@ def test_what_a_program_asks_for_is_asked_at_each_call(name: str, mesh: Mesh) ->
         np.random.set_state(states[1])
         assert found.tolist() == [pytest.approx(float(read()))] * 2, i
         change(i)
+
+
+@pytest.mark.filterwarnings("error::monarch.language.errors.TracedAgainWarning")
+def test_an_import_that_is_not_reached_or_is_the_first_costs_no_trace_at_each_call(
+    mesh: Mesh, traces: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "first_imported.py").write_text("rate = 2.0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    state = Pair()
+
+    @program(mesh=mesh)
+    def step(x: torch.Tensor) -> Any:
+        if state.first:
+            import no_module_of_this_name  # type: ignore[import-not-found]
+
+            return no_module_of_this_name.found
+        import first_imported  # type: ignore[import-not-found]
+
+        return x * first_imported.rate
+
+    for _ in range(3):
+        assert step(torch.ones(1)).full_tensor().item() == 2.0
+    assert len(traces) <= 2
+    sys.modules["first_imported"].rate = 3.0  # type: ignore[attr-defined]
+    assert step(torch.ones(1)).full_tensor().item() == 3.0
+    state.first = True
+    with pytest.raises(ModuleNotFoundError):
+        step(torch.ones(1))
+    sys.modules.pop("first_imported")
 
 
 def test_a_setting_that_a_program_sets_is_set_at_each_call(mesh: Mesh) -> None:

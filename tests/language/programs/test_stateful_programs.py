@@ -45,6 +45,7 @@ EXAMPLES = [
     (["s.a = s.a * 0.5 + x", "s.b.mul_(0.5)"], [[], [], ["s.b = s.a"], [], []]),
     (["y = y + getattr(S, 'late', 0.0)", "S.late = s.f"], [[], [], []]),
     (["s.t.append(y.detach())", "y = y + s.t[-1] if s.t else y"], [[], [], ["s.t = []"], [], ["s.fail = True"], []]),
+    (["hook.remove()"], [["s.fail = True"], []]),
     (["y = y + 1 if s.a is s.b else y", "s.a = s.b = s.a * 0.5 + x"], [[], [], ["s.b = s.a.clone()"], [], []]),
 ]
 
