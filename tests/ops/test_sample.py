@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch.testing._internal.opinfo.core import SampleInput
 
 from monarch.compiler.rules.line import bind, line
 from tests.ops.__main__ import text
@@ -41,6 +40,8 @@ def test_pytorchs_own_judge_finds_no_rule_incorrect_or_missing(name: str) -> Non
 
 def test_pytorchs_own_judge_notices_a_rule_that_does_not_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch.distributed.tensor._ops.strategy_validation", reason="this torch has no such judge")
+    from torch.testing._internal.opinfo.core import SampleInput  # which changes settings of the process
+
     (op,) = (op for op in entries(["sigmoid"]) if full_name(op) == "sigmoid")
     monkeypatch.setattr("tests.ops.judge.rule_for", lambda *_: bind(line("a -> a", linear=[{0}]), [(4,)], [(4,)]))
     monkeypatch.setattr(

@@ -88,6 +88,7 @@ def test_what_is_no_op_is_refused() -> None:
 INTO: dict[str, list[tuple[Any, ...]]] = {
     "baddbmm.default": [(BATCH, BATCH, BATCH)],
     "gelu.default": [(X,), (X,)],
+    "matmul.default": [(BATCH, BATCH)],
     "gelu_backward.default": [(X, Y)],
     "silu_backward.default": [(X, Y)],
     "sum.dim_IntList": [(X, [0]), (X, [0, 1], True), (MASK, [1])],
