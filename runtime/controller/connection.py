@@ -37,7 +37,7 @@ SLEEP_MILLISECONDS = 50
 _LOOK_SECONDS = 0.04  # a sleep that nobody ends is longer
 PATIENCE = 10.0  # seconds in which workers end their session, once one of them has died
 _STAGING_KEEP = 8 << 20
-_LOOK_SECONDS = 1.0  # between two looks at workers that do not answer
+_STOPPED_SECONDS = 1.0  # after which those that do not answer are asked whether a signal has stopped them
 
 
 @dataclass(frozen=True)
@@ -247,7 +247,7 @@ class Connection(ABC):
             return True
         now = time.monotonic()
         self._patience = now + seconds if anew else self._patience or now + seconds
-        look = now + _LOOK_SECONDS
+        look = now + _STOPPED_SECONDS
         state, answered = self.state, set[int]()
         self._stop_all()
         for rank in state.expected:
@@ -265,7 +265,7 @@ class Connection(ABC):
             if (now := time.monotonic()) > self._patience:
                 break
             if now > look and state.expected:
-                look = now + _LOOK_SECONDS
+                look = now + _STOPPED_SECONDS
                 if set(state.expected) <= set(self.stopped()):
                     break
             if not self._settled:
