@@ -79,6 +79,22 @@ def test_python_files_are_of_readable_length() -> None:
     assert {name: lines for name, lines in long.items() if lines > 700} == {}
 
 
+def test_a_constant_of_a_module_has_one_value() -> None:
+    """Two changes that each add one of the same name meet without a conflict: the later value then holds for both."""
+    twice = []
+    for path in python_files("compiler", "language", "runtime", "stdlib"):
+        body = ast.parse(text_of(path)).body
+        names = [
+            each.id
+            for node in body
+            if isinstance(node, ast.Assign)
+            for each in node.targets
+            if isinstance(each, ast.Name)
+        ]
+        twice += [f"{path}: {name}" for name in sorted({name for name in names if names.count(name) > 1})]
+    assert not twice
+
+
 def test_the_folders_are_linked_into_the_package() -> None:
     for folder in ("compiler", "language", "runtime", "stdlib"):
         link = ROOT / ".src" / "monarch" / folder
