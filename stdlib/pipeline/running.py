@@ -66,7 +66,7 @@ def pipeline(
     (with `virtual` stages for each group of workers, 2 by default), or "zero-bubble" (`monarch.stdlib.pipeline.order`).
     `layouts` are those of `module_to_mesh`, on the mesh of a stage: `mesh.slice(pipe=0)`. Parameters that are on a mesh
     already stay there. `mixes_rows` says that the model mixes the rows of a batch, and is to mix those of each
-    microbatch.
+    microbatch: then nothing is refused for that. In microbatches of one row it cannot be seen, and has to be said.
 
     Raises LayoutError for an unknown mesh dim, ProgramError for a model that cannot be cut so, and ValueError for a
     schedule that does not fit.
@@ -141,7 +141,8 @@ class Pipeline(nn.Module):
         The loss is that of the whole batch: `loss_fn` takes a mean over its rows, or with `reduction="sum"` their sum;
         `cross_entropy` and `nll_loss` take their means over the targets that count, of the whole batch. Microbatches of
         a batch that they do not divide differ by one row, and count so. Raises ProgramError where that would be other
-        numbers: for a loss that is neither, and for batch statistics and other ops of the model that mix rows.
+        numbers: for a loss that is neither, and for batch statistics and other ops of the model that mix rows. One
+        microbatch is exact for all of these.
         """
         recording = take_timetable(self.timetable)
         if reduction not in ("mean", "sum"):
@@ -149,6 +150,8 @@ class Pipeline(nn.Module):
         count = self.timetable.microbatches
         leaves, spec = pytree.tree_flatten((args, kwargs, target))
         rows = _rows(leaves, count)
+        if rows == count > 1 and not self.mixes_rows:
+            raise _one_row(rows)
         own = [len(range(k, rows, count)) for k in range(count)]
         last = self.timetable.stages - 1
         shared: Shared = {}
@@ -165,7 +168,7 @@ class Pipeline(nn.Module):
         for k in range(count):
             with self._across(recording, k, shared, counted) as run:
                 own_args, own_kwargs, wanted = microbatch(k)
-                run.at(0, by_rows=not self.mixes_rows)
+                run.at(0, by_rows=count > 1 and not self.mixes_rows)
                 output = self.model(*own_args, **own_kwargs)
                 run.at(last, by_rows=False)
                 if k == 0:
@@ -216,6 +219,7 @@ class _Across(TorchFunctionMode):
         self.shared = shared
         self.counted = counted
         """None for a whole batch, without microbatches."""
+        self.splits = counted is not None and pipe.timetable.microbatches > 1  # a batch is not seen as a whole
         self.mesh = pipe.meshes[0]
         self.by_rows = False
         self.moved: Shared = {}
@@ -230,7 +234,7 @@ class _Across(TorchFunctionMode):
 
     def enter(self, module: nn.Module, args: Any) -> Any:
         """Before a module's forward pass."""
-        if self.counted is not None and isinstance(module, nn.modules.batchnorm._BatchNorm):
+        if self.splits and isinstance(module, nn.modules.batchnorm._BatchNorm):
             if module.training or module.running_mean is None:
                 raise _statistics(type(module).__name__)
         stage = self.pipe.stages.enters.get(id(module))
@@ -260,7 +264,7 @@ class _Across(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         writes = (name.endswith("_") and not name.endswith("__")) or name.startswith("__i") or name == "__setitem__"
         writes |= bool(kwargs.get("inplace"))
-        if self.counted is not None:
+        if self.splits:
             if func is F.batch_norm and (len(args) > 5 and args[5] or kwargs.get("training")):
                 raise _statistics("batch_norm")
             if writes and args and id(args[0]) in self.buffers:
@@ -290,6 +294,15 @@ def _statistics(name: str) -> ProgramError:
         hint="it would give other numbers than without microbatches, and waiting for all of them would undo the "
         "pipeline.\nnn.GroupNorm and nn.LayerNorm normalise each row by itself; pipe.model.eval() uses the running "
         "statistics;\nwith microbatches=1 it is exact.",
+        source=user_source(),
+    )
+
+
+def _one_row(rows: int) -> ProgramError:
+    return ProgramError(
+        f"{rows} microbatches of one row: whether the model mixes the rows of a batch cannot be seen there",
+        hint=f"take at most {rows // 2} microbatches; or, where it computes each row from itself alone, say "
+        "pipeline(…, mixes_rows=True),\nwith which nothing is looked for.",
         source=user_source(),
     )
 

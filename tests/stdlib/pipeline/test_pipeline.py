@@ -80,7 +80,8 @@ def test_microbatches_of_different_sizes_count_by_their_rows(rows: int, microbat
     with partitioned_mesh(pipe=2, data=2) as mesh:
         model = mlp(2)
         dense = copy.deepcopy(model)
-        pipe = pipeline(model, mesh, microbatches=microbatches, layouts={})
+        unseen = rows == microbatches  # whether the model mixes rows
+        pipe = pipeline(model, mesh, microbatches=microbatches, layouts={}, mixes_rows=unseen)
 
         def loss_fn(output: Any, target: Any) -> Any:
             return F.mse_loss(output, target, reduction=reduction) / (1 if reduction == "mean" else 6)
@@ -275,6 +276,24 @@ def test_batch_statistics_are_refused_in_training_and_run_in_evaluation() -> Non
             stepped(mesh, normed(), F.mse_loss)
         assert "nn.GroupNorm" in str(raised.value) and "test_pipeline.py" in str(raised.value)
         assert stepped(mesh, normed().eval(), F.mse_loss).isfinite()
+
+
+def test_one_microbatch_is_exact_whatever_the_model_mixes() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Linear(6, 6), Mixing(lambda x: x - x.mean(0)))
+    dense = copy.deepcopy(model)
+    with partitioned_mesh(pipe=2) as mesh:
+        trained(pipeline(model, mesh, microbatches=1, split_at=["2"]), dense, batches(4), F.mse_loss)
+        for name, buffer in dense.named_buffers():
+            torch.testing.assert_close(model.get_buffer(name).full_tensor(), buffer)  # type: ignore[operator]
+
+
+def test_microbatches_of_one_row_hide_whether_rows_are_mixed() -> None:
+    model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6), Mixing(lambda x: x - x.mean(0)))
+    with partitioned_mesh(pipe=2) as mesh:
+        with pytest.raises(ProgramError, match="2 microbatches of one row") as raised:
+            stepped(mesh, model, F.mse_loss, rows=2)
+        assert "take at most 1 microbatches" in str(raised.value)
 
 
 class Functional(nn.Module):
