@@ -57,6 +57,9 @@ def elastic(
     return _Loop(mesh, step, batches, policy, restore, failures, within, grow_after).run()
 
 
+_END = object()
+
+
 class _Loop:
     def __init__(
         self,
@@ -80,14 +83,13 @@ class _Loop:
     def run(self) -> Iterator[Any]:
         iterator = iter(self._batches)
         while True:
-            self._restored = False
-            try:
-                batch = self._healing(iterator.__next__)
-                result = None if self._restored else self._healing(partial(self._done, batch))
-            except StopIteration:
+            if self._restored:  # the place in the batches has gone back too
+                self._restored, iterator = False, iter(self._batches)
+            batch = self._healing(partial(next, iterator, _END))
+            if batch is _END:
                 return
+            result = None if self._restored else self._healing(partial(self._done, batch))
             if self._restored:
-                iterator = iter(self._batches)
                 continue
             yield result
             self._since += 1

@@ -168,3 +168,26 @@ def test_too_many_deaths_and_other_failures_are_raised() -> None:
         assert not info.value.mesh_lost
         with pytest.raises(MonarchError, match="failures=0"):
             monarch.elastic(mesh, step, [], failures=0)
+
+
+def test_a_checkpoint_that_growing_goes_back_to_has_the_place_in_the_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker dies while the mesh grows, behind the third step, and the checkpoint is of the first."""
+    done: list[int] = []
+
+    class From:
+        def __iter__(self) -> Iterator[int]:
+            return iter(range(len(done), 5))
+
+    def grow(mesh: Mesh, **sizes: int) -> None:
+        if len(grown) == 2:
+            grown.append(sizes)
+            raise DeviceMeshError("a worker has died").knowing(mesh_lost=True)
+        grown.append(sizes)
+
+    grown: list[dict[str, int]] = []
+    monkeypatch.setattr("monarch.stdlib.elastic.resize_mesh", grow)
+    monkeypatch.setattr("monarch.stdlib.elastic.heal_mesh", lambda mesh, policy, restore: restore())
+    mesh = Mesh.abstract(data=2)
+    steps = monarch.elastic(mesh, done.append, From(), restore=lambda: done.__delitem__(slice(1, None)), grow_after=1)
+    list(steps)
+    assert done == [0, 1, 2, 3, 4]
