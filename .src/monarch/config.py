@@ -1,4 +1,4 @@
-"""Settings, as users set them: `configure`, `configured`, and what they are now ([docs/settings.md])."""
+"""Settings, as users set them: `configure`, `configured`, and what they are now (docs/reference/settings.md)."""
 
 from monarch.compiler.config import (
     ConfigError,

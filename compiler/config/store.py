@@ -109,7 +109,7 @@ class SettingsBase:
         if name in known:
             return known[name]
         near = difflib.get_close_matches(name, known, n=3)
-        hint = f"did you mean {' or '.join(near)}?" if near else "docs/settings.md lists them all."
+        hint = f"did you mean {' or '.join(near)}?" if near else "docs/reference/settings.md lists them all."
         raise ConfigError(f"{where}no setting is called {name!r}", hint=hint)
 
 
@@ -170,7 +170,9 @@ def _read_file(named: str | None, settings: type[SettingsBase]) -> dict[str, Any
     try:
         found = tomllib.loads(path.read_text())
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"the settings in {path} cannot be read: {error}", hint="see docs/settings.md.") from None
+        raise ConfigError(
+            f"the settings in {path} cannot be read: {error}", hint="see docs/reference/settings.md."
+        ) from None
     return {
         name: settings.definition(name, f"{path}: ").read(given, f"{path}: {name}") for name, given in found.items()
     }

@@ -1,7 +1,7 @@
 """The linter behind `monarchc check`: what a file's programs do that tracing refuses, or that is slow or has no effect.
 
-A file is read and parsed, never imported or run. `check_file(path)` gives its findings; `docs/check.md` shows every
-rule with the wrong code and the right beside each other.
+A file is read and parsed, never imported or run. `check_file(path)` gives its findings; `docs/reference/check.md` shows
+every rule with the wrong code and the right beside each other.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the linter says of a file: findings, and the rules that they break (docs/check.md shows each)."""
+"""What the linter says of a file: findings, and the rules that they break (docs/reference/check.md shows each)."""
 
 from __future__ import annotations
 

@@ -435,7 +435,8 @@ def program(
     NCCL's own).
 
     `target` is what the workers are to run it on: "cpu", or a GPU by its kind, "cuda:90". The workers of a host take
-    its GPUs in turns; tensors lie where the last program needed them. This has not run on a GPU yet (docs/kernels.md).
+    its GPUs in turns; tensors lie where the last program needed them. This has not run on a GPU yet
+    (docs/internals/kernels.md).
 
     `cuda_graphs` has workers record what a step launches between its collectives, and launch it at once from the fourth
     step on; for GPUs of NVIDIA's, and as little tried on one.

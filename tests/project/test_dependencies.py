@@ -1,4 +1,4 @@
-"""Who may import what (docs/architecture.md), and that the rules would notice."""
+"""Who may import what (docs/internals/architecture.md), and that the rules would notice."""
 
 from __future__ import annotations
 

@@ -9,10 +9,10 @@ import pytest
 
 from tests import python
 
-DOCS = Path(__file__).parents[2] / "docs"
+GUIDE = Path(__file__).parents[2] / "docs" / "guide"
 PROGRAM = re.compile(r"^```python\n(.*?)^```\n\n^```\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 PAGES = {
-    name: (DOCS / name).read_text()
+    name: (GUIDE / name).read_text()
     for name in ("checkpoints.md", "data.md", "meshes.md", "models.md", "parallelism.md", "pipelines.md", "tools.md")
 }
 WARNS = ("models.md",)
@@ -30,8 +30,8 @@ def test_a_program_prints_what_stands_below_it(
     assert result.returncode == 0, result.stderr
     assert not result.stderr or name in WARNS
     if request.config.getoption("--rewrite"):
-        before, page = f"```python\n{program}```\n\n```\n", (DOCS / name).read_text()
-        (DOCS / name).write_text(page.replace(f"{before}{output}```", f"{before}{result.stdout}```"))
+        before, page = f"```python\n{program}```\n\n```\n", (GUIDE / name).read_text()
+        (GUIDE / name).write_text(page.replace(f"{before}{output}```", f"{before}{result.stdout}```"))
         return
     assert result.stdout == output
 

@@ -35,8 +35,8 @@ def test_the_command_prints_what_stands_below_it() -> None:
 def test_every_page_is_linked_and_every_link_leads_somewhere() -> None:
     pages = {str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md")}
     assert pages <= set(re.findall(r"\]\(([^)#]*)", README))
-    commands = (ROOT / "docs" / "monarchc.md").read_text()
-    assert {"profile.md", "check.md", "inspector.md"} <= set(re.findall(r"\]\(([^)#]*)", commands))
+    commands = (ROOT / "docs" / "reference" / "monarchc.md").read_text()
+    assert {"../guide/profile.md", "check.md", "../guide/inspector.md"} <= set(re.findall(r"\]\(([^)#]*)", commands))
     for page in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md")):
         prose = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
         for link, place in re.findall(r"\]\(([^)#:]*)(?:#([^)]*))?\)", prose):
@@ -54,7 +54,7 @@ def test_the_commands_are_make_targets() -> None:
 
 
 def settings_table() -> list[str]:
-    """The rows of docs/settings.md, from the definitions."""
+    """The rows of docs/reference/settings.md, from the definitions."""
     rows = []
     for name, each in Settings.definitions().items():
         default = each.kind.show(each.default)
@@ -66,7 +66,7 @@ def settings_table() -> list[str]:
 
 
 def test_the_page_of_settings_is_that_of_their_definitions() -> None:
-    page = (ROOT / "docs" / "settings.md").read_text()
+    page = (ROOT / "docs" / "reference" / "settings.md").read_text()
     assert [line for line in page.splitlines() if line.startswith("| `")] == settings_table()
 
 

@@ -15,7 +15,7 @@ import pytest
 from tests.compiler.cli.conftest import Run
 
 DOCS = Path(__file__).parents[3] / "docs"
-PAGE = DOCS / "monarchc.md"
+PAGE = DOCS / "reference" / "monarchc.md"
 BLOCK = re.compile(r"^```(python|console)( measured)?\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
@@ -56,7 +56,10 @@ def printed(command: str, monarchc: Run) -> str:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", ["monarchc.md", "memory.md", "kernels.md", "sizes.md", "per-worker.md"])
+@pytest.mark.parametrize(
+    "name",
+    ["reference/monarchc.md", "guide/memory.md", "internals/kernels.md", "guide/sizes.md", "guide/per-worker.md"],
+)
 def test_a_page_shows_what_the_commands_print(
     name: str, tmp_path: Path, monarchc: Run, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:

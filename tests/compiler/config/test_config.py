@@ -30,7 +30,7 @@ from monarch.compiler.config import (
 from monarch.compiler.config.kinds import Count, Duration, Size
 from monarch.compiler.errors import MonarchError
 
-PAGE = (Path(__file__).parents[3] / "docs" / "settings.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs" / "reference" / "settings.md").read_text()
 SECONDS = Duration("0s", "30d")
 
 
@@ -88,7 +88,7 @@ def test_an_unknown_name_is_an_error_with_names_near_it(monkeypatch: pytest.Monk
     with pytest.raises(ValueError, match="no setting is called 'kernel'\n  did you mean kernels?"):
         configure(verify=True, kernel="off")
     assert get_runtime_config() == {}, "nothing is set"
-    with pytest.raises(ConfigError, match=re.escape("docs/settings.md")), configured(zzzzzz=1):
+    with pytest.raises(ConfigError, match=re.escape("docs/reference/settings.md")), configured(zzzzzz=1):
         pass
     path = tmp_path / "settings.toml"
     path.write_text("kernel = 1\n")

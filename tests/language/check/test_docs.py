@@ -1,4 +1,4 @@
-"""Every rule as docs/check.md shows it: the linter finds the wrong code and passes the right, and the tracer agrees."""
+"""Each rule of docs/reference/check.md: the linter finds the wrong code, passes the right, and the tracer agrees."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.language.conftest import mesh
 
 __all__ = ["mesh"]
 
-TEXT = (Path(__file__).parents[3] / "docs" / "check.md").read_text()
+TEXT = (Path(__file__).parents[3] / "docs" / "reference" / "check.md").read_text()
 CODE = re.compile(r"```python\n(.*?)```", re.DOTALL)
 SHARED = CODE.search(TEXT[: TEXT.index("## Values")])[1]  # type: ignore[index]
 SECTIONS = {

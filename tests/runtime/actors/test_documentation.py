@@ -1,4 +1,4 @@
-"""docs/actors.md: its programs print what stands below them, and each promise has a test that exists."""
+"""docs/guide/actors.md: its programs print what stands below them, and each promise has a test that exists."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests import python
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
-PAGE = (ROOT / "docs" / "actors.md").read_text()
+PAGE = (ROOT / "docs" / "guide" / "actors.md").read_text()
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 PROGRAMS = re.findall(r"^```python\n(.*?)^```\n\n^```\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
 
