@@ -12,11 +12,22 @@ in it, cannot be sharded.
     %r = aten.matmul(%x, %y)              : f32[2, 4, 16, 16]
 
 What lies between products (scales, masks, softmax, transposes) is kept apart with them.
+
+Linear layers and losses do the same with batch and sequence, of which blocks of a sequence are shards of the lower one.
+There the product of matrices is one with more rows, and that of a weight's gradient sums over two dims:
+
+    %g = aten.view(%x, [32, 64])          : f32[32, 64]        # %x is f32[4, 8@seq, 64]
+    %y = aten.mm(%g, %w)                  : f32[32, 16]
+    %t = aten.permute(%d, [1, 0])         : f32[16, 32]        # %d views f32[4, 8@seq, 16] as [32, 16]
+    %s = aten.mm(%t, %g)                  : f32[16, 64]
+    -->
+    %y = aten.matmul(%x, %w)              : f32[4, 8, 16]
+    %s = aten.tensordot(%d, %x, [1, 2], [0, 1])
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,21 +49,28 @@ aten = torch.ops.aten
 
 def keep_all(graph: Graph) -> Graph:
     """The graph with all batch dims of its products apart, whatever is sharded. The argument is taken apart."""
-    merged = find_merged(graph)
-    return SimplifyViews().run(graph, Context()) if merged.keep(lambda value, dims: True) else graph
+    merged = find_merged(graph, rows=False)
+    return SimplifyViews().run(graph, Context()) if merged.keep(lambda view: True) else graph
 
 
 def keep_split(graph: Graph, options: Options) -> bool:
-    """Keep the batch dims of products apart where a layout shards one that views merge below another; whether there
+    """Keep dims apart that views merge for products and sums where a layout shards the lower of them; whether there
     are any."""
-
-    def is_split(value: fx.Node, dims: Sequence[int]) -> bool:
-        return any(direct and placement in dims for placement, direct in options.reach[value][0].items())
-
-    kept = find_merged(graph).keep(is_split)
+    split = find_split(graph, options)
+    kept = bool(split) and find_merged(graph, rows=True).keep(lambda view: view in split)
     if kept:
         SimplifyViews().run(graph, Context())
     return kept
+
+
+def find_split(graph: Graph, options: Options) -> set[fx.Node]:
+    """The views that merge dims of which a layout shards a lower one."""
+    merges = ((node, _merge(node)) for node in graph.calls)
+    return {node for node, found in merges if found is not None and _is_split(options, *found[1:])}
+
+
+def _is_split(options: Options, value: fx.Node, dims: Sequence[int]) -> bool:
+    return any(direct and placement in dims for placement, direct in options.reach[value][0].items())
 
 
 @dataclass(frozen=True)
@@ -85,17 +103,20 @@ class _Several:
 class Merged:
     """The values with a dim that views have merged of several, and how they come to each other.
 
-    `several`   these values, operands before what reads them
+    `several`   these values, operands before what reads them; and the calls that reduce the merged dim of an operand,
+                with what that operand has
     `places`    for each call among them, the dim of each operand that is the merged one; None where it has none
-    `sources`   for each that merges dims: the value before, and which dims of it come to lie below another
-    `products`  the products among them
+    `sources`   for each that merges dims: the value before
+    `wanting`   the calls for which dims are kept apart
+    `reduced`   the calls whose result has none of the merged dims
     """
 
     graph: Graph
     several: dict[fx.Node, _Several] = field(default_factory=dict)
     places: dict[fx.Node, list[int | None]] = field(default_factory=dict)
-    sources: dict[fx.Node, tuple[fx.Node, tuple[int, ...]]] = field(default_factory=dict)
-    products: list[fx.Node] = field(default_factory=list)
+    sources: dict[fx.Node, fx.Node] = field(default_factory=dict)
+    wanting: set[fx.Node] = field(default_factory=set)
+    reduced: set[fx.Node] = field(default_factory=set)
 
     def joined(self, node: fx.Node) -> list[fx.Node]:
         """The operands of a call that are merged as it is."""
@@ -103,12 +124,12 @@ class Merged:
         return [
             operand
             for operand, at in zip(tensor_operands(node), self.places[node], strict=True)
-            if at is not None and self.several.get(operand) == _Several(at, sizes)
+            if at is not None and operand not in self.reduced and self.several.get(operand) == _Several(at, sizes)
         ]
 
-    def keep(self, is_split: Callable[[fx.Node, Sequence[int]], bool]) -> bool:
-        """Take apart the merged values that have to do with a product and with a source that `is_split`; whether there
-        are any. The merged values stand beside them, as views, for other readers."""
+    def keep(self, is_split: Callable[[fx.Node], bool]) -> bool:
+        """Take apart the merged values that have to do with a call that wants it and with a source that `is_split`;
+        whether there are any. The merged values stand beside them, as views, for other readers."""
         groups: dict[fx.Node, set[fx.Node]] = {}
         for node in self.several:
             group = {node}
@@ -118,14 +139,13 @@ class Merged:
         chosen = {
             id(group)
             for group in groups.values()
-            if any(product in group for product in self.products)
-            and any(node in group and is_split(*source) for node, source in self.sources.items())
+            if not group.isdisjoint(self.wanting) and any(node in group and is_split(node) for node in self.sources)
         }
         apart: dict[fx.Node, fx.Node] = {}
         for node in self.several:
             if id(groups[node]) in chosen:
                 with self.graph.fx.inserting_before(node):
-                    apart[node] = self._apart(node, apart)
+                    apart[node] = (self._reduction if node in self.reduced else self._apart)(node, apart)
         for node, made in apart.items():
             with self.graph.fx.inserting_before(node):
                 node.replace_all_uses_with(self._view(node, made, tensor_type(node).shape))
@@ -143,7 +163,7 @@ class Merged:
         several, type_ = self.several[node], tensor_type(node)
         shape = several.apart(type_.shape)
         if node in self.sources:
-            source = self.sources[node][0]
+            source = self.sources[node]
             if node.target is aten.repeat.default:
                 ones = list(shape)
                 ones[several.at] = 1
@@ -151,16 +171,14 @@ class Merged:
                 return self._call(node, shape, aten.expand.default, source, list(shape))
             return self._call(node, shape, aten.view.default, source, list(shape))
         places = self.places[node]
-        operands = [
-            self._operand(node, operand, at, apart) for operand, at in zip(tensor_operands(node), places, strict=True)
-        ]
-        args, kwargs = replace_operands((args_of(node), dict(node.kwargs)), operands)
-        if node.target is aten.bmm.default:
+        operands, args, kwargs = self._operands(node, apart)
+        if node.target in (aten.bmm.default, aten.mm.default):
             return self._call(node, shape, aten.matmul.default, *args)
-        if node.target is aten.baddbmm.default:
+        if node.target in (aten.baddbmm.default, aten.addmm.default):
             return self._added(node, shape, args, kwargs)
-        if node.target in (aten.view.default, aten._unsafe_view.default, aten.expand.default):
-            return self._call(node, shape, node.target, args[0], list(shape))
+        if node.target in _RESHAPES:
+            target = node.target if node.target is aten.expand.default else aten.view.default
+            return self._call(node, shape, target, args[0], list(shape))
         if (name := _DIMS.get(node.target)) is not None:
             call = Call.of(node, lambda value: tensor_type(value).shape)
             before, ndim = _Several(next(at for at in places if at is not None), several.sizes), len(call.shapes[0])
@@ -169,6 +187,32 @@ class Merged:
             _, args, kwargs = call.replace(**{name: moved})
             args, kwargs = replace_operands((args, kwargs), operands)
         return self._call(node, shape, node.target, *args, **kwargs)
+
+    def _reduction(self, node: fx.Node, apart: dict[fx.Node, fx.Node]) -> fx.Node:
+        """A call that reduces the merged dim, over all of the several."""
+        several, type_ = self.several[node], tensor_type(node)
+        operands, args, kwargs = self._operands(node, apart)
+        if node.target is aten.mm.default:
+            left, right = ([*range(at, at + len(several.sizes))] for at in (1, 0))
+            return self._call(node, type_.shape, aten.tensordot.default, *args, left, right)
+        call = Call.of(node, lambda value: tensor_type(value).shape)
+        if call.signature is None or "dim" not in call.signature.at:
+            return self._call(node, type_.shape, node.target, *args, **kwargs)
+        dims = several.all_moved(call["dim"] or [*range(len(call.shapes[0]))], len(call.shapes[0]))
+        _, args, kwargs = call.replace(dim=dims, keepdim=False)
+        args, kwargs = replace_operands((args, kwargs), operands)
+        left_out = {dim % tensor_type(operands[0]).ndim for dim in dims}
+        shape = [size for dim, size in enumerate(tensor_type(operands[0]).shape) if dim not in left_out]
+        return self._view(node, self._call(node, shape, node.target, *args, **kwargs), type_.shape)
+
+    def _operands(
+        self, node: fx.Node, apart: dict[fx.Node, fx.Node]
+    ) -> tuple[list[fx.Node], tuple[Any, ...], dict[str, Any]]:
+        """The operands of a call with their dims apart, and its arguments with these."""
+        places = zip(tensor_operands(node), self.places[node], strict=True)
+        operands = [self._operand(node, operand, at, apart) for operand, at in places]
+        args, kwargs = replace_operands((args_of(node), dict(node.kwargs)), operands)
+        return operands, args, kwargs
 
     def _operand(self, node: fx.Node, operand: fx.Node, at: int | None, apart: dict[fx.Node, fx.Node]) -> fx.Node:
         """An operand of a call with its dims apart."""
@@ -200,8 +244,10 @@ class Merged:
         return self.graph.call(aten.view.default, value, list(shape), type=type_, provenance=provenance(node))
 
     def _added(self, node: fx.Node, shape: Sequence[int], args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Node:
-        """`baddbmm` as a product and a sum."""
+        """`baddbmm` or `addmm` as a product and a sum, or as a linear layer."""
         added, left, right = args
+        if not kwargs and tensor_type(added).ndim == 1 and right.target is aten.permute.default:
+            return self._call(node, shape, aten.linear.default, left, args_of(right)[0], added)
         found = self._call(node, shape, aten.matmul.default, left, right)
         if (alpha := kwargs.get("alpha", 1)) != 1:
             found = self._call(node, shape, aten.mul.Tensor, found, alpha)
@@ -223,28 +269,53 @@ _DIMS: dict[Any, str] = {
     aten.slice.Tensor: "dim",
     aten.cat.default: "dim",
     aten.permute.default: "dims",
+    aten.scatter.value: "dim",
 }
 """Ops between products that name dims, and the argument that does. Pointwise ops name none."""
-_RESHAPES = (aten.view.default, aten._unsafe_view.default, aten.expand.default)
+_RESHAPES = (
+    aten.view.default,
+    aten._unsafe_view.default,
+    aten.expand.default,
+    aten.unsqueeze.default,
+    aten.squeeze.dim,
+)
 _PRODUCTS = (aten.bmm.default, aten.baddbmm.default)
+_OF_ROWS = (aten.mm.default, aten.addmm.default)
+_BY_ROWS = (aten.embedding.default, aten.zeros_like.default)
+"""Ops beside pointwise ones that name no dim, and compute each row of the merged dim from itself."""
+_REDUCTIONS = (
+    aten.mm.default,
+    aten.sum.default,
+    aten.sum.dim_IntList,
+    aten.mean.default,
+    aten.mean.dim,
+    aten.amax.default,
+    aten.embedding_dense_backward.default,
+)
 
 
-def find_merged(graph: Graph) -> Merged:
-    """The values of a graph that hold several dims as one, from the views that merge them on."""
+def find_merged(graph: Graph, *, rows: bool) -> Merged:
+    """The values of a graph that hold several dims as one, from the views that merge them on. With `rows` these are
+    the rows of matrices too, and all that is computed from these; otherwise they are kept apart for batched products
+    alone."""
     found = Merged(graph)
-    if not any(node.target in _PRODUCTS for node in graph.calls):
+    products = (*_PRODUCTS, *_OF_ROWS) if rows else _PRODUCTS
+    if not rows and not any(node.target in _PRODUCTS for node in graph.calls):
         return found
     for node in graph.calls:
         if not isinstance(node.meta["type"], TensorType) or any(tensor_type(node).padding):
             continue
-        carried = _carried(found, node)
+        carried = _carried(found, node, products)
         if carried is not None:
             found.several[node], found.places[node] = carried
-            if node.target in _PRODUCTS:
-                found.products.append(node)
+            if rows or node.target in products:
+                found.wanting.add(node)
+        elif rows and (reduced := _reduced(found, node)) is not None:
+            found.several[node], found.places[node] = reduced
+            found.reduced.add(node)
+            found.wanting.add(node)
         elif (merge := _merge(node)) is not None:
-            several, source, lower = merge
-            found.several[node], found.sources[node] = several, (source, lower)
+            found.several[node], found.sources[node] = merge[:2]
     return found
 
 
@@ -273,27 +344,41 @@ def _merge(node: fx.Node) -> tuple[_Several, fx.Node, tuple[int, ...]] | None:
     return None
 
 
-def _carried(merged: Merged, node: fx.Node) -> tuple[_Several, list[int | None]] | None:
+def _carried(merged: Merged, node: fx.Node, products: Sequence[Any]) -> tuple[_Several, list[int | None]] | None:
     """The merged dim that a call's result has from an operand, and where each operand has it: along it the op keeps
     all elements apart."""
-    operands = tensor_operands(node)
-    if node.target not in (*_PRODUCTS, *_RESHAPES, *_DIMS) and not _is_pointwise(node):
+    if node.target not in (*products, *_RESHAPES, *_DIMS, *_BY_ROWS) and not _is_pointwise(node):
         return None
-    for number, operand in enumerate(operands):
+    for several, made, held in _followed(merged, node):
+        # Rows and columns of batched matrices stay one dim, and so do columns of others.
+        if made is not None and made >= 0 and (node.target not in products or made == 0):
+            return _Several(made, several.sizes), held
+    return None
+
+
+def _reduced(merged: Merged, node: fx.Node) -> tuple[_Several, list[int | None]] | None:
+    """The merged dim of an operand over which a call sums, and where each operand has it."""
+    if node.target not in _REDUCTIONS:
+        return None
+    for several, made, held in _followed(merged, node):
+        if made is None:
+            return several, held
+    return None
+
+
+def _followed(merged: Merged, node: fx.Node) -> Iterator[tuple[_Several, int | None, list[int | None]]]:
+    """The merged dims of a call's operands: where the result has each (see `_place`), and each operand."""
+    for number, operand in enumerate(tensor_operands(node)):
         several = merged.several.get(operand)
-        if several is None:
+        if several is None or operand in merged.reduced:
             continue
         rule = rule_for(node, lambda value: tensor_type(value).shape)
         factor = rule.operands[number][several.at]
         if len(factor) != 1 or factor[0] in rule.whole:
             continue
         held = [_place(dims, factor) for dims in rule.operands]
-        made = _place(rule.results[0] or (), factor)
-        if made is None or made < 0 or any(at is not None and at < 0 for at in held):
-            continue
-        if node.target not in _PRODUCTS or made == 0:  # rows and columns of matrices stay one dim
-            return _Several(made, several.sizes), held
-    return None
+        if all(at is None or at >= 0 for at in held):
+            yield several, _place(rule.results[0] or (), factor), held
 
 
 def _place(dims: Sequence[tuple[str, ...]], factor: tuple[str, ...]) -> int | None:

@@ -21,7 +21,7 @@ from monarch.compiler.names import find_op
 from monarch.compiler.ops.record import enter, record, recorded
 from monarch.compiler.partition import PartitionByMesh
 from monarch.compiler.partition.options import Options, find_options
-from monarch.compiler.passes.batches import keep_split
+from monarch.compiler.passes.batches import find_split, keep_split
 from monarch.compiler.rules import Rule
 from monarch.compiler.symbols import scope_of
 from monarch.compiler.types import TensorType
@@ -42,7 +42,8 @@ class DecomposeSplit(Pass):
     %d = aten.sub.Tensor(%l, %m)          : f32[64, 256]
     ...
 
-    Batch dims that views merge for a product are kept apart where a layout shards the lower of them (`batches.py`).
+    Dims that views merge are kept apart where a layout shards the lower of them (`batches.py`), and composites of
+    what is merged so are taken apart too.
     """
 
     name = "decompose"
@@ -111,7 +112,8 @@ def _split_composites(graph: Graph, options: Options) -> list[fx.Node]:
     """The composite ops that a mesh dim splits: an operand lies sharded where the op needs it whole, and comes to
     lie so without anything being gathered for it (a fully sharded parameter, which is gathered, splits nothing)."""
     found = [node for node in graph.calls if node.target in composites() and node not in options.varying]
-    return [node for node in found if _is_split(options, node)]
+    merged = find_split(graph, options) if found else set()
+    return [node for node in found if _is_split(options, node) or not merged.isdisjoint(options.operands[node])]
 
 
 def _is_split(options: Options, node: fx.Node) -> bool:

@@ -79,6 +79,17 @@ def _matmul(call: Call) -> Line:
     return line(f"{a}, {b} -> {out or '[]'}", linear=BILINEAR)
 
 
+@sharding_rule("aten.tensordot")
+def _tensordot(call: Call) -> Line:
+    left, right = (len(shape) for shape in call.shapes)
+    names = factor_names(left + right)
+    a, b = names[:left], names[left:]
+    for here, there in zip(call["dims_self"], call["dims_other"], strict=True):
+        b[there % right] = a[here % left]
+    made = [name for name in (*a, *b) if (name in a) != (name in b)]
+    return line(f"{tensor_text(a)}, {tensor_text(b)} -> {tensor_text(made)}", linear=BILINEAR)
+
+
 @sharding_rule("aten._trilinear")
 def _trilinear(call: Call) -> Line:
     """A product of three tensors, each broadcast along the dims that it is expanded by, summed over some."""

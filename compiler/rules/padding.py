@@ -29,10 +29,10 @@ _LOWEST, _HIGHEST = -math.inf, math.inf
 enter(
     """
     aten.sum aten.mean aten.nansum aten.count_nonzero aten.any aten.mm aten.bmm aten.dot aten.vdot aten.mv aten.addmm
-    aten.baddbmm aten.addbmm aten.addmv aten.linear aten.matmul aten.convolution aten.convolution_backward
-    aten.embedding aten.embedding_dense_backward aten.gather aten.index_add aten.scatter_add
-    aten.native_layer_norm_backward aten._fused_rms_norm_backward aten.native_group_norm_backward
-    aten.mse_loss aten.l1_loss aten.smooth_l1_loss aten.huber_loss
+    aten.baddbmm aten.addbmm aten.addmv aten.linear aten.matmul aten.tensordot
+    aten.convolution aten.convolution_backward aten.embedding aten.embedding_dense_backward aten.gather
+    aten.index_add aten.scatter_add aten.native_layer_norm_backward aten._fused_rms_norm_backward
+    aten.native_group_norm_backward aten.mse_loss aten.l1_loss aten.smooth_l1_loss aten.huber_loss
     """.split(),
     padding=0.0,
 )

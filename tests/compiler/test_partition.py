@@ -53,6 +53,9 @@ CASES = {
     "fully sharded": (MeshSpec.of(data=2), fully_sharded, "[@data, -]"),
     "data and tensor parallel": (MeshSpec.of(data=2, model=2), megatron, "[@data, -]"),
     "fully sharded in tensor parallel": (MeshSpec.of(data=2, model=2), both, "[@data, -]"),
+    "sequences": (MeshSpec.of(seq=2), replicated, "[-, @seq]"),
+    "sequences and tensor parallel": (MeshSpec.of(seq=2, model=2), megatron, "[-, @seq]"),
+    "fully sharded over sequences": (MeshSpec.of(data=2, seq=2), fully_sharded, "[@data, @seq]"),
 }
 
 

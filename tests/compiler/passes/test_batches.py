@@ -9,14 +9,19 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import nn
 
 from monarch.compiler import ops
+from monarch.compiler.cost.work import graph_costs
 from monarch.compiler.graph import Graph
 from monarch.compiler.passes.batches import keep_all
 from monarch.compiler.passes.decompose import DecomposeSplit
 from monarch.compiler.pipeline import partition_graph
 from monarch.compiler.reference import run_reference
 from monarch.language import Mesh, layout, program
+from monarch.stdlib.models.llama import Llama
+from tests.compiler.training import GPT
 
 MESH = Mesh.abstract(data=2, model=2)
 HEADS = [4, 4, 6, 8]
@@ -116,6 +121,52 @@ def test_rows_that_views_have_merged_stay_one_dim() -> None:
     wanted = torch.einsum("tep,tw->epw", *inputs)
     found = run_reference(keep_all(made), dict(enumerate(inputs)))[0][0]
     torch.testing.assert_close(found, wanted)
+
+
+def linear(bias: bool) -> nn.Module:
+    return nn.Sequential(nn.Embedding(64, 32), nn.Linear(32, 48, bias), nn.GELU(), nn.Linear(48, 64, bias))
+
+
+_TOKENS, _ACTIVATION = 8 * 4 * 8, 4 * 4 * 8 * 32
+MODELS: dict[str, tuple[Callable[[], nn.Module], dict[str, int] | None]] = {
+    "linear layers": (lambda: linear(False), None),
+    "linear layers with a bias": (lambda: linear(True), None),
+    # The first layer's attention needs the tokens and its output's gradient, the second's its input and that.
+    "gpt": (lambda: GPT(64, 32), {"count": 4, "tensors": 4, "bytes": _TOKENS + 3 * _ACTIVATION}),
+    # Here the second layer's attention gathers queries, keys and values, of which there are as many as inputs.
+    "llama": (
+        lambda: Llama(vocabulary=64, width=32, layers=2, groups=2),
+        {"count": 5, "tensors": 7, "bytes": _TOKENS + 4 * _ACTIVATION + _ACTIVATION // 32},
+    ),
+}
+"""Models, and what training them gathers along a sequence of 8, with 4 rows of 32 numbers a token."""
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("family", MODELS)
+def test_a_sharded_sequence_is_gathered_for_attention_alone(family: str, reduction: str) -> None:
+    """Linear layers, norms and losses merge batch and sequence, and compute on blocks of the sequence."""
+    torch.manual_seed(0)
+    model = MODELS[family][0]()
+    names = [name for name, _ in model.named_parameters()]
+    inputs = [*torch.randint(0, 64, (2, 4, 8)), *(each.detach() for each in model.parameters())]
+    inputs[1][1, 3:] = -100
+
+    def step(*inputs: torch.Tensor, place: Callable[..., torch.Tensor] = layout) -> list[torch.Tensor]:
+        tokens, targets = (place(x, [None, "model"]) for x in inputs[:2])
+        leaves = [x.detach().requires_grad_() for x in inputs[2:]]
+        logits = torch.func.functional_call(model, dict(zip(names, leaves, strict=True)), (tokens,))
+        loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction=reduction)
+        return [loss.detach(), *torch.autograd.grad(loss, leaves)]
+
+    partitioned = partition_graph(program(step, mesh=MESH).trace(*inputs).graph)
+    returned = run_reference(partitioned, dict(enumerate(inputs)))[0]
+    for found, want in zip(returned, step(*inputs, place=lambda x, at: x), strict=True):
+        torch.testing.assert_close(found, want, rtol=1e-4, atol=1e-5)
+    moved = graph_costs(partitioned)["collectives"]["model"]
+    gathered = moved.pop("all_gather", None)
+    assert gathered == MODELS[family][1]
+    assert moved.keys() == {"all_reduce"}
 
 
 def test_a_program_without_sharded_heads_is_left_as_it_is() -> None:

@@ -130,6 +130,8 @@ def matmul_samples() -> list[Sample]:
         call(aten.linear.default, c, real(8, 6), real(8)),
         call(aten.linear.default, c, real(8, 6)),
         call(aten.linear.default, real(6), real(8, 6), real(8)),
+        call(aten.tensordot.default, real(4, 6, 8), real(8, 6, 4), [2, 1], [0, 1]),
+        call(aten.tensordot.default, c, real(8, 6), [-1], [1]),
         call(aten.matmul.default, a, b),
         call(aten.matmul.default, real(6), b),
         call(aten.matmul.default, a, real(6)),
