@@ -18,6 +18,7 @@ print(counters.add.call(3).get())
 from __future__ import annotations
 
 import monarch.runtime.actors.processes.host as _host
+from monarch import config
 from monarch.compiler.mesh import Extent, NDSlice, Point, Shape
 from monarch.runtime.actors.accumulate import Accumulator
 from monarch.runtime.actors.actor import Actor
@@ -69,6 +70,7 @@ __all__ = [
     "SupervisionError",
     "ValueMesh",
     "as_endpoint",
+    "config",
     "concurrent_endpoint",
     "context",
     "current_actor_name",

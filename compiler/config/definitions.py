@@ -158,6 +158,12 @@ class Settings(SettingsBase):
         60.0,
         "How long a host that `monarch.launch.local` starts may take until it listens.",
     )
+    prefix_python_logs_with_actor = Setting(
+        Flag(),
+        True,
+        "Whether what actors log has their name before it, such as `[actor=trainers[3]]`, where the program's handlers"
+        " see it.",
+    )
     tail_log_lines = Setting(
         Count(0, 100_000),
         20,

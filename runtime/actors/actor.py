@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from monarch.runtime.actors.errors import MeshFailure
@@ -57,6 +59,11 @@ class Actor(_ActorsMesh):
     `__cleanup__(exc)` is called when the actor ends, after all that it owns has ended; `exc` is None when it was
     stopped, else what it died of. Not called when its process is killed.
     """
+
+    @cached_property
+    def logger(self) -> logging.Logger:
+        """`logging.getLogger` of the class' name: its records come to the program's handlers, as all of actors do."""
+        return logging.getLogger(type(self).__name__)
 
     if TYPE_CHECKING:
 

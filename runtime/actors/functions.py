@@ -13,7 +13,7 @@ from monarch.runtime.actors.adverbs import Endpoint
 from monarch.runtime.actors.endpoint import concurrent_endpoint
 from monarch.runtime.actors.meshes import ProcMesh, active
 from monarch.runtime.actors.processes.current import context
-from monarch.runtime.actors.processes.instance import Instance
+from monarch.runtime.actors.processes.identity import Instance
 from monarch.runtime.actors.values import ValueMesh
 from monarch.runtime.future import Future
 

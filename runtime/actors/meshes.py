@@ -4,6 +4,7 @@ pickled."""
 from __future__ import annotations
 
 import inspect
+import logging
 import math
 import os
 import pickle
@@ -31,6 +32,8 @@ from monarch.runtime.actors.messages.message import EMPTY, Payload
 from monarch.runtime.actors.messages.protocol import (
     CONTROLLER,
     FORK,
+    LOG_OPTIONS,
+    OUTPUT_OPTIONS,
     READY,
     SPAWN,
     SPAWNED,
@@ -247,7 +250,7 @@ class ProcMesh(Owned):
             if address in process.dead:
                 raise process.lost(address, f"{name}.__init__")
         classes.renew(cls)
-        payload = Payload.of((mesh, args, kwargs), members)
+        payload = Payload.of((mesh, self, instance.as_creator(), args, kwargs), members)
         process.owns(instance.actor_id, mesh, processes=False)
         gone = mesh._audience.send(process, lambda rank: (SPAWN, actor_id, None, rank, name, instance.owner), payload)
         for rank in gone:  # of whose end nobody has told this process, which may be younger
@@ -298,20 +301,42 @@ class ProcMesh(Owned):
 
         return done(self._ask_each(READY, f"{self._name}.initialized"), True, why)
 
+    def logging_option(
+        self, stream_to_client: bool = False, aggregate_window_sec: float | None = None, level: int = logging.INFO
+    ) -> Future[None]:
+        """What comes to the program of what these processes print and log: `await procs.logging_option(…)`.
+
+        `stream_to_client`      False: nothing, but for the last lines in the report of how a process ended
+        `aggregate_window_sec`  a line is printed once in so many seconds, with how often it was written; else equal
+                                lines of several processes are joined if they come together
+        `level`                 of their root logger: from which level on they log, where a logger has none of its own
+
+        A future of when that holds. Raises ValueError for a value that is not allowed, RuntimeError for a slice.
+        """
+        self._whole()
+        if aggregate_window_sec is not None and not stream_to_client:
+            raise ValueError("aggregate_window_sec is for what is printed: it needs stream_to_client=True")
+        if aggregate_window_sec is not None and not 0 <= aggregate_window_sec < math.inf:
+            raise ValueError(f"aggregate_window_sec={aggregate_window_sec!r}: it has to be a number of seconds from 0")
+        if not 0 <= level <= 255:
+            raise ValueError(f"level={level!r}: a level of the module logging is from 0 to 255")
+        members, name = self._members(), self._name
+
+        def head(place: int, reply: ReplyTo) -> tuple[Any, ...]:
+            if place < len(members):
+                return LOG_OPTIONS, reply, level, stream_to_client
+            return OUTPUT_OPTIONS, self._id, reply, stream_to_client, aggregate_window_sec
+
+        everybody = [*members, *self._group.hosts]
+        return done(_ask_several(Shape.of({"asked": len(everybody)}), everybody, head, name), None)
+
     def stacks(self) -> Future[ValueMesh[str]]:
         """What the processes are doing now: the stacks of their threads and tasks, as text."""
         return self._ask_each(STACKS)
 
     def _ask_each(self, kind: int, what: str = "") -> Future[ValueMesh[Any]]:
         """Ask the processes themselves; `what`, where that is reported if it takes long."""
-        process = current.process()
-        members = self._members()
-        waiting: All[Any] = All(self._shape, members, what)
-        port = process.ports.open(waiting)
-        for place, address in enumerate(members):
-            if not process.router.send(address, (kind, (process.address, port, place)), EMPTY):
-                process.ports.reply(port, place, False, failing(process.lost(address, self._name)))
-        return waiting.future
+        return _ask_several(self._shape, self._members(), lambda place, reply: (kind, reply), self._name, what)
 
     def _over(self, shape: Shape) -> ProcMesh:
         return ProcMesh(self._group, shape)
@@ -378,6 +403,19 @@ def get_or_spawn_controller(name: str, cls: Callable[P, A], *args: P.args, **kwa
     process = current.process()
     payload = Payload.of((cls, args, kwargs))
     return _ask(process, process.group.root, lambda reply: (CONTROLLER, name, reply), payload)
+
+
+def _ask_several(
+    shape: Shape, addresses: Sequence[str], head: Callable[[int, ReplyTo], tuple[Any, ...]], name: str, what: str = ""
+) -> Future[ValueMesh[Any]]:
+    """Ask processes, one for each place of a shape."""
+    process = current.process()
+    waiting: All[Any] = All(shape, addresses, what)
+    port = process.ports.open(waiting)
+    for place, address in enumerate(addresses):
+        if not process.router.send(address, head(place, (process.address, port, place)), EMPTY):
+            process.ports.reply(port, place, False, failing(process.lost(address, name)))
+    return waiting.future
 
 
 def _ask(process: Process, address: str, head: Callable[[ReplyTo], tuple[Any, ...]], payload: Payload) -> Future[Any]:

@@ -52,8 +52,8 @@ class SPMDActor(Actor):
         self._set(master_addr, master_port)
 
     @endpoint
-    def main(self, master_addr: str, master_port: int, script_args: list[str]) -> None:
-        """Run a script, `["train.py", "--lr", "0.1"]`, or a module, `["-m", "train", "--lr", "0.1"]`, to its end.
+    def main(self, master_addr: str, master_port: int, script_args: list[str]) -> bool:
+        """Run a script, `["train.py", "--lr", "0.1"]`, or a module, `["-m", "train", "--lr", "0.1"]`, to its end: True.
 
         Raises what it raises; `sys.exit(0)` is a good end, and any other SystemExit a RuntimeError.
         """
@@ -72,6 +72,7 @@ class SPMDActor(Actor):
         except SystemExit as exit:
             if exit.code:
                 raise RuntimeError(f"{what[0]} exited with {exit.code!r}") from exit
+        return True
 
     def _set(self, master_addr: str, master_port: int) -> None:
         hosts = self.world_size // self.local_world_size

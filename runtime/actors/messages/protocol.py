@@ -20,7 +20,7 @@ CALL = 0
 REPLY = 1
 """(port, place, whether it went well) and the value, or the exception"""
 SPAWN = 2
-"""(actor, reply, rank, name, owner) and (mesh, args, kwargs)"""
+"""(actor, reply, rank, name, owner) and (mesh, its processes, who spawned it, args, kwargs)"""
 STOP = 3
 """(actor, reply, reason)"""
 PLACE_ENDED = 4
@@ -76,6 +76,11 @@ UNFIT = 27
 """(group, rank, reply) and the pickled ActorError that the bootstrap of a process raised, to the agent of its host"""
 PROBE = 28
 """(port, reply, path): whether who is to give this answer waits for one itself; see `processes.circles`"""
+
+LOG_OPTIONS = 29
+"""(reply, level, whether records are sent): of what this process logs"""
+OUTPUT_OPTIONS = 30
+"""(group, reply, whether it is printed, seconds or None): of what processes print, to the agent of a host"""
 
 
 def passed_on(head: Head) -> bool:

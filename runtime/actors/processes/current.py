@@ -12,7 +12,7 @@ from monarch.runtime.actors.messages.protocol import Place
 from monarch.runtime.processes.roles import ROOT, role
 
 if TYPE_CHECKING:
-    from monarch.runtime.actors.processes.instance import Instance
+    from monarch.runtime.actors.processes.identity import Instance
     from monarch.runtime.actors.processes.process import Process
 
 _lock = threading.Lock()

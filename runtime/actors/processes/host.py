@@ -34,6 +34,7 @@ from monarch.runtime.actors.messages.protocol import (
     FORK,
     LEAVE,
     LOG,
+    OUTPUT_OPTIONS,
     STOP_PROCS,
     UNFIT,
     Head,
@@ -45,7 +46,7 @@ from monarch.runtime.actors.processes.attached import OtherHosts
 from monarch.runtime.actors.processes.exits import exit_now, interrupt_main
 from monarch.runtime.actors.processes.group import Death, Group
 from monarch.runtime.actors.processes.logs import Received
-from monarch.runtime.actors.processes.output import Output, Source
+from monarch.runtime.actors.processes.output import HOLD_SECONDS, Output, Source
 from monarch.runtime.actors.processes.ownership import EndProcess
 from monarch.runtime.actors.processes.process import Process
 from monarch.runtime.future import Future
@@ -72,6 +73,8 @@ class _Running:
     warm: WarmParent
     alive: set[int]
     last: dict[int, deque[str]]
+    output: Output
+    """The lines of theirs that wait to be printed."""
     number: int = -1
     pipes: dict[int, tuple[int, Source]] = field(default_factory=dict)
     """By file: the rank that writes it, and what has come of it."""
@@ -103,6 +106,7 @@ class Host:
         process.handle(ENDED, self._on_ended)
         process.handle(CONTROLLER, self._on_controller)
         process.handle(UNFIT, self._on_unfit)
+        process.handle(OUTPUT_OPTIONS, self._on_output_options)
 
     # -- starting ------------------------------------------------------------------------------------------------------
 
@@ -142,7 +146,7 @@ class Host:
                     write.append(theirs)
             warm = warm_parent()
             kept = setting_of(group.settings, Settings.tail_log_lines)
-            running = _Running(group, warm, set(ranks), {rank: deque(maxlen=kept) for rank in ranks})
+            running = _Running(group, warm, set(ranks), {rank: deque(maxlen=kept) for rank in ranks}, self._output)
             with self._lock:
                 self._groups[group.id] = running
                 for at, fd in enumerate(read):
@@ -187,21 +191,38 @@ class Host:
             data = os.read(fd, _CHUNK)
         except BlockingIOError:
             return False
-        now = monotonic()
-        held = self._output.due is not None
-        self._output.read(source, data, now)
+        now, output = monotonic(), running.output
+        held = output.due is not None
+        output.read(source, data, now)
         if not data:
             self._process.router.forget(fd)
             os.close(fd)
             del running.pipes[fd]
-        if not held and self._output.due is not None:
-            self._process.router.later(self._output.due - now, self.print)
+        if not held and output.due is not None:
+            self._process.router.later(output.due - now, lambda: self._print(output))
         return bool(data)
+
+    def _on_output_options(self, sender: str, head: Head, payload: Payload) -> None:
+        _, group, reply, shown, seconds = head
+        with self._lock:
+            running = self._groups.get(group)
+        if running is not None:
+            self._print(running.output)
+            running.output = Output(HOLD_SECONDS if seconds is None else seconds, seconds is not None)
+            if not shown:
+                running.output = Output(None)
+        self._process.reply(reply, True, None)
+
+    def _print(self, output: Output) -> None:
+        for error, line in output.take():
+            self._process.write(error, line)
 
     def print(self) -> None:
         """Print the lines that wait."""
-        for error, line in self._output.take():
-            self._process.write(error, line)
+        with self._lock:
+            outputs = {id(running.output): running.output for running in self._groups.values()}
+        for output in [self._output, *outputs.values()]:
+            self._print(output)
 
     # -- how they end --------------------------------------------------------------------------------------------------
 
@@ -223,7 +244,7 @@ class Host:
         for fd, (_, source) in [(fd, pipe) for fd, pipe in running.pipes.items() if pipe[0] == rank]:
             while self._listen(running, fd, source):
                 pass
-        self.print()
+        self._print(running.output)
         with self._lock:
             running.alive.discard(rank)
             expected = running.stopping

@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from monarch.compiler.config import settings
-from monarch.compiler.mesh import Extent, Point
 from monarch.compiler.plan import MonarchError
 from monarch.runtime.actors.channel import Port
 from monarch.runtime.actors.debugging.stacks import stack_of
@@ -35,44 +34,16 @@ from monarch.runtime.actors.messages.protocol import CALL, Head, Owner, ReplyTo
 from monarch.runtime.actors.processes.circles import awaited_by, awaited_in, frame_of
 from monarch.runtime.actors.processes.current import Context, running
 from monarch.runtime.actors.processes.exits import end_thread
+from monarch.runtime.actors.processes.identity import Instance
 from monarch.runtime.actors.processes.mailbox import Mailbox, Stop
 from monarch.runtime.actors.processes.ownership import Cleaned, Ends, Supervised
 
 if TYPE_CHECKING:
-    from monarch.runtime.actors.actor_mesh import ActorMesh
-    from monarch.runtime.actors.meshes import ProcMesh
     from monarch.runtime.actors.processes.process import Process
     from monarch.runtime.future import Future
 
 Call = tuple[str, Head, Payload]
 """Who sent it, and what."""
-
-
-class Instance:
-    """What `context().actor_instance` is: the running actor, or, outside actors, the process itself."""
-
-    def __init__(self, process: Process, actor_id: str, name: str) -> None:
-        self.actor_id = actor_id
-        self.name = name
-        self.rank = Point(0, Extent([], []))
-        self.mesh: ActorMesh[Any] | None = None
-        self._process = process
-
-    @property
-    def label(self) -> str:
-        return self.name if self.mesh is None or not self.mesh.extent else f"{self.name}[{self.rank.rank}]"
-
-    @property
-    def proc(self) -> ProcMesh:
-        """The process that it runs in."""
-        return self._process.this_proc()
-
-    @property
-    def owner(self) -> Owner:
-        return self._process.address, self.actor_id
-
-    def __repr__(self) -> str:
-        return f"<actor {self.label}>"
 
 
 def _initialized() -> None:
@@ -124,7 +95,8 @@ class LocalActor:
         self._calling = False
         """Whether an endpoint that is not concurrent runs, of an actor with an event loop."""
         self._unhandled: _End | None = None
-        """A failure that was not dealt with while such an endpoint awaited, which ends the actor."""
+        """What ends the actor before the call that it handles is answered: a failure that was not dealt with while such
+        an endpoint awaited, or `abort`."""
         self._under_way: dict[int, Call] = {}
         """The calls that it handles."""
         self._handled = 0
@@ -171,6 +143,15 @@ class LocalActor:
             self._watch(-1)
         if ended and reply is not None:
             self._process.reply(reply, True, None)
+
+    def abort(self, reason: str) -> None:
+        """Have it die before it handles another message, or answers the one that it handles."""
+        with self._lock:
+            self._unhandled = self._unhandled or _End(reason, MonarchError(reason))
+            rouse, self._asleep = self._asleep, False
+        if rouse:
+            self._rouse()
+        self._alert()
 
     # -- whom it waits for (see `circles`) -----------------------------------------------------------------------------
 
@@ -260,10 +241,9 @@ class LocalActor:
     def _load(self) -> None:
         """Read the class and the arguments. Raises whatever unpickling raises."""
         assert self._payload is not None
-        mesh, self._args, self._kwargs = self._payload.decode()
+        mesh, procs, creator, self._args, self._kwargs = self._payload.decode()
         self._payload = None
-        self.instance.mesh = mesh
-        self.instance.rank = mesh.extent.point_of_rank(self.rank)
+        self.instance.becomes(mesh, self.rank, procs, creator)
         self._interface = ActorInterface.of(mesh._cls)
         self._enter()
 
@@ -327,6 +307,8 @@ class LocalActor:
         try:
             self._construct()
             while True:
+                if self._unhandled is not None:
+                    raise self._unhandled
                 item = self._take()
                 if item is None:
                     self._awake.acquire()
@@ -342,7 +324,13 @@ class LocalActor:
             self._under_way[0] = item
             try:
                 value = self._called(head, payload)
+                if self._unhandled is not None:
+                    raise self._unhandled
             except BaseException as error:
+                if self._unhandled is not None:
+                    self.ended = self._unhandled.reason
+                    self._refuse(item)
+                    raise self._unhandled from None
                 self._raised(head, error)
             else:
                 if head[2] is not None and not head[4]:
@@ -417,6 +405,7 @@ class LocalActor:
         tasks: dict[asyncio.Task[None], Call] = {}
         ending: list[_End] = []
         attending: list[asyncio.Task[None]] = []
+        dropped = False
 
         def rouse() -> None:
             with suppress(RuntimeError):  # the loop is closed: the actor has ended
@@ -431,14 +420,15 @@ class LocalActor:
                 attending[:] = [loop.create_task(hear())]
 
         async def hear() -> None:
-            """Deal with the failures that come while an endpoint awaits."""
+            """Deal with the failures that come while an endpoint awaits, and end it where the actor is to die."""
+            nonlocal dropped
             try:
-                while (failure := self._take_failure()) is not None:
+                while self._unhandled is None and (failure := self._take_failure()) is not None:
                     await self._handle_async(failure)
             except _End as end:
-                self._unhandled = end
-                if self._calling:
-                    main.cancel()
+                self._unhandled = self._unhandled or end
+            if self._unhandled is not None and self._calling and not dropped:
+                dropped = main.cancel()
 
         async def beside(call: Call) -> None:
             try:
@@ -456,6 +446,9 @@ class LocalActor:
             while True:
                 if ending:
                     raise ending[0]
+                if self._unhandled is not None:
+                    self.ended = self._unhandled.reason
+                    raise self._unhandled
                 item = self._take()
                 if isinstance(item, tuple) and item[2].lent:
                     await loop.run_in_executor(None, item[2].wait)
@@ -470,9 +463,6 @@ class LocalActor:
                     await self._call_alone(item, main)
                     if attending:
                         await attending[0]
-                    if self._unhandled is not None:
-                        self.ended = self._unhandled.reason
-                        raise self._unhandled
                 else:
                     await self._handle_async(item)
         except _End as ended:

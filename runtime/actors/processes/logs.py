@@ -3,7 +3,8 @@
 A process that was spawned has none of the program's handlers, whose files and sockets are the program's: records go to
 the root, which hands them to its own loggers by their names. So a handler that is added there later sees them too, and
 `logging.basicConfig` does nothing in such a process (but with `force=True`), as in a program that has called it. Levels
-are those that the spawner's loggers had when it started the process.
+are those that the spawner's loggers had when it started the process, or that `ProcMesh.logging_option` has set since.
+What an actor logs has its name before it, as the setting `prefix_python_logs_with_actor` says.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from monarch.compiler.config import settings
 from monarch.runtime.actors.messages.message import Payload
+from monarch.runtime.actors.processes.current import running
 
 _FORMATTER = logging.Formatter()
 Levels = tuple[tuple[str, int], ...]
@@ -42,13 +45,24 @@ def forward(send: Callable[[Payload], bool], where: str, given: Levels) -> None:
     logging.lastResort = handler  # for loggers that do not propagate
 
 
+def forward_from(level: int, shown: bool) -> None:
+    """From now on this process, whose records are forwarded, logs from a level on, or sends no records at all."""
+    logging.root.setLevel(level)
+    for handler in logging.root.handlers:
+        if isinstance(handler, _Forward):
+            handler.shown = shown
+
+
 class _Forward(logging.Handler):
     def __init__(self, send: Callable[[Payload], bool], where: str) -> None:
         super().__init__()
         self._send = send
         self._where = where
+        self.shown = True
 
     def emit(self, record: logging.LogRecord) -> None:
+        if not self.shown:
+            return
         try:
             self._send(_payload(record, self._where))
         except Exception:  # as every handler does: logging raises nothing in who logs
@@ -56,7 +70,13 @@ class _Forward(logging.Handler):
 
 
 def _payload(record: logging.LogRecord, where: str) -> Payload:
-    fields = record.__dict__ | {"msg": record.getMessage(), "args": None, "exc_info": None, "processName": where}
+    text = record.getMessage()
+    fields = record.__dict__ | {"msg": text, "args": None, "exc_info": None, "processName": where}
+    found = running.get(None)
+    # An empty text stays empty: torch.compile's structured records are such.
+    if found is not None and found.actor_instance.actor_id and text and settings.prefix_python_logs_with_actor:
+        prefix = f"[actor={found.actor_instance.label}] "
+        fields |= {"msg": f"{prefix}{text}", "actor_prefix": prefix}
     if record.exc_info and not record.exc_text:
         fields["exc_text"] = _FORMATTER.formatException(record.exc_info)
     try:

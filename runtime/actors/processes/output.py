@@ -3,7 +3,7 @@
     [trainers gpus=3] loss 0.31
     [trainers × 64] ready
 
-A line waits up to `HOLD_SECONDS` for equal ones. Pure: no file, and the caller tells the time.
+A line waits for equal ones. Pure: no file, and the caller tells the time.
 """
 
 from __future__ import annotations
@@ -39,9 +39,14 @@ class _Line:
 
 
 class Output:
-    """Lines that wait to be printed."""
+    """Lines that wait to be printed, each up to so many seconds; None: they are kept as last lines only.
 
-    def __init__(self) -> None:
+    With `merged` a line is printed once in that time however often a process says it.
+    """
+
+    def __init__(self, seconds: float | None = HOLD_SECONDS, merged: bool = False) -> None:
+        self._seconds = seconds
+        self._merged = merged
         self._lines: dict[tuple[str, bool, str, int], _Line] = {}
         self._sources: list[Source] = []
         self.due: float | None = None
@@ -55,16 +60,18 @@ class Output:
             lines, source.rest = [*lines, source.rest], ""
         for line in lines:
             self._add(source, line.rsplit("\r", 1)[-1] or line.rstrip("\r"))
-        if lines and self.due is None:
-            self.due = now + HOLD_SECONDS
+        if lines and self.due is None and self._seconds is not None:
+            self.due = now + self._seconds
 
     def _add(self, source: Source, text: str) -> None:
         source.last.append(text)
-        again = source.said.get(text, 0)
+        if self._seconds is None:
+            return
+        again = 0 if self._merged else source.said.get(text, 0)
         if not source.said:
             self._sources.append(source)
         source.said[text] = again + 1
-        # The second time that a process says it is not the same line as another process' first.
+        # The second time that a process says it is not the same line as another process' first, unless they merge.
         key = source.mesh, source.error, text, again
         if key in self._lines:
             self._lines[key].count += 1

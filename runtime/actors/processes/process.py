@@ -40,6 +40,7 @@ from monarch.runtime.actors.messages.protocol import (
     ENDED,
     LEAVE,
     LOG,
+    LOG_OPTIONS,
     NUMBERED,
     OUTPUT,
     PLACE_ENDED,
@@ -63,7 +64,8 @@ from monarch.runtime.actors.processes.circles import Circles
 from monarch.runtime.actors.processes.current import Context, running
 from monarch.runtime.actors.processes.exits import forget_what_is_the_parents, run_exit_handlers
 from monarch.runtime.actors.processes.group import Death, Group
-from monarch.runtime.actors.processes.instance import Instance, LocalActor
+from monarch.runtime.actors.processes.identity import Instance
+from monarch.runtime.actors.processes.instance import LocalActor
 from monarch.runtime.actors.processes.ownership import (
     Born,
     Bury,
@@ -135,6 +137,7 @@ class Process:
             LEAVE: self._on_leave,
             READY: self._on_ready,
             STACKS: self._on_stacks,
+            LOG_OPTIONS: self._on_log_options,
             RELAY: self._on_relay,
             UNREACHED: self._on_unreached,
             NUMBERED: self._on_numbered,
@@ -166,6 +169,12 @@ class Process:
     def this_proc(self) -> ProcMesh:
         group = self.group
         return ProcMesh(group, group.shape.slice(**group.shape.point(self.rank)))
+
+    def actor_of(self, instance: Instance) -> LocalActor:
+        """Raises RuntimeError for what is no actor."""
+        if not instance.actor_id:
+            raise RuntimeError(f"'{instance.name}' is a process, and no actor: stop or abort an actor from inside it")
+        return self.actors[instance.actor_id]
 
     # -- answering -----------------------------------------------------------------------------------------------------
 
@@ -374,6 +383,10 @@ class Process:
             self.reply(head[1], True, stacks_here(self))
 
         threading.Thread(target=answer, name="monarch stacks", daemon=True).start()
+
+    def _on_log_options(self, sender: str, head: Head, payload: Payload) -> None:
+        logs.forward_from(head[2], head[3])
+        self.reply(head[1], True, None)
 
     def watch(self) -> None:
         """Look now and then at what waits for long: see `SlowCalls` and `Circles`."""

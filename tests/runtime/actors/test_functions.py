@@ -75,7 +75,9 @@ def test_a_log_from_every_process() -> None:
             builtins.set_logging_level_remote.call(logging.ERROR).get(WAIT)
             builtins.log_remote.call("not %s", "shown").get(WAIT)
             builtins.log_remote.call("shown %d", 7, level=logging.ERROR).get(WAIT)
-            assert [found.get(timeout=WAIT).getMessage() for _ in range(2)] == ["shown 7"] * 2
+            assert sorted(found.get(timeout=WAIT).getMessage() for _ in range(2)) == [
+                f"[actor=functions[{rank}]] shown 7" for rank in (0, 1)
+            ]
     finally:
         log.removeHandler(handler)
 
@@ -130,7 +132,7 @@ def test_a_script_for_torchrun(tmp_path: Path) -> None:
     actors = procs.spawn("spmd", SPMDActor)
     address, port = actors.slice(hosts=0, gpus=0).get_host_port.call_one().get(WAIT)
     out = str(tmp_path / "out")
-    actors.main.call(address, port, [str(tmp_path / "train.py"), out, "0"]).get(WAIT)
+    assert actors.main.call(address, port, [str(tmp_path / "train.py"), out, "0"]).get(WAIT).values() == [True, True]
     for rank in range(2):
         assert Path(f"{out}-{rank}").read_text() == f"3 {rank} {rank} 2 2 0 {out} 0 beside __main__"
     address, port = actors.slice(hosts=0, gpus=0).get_host_port.call_one().get(WAIT)

@@ -463,9 +463,8 @@ def test_a_call_that_is_faster_than_what_spawns_its_actor_waits_for_it(faults: F
     early = call_early(actor)
     mesh = ActorMesh(actor, "late", Worker, (first,), Shape.unity())
     process.owns("", mesh, processes=False)
-    process.router.send(
-        first, (SPAWN, actor, None, 0, "late", (process.address, "")), Payload.of((mesh, ("late",), {}))
-    )
+    payload = Payload.of((mesh, procs, process.client.as_creator(), ("late",), {}))
+    process.router.send(first, (SPAWN, actor, None, 0, "late", (process.address, "")), payload)
     assert early.future.get(WAIT) == "early"
     never = call_early(f"{second}.77")
     pid = procs.slice(gpus=1).spawn("worker", Worker, "worker").pid.call_one().get(WAIT)

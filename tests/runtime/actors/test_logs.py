@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from monarch.actor import Actor, endpoint, shutdown_context, this_host
+from monarch.config import configured
 from tests import python
 from tests.runtime.actors.conftest import WAIT
 
@@ -22,6 +23,11 @@ class Logger(Actor):
     @endpoint
     def say(self, text: str) -> None:
         log.info("said %s", text, extra={"lock": io.StringIO()})  # what cannot be sent is left out
+
+    @endpoint
+    def say_by_its_logger(self, level: int, text: str) -> None:
+        self.logger.log(level, text)
+        print(text, flush=True)
 
     @endpoint
     def fail(self) -> None:
@@ -50,12 +56,77 @@ def test_handlers_that_are_added_later_see_what_actors_log(records: queue.Simple
     try:
         actors.slice(gpus=1).say.call_one("hello").get(WAIT)  # type: ignore[attr-defined]
         record = records.get(timeout=WAIT)
-        assert (record.getMessage(), record.processName, record.name) == ("said hello", "crew gpus=1", log.name)
+        assert (record.processName, record.name) == ("crew gpus=1", log.name)
+        assert record.getMessage() == "[actor=logger[1]] said hello"
         actors.slice(gpus=0).fail.call_one().get(WAIT)  # type: ignore[attr-defined]
         record = records.get(timeout=WAIT)
         assert record.levelno == logging.ERROR and "ValueError: as told" in str(record.exc_text or record.msg)
     finally:
         log.removeHandler(handler)
+
+
+@pytest.fixture
+def heard() -> Iterator[queue.SimpleQueue[logging.LogRecord]]:
+    """Those of `Logger.logger`."""
+    found: queue.SimpleQueue[logging.LogRecord] = queue.SimpleQueue()
+    handler = QueueHandler(found)  # type: ignore[arg-type]
+    logger = logging.getLogger("Logger")
+    logger.addHandler(handler)
+    logger.setLevel(logging.DEBUG)
+    yield found
+    logger.removeHandler(handler)
+    logger.setLevel(logging.NOTSET)
+
+
+def test_an_actor_has_a_logger_and_its_name_before_what_it_logs(heard: queue.SimpleQueue[logging.LogRecord]) -> None:
+    named = this_host().spawn_procs().spawn("named", Logger)
+    with configured(prefix_python_logs_with_actor=False):
+        plain = this_host().spawn_procs().spawn("plain", Logger)
+    for actor in (named, plain):
+        for text in ("hello", ""):
+            actor.say_by_its_logger.call_one(logging.INFO, text).get(WAIT)
+    said = [heard.get(timeout=WAIT) for _ in range(4)]
+    assert [record.getMessage() for record in said] == ["[actor=named] hello", "", "hello", ""]
+    assert said[0].__dict__["actor_prefix"] == "[actor=named] "
+
+
+def test_logging_options_say_what_comes_to_the_program(
+    heard: queue.SimpleQueue[logging.LogRecord], capsys: pytest.CaptureFixture[str]
+) -> None:
+    logging.getLogger("Logger").setLevel(logging.NOTSET)
+    procs = this_host().spawn_procs(per_host={"gpus": 2}, name="crew")
+    actors = procs.spawn("logger", Logger)
+
+    def say(level: int, text: str) -> None:
+        actors.say_by_its_logger.call(level, text).get(WAIT)
+
+    procs.logging_option().get(WAIT)
+    say(logging.ERROR, "silent")
+    procs.logging_option(stream_to_client=True, level=logging.DEBUG).get(WAIT)
+    logging.getLogger("Logger").setLevel(logging.DEBUG)
+    say(logging.DEBUG, "debug")
+    procs.logging_option(stream_to_client=True, aggregate_window_sec=3600, level=logging.ERROR).get(WAIT)
+    for _ in range(3):
+        say(logging.WARNING, "again")
+    say(logging.ERROR, "error")
+    texts = sorted(heard.get(timeout=WAIT).getMessage() for _ in range(4))
+    assert texts == [f"[actor=logger[{rank}]] {text}" for rank in range(2) for text in ("debug", "error")]
+    shutdown_context().get(WAIT)
+    printed = capsys.readouterr().out
+    assert "silent" not in printed
+    assert printed.count("again") == 1 and "[crew × 6] again" in printed
+
+
+def test_logging_options_that_make_no_sense_are_refused() -> None:
+    procs = this_host().spawn_procs(per_host={"gpus": 2})
+    with pytest.raises(ValueError, match="it needs stream_to_client=True"):
+        procs.logging_option(aggregate_window_sec=1)
+    with pytest.raises(ValueError, match="a number of seconds from 0"):
+        procs.logging_option(stream_to_client=True, aggregate_window_sec=-1)
+    with pytest.raises(ValueError, match="from 0 to 255"):
+        procs.logging_option(level=256)
+    with pytest.raises(RuntimeError, match="is a slice"):
+        procs.slice(gpus=0).logging_option()
 
 
 def test_without_a_handler_warnings_are_printed_with_a_prefix(capsys: pytest.CaptureFixture[str]) -> None:
@@ -70,7 +141,7 @@ def test_without_a_handler_warnings_are_printed_with_a_prefix(capsys: pytest.Cap
         shutdown_context().get(WAIT)
     finally:
         logging.root.handlers = handlers
-    assert "[crew] careful\n" in capsys.readouterr().err
+    assert "[crew] [actor=warner] careful\n" in capsys.readouterr().err
 
 
 HOLDER = """
@@ -104,5 +175,5 @@ def test_files_that_were_open_when_the_first_process_was_started_are_what_they_w
     (tmp_path / "holder.py").write_text(HOLDER)
     done = python.run("-c", PROGRAM, capture_output=True, text=True, timeout=2 * WAIT, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert sorted((tmp_path / "log").read_text().splitlines()) == ["by its stream", "logged"]
+    assert sorted((tmp_path / "log").read_text().splitlines()) == ["[actor=writer] logged", "by its stream"]
     assert (tmp_path / "own").read_text() == "written"

@@ -54,3 +54,14 @@ def test_a_progress_bar_is_its_last_state() -> None:
     output, (source,) = Output(), sources(1)
     output.read(source, b"10%\r50%\r100%\nnext\r\n", 0.0)
     assert output.take() == [(False, "[crew gpus=0] 100%"), (False, "[crew gpus=0] next")]
+
+
+def test_lines_may_be_merged_over_a_time_and_kept_back() -> None:
+    output, crew = Output(10.0, merged=True), sources(2)
+    output.read(crew[0], b"a\na\nb\n", 1.0)
+    output.read(crew[1], b"a\n", 2.0)
+    assert output.due == 11.0
+    assert output.take() == [(False, "[crew × 3] a"), (False, "[crew gpus=0] b")]
+    silent = Output(None)
+    silent.read(crew[0], b"c\n", 0.0)
+    assert silent.due is None and silent.take() == [] and list(crew[0].last) == ["a", "b", "c"]

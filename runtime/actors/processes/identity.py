@@ -1,0 +1,94 @@
+"""Who the running code is: what `context().actor_instance` says of the actor that runs, and of who spawned it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from monarch.compiler.mesh import Extent, Point
+from monarch.runtime.actors.messages.protocol import Owner
+
+if TYPE_CHECKING:
+    from monarch.runtime.actors.actor_mesh import ActorMesh
+    from monarch.runtime.actors.meshes import ProcMesh
+    from monarch.runtime.actors.processes.process import Process
+
+
+@dataclass(frozen=True, repr=False)
+class Creator:
+    """Who spawned an actor, as plain data: the attributes are those of `Instance`."""
+
+    name: str
+    class_name: str | None
+    rank: Point
+    proc_mesh: ProcMesh
+    creator: Creator | None
+
+    def __repr__(self) -> str:
+        return f"<actor {self.name}[{self.rank.rank}]>" if self.rank.extent else f"<actor {self.name}>"
+
+
+class Instance:
+    """What `context().actor_instance` is: the running actor, or, outside actors, the process itself.
+
+    `name`        what it was spawned with
+    `rank`        its place in the mesh as spawned
+    `class_name`  its class, with the module; None outside actors
+    `proc_mesh`   the processes that its mesh was spawned in; outside actors this process
+    `creator`     the actor, or process, that spawned it; None outside actors
+    """
+
+    def __init__(self, process: Process, actor_id: str, name: str) -> None:
+        self.actor_id = actor_id
+        self.name = name
+        self.rank = Point(0, Extent([], []))
+        self.mesh: ActorMesh[Any] | None = None
+        self.creator: Creator | None = None
+        self._process = process
+        self._procs: ProcMesh | None = None
+
+    def becomes(self, mesh: ActorMesh[Any], rank: int, procs: ProcMesh, creator: Creator) -> None:
+        """It is the actor at this place of a mesh."""
+        self.mesh, self.rank = mesh, mesh.extent.point_of_rank(rank)
+        self._procs, self.creator = procs, creator
+
+    @property
+    def label(self) -> str:
+        return self.name if self.mesh is None or not self.mesh.extent else f"{self.name}[{self.rank.rank}]"
+
+    @property
+    def class_name(self) -> str | None:
+        cls = None if self.mesh is None else self.mesh._cls
+        return None if cls is None else f"{cls.__module__}.{cls.__qualname__}"
+
+    @property
+    def proc(self) -> ProcMesh:
+        """The process that it runs in."""
+        return self._process.this_proc()
+
+    @property
+    def proc_mesh(self) -> ProcMesh:
+        return self._process.this_proc() if self._procs is None else self._procs
+
+    @property
+    def owner(self) -> Owner:
+        return self._process.address, self.actor_id
+
+    def as_creator(self) -> Creator:
+        """What the actors that it spawns know of it."""
+        return Creator(self.name, self.class_name, self.rank, self.proc_mesh, self.creator)
+
+    def stop(self, reason: str | None = None) -> None:
+        """Have this actor end, once it has handled the messages that are there. Raises RuntimeError outside actors."""
+        self._process.actor_of(self).stop(reason or "it stopped itself", None)
+
+    def abort(self, reason: str | None = None) -> None:
+        """Have this actor fail, now: its owner hears of it, and what it owns ends.
+
+        An `async def` endpoint that runs is cancelled where it awaits; one with `def` runs to its end. Whoever called
+        it gets SupervisionError either way. From any thread. Raises RuntimeError outside actors.
+        """
+        self._process.actor_of(self).abort(f"it aborted itself: {reason}" if reason else "it aborted itself")
+
+    def __repr__(self) -> str:
+        return f"<actor {self.label}>"
