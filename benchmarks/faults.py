@@ -123,6 +123,16 @@ def snapshots(every: int) -> Row:
     return Row(f"a step, fully sharded, snapshots every {every} steps", ours, others, "without snapshots")
 
 
+def checks(every: int) -> Row:
+    """Steps whose replicas are compared, against steps without: all weights and moments are replicated."""
+    with training() as (mesh, step, _), training() as (_, without, _):
+        step(*next(endless(BATCH))).item()
+        mesh.check_replicas(every=every)
+        steps = max(every, STEPS)
+        ours, others = interleaved(timed(step, steps), timed(without, steps), 2 * REPETITIONS, warm=1)
+    return Row(f"a step, data={WORKERS}, replicas checked every {every} steps", ours, others, "without checks")
+
+
 def kill(mesh: Mesh) -> float:
     """Kill a worker; gives when."""
     executor: Any = mesh.executor
@@ -147,7 +157,7 @@ def timed(step: Step, steps: int = STEPS) -> Callable[[], float]:
 
 
 def rows() -> list[Row]:
-    return [death(), told(), able(), snapshots(10)]
+    return [death(), told(), able(), snapshots(10), checks(1), checks(10)]
 
 
 if __name__ == "__main__":

@@ -145,10 +145,28 @@ class DeviceMeshError(MonarchError, RuntimeError):
     @property
     def facts(self) -> dict[str, Any]:
         """What is known of the failure, by attribute."""
-        return {name: value for name, value in self.__dict__.items() if name in DeviceMeshError.__annotations__}
+        names = {name for kind in type(self).__mro__ for name in kind.__dict__.get("__annotations__", ())}
+        return {name: value for name, value in self.__dict__.items() if name in names}
 
     def __reduce__(self) -> tuple[object, ...]:
         return (*super().__reduce__(), self.facts)
+
+
+class ReplicaError(DeviceMeshError):
+    """Workers that are to hold the same bits hold different ones: memory, a processor or a link has changed a value,
+    and said nothing. `Mesh.check_replicas` raises it.
+
+    `workers`  those that differ from most others, where three or more hold the same block; or else all that hold it
+    `decided`  whether `workers` are those that differ: then they count as lost (`mesh_lost`), and `monarch.heal_mesh`
+               restores what they held from the others
+    `tensors`  the names of the values
+
+    `worker`, `coordinates` and `host` are those of the first of `workers`.
+    """
+
+    workers: tuple[int, ...] = ()
+    decided: bool = False
+    tensors: tuple[str, ...] = ()
 
 
 class LostError(MonarchError):

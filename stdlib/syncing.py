@@ -17,6 +17,7 @@ from monarch.compiler.errors import ProgramError
 from monarch.language import DistributedTensor, distribute, program
 from monarch.language.recorder.recording import current_program
 from monarch.language.source import user_source
+from monarch.runtime.shared.bits import bit_sum
 
 State = nn.Module | Mapping[str, torch.Tensor]
 
@@ -25,7 +26,6 @@ Pair = tuple[DistributedTensor, DistributedTensor]
 
 _KNOWN = "_monarch_synced"
 """The attribute of a target's first tensor that has its `_Target`: both end together."""
-_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @dataclass
@@ -101,8 +101,8 @@ def _program(pairs: list[Pair], version: DistributedTensor) -> Callable[[torch.T
             if target.dtype.itemsize < source.dtype.itemsize:
                 mine = mine.to(target.dtype)
             theirs: Any = mine.to(target.mesh, target.sharding)
-            sent.append(_sum(mine))
-            arrived.append(_sum(theirs))
+            sent.append(bit_sum(mine))
+            arrived.append(bit_sum(theirs))
             target.copy_(theirs)
         sums: Any = torch.stack(sent)
         sums = sums.to(version.mesh, "[-]")
@@ -111,14 +111,6 @@ def _program(pairs: list[Pair], version: DistributedTensor) -> Callable[[torch.T
 
     made: Any = program(sync, mesh=version.mesh)
     return made
-
-
-def _sum(x: torch.Tensor) -> torch.Tensor:
-    """The sum of a tensor's elements, read as integers, modulo 2³²: i32[]."""
-    if x.dtype.is_complex:
-        x = torch.view_as_real(x)
-    bits = x if x.dtype == torch.bool else x.view(_BITS[x.dtype.itemsize])
-    return bits.to(torch.int32).sum(dtype=torch.int32)
 
 
 def _tensors(state: State, what: str) -> dict[str, DistributedTensor]:

@@ -13,6 +13,7 @@ from monarch.compiler.errors import (
     PerformanceWarning,
     PlanError,
     ProgramError,
+    ReplicaError,
     RuleError,
 )
 from monarch.compiler.mesh.errors import MeshDimError, MeshIndexError, MeshShapeError
@@ -41,6 +42,7 @@ __all__ = [
     "PerformanceWarning",
     "PlanError",
     "ProgramError",
+    "ReplicaError",
     "RuleError",
     "SupervisionError",
     "TracedAgainWarning",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -77,6 +77,9 @@ class TypesOnly:
 
     def snapshots(self, every: int, copies: int) -> None:
         """No worker can die."""
+
+    def check_replicas(self, every: int | None, names: Callable[[], Iterable[tuple[str, Handle]]]) -> None:
+        """No worker holds anything."""
 
     def write(self, values: Sequence[tuple[Handle, Sequence[Piece]]]) -> Writing:
         raise _needs_workers("tensors are to be saved")

@@ -3,7 +3,7 @@ other."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -143,6 +143,12 @@ class Executor(Protocol):
         when so many steps that replace state were called. `heal` goes back to the last where such values are lost, and
         does again what was called since. 0 ends that. Raises MonarchError where there are too few workers, or too
         little memory."""
+        ...
+
+    def check_replicas(self, every: int | None, names: Callable[[], Iterable[tuple[str, Handle]]]) -> None:
+        """Compare what workers hold of each value that several hold: now (None), or from now on, in the background,
+        whenever so many steps that replace state were called; 0 ends that. `names` gives values with what the program
+        calls them. Raises ReplicaError where they differ, in the background where a step is next run."""
         ...
 
     def write(self, values: Sequence[tuple[Handle, Sequence[Piece]]]) -> Writing:

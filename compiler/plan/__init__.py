@@ -10,6 +10,7 @@ from monarch.compiler.errors import (
     LostError,
     MonarchError,
     PlanError,
+    ReplicaError,
     Source,
     check_kind,
 )
@@ -48,6 +49,7 @@ __all__ = [
     "Route",
     "Plan",
     "PlanError",
+    "ReplicaError",
     "Report",
     "Slot",
     "Source",

@@ -429,6 +429,31 @@ class Mesh(MeshAlgebra):
             raise MonarchError(f"snapshots every {every} steps", hint="give a number of steps; 0 for none.")
         self.executor.snapshots(every, copies)
 
+    def check_replicas(self, every: int | None = None) -> None:
+        """Find out whether workers that are to hold the same bits do, on this mesh and all parts of it:
+
+            mesh.check_replicas(every=100)        # from now on, in the background
+            mesh.check_replicas()                 # now, and wait for it
+
+        Each worker adds up the bits of each value that the layouts replicate along some mesh dim: parameters, moments,
+        buffers, whatever else a variable refers to. The sums are compared, not the values. With `every` that is done
+        once now, and again whenever so many steps that replace state were called: between two steps, and nothing waits
+        for it but the step behind it, for the time in which a worker reads its values once. `every=0` ends that.
+
+        Raises ReplicaError, which names the worker and the tensors, where they differ; in the background, the next call
+        of a program that comes behind the finding does. Where a block is on three workers or more, and most of them
+        agree, those that do not count as lost, and `heal_mesh` restores what they held from the others.
+        """
+        if every is not None and (every < 0 or isinstance(every, bool)):
+            raise MonarchError(f"replicas are checked every {every} steps", hint="give a number of steps; 0 for none.")
+        self.flush()
+        names = self._workers.names
+
+        def named() -> list[tuple[str, Handle]]:
+            return [(label, cell.handle) for cell, label in list(names.items()) if cell.handle is not None]
+
+        self.executor.check_replicas(every, named)
+
     def from_shards(self, shards: Returned, layout: LayoutLike | tuple[LayoutLike, ...]) -> Any:
         """Distributed tensors of what actors in this mesh's processes have returned, which stays where it is:
 

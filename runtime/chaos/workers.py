@@ -3,15 +3,22 @@ commands, so that a test that calls for it there finds it there in every run."""
 
 from __future__ import annotations
 
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from monarch.compiler.plan import MonarchError
 from monarch.runtime.controller.executor import MeshExecutor
 from monarch.runtime.controller.parts import PartExecutor
+from monarch.runtime.controller.state import Remote
 from monarch.runtime.worker.faults import Kind
 
 Resource = Literal["memory", "files", "file size"]
 _LIMITS: dict[Resource, Kind] = {"memory": Kind.MEMORY, "files": Kind.FILES, "file size": Kind.FILE_SIZE}
+
+
+class Valued(Protocol):
+    """A `monarch.DistributedTensor`."""
+
+    def _value(self) -> tuple[object, Any]: ...
 
 
 class OnWorkers(Protocol):
@@ -65,16 +72,34 @@ def delay(mesh: OnWorkers, worker: int, seconds: float) -> None:
     _inject(mesh, worker, Kind.DELAY, None, _nanoseconds(seconds))
 
 
+def flip(mesh: OnWorkers, worker: int, tensor: Valued, bit: int = 0) -> None:
+    """Flip a bit of what a worker holds of a distributed tensor, as broken memory does: nobody is told. Bits are
+    numbered from the first element's lowest."""
+    on, (handle, _) = _executor(mesh, worker), tensor._value()
+    if not isinstance(handle, Remote) or handle.owner is not on:
+        raise MonarchError(
+            "bits are flipped in tensors that are on the mesh", hint="chaos.flip(mesh, 1, model.weight)."
+        )
+    if bit < 0:
+        raise MonarchError(f"no bit {bit}: they are numbered from 0")
+    on.inject(worker, Kind.FLIP, -1, bit, handle.id)
+
+
 def _nanoseconds(seconds: float) -> int:
     return round(1e9 * seconds)
 
 
-def _inject(mesh: OnWorkers, worker: int, kind: Kind, instruction: int | None, value: int = 0) -> None:
+def _executor(mesh: OnWorkers, worker: int) -> MeshExecutor | PartExecutor:
     executor = mesh.executor
     if not isinstance(executor, (MeshExecutor, PartExecutor)):
         raise MonarchError("faults are injected into meshes with workers", hint="this one has none.")
     if not 0 <= worker < executor.mesh.workers:
         raise MonarchError(f"no worker {worker}: {executor.mesh} has workers 0 to {executor.mesh.workers - 1}")
+    return executor
+
+
+def _inject(mesh: OnWorkers, worker: int, kind: Kind, instruction: int | None, value: int = 0) -> None:
+    executor = _executor(mesh, worker)
     if instruction is not None and instruction < 0:
         raise MonarchError(f"no instruction {instruction}: they are numbered from 0")
     executor.inject(worker, kind, -1 if instruction is None else instruction, value)

@@ -230,6 +230,10 @@ class Connection(ABC):
     @abstractmethod
     def seen(self) -> Mapping[int, Seen]: ...
 
+    def host_of(self, rank: int) -> str:
+        """The address of the host that a worker is on; empty for this machine."""
+        return ""
+
     def stopped(self) -> list[int]:
         """The workers that a signal has stopped."""
         return [rank for rank, seen in self.seen().items() if seen.stopped]

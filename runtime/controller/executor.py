@@ -206,6 +206,8 @@ class MeshExecutor(Restoring, Fetching, Storing, Lending, Moving):
     ) -> list[Handle]:
         with self._lock:
             self._connection.enter(plan.name)
+            if self._found is not None:
+                self._raise_found()
             start = clock()
             on = part or self
             known = on.plans.get(id(plan))
@@ -271,6 +273,8 @@ class MeshExecutor(Restoring, Fetching, Storing, Lending, Moving):
             self._did("run", record.name, start, step.sequence)
             if self._snapshots is not None:
                 self._go_on_with_snapshots(step)
+            if self._checks is not None:
+                self._go_on_with_checks(step)
             # What a step replaces in Python is kept on the workers until the step is known to have worked.
             if step.undo is not None or step.sequence - self._refreshed >= _REFRESH_EVERY:
                 self._refreshed = step.sequence

@@ -14,6 +14,7 @@ from monarch.compiler.execution.storage import Piece, Stored
 from monarch.compiler.mesh import Shape
 from monarch.compiler.plan import MeshSpec, Plan, TensorType, Trace
 from monarch.runtime.controller.connection import ActorProcesses
+from monarch.runtime.controller.replicas import Names
 from monarch.runtime.controller.state import PlanRecord, Remote, Step
 from monarch.runtime.controller.storing import WorkersWriting
 from monarch.runtime.shared.place import Place
@@ -68,6 +69,9 @@ class PartExecutor:
 
     def snapshots(self, every: int, copies: int) -> None:
         self.whole.snapshots(every, copies)
+
+    def check_replicas(self, every: int | None, names: Names) -> None:
+        self.whole.check_replicas(every, names)
 
     def loss(self, states: Sequence[tuple[str, Handle]]) -> Loss | None:
         return self.whole.loss(states)

@@ -28,6 +28,7 @@ _KINDS = {
     wire.ADOPT: "adopt",
     wire.TAKE: "snapshot",
     wire.SEND: "snapshot",
+    wire.SUM: "check replicas",
 }
 
 

@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 
 import torch
 
+from monarch.compiler.execution.events import Failure, tell
 from monarch.compiler.execution.executor import Handle, Loss
-from monarch.compiler.plan import DeviceMeshError, LostError, MeshSpec, MonarchError, TensorType
+from monarch.compiler.plan import DeviceMeshError, LostError, MeshSpec, MonarchError, ReplicaError, TensorType
 from monarch.compiler.survival import value_line, worker_bytes
 from monarch.runtime.controller.connection import PATIENCE, Connection
 from monarch.runtime.controller.healing import (
@@ -30,6 +31,8 @@ from monarch.runtime.controller.healing import (
     located,
     operands,
 )
+from monarch.runtime.controller.replicas import Names, Replicas, error_of
+from monarch.runtime.controller.replies import Replies
 from monarch.runtime.controller.snapshots import Snapshots, snapshot_bytes
 from monarch.runtime.controller.state import ControllerState, PlanRecord, Remote, Step, fresh
 from monarch.runtime.shared import memory, wire
@@ -62,6 +65,7 @@ class Restoring(ABC):
 
     _connection: Connection
     _state: ControllerState
+    _replies: Replies
     _mesh: MeshSpec
     place: Place
     _lock: threading.RLock
@@ -71,6 +75,9 @@ class Restoring(ABC):
         self._placed = Placed(self._state)
         self._handles = Handles()
         self._snapshots: Snapshots | None = None
+        self._checks: Replicas | None = None
+        self._found: ReplicaError | None = None
+        """What a check in the background has found, and nobody was told of yet."""
         self._waiting: deque[Step] = deque()
         """Steps that are to be given again, while the mesh is healed."""
         self._restoring = False  # a session has begun in which workers have not all that they are to have
@@ -131,6 +138,73 @@ class Restoring(ABC):
             if snapshots.due and not snapshots.under_way:
                 self._connection.command(*snapshots.take(self._handles.live()))
             self._connection.publish()
+
+    # -- replicas ------------------------------------------------------------------------------------------------------
+
+    def check_replicas(self, every: int | None, names: Names) -> None:
+        """See `Executor.check_replicas`."""
+        with self._lock:
+            self._connection.enter()
+            if every is not None:
+                self._checks = Replicas(every, names) if every else None
+                if self._checks is not None:
+                    self._go_on_with_checks()
+                return
+            checks = Replicas(0, names)
+            self._give_check(checks)
+            self._compare(checks)
+            self._raise_found()
+
+    def _go_on_with_checks(self, step: Step | None = None) -> None:
+        """Have the workers add up their bits where that is due, behind a step, or compare what they have answered."""
+        checks = self._checks
+        assert checks is not None
+        if step is not None:
+            checks.ran(step)
+        with suppress(DeviceMeshError):
+            if under_way := checks.steps():
+                self._connection.refresh()
+                if not all(each.noted for each in under_way):  # a call was interrupted
+                    checks.left()
+                elif under_way[-1].sequence < self._state.finished_commands:
+                    self._compare(checks)
+            elif checks.due:
+                self._give_check(checks)
+
+    def _give_check(self, checks: Replicas) -> None:
+        for step, record in checks.ask(self._handles.live()):
+            self._connection.command(step, record)
+        self._connection.publish()
+
+    def _compare(self, checks: Replicas) -> None:
+        """Wait for the workers' answers, and note what they say. Workers that differ from most others are lost."""
+        steps, connection = checks.steps(), self._connection
+        try:
+            for step in steps:
+                connection.gather(step, set(range(self._mesh.workers)))
+                self._state.check(step)
+            found = checks.compare({step.sequence: self._replies.of(step.sequence) for step in steps})
+        finally:
+            for step in steps:
+                step.expects = False
+                self._replies.forget(step.sequence)
+        if not found:
+            return
+        error = error_of(found, self._mesh, connection.host_of)
+        if error.decided and connection.actor_processes is None:
+            self._state.end(error)
+            for rank in error.workers:
+                connection.lose(rank, "held other bits than its replicas")
+        else:
+            self._found = error
+            tell(Failure(self._mesh, error))
+
+    def _raise_found(self) -> None:
+        """Raise what a check has found, once."""
+        self._connection.ready()
+        if self._found is not None:
+            error, self._found = self._found, None
+            raise error
 
     # -- after a death -----------------------------------------------------------------------------------------------
 
@@ -259,6 +333,8 @@ class Restoring(ABC):
             record.loaded = False
         connection.healing = self._restoring = True
         connection.renew()
+        if self._checks is not None:
+            self._checks.left()
         who = [f"worker {state.coordinates_of(rank)} {how}" for rank, how in gone.items()]
         logger.info("healing %s: %s", mesh, "; ".join(who))
         stray = list(found.held - found.values.keys()) if way_back is None else []

@@ -26,6 +26,7 @@ from monarch.compiler.plan import (
     MeshSpec,
     MonarchError,
     Plan,
+    ReplicaError,
     TensorType,
     check_kind,
 )
@@ -307,9 +308,12 @@ class ControllerState:
             self.give_up(f"the mesh {self.mesh} has lost a worker: {who}", _last_words(first), facts)
 
     def give_up(self, message: str, hint: str = "", facts: Mapping[str, Any] = MappingProxyType({})) -> None:
+        self.end(DeviceMeshError(message, hint=hint or _GO_ON).knowing(**facts))
+
+    def end(self, error: DeviceMeshError) -> None:
+        """The mesh takes no steps any more, for this reason."""
         if self.dead is None:
-            hint = hint or _GO_ON
-            self.dead = DeviceMeshError(message, hint=hint).knowing(mesh_lost=True, **facts)
+            self.dead = error.knowing(mesh_lost=True)
             self._tell(self.dead)
 
     def check(self, step: Step) -> None:
@@ -399,7 +403,7 @@ class ControllerState:
         self.finished(min((step.sequence for step in left), default=self.next_command))
         stopped = next((step for step in left if step.again is not None and step.again.plan), None)
         assert self.dead is not None
-        if stopped is not None and "step" not in self.dead.facts:
+        if stopped is not None and "step" not in self.dead.facts and not isinstance(self.dead, ReplicaError):
             places = [report for report in self._reports.get(stopped.sequence, {}).values() if report.op]
             where = min(places, key=lambda report: report.rank, default=None)
             facts = {"step": stopped.sequence, "program": stopped.name, "op": "" if where is None else where.op}

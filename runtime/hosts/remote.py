@@ -431,8 +431,11 @@ class RemoteConnection(Connection):
             found |= {int(rank): Seen(*seen) for rank, seen in json.loads(bytes(message.data)).items()}
         return found
 
+    def host_of(self, rank: int) -> str:
+        return self._address(rank // self._each)
+
     def lose(self, rank: int, how: str) -> None:
-        self.state.died([Exit(rank, how)], self._address(rank // self._each))
+        self.state.died([Exit(rank, how)], self.host_of(rank))
         with suppress(MonarchError):
             self._tree.send(Message("dead", self._number, head={"rank": rank}))
 

@@ -25,6 +25,7 @@ Down, from the controller to all workers at once (a record of the ring each; num
     BACK    a snapshot's number: values are as they were in it; none where a worker does not have it
     GIVE    a snapshot's number; then as COPY: each source gives its target the blocks of it that it keeps
     LEAVE   how many numbers name workers (see `place`), these, and handles: the other workers drop their values
+    SUM     handles: every worker sends, for each, the sum of the bits that it holds of it, or -1 where it has no value
     WRITE   JSON: the number of a save; values, each with its handle, its type and pieces (see `execution.storage`);
             whether these are the last, with which the workers begin to write; the place of a part with its dims, or
             null
@@ -66,6 +67,7 @@ FAULT = 17
 TAKE, SEND, BACK, GIVE = range(18, 22)
 WRITE, WRITTEN, READ = range(22, 25)
 LEAVE = 25
+SUM = 26
 
 INLINE = -1
 INLINE_BYTES = 64 << 10

@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 if TYPE_CHECKING:
     from monarch.runtime.worker.loaded import LoadedPlan
     from monarch.runtime.worker.state import WorkerState
@@ -37,6 +39,8 @@ class Kind(IntEnum):
     """Files that it can still open."""
     FILE_SIZE = 10
     """Bytes that a file can have."""
+    FLIP = 11
+    """The bit, of those of the value whose handle follows."""
 
 
 class InjectedError(RuntimeError):
@@ -63,9 +67,12 @@ class _At:
         pass
 
 
-def suffer(state: WorkerState, kind: int, at: int, value: int) -> None:
+def suffer(state: WorkerState, kind: int, at: int, value: int, handle: int = -1) -> None:
     """Suffer a fault at once (`at` is -1), or when the next step comes to its instruction `at`, or to the last that it
     has. An instruction that fails does so before the commit at the latest: behind it stand none that can fail."""
+    if kind == Kind.FLIP:
+        _flip(state, handle, value)
+        return
     act = _ACTS[Kind(kind)]
     if at < 0 and kind not in (Kind.SLOW, Kind.FAIL):
         act(state, value)
@@ -128,6 +135,19 @@ def _delay(state: WorkerState, value: int) -> None:
 def _garble(state: WorkerState, value: int) -> None:
     for link in _links(state):
         link.garble()
+
+
+def _flip(state: WorkerState, handle: int, bit: int) -> None:
+    held = state.values.get(handle)
+    if not isinstance(held, torch.Tensor):
+        raise InjectedError("the tensor whose bit was to be flipped has no value here")
+    if bit >= 8 * held.nbytes:
+        raise InjectedError(f"no bit {bit}: this worker holds {8 * held.nbytes} of the tensor")
+    at, bit = divmod(bit, 8 * held.itemsize)
+    place = [int(each) for each in torch.unravel_index(torch.tensor(at), held.shape)]
+    element = held[tuple(place)].reshape(1).clone()
+    element.view(torch.uint8)[bit // 8] ^= 1 << bit % 8
+    held[tuple(place)] = element[0]
 
 
 def _limit(number: int, limit_for: Callable[[int], int]) -> Callable[[WorkerState, int], None]:

@@ -19,6 +19,7 @@ from monarch.compiler.loading import load
 from monarch.compiler.mesh import NDSlice
 from monarch.compiler.plan import DTYPE_NAMES, MeshSpec, Plan, PlanError
 from monarch.runtime.shared import wire
+from monarch.runtime.shared.bits import bit_sum
 from monarch.runtime.shared.definitions import define
 from monarch.runtime.shared.place import ranks_of
 from monarch.runtime.shared.results import Results
@@ -116,6 +117,7 @@ class WorkerState:
             wire.BACK: self._back,
             wire.GIVE: self._give,
             wire.LEAVE: self._leave,
+            wire.SUM: self._sum,
             wire.WRITE: self._files.write,
             wire.WRITTEN: self._files.tell,
             wire.READ: lambda step, body: self._files.read(step, body, self.values),
@@ -544,6 +546,12 @@ class WorkerState:
         if not isinstance(value, torch.Tensor):
             return [Report("failed", self.rank, step, f"the value is a {type(value).__name__}, not one tensor")]
         return [Value(step, value.cpu())]
+
+    def _sum(self, step: int, body: bytearray) -> list[Message]:
+        held = [self.values.get(handle, GONE) for handle in wire.unpack_numbers(body)[1:]]
+        sums = [bit_sum(value) if isinstance(value, torch.Tensor) else None for value in held]
+        told = [-1 if each is None else int(each) & 0xFFFFFFFF for each in sums]
+        return [Value(step, torch.tensor(told, dtype=torch.int64))]
 
     def _count(self, step: int, body: bytearray) -> list[Message]:
         return [Count(step, len(self.values))]

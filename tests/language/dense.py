@@ -133,6 +133,9 @@ class DenseExecutor:
     def snapshots(self, every: int, copies: int) -> None:
         pass
 
+    def check_replicas(self, every: Any, names: Any) -> None:
+        pass
+
     def undo(self) -> None:
         pass
 
