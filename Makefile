@@ -48,9 +48,9 @@ $(BASE): pyproject.toml .ci/setup .ci/venv
 	@bash .ci/setup "$(PYTHON)" "$(VENV)" "$(TORCH)"
 	@touch $@
 
-$(READY): $(BASE)
+$(READY): pyproject.toml .ci/setup .ci/venv
 	@bash .ci/setup "$(PYTHON)" "$(VENV)" "$(TORCH)" dev
-	@touch $@
+	@touch $(BASE) $@
 
 $(MODULES): $(WEB)/package.json $(WEB)/package-lock.json
 	@command -v npm >/dev/null || { echo "make setup: npm is needed for the inspector's page. On Debian: apt-get install nodejs npm" >&2; exit 1; }

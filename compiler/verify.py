@@ -6,6 +6,7 @@ import math
 import operator
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from typing import Any, NoReturn
 
 import torch
@@ -76,6 +77,15 @@ class _Check:
 
 
 class _Verifier(_Check):
+    def __init__(self, graph: Graph, after: str) -> None:
+        super().__init__(graph, after)
+        sizes = graph.mesh.sizes
+        self.dims = [dim for dim in graph.partitioned if sizes.get(dim, 1) > 1]
+        """The mesh dims along which it matters how values lie."""
+        self.several = [name for name, size in sizes.items() if size > 1]
+        self.good: set[TensorType] = set()
+        """Types that can lie on the mesh: many values have the same."""
+
     def verify(self) -> None:
         graph = self.graph
         if unknown := [dim for dim in graph.partitioned if dim not in graph.mesh.sizes]:
@@ -104,11 +114,6 @@ class _Verifier(_Check):
             else:
                 self.fail(f"is a '{node.op}' node: a graph has placeholders, calls of ops and an output", node)
 
-    @property
-    def dims(self) -> list[str]:
-        """The mesh dims along which it matters how values lie."""
-        return [dim for dim in self.graph.partitioned if self.graph.mesh.sizes[dim] > 1]
-
     # -- values ------------------------------------------------------------------------------------------------------
 
     def typed(self, node: fx.Node) -> Any:
@@ -118,12 +123,13 @@ class _Verifier(_Check):
         for part in type_ if isinstance(type_, tuple) else (type_,):
             if not isinstance(part, TensorType | None):
                 self.fail(f"has a type that is none: {part!r}", node)
-            if part is not None:
+            if part is not None and part not in self.good:
                 try:
                     part.check(self.graph.mesh, f"%{node.name}")
                 except LayoutError as error:
                     self.fail(f"has a type that cannot be: {error.message}", node, error.hint)
                 self.divides(part, node)
+                self.good.add(part)
         return type_
 
     def divides(self, type_: TensorType, node: fx.Node) -> None:
@@ -180,14 +186,13 @@ class _Verifier(_Check):
         schema = target._schema
         if schema.is_mutable:
             self.fail(f"calls {op_name(target)}, which writes over its arguments: a graph is pure", node)
-        positional = [argument.name for argument in schema.arguments if not argument.kwarg_only]
-        every = {argument.name: argument.has_default_value() for argument in schema.arguments}
+        positional, every, required = _arguments(target)
         if len(node.args) > len(positional):
             self.fail(f"gives {len(node.args)} arguments to {op_name(target)}, which takes {len(positional)}", node)
-        given = {*positional[: len(node.args)], *node.kwargs}
         if unknown := [name for name in node.kwargs if name not in every]:
             self.fail(f"gives '{unknown[0]}' to {op_name(target)}, which has no such argument", node, str(schema))
-        if missing := [name for name, default in every.items() if not default and name not in given]:
+        given = positional[: len(node.args)]
+        if missing := [name for name in required if name not in given and name not in node.kwargs]:
             self.fail(f"does not give '{missing[0]}' to {op_name(target)}", node, str(schema))
 
     # -- ops of ours -------------------------------------------------------------------------------------------------
@@ -367,10 +372,10 @@ class _Verifier(_Check):
 
     def alike(self, types: Any, expected: TensorType) -> bool:
         """Whether a type is the expected one, but for mesh dims of one worker, along which all layouts are one."""
-        sizes = self.graph.mesh.sizes
-        several = [name for name, size in sizes.items() if size > 1]
         return isinstance(types, TensorType) and (
-            types.with_layout(types.layout.only(several)) == expected.with_layout(expected.layout.only(several))
+            types == expected
+            or types.with_layout(types.layout.only(self.several))
+            == expected.with_layout(expected.layout.only(self.several))
         )
 
     def per_worker(self, node: fx.Node, given: dict[str, Any], types: Any) -> None:
@@ -617,6 +622,17 @@ class _Run(_Check):
             f"%{operand.name} : {print_type(operand.meta['type'], self.graph)}" for operand in node.all_input_nodes
         ]
         return "\n".join(lines)
+
+
+@cache
+def _arguments(target: torch._ops.OpOverload) -> tuple[list[str], list[str], list[str]]:
+    """The names of an op's arguments: those that can be given by position, all of them, and those without a default."""
+    arguments = target._schema.arguments
+    return (
+        [argument.name for argument in arguments if not argument.kwarg_only],
+        [argument.name for argument in arguments],
+        [argument.name for argument in arguments if not argument.has_default_value()],
+    )
 
 
 def _element(check: _Check, node: fx.Node, type_: TensorType) -> TensorType:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -75,17 +76,20 @@ def enter(ops: Iterable[object], **fields: Any) -> None:
 def find(target: Any, name: str) -> Any:
     """A field of what is known of a node's target: of the overload, else of the op, else of the view that it copies.
     None where nothing is."""
-    names: tuple[str, ...]
-    if isinstance(target, torch._ops.OpOverload):
-        packet = str(target.overloadpacket)
-        names = (str(target), packet, packet.removesuffix("_copy"))
-    else:
-        names = (str(target) if isinstance(target, MonarchOp) else getattr(target, "__name__", str(target)),)
-    for each in names:
+    for each in _names(target):
         known = _RECORDS.get(each)
         if known is not None and (value := getattr(known, name)) is not None:
             return value
     return None
+
+
+@lru_cache(4096)
+def _names(target: Any) -> tuple[str, ...]:
+    """Under which names a node's target may have records, the most special one first."""
+    if isinstance(target, torch._ops.OpOverload):
+        packet = str(target.overloadpacket)
+        return str(target), packet, packet.removesuffix("_copy")
+    return (str(target) if isinstance(target, MonarchOp) else getattr(target, "__name__", str(target)),)
 
 
 def of_packet(packet: object, name: str) -> Any:

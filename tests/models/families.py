@@ -10,7 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import transformers as hf
+
+from tests.later import Later
+
+hf = Later("transformers")
 
 BATCH, TIME, VOCABULARY = 4, 12, 64
 SIZES: dict[str, Any] = {

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-import transformers as hf
 from torch import nn
 
 from monarch.compiler.types import MeshSpec
@@ -20,6 +19,9 @@ from monarch.stdlib.models.moe import MixtureOfExperts
 from monarch.stdlib.models.vit import ViT
 from monarch.stdlib.parallel import combine, fully_shard, tensor_parallel
 from tests.language.partitioned import partitioned_mesh
+from tests.later import Later
+
+hf = Later("transformers")
 
 SIZES: dict[str, Any] = {
     "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 61,

@@ -10,9 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-import wandb
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from wandb.proto import wandb_internal_pb2
 
 import monarch
 from monarch.compiler.errors import DeviceMeshError, MonarchError, ProgramError
@@ -20,11 +17,15 @@ from monarch.compiler.execution.factories import executors_by
 from monarch.distributed import Mesh
 from tests import python
 from tests.language.dense import DenseExecutor, DenseHandle
+from tests.later import Later
+
+tensorboard = Later("tensorboard", "backend.event_processing.event_accumulator")
+wandb = Later("wandb", "proto.wandb_internal_pb2")
 
 
 def written(folder: Path, name: str) -> list[tuple[int, float]]:
     """What TensorBoard reads back."""
-    events = EventAccumulator(str(folder))
+    events = tensorboard.backend.event_processing.event_accumulator.EventAccumulator(str(folder))
     events.Reload()
     return [(event.step, event.value) for event in events.Scalars(name)]
 
@@ -69,7 +70,7 @@ def records(path: Path) -> Iterator[Any]:
     while at + 7 <= len(data):
         _, length, kind = struct.unpack_from("<IHB", data, at)
         assert kind == 1  # a whole record
-        yield wandb_internal_pb2.Record.FromString(data[at + 7 : at + 7 + length])
+        yield wandb.proto.wandb_internal_pb2.Record.FromString(data[at + 7 : at + 7 + length])
         at += 7 + length
 
 

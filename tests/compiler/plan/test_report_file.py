@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -76,13 +77,16 @@ FIELDS = (
 ).split()
 
 
-def edit(table: str, row: int, field: int | str, value: Any) -> Any:
-    parts = report()
-    parts[table][row][FIELDS.index(field) if isinstance(field, str) else field] = value
-    return parts
+def edit(table: str, row: int, field: int | str, value: Any) -> Callable[[], Any]:
+    def edited() -> Any:
+        parts = report()
+        parts[table][row][FIELDS.index(field) if isinstance(field, str) else field] = value
+        return parts
+
+    return edited
 
 
-EDITS: dict[str, tuple[Any, str]] = {
+EDITS: dict[str, tuple[Callable[[], Any], str]] = {
     "a string that is not there": (edit("values", 0, "name", 999), "a string of the report is number 999, of "),
     "a string by another number": (edit("values", 0, "name", -1), "a string of the report is number -1, of "),
     "a string by name": (edit("values", 0, "name", "x"), "a string of the report is number 'x', of "),
@@ -111,19 +115,22 @@ EDITS: dict[str, tuple[Any, str]] = {
     "neither exact nor not": (edit("decisions", 0, 6, 1), "whether a decision is exact is 1"),
     "a type that cannot lie on the mesh": (edit("types", 0, 1, [8]), "the layout of a value of the report has 2 dims"),
     "a short row": (
-        {**report(), "values": [[0], *report()["values"][1:]]},
+        lambda: {**report(), "values": [[0], *report()["values"][1:]]},
         "a value of the report is a list of 1, not a list of 20",
     ),
-    "a report that is a list": ([], "the report is a list of 0, not an object with the keys strings, types"),
-    "a key too many": ({**report(), "more": 1}, "the report is a JSON object of 7, not an object with the keys"),
-    "lines missing": ({**report(), "lines": []}, "its report has 0 lines for"),
+    "a report that is a list": (list, "the report is a list of 0, not an object with the keys strings, types"),
+    "a key too many": (
+        lambda: {**report(), "more": 1},
+        "the report is a JSON object of 7, not an object with the keys",
+    ),
+    "lines missing": (lambda: {**report(), "lines": []}, "its report has 0 lines for"),
     "two values of one name": (edit("values", 1, "name", 0), "two values of its report have one name"),
 }
 
 
-@pytest.mark.parametrize(("value", "message"), EDITS.values(), ids=EDITS.keys())
-def test_what_a_report_cannot_say(value: Any, message: str) -> None:
-    refusal = refused(with_report(value))
+@pytest.mark.parametrize(("edited", "message"), EDITS.values(), ids=EDITS.keys())
+def test_what_a_report_cannot_say(edited: Callable[[], Any], message: str) -> None:
+    refusal = refused(with_report(edited()))
     assert refusal.startswith(LEAD) and message in refusal and refusal.endswith(HINT)
 
 

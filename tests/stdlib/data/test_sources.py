@@ -5,18 +5,11 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-import datasets
-import duckdb
-import ibis
 import numpy as np
-import polars
-import pyarrow
-import pyarrow.compute
-import pyarrow.dataset
-import pyarrow.parquet
 import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
@@ -26,9 +19,17 @@ from monarch.compiler.types import TensorType
 from monarch.data import DataError, Ragged, query, stream
 from monarch.distributed import Mesh
 from tests.language.dense import DenseExecutor
+from tests.later import Later
+
+datasets, duckdb, ibis, polars = map(Later, ("datasets", "duckdb", "ibis", "polars"))
+pyarrow = Later("pyarrow", "compute", "dataset", "parquet")
 
 ROWS = 203
-TABLE = pyarrow.table({"x": np.arange(ROWS), "y": np.arange(ROWS, dtype=np.float32) * 0.5})
+
+
+@cache
+def table() -> Any:
+    return pyarrow.table({"x": np.arange(ROWS), "y": np.arange(ROWS, dtype=np.float32) * 0.5})
 
 
 class Squares(Dataset[dict[str, int]]):
@@ -50,7 +51,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("parquet")
     for number, start in enumerate((0, 90, 150)):
         stop = (90, 150, ROWS)[number]
-        pyarrow.parquet.write_table(TABLE.slice(start, stop - start), made / f"{number}.parquet", row_group_size=25)
+        pyarrow.parquet.write_table(table().slice(start, stop - start), made / f"{number}.parquet", row_group_size=25)
     return made
 
 
@@ -61,27 +62,27 @@ def ibis_table(folder: Path) -> Any:
 
 
 SOURCES: dict[str, Callable[[Path], Any]] = {
-    "arrow table": lambda _: TABLE,
-    "arrow table of chunks": lambda _: pyarrow.concat_tables([TABLE.slice(0, 10), TABLE.slice(10)]),
-    "arrow batch": lambda _: TABLE.combine_chunks().to_batches()[0],
+    "arrow table": lambda _: table(),
+    "arrow table of chunks": lambda _: pyarrow.concat_tables([table().slice(0, 10), table().slice(10)]),
+    "arrow batch": lambda _: table().combine_chunks().to_batches()[0],
     "arrow data set": lambda folder: pyarrow.dataset.dataset(folder),
     "arrow data set with a filter": lambda _: pyarrow.dataset.dataset(
         pyarrow.table({"x": np.arange(2 * ROWS), "y": np.arange(2 * ROWS, dtype=np.float32) * 0.5})
     ).filter(pyarrow.compute.field("x") < ROWS),
-    "arrow data set in memory": lambda _: pyarrow.dataset.dataset(TABLE),
+    "arrow data set in memory": lambda _: pyarrow.dataset.dataset(table()),
     "parquet folder": lambda folder: folder,
     "parquet glob": lambda folder: f"{folder}/*.parquet",
     "parquet files": lambda folder: sorted(folder.iterdir()),
-    "polars frame": lambda _: polars.from_arrow(TABLE),
+    "polars frame": lambda _: polars.from_arrow(table()),
     "polars lazy frame": lambda folder: polars.scan_parquet(folder),
     "duckdb relation": lambda folder: duckdb.connect().sql(f"SELECT * FROM '{folder}/*.parquet' ORDER BY x"),
     "duckdb query": lambda folder: query(f"SELECT * FROM '{folder}/*.parquet' ORDER BY x"),
     "ibis": ibis_table,
     "arrays": lambda _: {"x": np.arange(ROWS), "y": np.arange(ROWS, dtype=np.float32) * 0.5},
     "tensors": lambda _: {"x": torch.arange(ROWS), "y": torch.arange(ROWS) * 0.5},
-    "hugging face": lambda _: datasets.Dataset(TABLE),
-    "hugging face with a transform": lambda _: datasets.Dataset(TABLE).with_transform(dict),
-    "hugging face iterable": lambda _: datasets.Dataset(TABLE).to_iterable_dataset(),
+    "hugging face": lambda _: datasets.Dataset(table()),
+    "hugging face with a transform": lambda _: datasets.Dataset(table()).with_transform(dict),
+    "hugging face iterable": lambda _: datasets.Dataset(table()).to_iterable_dataset(),
     "map style": lambda _: Squares(),
     "iterable data set": lambda _: Counted(),
     "list of dicts": lambda _: [{"x": row, "y": row * 0.5} for row in range(ROWS)],
@@ -127,7 +128,7 @@ def test_columns_are_chosen(name: str, folder: Path) -> None:
 
 
 def test_a_reader_is_read_once() -> None:
-    reader = TABLE.to_reader(max_chunksize=20)
+    reader = table().to_reader(max_chunksize=20)
     batches = stream(reader, None, batch=50)
     assert rows(batches)[0] == list(range(ROWS))
     with pytest.raises(DataError, match="can be read once"):
@@ -211,19 +212,20 @@ def test_map_gets_copies_that_it_may_change(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "dtype"),
+    ("array", "dtype"),
     [
-        (pyarrow.array([True, False]), torch.bool),
-        (pyarrow.array([1, 2], pyarrow.uint8()), torch.uint8),
-        (pyarrow.array([1, 2], pyarrow.uint16()), torch.int32),
-        (pyarrow.array([1, 2], pyarrow.uint32()), torch.int64),
-        (pyarrow.array([1, 2], pyarrow.uint64()), torch.int64),
-        (pyarrow.array(np.array([1, 2], np.float16)), torch.float16),
-        (pyarrow.array(["a", "b"]).dictionary_encode().indices, torch.int32),
-        (pyarrow.array([3, 4, 3]).dictionary_encode(), torch.int64),
+        (lambda: pyarrow.array([True, False]), torch.bool),
+        (lambda: pyarrow.array([1, 2], pyarrow.uint8()), torch.uint8),
+        (lambda: pyarrow.array([1, 2], pyarrow.uint16()), torch.int32),
+        (lambda: pyarrow.array([1, 2], pyarrow.uint32()), torch.int64),
+        (lambda: pyarrow.array([1, 2], pyarrow.uint64()), torch.int64),
+        (lambda: pyarrow.array(np.array([1, 2], np.float16)), torch.float16),
+        (lambda: pyarrow.array(["a", "b"]).dictionary_encode().indices, torch.int32),
+        (lambda: pyarrow.array([3, 4, 3]).dictionary_encode(), torch.int64),
     ],
 )
-def test_dtypes_of_arrow(values: Any, dtype: torch.dtype) -> None:
+def test_dtypes_of_arrow(array: Callable[[], Any], dtype: torch.dtype) -> None:
+    values = array()
     (batch,) = stream(pyarrow.table({"x": values}), None, batch=len(values))
     assert batch["x"].dtype == dtype and batch["x"].tolist() == values.to_pylist()
 
@@ -236,18 +238,18 @@ def test_tensors_of_arrow_keep_their_shape() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "what"),
+    ("array", "what"),
     [
-        (pyarrow.array([1, None, 3]), "column 'x' has 1 nulls, the first in row 1"),
-        (pyarrow.array(["a", "b"]), "column 'x' holds str values, which are no tensors"),
-        (pyarrow.array([[1], [1, 2]]), "the rows of column 'x' have 1 to 2 elements"),
-        (pyarrow.array([1, 2], pyarrow.timestamp("s")), "is of type timestamp"),
-        (pyarrow.array([2**63], pyarrow.uint64()), "2\\*\\*63"),
+        (lambda: pyarrow.array([1, None, 3]), "column 'x' has 1 nulls, the first in row 1"),
+        (lambda: pyarrow.array(["a", "b"]), "column 'x' holds str values, which are no tensors"),
+        (lambda: pyarrow.array([[1], [1, 2]]), "the rows of column 'x' have 1 to 2 elements"),
+        (lambda: pyarrow.array([1, 2], pyarrow.timestamp("s")), "is of type timestamp"),
+        (lambda: pyarrow.array([2**63], pyarrow.uint64()), "2\\*\\*63"),
     ],
 )
-def test_what_cannot_be_a_tensor_is_said(values: Any, what: str) -> None:
+def test_what_cannot_be_a_tensor_is_said(array: Callable[[], Any], what: str) -> None:
     with pytest.raises(DataError, match=what):
-        next(stream(pyarrow.table({"x": values}), None, batch=4))
+        next(stream(pyarrow.table({"x": array()}), None, batch=4))
 
 
 def test_text_and_rows_of_different_lengths_go_through_map() -> None:
