@@ -159,6 +159,46 @@ class Meetings:
             made.spins = made.yielding = 0
         return made
 
+    # -- workers that are behind -----------------------------------------------------------------------------------
+
+    def passed(self, command: int, ranks: Iterable[int] | None = None) -> bool:
+        """Whether all workers of the mesh, or these, have finished the commands before this one, as far as is known
+        here."""
+        words = self.signals.words
+        if words[signals.PASSED] >= command:
+            return True
+        for rank in range(self.workers) if ranks is None else ranks:
+            line = LINE * (1 + rank)
+            if words[line + signals.DONE] < command and (
+                rank in self.here or words[line + signals.PROGRESS] >> STEP_BITS < command
+            ):
+                return False
+        return True
+
+    def await_passed(self, command: int, ranks: Iterable[int] | None = None) -> bool:
+        """Wait until `passed`. False where a worker has died first."""
+        ranks = range(self.workers) if ranks is None else tuple(ranks)
+        words = self.signals.words
+
+        def check(seen: int) -> None:
+            if words[signals.DEAD] or self.passed(command, ranks):
+                raise _Ended
+
+        self.announce()
+        try:
+            for rank in ranks:
+                if rank in self.here:
+                    self.signals.wait(signals.line_of(rank) + signals.DONE, command, check)
+            if not self.passed(command, ranks):  # those on other hosts say nothing of it: the controller does
+                line = signals.line_of(self.rank)
+                words[line + signals.BEHIND] = command
+                futex.fence()
+                futex.wake(self.signals.address + 8 * (line + signals.DONE))  # where the host's listener looks
+                self.signals.wait(signals.PASSED, command, check)
+        except _Ended:
+            pass
+        return self.passed(command, ranks)
+
     # -- rounds ----------------------------------------------------------------------------------------------------
 
     def next_area(self, span: int = 2) -> int:

@@ -2,7 +2,8 @@
 
 What hosts say (see `service`) comes in threads of the control plane's, and is put into an inbox; the controller reads
 it when it waits for something, and otherwise when it comes by. Only what must not wait for the controller is done at
-once: workers that stand still after a failed step are released, and all hosts are told of a worker's end.
+once: workers that stand still after a failed step are released, those that wait for others which are behind are told
+how far these have come, and all hosts are told of a worker's end.
 """
 
 from __future__ import annotations
@@ -76,13 +77,20 @@ class Inbox:
         self._messages: deque[Message] = deque()
         self._changed = threading.Condition()
         self._released = 0
+        self._finished = self._passed = self._behind = 0  # commands that all have finished; told of; to be told of
         self._dead = False
         self.lost: set[int] = set()
         """Hosts that are out of reach."""
 
     def receive(self, message: Message) -> None:
+        if message.kind == "behind":
+            self._behind = max(self._behind, message.head["command"])
+            self._tell_passed()
+            return
         if message.kind == "progress":
             finished, over = message.progress
+            self._finished = finished
+            self._tell_passed()
             if over > max(finished, self._released):
                 self._released = over
                 self._tree.send(Message("release", self._number, head={"step": over}))
@@ -90,6 +98,11 @@ class Inbox:
             self._dead = True
             self._tree.send(Message("dead", self._number, head={"rank": message.head["rank"]}))
         self._put(message)
+
+    def _tell_passed(self) -> None:
+        if self._finished >= self._behind > self._passed:
+            self._passed = self._finished
+            self._tree.send(Message("passed", self._number, head={"command": self._finished}))
 
     def host_lost(self, host: int, why: str) -> None:
         self.lost.add(host)

@@ -8,6 +8,7 @@ far they are.
            stage     command, offset; data: for the staging area
            commands  first; data: records, each behind its length (8 bytes)
            release   step: all workers of all hosts have finished or given up so many commands
+           passed    command: all of them have finished so many
            dead      rank: a worker elsewhere has ended
            say       rank; data: a packet for that worker
            renew     first, ranks: a session without those that have ended begins, with new workers for these places;
@@ -25,6 +26,7 @@ far they are.
            lost      rank, peer, why: the link between the two has broken
            refused   message, hint: the start, or what came before `links`, has failed
            progress  (commands finished by all, commands finished or given up by all)
+           behind    command: a worker here waits until all workers of all hosts have finished so many
            clock     sent, here
            measured  rank; data: the written part of its buffer (see `shared.measured`)
            counted   messages
@@ -186,6 +188,7 @@ class _Part:
         self._links: dict[int, dict[str, Any]] = {}
         self._stopping = False
         self._told = (-1, -1)
+        self._behind = 0
         self._next = 0  # the first command that has not come yet
         self._listener = threading.Thread(target=self._listen, name=f"mesh {number}", daemon=True)
         self._listener.start()
@@ -195,6 +198,7 @@ class _Part:
             "stage": self._stage,
             "commands": self._commands,
             "release": self._release,
+            "passed": self._passed,
             "dead": self._dead,
             "say": self._say_to,
             "renew": self._renew,
@@ -279,6 +283,9 @@ class _Part:
     def _release(self, head: dict[str, Any], data: Any) -> None:
         self._workers.signals.store(signals.RELEASED, int(head["step"]))
 
+    def _passed(self, head: dict[str, Any], data: Any) -> None:
+        self._workers.signals.advance(signals.PASSED, int(head["command"]))
+
     def _dead(self, head: dict[str, Any], data: Any) -> None:
         self._workers.mark_dead(int(head["rank"]))
 
@@ -342,6 +349,9 @@ class _Part:
     def _look(self) -> None:
         if self._stopping:
             raise _Stopping
+        if (behind := self._workers.behind()) > self._behind:
+            self._behind = behind
+            self._say("behind", command=behind)
         for rank, packet, file in self._workers.packets():
             kind, _ = wire.UP_HEAD.unpack_from(packet)
             if kind == wire.STARTUP:

@@ -227,6 +227,11 @@ class Workers:
         words, done, over = self.signals.words, signals.DONE, signals.OVER
         return min([max(words[line + done], words[line + over]) for line in map(signals.line_of, self.ranks)])
 
+    def behind(self) -> int:
+        """For how many commands to be finished by all workers the workers here wait; 0 where none has waited."""
+        words = self.signals.words
+        return max([words[signals.line_of(rank) + signals.BEHIND] for rank in self.ranks])
+
     def reports(self) -> int:
         """How many failures the workers here have reported, all together."""
         words = self.signals.words

@@ -7,6 +7,7 @@ Every worker has two counters that only grow, and that only it writes:
     over       those that it has finished or given up, said where that differs and peers are on other hosts
     sent, took      step << STEP_BITS | piece           what it has sent to other parts of a plan, and read of theirs
     link messages   handshakes and the like that it has sent to peers on other hosts, for whoever counts them
+    behind     it waits until all workers, also on other hosts, have finished so many commands
 
 Events count by 2 within a step, and the lowest bit of `progress` says that the worker has failed the step. All workers
 run the same instructions, so the same event has the same number everywhere, whichever group of workers it concerns:
@@ -31,11 +32,13 @@ STEP_BITS = 24
 
 # Two cache lines a worker, the second for what parts of a plan send each other; offsets in 8-byte words.
 LINE = 16
-PROGRESS, PROGRESS_HINT, DONE, DONE_HINT, REPORTS, OVER, LINK_MESSAGES, _, SENT, SENT_HINT, TOOK, TOOK_HINT = range(12)
+PROGRESS, PROGRESS_HINT, DONE, DONE_HINT, REPORTS, OVER, LINK_MESSAGES, BEHIND = range(8)
+SENT, SENT_HINT, TOOK, TOOK_HINT = range(8, 12)
 
 # The mesh's own line comes first: the ring's head, its hint, 1 + the rank of a worker that died, and how many commands
-# all workers of all hosts have finished or given up, which is said only while some stand still after a failure.
-HEAD, HEAD_HINT, DEAD, RELEASED, RELEASED_HINT = range(5)
+# all workers of all hosts have finished or given up, which is said only while some stand still after a failure. Last,
+# how many they have all finished, which is said only where a worker waits for those that are behind.
+HEAD, HEAD_HINT, DEAD, RELEASED, RELEASED_HINT, PASSED, PASSED_HINT = range(7)
 
 _SLEEP = 0.05
 _YIELDING = 200_000

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -19,16 +19,19 @@ from monarch.runtime.shared.results import small_results
 from monarch.runtime.worker.arena import Arena
 from monarch.runtime.worker.device.native import bind
 from monarch.runtime.worker.frame import Frame, Graphs
+from monarch.runtime.worker.freed import Ahead
 
 if TYPE_CHECKING:
     from monarch.runtime.collectives.mirror import Mirror
     from monarch.runtime.worker.device.gpu import OnGpu
 
 
-class Rounds(Protocol):
+class Rounds(Ahead, Protocol):
     """What of `collectives.Meetings` a worker's state needs."""
 
     def begin(self, step: int) -> None: ...
+
+    def look(self, ranks: Iterable[int]) -> None: ...
 
     @property
     def mirror(self) -> Mirror | None: ...
@@ -89,6 +92,8 @@ class LoadedPlan:
             graphs = _graphs(plan, ready, rank)
             self.frame = Frame(ready.plan, ready.binds(calls.bind), graphs=graphs, commits=any(whole.donated))
         self.failed = False
+        self.shares = bool(whole.parts) and not any(whole.donated)
+        """Whether it is one of several parts, which do not meet at a commit."""
         self.device = torch.device("cpu") if ready is None else ready.device
         self.name = plan.name
         self.instructions = plan.instructions

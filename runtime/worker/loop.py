@@ -182,6 +182,7 @@ class _Worker:
 
         def idle(seen: int) -> None:
             check()
+            state.let_go()
 
         while True:
             body = ring.read(idle)
@@ -228,6 +229,7 @@ class _Worker:
     def between(self) -> int:
         """Wait for the next session, and answer meanwhile for the values that are here. Gives the number of the
         session's first command. Raises ControllerGone."""
+        self._state.take_back()
         self._tell(wire.ENDED, self._finished)
         while True:
             kind, *rest = self._told()

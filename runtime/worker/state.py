@@ -29,6 +29,7 @@ from monarch.runtime.worker.arena import Arena
 from monarch.runtime.worker.exchange import Loan
 from monarch.runtime.worker.files import Files
 from monarch.runtime.worker.frame import Observer
+from monarch.runtime.worker.freed import Freed
 from monarch.runtime.worker.loaded import LoadedPlan, Steps, describe
 from monarch.runtime.worker.messages import GONE, Buffer, Count, Message, Missing, Value
 from monarch.runtime.worker.tracing import CountedValues, Tracer
@@ -78,6 +79,7 @@ class WorkerState:
         ADOPT. `results` is where a controller reads what this worker copies there."""
         self.rank = rank
         self.values: dict[int, torch.Tensor | Missing] = {}
+        self._freed = Freed()
         self.plans: dict[int, LoadedPlan | Report | None] = {}
         """By number; None for those that run on other workers."""
         self._mesh = mesh
@@ -127,7 +129,13 @@ class WorkerState:
 
     def handle(self, step: int, body: bytearray) -> list[Message]:
         (kind,) = wire.KIND.unpack_from(body)
+        if self._freed:
+            self.let_go()
         return self._handlers[kind](step, body)
+
+    def let_go(self) -> None:
+        """Let go of freed values that no other worker needs any more."""
+        self._freed.let_go(self._collectives.at)
 
     @property
     def mirror(self) -> Mirror | None:
@@ -144,6 +152,12 @@ class WorkerState:
         self._parts: dict[tuple[MeshSpec, NDSlice, tuple[int, ...] | None], Steps] = {}
         self._ranks: dict[int, Collection[int]] = {}
         """The workers that a plan runs on, by its number, where these are not all."""
+        self._together: dict[Collection[int], int] = {}
+        """By workers, the command behind the last step of several parts that these have run together."""
+
+    def take_back(self) -> None:
+        """A session has ended: the values are here again that a step may read which others have not finished."""
+        self.values.update(self._freed.take())
 
     def renew(self, collectives: Steps) -> None:
         """Begin a new session: with the values that there are, and without plans, which have the last one's
@@ -246,7 +260,7 @@ class WorkerState:
     def _run(self, step: int, body: bytearray) -> list[Message]:
         _, number, base, outputs, place, freed = wire.RUN_HEAD.unpack_from(body)
         if freed:
-            self._drop(wire.unpack_numbers(body[-wire.KIND.size * freed :]))
+            self._drop(step, wire.unpack_numbers(body[-wire.KIND.size * freed :]))
         plan = self.plans[number]
         if not isinstance(plan, LoadedPlan):
             return [] if plan is None else [self._miss(step, base, outputs, replace(plan, step=step))]
@@ -297,6 +311,8 @@ class WorkerState:
             return [self._miss(step, base, outputs, report)]
         for at, result in zip(plan.gives, results, strict=True):
             values[base + at] = result
+        if plan.shares:
+            self._together[self._ranks[number]] = step + 1
         if self._results is not None:
             for small in plan.small:
                 self._results.write(place + small.offset, small, results[small.output])
@@ -330,9 +346,15 @@ class WorkerState:
             if 0 <= place.instruction.source < len(place.plan.sources):
                 report.source = place.plan.sources[place.instruction.source]
 
-    def _commit(self, check: Callable[[], None], meet: Callable[[], None]) -> Callable[[], None]:
+    def _commit(
+        self, ranks: Collection[int], check: Callable[[], None], meet: Callable[[], None]
+    ) -> Callable[[], None]:
+        """The commit of a plan that runs on these workers."""
+
         def commit() -> None:
             check()
+            if self._together:
+                self._await_other_parts(ranks)
             meet()
             self._committed = True
             for handle in self._donated:  # so that the plan's frees do free
@@ -341,6 +363,14 @@ class WorkerState:
                     self._seen.pop(handle, None)
 
         return commit
+
+    def _await_other_parts(self, ranks: Collection[int]) -> None:
+        """Workers of another part may still be in a step that reads what these are about to replace, and die there."""
+        at = self._collectives.at
+        for together, command in list(self._together.items()):
+            if not at.await_passed(command, [rank for rank in together if rank not in ranks]):
+                at.look(ranks)
+            del self._together[together]
 
     # -- plans -----------------------------------------------------------------------------------------------------
 
@@ -373,8 +403,9 @@ class WorkerState:
                 self._ranks[number] = frozenset(joint)
                 collectives = self._among(plan.mesh, whole.parts[part].place.ndslice, joint)
             self._fit(plan.arena)
+            commit = partial(self._commit, self._ranks.get(number, self._everyone))
             self.plans[number] = loaded = LoadedPlan(
-                plan, self.rank, collectives, self._arena, kernels, self._commit, whole, part
+                plan, self.rank, collectives, self._arena, kernels, commit, whole, part
             )
             loaded.frame.measure(self._tracer)
         except Exception as error:  # told at each step that would run the plan
@@ -521,20 +552,23 @@ class WorkerState:
         return self._move(step, rest, lambda handle, pair: snapshot.others.get((pair[1], handle)), self._set)
 
     def _free(self, step: int, body: bytearray) -> list[Message]:
-        self._drop(wire.unpack_numbers(body)[1:])
+        self._drop(step, wire.unpack_numbers(body)[1:])
         return []
 
     def _leave(self, step: int, body: bytearray) -> list[Message]:
         _, size, *numbers = wire.unpack_numbers(body)
         if self.rank not in ranks_of(numbers[:size]):
-            self._drop(numbers[size:])
+            self._drop(step, numbers[size:])
         return []
 
-    def _drop(self, handles: Sequence[int]) -> None:
-        for handle in handles:
-            self.values.pop(handle, None)
-            if self._seen:
-                self._seen.pop(handle, None)
+    def _drop(self, step: int, handles: Sequence[int]) -> None:
+        dropped = {handle: self.values.pop(handle, None) for handle in handles}
+        for handle in handles if self._seen else ():
+            self._seen.pop(handle, None)
+        if self._actors is None:  # a mesh in processes of actors is not healed
+            kept = {handle: value for handle, value in dropped.items() if isinstance(value, torch.Tensor)}
+            if kept:
+                self._freed.keep(step, kept, self._collectives.at)
 
     def _fetch(self, step: int, body: bytearray) -> list[Message]:
         _, handle, *ranks = wire.unpack_numbers(body)
