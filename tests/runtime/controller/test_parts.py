@@ -20,6 +20,7 @@ from monarch.runtime.controller.executor import MeshExecutor
 from monarch.runtime.controller.parts import PartExecutor
 from tests.runtime.building import Building, each, op_on_each, whole
 from tests.runtime.collectives.loopback import WAYS, executor_on
+from tests.runtime.stopping import stop
 
 MESH = MeshSpec.of(a=2, b=3)
 ALL = Shape.of(MESH.sizes)
@@ -199,7 +200,7 @@ def test_a_part_does_not_wait_for_the_others(fresh: MeshExecutor) -> None:
     first, second = Trained(fresh, ALL.at("a", 0)), Trained(fresh, ALL.at("a", 1))
     first.check()
     stopped = second.on.worker_pids()[0]
-    os.kill(stopped, signal.SIGSTOP)
+    stop(stopped)
     try:
         second.step()
         for _ in range(3):
@@ -252,7 +253,7 @@ def test_steps_that_one_part_had_done_are_not_done_again_where_another_died(fres
     first, second = Trained(fresh, ALL.at("a", 0)), Trained(fresh, ALL.at("a", 1))
     first.check()
     pids = second.on.worker_pids()
-    os.kill(pids[0], signal.SIGSTOP)
+    stop(pids[0])
     for _ in range(3):
         second.step()
         first.step()
@@ -272,7 +273,7 @@ def test_steps_behind_the_one_that_is_told_are_dropped_on_its_part_alone(fresh: 
     second.check()
     before = second.handle, second.expected
     stopped = second.on.worker_pids()[0]
-    os.kill(stopped, signal.SIGSTOP)
+    stop(stopped)
     second.step()
     lost = second.losses.pop()[0]
     first.step()

@@ -5,10 +5,8 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -25,6 +23,7 @@ from tests.runtime.building import Building, whole
 from tests.runtime.collectives.loopback import executor_on
 from tests.runtime.controller.test_parts import training
 from tests.runtime.controller.test_transfers import joined
+from tests.runtime.stopping import stop, until
 
 MESH = MeshSpec.of(a=2, b=2)
 
@@ -40,25 +39,6 @@ def workers_of(executor: MeshExecutor) -> list[Workers]:
     if isinstance(connection, LocalConnection):
         return [connection.workers]
     return [part._workers for service in connection._tree._services for part in service._parts.values()]
-
-
-def until(reached: Callable[..., bool], *arguments: Any) -> None:
-    deadline = time.monotonic() + 60
-    while not reached(*arguments):
-        assert time.monotonic() < deadline
-        os.sched_yield()
-
-
-def stop(*pids: int) -> None:
-    """Stop processes, and wait until all their threads have been."""
-    for pid in pids:
-        os.kill(pid, signal.SIGSTOP)
-        until(_is_stopped, pid)
-
-
-def _is_stopped(pid: int) -> bool:
-    states = {each.read_text().rpartition(") ")[2][0] for each in Path(f"/proc/{pid}/task").glob("*/stat")}
-    return states == {"T"}
 
 
 class Ahead:
