@@ -29,6 +29,7 @@ from monarch.language.placing.distribute import dim_to_shard
 from monarch.stdlib.experts import Exchange
 from monarch.stdlib.factors import choose, find_groups, trace_forward
 from monarch.stdlib.models.moe import Experts
+from monarch.stdlib.sequences import Between, shard_between
 
 COLUMN, ROW = "column", "row"
 
@@ -72,6 +73,7 @@ def tensor_parallel(
     *,
     inputs: Sequence[Any] | Mapping[str, Any] | None = None,
     table: Mapping[str, str] | None = None,
+    sequence: LayoutLike | bool = False,
 ) -> Layouts:
     """Column layers and row layers cut over `mesh_dim`, as they are found in the graph of the module; all else whole.
 
@@ -86,11 +88,17 @@ def tensor_parallel(
 
     With a `table` nothing is traced: it gives "column" or "row" for the last part of a linear layer's name, or for a
     pattern of its whole name (`"blocks.*.mlp.expand"`).
+
+    With `sequence` activations between these layers, which have batch, time and width, are sharded along time over
+    `mesh_dim`, and the module remembers it: a row layer's sum costs a reduce_scatter and a column layer's input an
+    all_gather. `True` shards the batch over all mesh dims but those for tensor parallelism; `"[@data, @model, -]"` is
+    another layout. What the workers do not divide (a token that is generated, say) is laid out as without it.
     """
     size = _size(mesh, mesh_dim)
+    between = _between(mesh, mesh_dim, sequence)
     layouts = data_parallel(module)
     if table is not None:
-        return _from_table(module, layouts, mesh_dim, table)
+        return _from_table(module, layouts, mesh_dim, table, between)
     given = example_inputs(module) if inputs is None else inputs
     arguments, named = ((), given) if isinstance(given, Mapping) else (given, {})
     try:
@@ -113,21 +121,50 @@ def tensor_parallel(
         raise ValueError(
             f"{type(module).__name__} has no column layers that meet row layers in its graph\n{layouts.why}"
         )
+    columns = [name for group in chosen.sharded for name in group.columns] + [*chosen.stored]
+    rows = [name for group in chosen.sharded for name in group.rows]
+    shard_between(module, between, _layers(module, columns), _layers(module, rows))
     return layouts
 
 
-def _from_table(module: nn.Module, layouts: Layouts, mesh_dim: str, table: Mapping[str, str]) -> Layouts:
-    found = False
+def _between(mesh: HasSpec | MeshSpec, mesh_dim: str, sequence: LayoutLike | bool) -> Between | None:
+    """What `tensor_parallel` was given as `sequence`."""
+    spec = _spec(mesh)
+    if sequence is False:
+        return None
+    if sequence is True:
+        others = tuple(name for name, _ in spec.dims if name not in (mesh_dim, *TENSOR_DIMS))
+        return Between(mesh_dim, Layout((others, (mesh_dim,), ())))
+    layout = as_layout(sequence, TensorType(torch.float32, (0, 0, 0)), spec, "sequence")
+    if mesh_dim not in layout.shards[1] or layout.partial or layout.varying:
+        raise LayoutError(
+            f"sequence={str(layout)!r} does not shard time over '{mesh_dim}'",
+            hint=f'activations are [batch, time, width]: sequence="[-, @{mesh_dim}, -]".',
+        )
+    return Between(mesh_dim, layout)
+
+
+def _layers(module: nn.Module, parameters: Sequence[str]) -> list[str]:
+    """The names of the layers whose weights these parameters are."""
+    names = [name.removesuffix(".weight") for name in parameters if name.endswith(".weight")]
+    return [name for name in names if not [*module.get_submodule(name).children()]]
+
+
+def _from_table(
+    module: nn.Module, layouts: Layouts, mesh_dim: str, table: Mapping[str, str], between: Between | None
+) -> Layouts:
+    found: dict[str, list[str]] = {COLUMN: [], ROW: []}
     for name, layer in module.named_modules():
         if not isinstance(layer, nn.Linear) or (cut := _lookup(table, name)) is None:
             continue
-        found = True
+        found[cut].append(name)
         prefix = f"{name}." if name else ""
         layouts[f"{prefix}weight"] = Layout.replicated(2).place(mesh_dim, 0 if cut == COLUMN else 1)
         if layer.bias is not None and cut == COLUMN:
             layouts[f"{prefix}bias"] = Layout.replicated(1).place(mesh_dim, 0)
-    if not found:
+    if not any(found.values()):
         raise ValueError(f"no linear layer of {type(module).__name__} is in the table of tensor_parallel")
+    shard_between(module, between, found[COLUMN], found[ROW])
     return layouts
 
 

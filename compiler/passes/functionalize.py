@@ -189,6 +189,7 @@ class Functionalizer(Emitter):
         self._writes: dict[Value, int] = {}
         self._views: dict[Value, tuple[int, fx.Node]] = {}
         self._initial: dict[Value, fx.Node] = {}
+        self._laid_out: dict[tuple[fx.Node, str], fx.Node] = {}
 
     def value(self, value: Value) -> fx.Node:
         if value.parent is None:
@@ -276,6 +277,11 @@ class Functionalizer(Emitter):
         elif op.func is ops.constrain:
             type_ = type_.with_layout(op.args[1])
             args = [args[0], str(op.args[1])]
+            known = self._laid_out.get((args[0], args[1]))
+            if known is None:  # a value that is laid out twice is moved once
+                known = self._laid_out[args[0], args[1]] = self.call(op.func, *args, type=type_)
+            self.define(op.out, known)
+            return
         elif op.func is ops.transfer:
             args[2] = None if args[2] is None else str(args[2])
         self.define(op.out, self.call(op.func, *args, type=type_))
