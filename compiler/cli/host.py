@@ -66,7 +66,7 @@ def _serve(listen: str, security: Security, bind: str, advertise: str | None, tl
         signal.signal(number, lambda *_: ended.set())
 
     def service(reply: Reply, _: HostInfo) -> HostService:
-        return HostService(reply, bind, folder, advertise, AgentOfHost())
+        return HostService(reply, bind, folder, advertise, AgentOfHost(), ended.set)
 
     agent = serve(listen, security, service, advertise=advertise or "", data_bind=bind)
     typer.echo(f"monarch host: serving on {agent.address} ({security}), {cores()} cores")

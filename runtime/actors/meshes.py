@@ -9,6 +9,7 @@ import math
 import os
 import pickle
 import sys
+import threading
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -43,6 +44,7 @@ from monarch.runtime.actors.messages.protocol import (
 )
 from monarch.runtime.actors.owned import Owned, done
 from monarch.runtime.actors.processes import current, logs
+from monarch.runtime.actors.processes.binding import bindings
 from monarch.runtime.actors.processes.group import Group
 from monarch.runtime.actors.processes.ownership import PlaceEnded
 from monarch.runtime.actors.processes.ports import All, One, failing
@@ -82,6 +84,8 @@ class HostMesh(MeshAlgebra):
         self._shape = shape
         self._known = agents
         self._attached = attached
+        self._ended = ""
+        """What was called that ended its use."""
 
     @property
     def _agents(self) -> tuple[str, ...]:
@@ -110,6 +114,7 @@ class HostMesh(MeshAlgebra):
         Raises MonarchError where they cannot be started, for a part of the attached hosts, and where hosts that another
         process attached were sent here.
         """
+        self._usable()
         if self._attached is not None:
             if self._shape.ranks() != list(range(len(self._attached.addresses))):
                 raise MonarchError(
@@ -133,6 +138,65 @@ class HostMesh(MeshAlgebra):
                 raise MonarchError(f"{self!r} is a part of {len(self._attached.addresses)} hosts: close the whole")
             self._attached.close()
 
+    def stop(self) -> Future[None]:
+        """Stop the processes that this one has spawned on these hosts, in order and with `__cleanup__`, and let the
+        hosts go, which stay for others. A future of the end; then this mesh cannot be used any more.
+
+        Raises RuntimeError for a slice, for a mesh that was sent here, and after `stop` or `shutdown`.
+        """
+        return self._let_go("stop", None if self._attached is None else self._attached.close)
+
+    def shutdown(self) -> Future[None]:
+        """Stop these processes, and end the attached hosts themselves, for every program that uses them: `monarch host`
+        ends on each as soon as it has let this program go. Raises as `stop`, and for the program's own host."""
+        if self._attached is None and not self._ended and self._own():
+            raise RuntimeError("the program's own host ends with the program: use stop(), or shutdown_context()")
+        return self._let_go("shutdown", None if self._attached is None else self._attached.end)
+
+    def _own(self) -> bool:
+        """Whether this is the host that this process runs on."""
+        return self._known is None or self._known == (_own_host(current.process()),)
+
+    def _let_go(self, what: str, hosts: Callable[[], None] | None) -> Future[None]:
+        self._usable()
+        if hosts is None and not self._own():
+            raise RuntimeError(f"{self!r} was sent here: {what}() is for the process that attached the hosts")
+        attached = self._attached
+        if attached is not None and len(self) != len(attached.addresses):
+            raise RuntimeError(f"{self!r} is a part of {len(attached.addresses)} hosts: {what}() the whole")
+        process = current.started()
+        self._ended = what
+        future: Future[None] = Future.pending()
+
+        def end() -> None:
+            try:
+                if process is not None:
+                    agents = self._agents if attached is None else process.agents_there(attached.attached)
+                    for stopped in [mesh.stop(f"{what}() of its hosts") for mesh in process.spawned_on(agents)]:
+                        stopped.get()
+                if hosts is not None:
+                    hosts()
+            except Exception as error:  # whoever waits gets it
+                future.fail(error)
+            else:
+                future.resolve(lambda: None)
+
+        threading.Thread(target=end, name="monarch hosts end", daemon=True).start()
+        return future
+
+    def _usable(self) -> None:
+        if self._ended:
+            raise RuntimeError(f"{self._ended}() of these hosts was called: they cannot be used any more")
+
+    async def __aenter__(self) -> Self:
+        self._usable()
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        """`shutdown`, unless that or `stop` was called in the block."""
+        if not self._ended:
+            await self.shutdown()
+
     def __enter__(self) -> Self:
         return self
 
@@ -144,15 +208,21 @@ class HostMesh(MeshAlgebra):
         per_host: Mapping[str, int] | None = None,
         bootstrap: Callable[[], None | Awaitable[None]] | None = None,
         name: str = "procs",
+        proc_bind: Sequence[Mapping[str, str]] | None = None,
     ) -> ProcMesh:
         """Start processes, on each host a grid of these dims: `this_host().spawn_procs(per_host={"gpus": 8})`.
 
         Returns once they can be sent messages, which is at once on this host. `bootstrap` is called in each process
         before there is any actor but its own; what it raises ends the process. They end with the actor, or program,
-        that spawned them. Raises MonarchError where a limit of the system is reached, SupervisionError where a host is
-        lost.
+        that spawned them. `proc_bind` has for each process of a host on which CPUs it runs, and from which NUMA nodes
+        its memory comes: `[{"cpus": "0-3"}, {"cpunodebind": "1", "membind": "1"}]`; where a host does not have that, a
+        process ends as if its bootstrap had raised.
+
+        Raises MonarchError where a limit of the system is reached, SupervisionError where a host is lost, ValueError
+        for a `proc_bind` that cannot be meant.
         """
         dims = dict(per_host or {})
+        self._usable()
         if twice := dims.keys() & self.extent.keys():
             raise MeshShapeError(f"the dim '{min(twice)}' counts the hosts: call what is on each host otherwise")
         shape = Shape.of({**self.extent, **dims})
@@ -160,6 +230,7 @@ class HostMesh(MeshAlgebra):
         process = instance._process
         agents = tuple(self._agents[base] for base in self._shape.ndslice)
         each = len(shape) // len(agents)
+        bound = bindings(proc_bind, each)
         group = Group(
             id=process.new_id(),
             name=name,
@@ -175,6 +246,7 @@ class HostMesh(MeshAlgebra):
             environ=_environment(process, agents),
             settings=tuple(for_spawned().items()),
             levels=logs.levels(),
+            bindings=bound,
         )
         mesh = ProcMesh(group, shape)
         try:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from monarch.compiler.execution.executor import Executor
 from monarch.compiler.plan import MeshSpec
+from monarch.runtime.control.message import Message
 from monarch.runtime.controller.connection import ActorProcesses, Connection
 from monarch.runtime.controller.executor import MeshExecutor
 
@@ -39,6 +40,11 @@ class AttachedHosts:
     def start(self, mesh: MeshSpec, actor_processes: ActorProcesses | None = None) -> Executor:
         """With `actor_processes`, the workers are in processes of actors there."""
         return MeshExecutor(mesh, partial(self._connect, actor_processes=actor_processes))
+
+    def end(self) -> None:
+        """Close, and have the hosts themselves end, for all controllers. MonarchError where they are detached."""
+        self.tree.send(Message("end"))
+        self.close()
 
     def close(self) -> None:
         while self.before_close:

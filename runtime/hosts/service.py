@@ -19,6 +19,7 @@ far they are.
            look      what the workers here do is to be told
            stop
            actors    secret, root, number: an agent for the controller's actors; with nothing, its end
+           end       this host is to end once the controller has let it go
     up     workers   for each: its process id, endpoint and memory
            links     for each: the transport to each other host, and why
            packet    rank; data: what that worker sent, and behind it the file that came with it
@@ -92,14 +93,18 @@ class HostService:
         tls: str | None,
         advertise: str | None = None,
         actors: ActorsHere | None = None,
+        end: Callable[[], None] = lambda: None,
     ) -> None:
         """`bind` is the address on which this host's workers listen for those of others, and `advertise` the one by
         which they are reached, if that is another; `tls` the folder with this host's certificates, which connections
-        between workers are to use, or None. Without `actors` this host runs workers alone."""
+        between workers are to use, or None. Without `actors` this host runs workers alone. `end` has the host end."""
         self._reply = reply
         self._across = {"bind": bind, "advertise": advertise, "tls": tls}
         self._parts: dict[int, _Part] = {}
         self._actors = actors
+        self._end = end
+        self._last = False
+        """Whether this host is to end with this controller's session."""
 
     def receive(self, message: Message) -> None:
         if message.kind == "start":
@@ -116,6 +121,8 @@ class HostService:
             self._end_actors()
             if message.head:
                 self._start_actors(message)
+        elif message.kind == "end":
+            self._last = True
         else:
             part = self._parts.get(message.mesh)
             if part is not None:  # one that could not start is told the rest as well
@@ -145,6 +152,8 @@ class HostService:
         self._end_actors()
         while self._parts:
             self._parts.popitem()[1].stop()
+        if self._last:
+            self._end()
 
 
 def _processes(actor_processes: dict[str, Any] | None, ranks: range, actors: ActorsHere | None) -> Processes | None:

@@ -52,6 +52,10 @@ class OtherHosts:
                 hosts.before_close.append(lambda: self._detach(hosts))
             return self._attached[hosts]
 
+    def agents_there(self, hosts: AttachedHosts) -> tuple[str, ...]:
+        with self._lock:
+            return self._attached.get(hosts, ())
+
     def attached_with(self, agents: tuple[str, ...]) -> AttachedHosts | None:
         """The hosts that have these agents, in order."""
         with self._lock:

@@ -7,6 +7,7 @@ from typing import Any
 
 from monarch.compiler.mesh import Shape
 from monarch.runtime.actors.messages.protocol import Owner
+from monarch.runtime.actors.processes.binding import Binding
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,8 @@ class Group:
     """The settings of whoever spawns them, as they are then (`config.for_spawned`)."""
     levels: tuple[tuple[str, int], ...] = ()
     """Of its loggers (`logs.levels`)."""
+    bindings: tuple[Binding, ...] = ()
+    """What each of a host's processes is bound to; empty: nothing."""
 
     def place(self, rank: int) -> str:
         """A process for people: "trainers gpus=3"."""
@@ -60,6 +63,9 @@ class Group:
 
     def host_of(self, rank: int) -> str:
         return self.hosts[rank * len(self.hosts) // len(self.addresses)]
+
+    def binding_of(self, rank: int) -> Binding:
+        return self.bindings[rank % len(self.bindings)] if self.bindings else ()
 
     def ranks_on(self, host: str) -> list[int]:
         return [rank for rank in range(len(self.addresses)) if self.host_of(rank) == host]

@@ -417,6 +417,9 @@ class Root(Process):
     def agents_on(self, attached: AttachedHosts) -> tuple[str, ...]:
         return self.other_hosts.attach(attached)
 
+    def agents_there(self, attached: AttachedHosts) -> tuple[str, ...]:
+        return self.other_hosts.agents_there(attached)
+
     def attached_with(self, agents: tuple[str, ...]) -> AttachedHosts | None:
         return self.other_hosts.attached_with(agents)
 

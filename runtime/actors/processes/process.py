@@ -14,8 +14,9 @@ import sys
 import threading
 import traceback
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from itertools import count
 from time import monotonic
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -25,7 +26,7 @@ import cloudpickle
 from monarch.compiler.config import spawned_with
 from monarch.compiler.execution.executor import Executor
 from monarch.compiler.mesh import Point
-from monarch.compiler.plan import MeshSpec
+from monarch.compiler.plan import MeshSpec, MonarchError
 from monarch.runtime.actors.actor_mesh import ActorMesh
 from monarch.runtime.actors.debugging.debugger import stop
 from monarch.runtime.actors.debugging.stacks import SlowCalls, stacks_here
@@ -60,6 +61,7 @@ from monarch.runtime.actors.messages.protocol import (
 )
 from monarch.runtime.actors.messages.router import Router
 from monarch.runtime.actors.processes import current, logs
+from monarch.runtime.actors.processes.binding import bind
 from monarch.runtime.actors.processes.circles import Circles
 from monarch.runtime.actors.processes.current import Context, running
 from monarch.runtime.actors.processes.exits import forget_what_is_the_parents, run_exit_handlers
@@ -410,6 +412,14 @@ class Process:
             self._spawned[mesh._id] = mesh
             self.supervision(Owns(owner, mesh._id, mesh._name, mesh._addresses, processes))
 
+    def spawned_on(self, hosts: Collection[str]) -> list[ProcMesh]:
+        """The processes that this one has spawned, and that run on hosts with these agents alone; the newest first."""
+        with self._deciding:
+            meshes = list(self._spawned.values())
+        return [
+            mesh for mesh in reversed(meshes) if isinstance(mesh, ProcMesh) and set(mesh._group.hosts) <= set(hosts)
+        ]
+
     def supervision(self, event: Event) -> None:
         """Something has happened: have done what follows from it. From any thread; waits for nothing."""
         with self._deciding:
@@ -456,6 +466,10 @@ class Process:
         raise RuntimeError(
             "the program itself spawns processes on the hosts that it attached: send their mesh to actors"
         )
+
+    def agents_there(self, attached: AttachedHosts) -> tuple[str, ...]:
+        """The same, of those that have been made."""
+        return ()
 
     def executor(self, mesh: MeshSpec, group: Group, ranks: Sequence[int], bootstrapped: Future[bool]) -> Executor:
         """See `programs.executor_in`."""
@@ -524,6 +538,12 @@ def serve(forked: Forked) -> NoReturn:
             os.environ.clear()  # what is there is as it was when the warm parent started
     os.environ.update(group.environ)
     spawned_with(dict(group.settings))
+    unfit: MonarchError | None = None
+    try:
+        bind(group.binding_of(rank))  # before there are threads
+    except MonarchError as error:
+        unfit = error
+    group = replace(group, threads=min(group.threads, len(os.sched_getaffinity(0))))
     with suppress(OSError):  # it may have gone since
         os.chdir(group.folder)
     process = Process(group, rank, listener)
@@ -537,7 +557,7 @@ def serve(forked: Forked) -> NoReturn:
     process.report_calls_after(group.slow_calls)
     process.watch()
     answer_with(stacks)
-    threading.Thread(target=_bootstrap, args=(process,), name="bootstrap", daemon=True).start()
+    threading.Thread(target=_bootstrap, args=(process, unfit), name="bootstrap", daemon=True).start()
     process.router.serve()
     os._exit(0)
 
@@ -546,11 +566,15 @@ async def _awaited(result: Awaitable[None]) -> None:
     await result
 
 
-def _bootstrap(process: Process) -> None:
-    """What the user wants done before any actor is made; without it there can be none."""
-    if process.group.bootstrap is not None:
+def _bootstrap(process: Process, unfit: MonarchError | None) -> None:
+    """What the user wants done before any actor is made; without it there can be none, nor where the process is
+    unfit."""
+    if process.group.bootstrap is not None or unfit is not None:
         running.set(Context(process.client))
         try:
+            if unfit is not None:
+                raise unfit
+            assert process.group.bootstrap is not None
             result = pickle.loads(process.group.bootstrap)()
             if isinstance(result, Awaitable):
                 asyncio.run(_awaited(result))

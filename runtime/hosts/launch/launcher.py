@@ -77,6 +77,10 @@ class LaunchedHosts:
             )
         return self.attached.start(mesh)
 
+    def end(self) -> None:
+        """The same as `close`: these hosts end with the program that launched them."""
+        self.close()
+
     def close(self) -> None:
         """End the agents. In a forked child of the process that launched them: nothing."""
         if os.getpid() == self._owner:
