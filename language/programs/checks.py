@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from monarch.language.programs.kinds import (
+    ASKED,
     MISSING,
     TOLD,
     Attributes,
@@ -339,7 +340,7 @@ class _Writer:
             self.otherwise(number, node, h)
             return
         # A tensor that needs no gradient, and that Python knows nothing else of, is asked for none.
-        is_more = len(node.keys) > 3 or bool(node.plain.get(0))
+        is_more = len(node.keys) > len(ASKED) or bool(node.plain.get(0))
         if is_more:
             self.lines.append(f"d = {h}.__dict__")
         for position, key in enumerate(node.keys):
@@ -349,9 +350,9 @@ class _Writer:
                 else:
                     self.expect(number, position, f"{h}.requires_grad")
             elif is_more or position not in node.plain:
-                self.expect(number, position, f"d[{key!r}]" if position > 2 else f"{h}.{key}")
+                self.expect(number, position, f"{h}.{key}" if key in ASKED else f"d[{key!r}]")
         if is_more:
-            self.lines.append(f"if len(d) != {len(node.keys) - 2}: return None")
+            self.lines.append(f"if len(d) != {len(node.keys) - len(ASKED) + 1}: return None")  # and `_ref`
 
     def otherwise(self, number: int, node: Node, h: str) -> None:
         name = self.constant(f"n{number}", node)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import array
 import collections
 import contextvars
+import ctypes
 import dataclasses
 import functools
 import inspect
@@ -15,6 +16,7 @@ import weakref
 from types import FunctionType, ModuleType
 from typing import Any, cast
 
+import numpy as np
 import torch
 
 from monarch.language.programs.kinds import (
@@ -33,6 +35,7 @@ from monarch.language.programs.kinds import (
     Slots,
     Tensor,
     Variable,
+    has_dict,
     slots_of,
 )
 
@@ -59,13 +62,13 @@ def kind_of(value: Any) -> type[Held] | str | None:
     kind: Any = type(value)
     if kind in PLAIN:
         return None
-    if isinstance(value, torch.Tensor):
+    if issubclass(kind, torch.Tensor):
         return Tensor
     for container, held in CONTAINERS:
-        if isinstance(value, container):
+        if issubclass(kind, container):  # an object may say of itself that it is another's, as weak proxies do
             if len(cast("Any", value)) > MOST_ENTRIES:
                 return OPAQUE
-            own = hasattr(value, "__dict__") and (kind is not collections.OrderedDict or bool(value.__dict__))
+            own = has_dict(kind) and (kind is not collections.OrderedDict or bool(value.__dict__))
             return Own if own else held
     if kind is FunctionType:
         return Function
@@ -101,10 +104,12 @@ def _kind_of_instance(kind: Any) -> type[Held] | str:
         module == name or module.startswith(name + ".") for name in _CONSTANT_MODULES
     ):
         return CONSTANT
-    if module == "numpy" and kind.__name__ == "ndarray":
+    if kind in (np.ndarray, np.memmap, np.recarray, np.matrix):
         return Array
-    if module == "numpy" and kind.__name__ != "Generator":
-        return CONSTANT  # scalars and dtypes
+    if issubclass(kind, np.void) or _hides(kind):
+        return OPAQUE
+    if module == "numpy" and kind.__name__ not in _CHANGING and not (has_dict(kind) and kind.__flags__ & _HEAP):
+        return CONSTANT  # scalars, dtypes and functions
     if slots_of(kind):
         return Slots
     if (
@@ -115,9 +120,23 @@ def _kind_of_instance(kind: Any) -> type[Held] | str:
         and kind is not types.SimpleNamespace
     ):
         return OPAQUE
-    if any("__dict__" in vars(base) for base in kind.__mro__):
+    if has_dict(kind):
         return Attributes
     return CONSTANT if kind.__basicsize__ == object.__basicsize__ else OPAQUE  # an `object` with nothing in it
+
+
+_CHANGING = ("Generator", "flatiter", "nditer", "broadcast")
+"""NumPy's objects that are another at each use."""
+_VALUES = (int, float, complex, str, bytes)
+_POINTER = ctypes.sizeof(ctypes.c_void_p)
+
+
+def _hides(kind: Any) -> bool:
+    """Whether an instance of a Python class has room for more than Python shows: what a base in C keeps there."""
+    if not kind.__flags__ & _HEAP or issubclass(kind, _VALUES):
+        return False
+    shown = len(slots_of(kind)) + (kind.__dictoffset__ > 0) + (kind.__weakrefoffset__ > 0)
+    return bool(kind.__basicsize__ > object.__basicsize__ + _POINTER * shown)
 
 
 _Entry = collections.namedtuple("_Entry", "value")

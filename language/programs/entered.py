@@ -12,6 +12,7 @@ import dis
 import importlib.util
 import logging
 import os
+import re
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
@@ -52,6 +53,7 @@ _UNKNOWN_NAMES = {
 _UNKNOWN_ATTRIBUTES = {
     "cache_info": "how often a cache was asked",
     "__subclasses__": "which classes inherit from another",
+    **dict.fromkeys(("__annotations__", "get_type_hints", "get_annotations"), "what is annotated"),
 }
 _FILES = frozenset("pathlib genericpath posixpath os io codecs tokenize gzip bz2 lzma zipfile tarfile".split())
 """Modules of Python's own that users ask for files."""
@@ -62,8 +64,14 @@ _ANY_NAME = frozenset(
     "__reduce_ex__ __slots__ fields".split()
 )
 """Code that uses these may read attributes that it does not name."""
+_OF_ANY_OBJECT = frozenset("argparse copy dataclasses inspect pickle pprint types typing".split())
+"""Modules of Python's own some of whose functions do so with the objects that they are given."""
+_FIELDS = re.compile(r"\{[^{}]*[.\[][^{}]*\}")
+"""A field of a format that reads an attribute or an entry."""
 
-
+_FORMATS = frozenset(("format", "format_map"))
+_SHOWS = frozenset(("repr", "str", "format"))
+_COMPARES = frozenset(("count", "index", "remove"))
 _OF_GLOBALS = frozenset("LOAD_GLOBAL STORE_GLOBAL DELETE_GLOBAL LOAD_NAME STORE_NAME DELETE_NAME".split())
 
 _LIBRARIES = frozenset(
@@ -82,6 +90,10 @@ class _Code:
     globals: tuple[str, ...]
     texts: tuple[str, ...]
     computes: bool
+    shows: bool
+    """Whether it may make text of objects, which for namespaces is C code."""
+    compares: bool
+    """Whether it may ask whether objects are equal."""
     users: bool
     imports: tuple[tuple[str, int, tuple[str, ...]], ...]
     """What it imports: module, level and names."""
@@ -102,8 +114,10 @@ def _look(code: CodeType, names: dict[str, Any]) -> _Code:
     texts = tuple(constant for constant in code.co_consts if type(constant) is str) + tuple(
         text for constant in code.co_consts if type(constant) is tuple for text in constant if type(text) is str
     )
+    if not _FORMATS.isdisjoint(code.co_names):
+        texts += tuple(name for text in texts for found in _FIELDS.findall(text) for name in re.findall(r"\w+", found))
     loaded: tuple[str, ...] = ()
-    computes = False
+    computes = shows = compares = False
     types: dict[int, str] = {}
     imports: tuple[tuple[str, int, tuple[str, ...]], ...] = ()
     if users:
@@ -112,7 +126,15 @@ def _look(code: CodeType, names: dict[str, Any]) -> _Code:
         types = _asked_types(steps)
         loaded = tuple(dict.fromkeys(str(step.argval) for step in steps if step.opname in _OF_GLOBALS))
         computes = not _ANY_NAME.isdisjoint(code.co_names) or _computed_name(steps)
-    found = _Code(code.co_names, loaded, texts, computes, users, imports, types)
+        shows = not _SHOWS.isdisjoint(code.co_names) or any(step.opname.startswith("FORMAT_") for step in steps)
+        compares = not _COMPARES.isdisjoint(code.co_names) or any(
+            step.opname == "CONTAINS_OP"
+            or (step.opname == "COMPARE_OP" and any(each in str(step.argval) for each in ("==", "!=")))
+            for step in steps
+        )
+    elif str(names.get("__name__")).partition(".")[0] in _OF_ANY_OBJECT:
+        computes = code.co_name in _ANY_NAME or not _ANY_NAME.isdisjoint(code.co_names)
+    found = _Code(code.co_names, loaded, texts, computes, shows, compares, users, imports, types)
     _codes[id(code)] = code, found  # kept, so that no other code takes its id
     return found
 
@@ -199,9 +221,11 @@ class Entered:
         """The user's code that was entered."""
         self.met: dict[int, dict[str, Any]] = {}
         self.attributes: set[str] = set()
-        self.computes = False
+        self.computes = self.shows = self.compares = False
         self.unknown: tuple[str, Source | None] | None = None
         self.library = Library()
+        self.seeded: Source | None = None
+        """Where the program asks for the seed of PyTorch's generator, which is another while it is traced."""
         self._not_yet: list[tuple[CodeType, _Code, str, Sequence[str]]] = []
         self._before: Any = None
 
@@ -243,8 +267,14 @@ class Entered:
             self._asking[id(code)] = known.types
         self.attributes.update(known.names, known.texts)
         self.computes = self.computes or known.computes
+        self.shows = self.shows or known.shows
+        self.compares = self.compares or known.compares
         self.library.names(known.names)
+        self.snapshot.enter(known.names)
         self.snapshot.names(frame.f_globals, known.globals, known.names)
+        self.snapshot.names(frame.f_builtins, [name for name in known.globals if name not in frame.f_globals], ())
+        if "initial_seed" in known.names and "default_generator" in known.names:
+            self.seeded = line_of(code, "initial_seed")
         self._settings(known, frame.f_globals)
         self._imported(code, known, frame.f_globals)
         self._unknown(code, known, frame.f_globals)
@@ -284,11 +314,21 @@ class Entered:
         nothing: it stopped before, or went another way."""
         for late in self._not_yet:
             self._import(*late)
+        self.computes = self.computes or self.snapshot.computes
+        if self.computes:
+            self.snapshot.compute()
 
     def _of_library(self, code: CodeType, known: _Code, frame: FrameType) -> None:
         self.attributes.update(known.names, known.texts)
         self.library.enter(code, frame.f_globals)
         module = frame.f_globals.get("__name__", "")
+        caller = frame.f_back
+        if known.computes:
+            del self.met[id(code)]  # our own code calls it too
+            if caller is not None and belongs_to_user(caller.f_code):
+                self.computes = True
+        if module == "torch.random" and code.co_name == "initial_seed" and caller is not None:
+            self.seeded = Source(caller.f_code.co_filename, caller.f_lineno)
         if self._scalars and module.partition(".")[0] == "json":  # its C code knows floats alone
             self.asks_type = True
         if module in _UNKNOWN_MODULES:
@@ -298,7 +338,6 @@ class Entered:
                 self.snapshot.names(vars(os), ("environ",), ())
             if not _ASKS.isdisjoint(known.names):
                 del self.met[id(code)]  # our own code calls it too
-                caller = frame.f_back
                 while caller is not None and caller.f_globals.get("__name__", "").partition(".")[0] in _FILES:
                     caller = caller.f_back
                 if caller is not None and belongs_to_user(caller.f_code):

@@ -14,6 +14,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -156,6 +157,7 @@ class Guards:
         self._watched: dict[int, weakref.ref[Any]] = {}
         self._codes: set[int] = set()
         self._aliases = Aliases()
+        self._namespaces = sum(isinstance(held.holder, SimpleNamespace) for held in self._snapshot.held.values())
         queue: list[tuple[Held, Path, Spot | None, Any]] = []
         for path, value in roots:
             held = self._snapshot.held.get(id(value))
@@ -184,11 +186,11 @@ class Guards:
         node = Node(type(held), type(held.holder), path, parent, root, shown, len(held.before[0]))
         node.is_weak = parent is None and type(root) is weakref.ref and root is not held.holder
         self.nodes.append(node)
-        if isinstance(held, (Attributes, Slots)) and not self.entered.computes:
+        if isinstance(held, (Attributes, Slots)) and not self._reads_all(held):
             node.absent = frozenset(self.entered.attributes.difference(held.before[0]))
             node.others = [key for key in held.before[0] if key not in self.entered.attributes]
         if isinstance(held, Attributes):
-            node.is_ordered = self.entered.computes
+            node.is_ordered = self._reads_all(held)
         if isinstance(held, Class):
             node.absent = frozenset(self.entered.attributes.difference(held.before[0], CLASS_MACHINERY))
             hidden = len(CLASS_MACHINERY.intersection(vars(held.holder)))
@@ -208,10 +210,16 @@ class Guards:
             if inner is not None:
                 queue.append((inner, (base.__qualname__,), None, weakref.ref(base)))
 
+    def _reads_all(self, held: Held) -> bool:
+        """Whether the program may have read any attribute of an object: C code shows namespaces, and compares two."""
+        if self.entered.computes or not isinstance(held.holder, SimpleNamespace):
+            return self.entered.computes
+        return self.entered.shows or (self.entered.compares and self._namespaces > 1)
+
     def _read(self, held: Held) -> Contents:
         """The keys of an object that the program may have read, and their values."""
         keys, values = held.before
-        if isinstance(held, (Attributes, Slots)) and not self.entered.computes:
+        if isinstance(held, (Attributes, Slots)) and not self._reads_all(held):
             pairs = [pair for pair in zip(keys, values, strict=True) if pair[0] in self.entered.attributes]
         elif isinstance(held, Class):
             names = self.entered.attributes.union(("__match_args__",), TOLD).difference(self._untold)
@@ -219,7 +227,7 @@ class Guards:
         elif isinstance(held, Function):
             pairs = [pair for pair in zip(keys, values, strict=True) if pair[0] not in self._untold]
         else:
-            pairs = [pair for pair in zip(keys, values, strict=True) if pair[0] != "_ref"]
+            pairs = [pair for pair in zip(keys, values, strict=True) if type(pair[0]) is not str or pair[0] != "_ref"]
         return [key for key, _ in pairs], [value for _, value in pairs]
 
     def _expect(self, node: Node, spot: Spot, held: Held, key: Any, value: Any, queue: list[Any]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import array
 import collections
 import contextvars
+import ctypes
 import functools
 import gc
 import types
@@ -20,6 +21,7 @@ import numpy as np
 import torch
 
 from monarch.language.source import is_users_file
+from monarch.language.tensors.plain import LARGE
 from monarch.language.tensors.tensor import DistributedTensor
 
 
@@ -134,6 +136,12 @@ class Attributes(Held):
 
 
 @functools.cache
+def has_dict(kind: Any) -> bool:
+    """Whether instances of a class have a `__dict__`. They are not asked, for they may answer what they like."""
+    return any("__dict__" in vars(base) for base in kind.__mro__)
+
+
+@functools.cache
 def slots_of(kind: Any) -> tuple[tuple[str, Any], ...]:
     """The slots of a class, with their descriptors."""
     return tuple(
@@ -149,7 +157,7 @@ class Slots(Held):
 
     @classmethod
     def read(cls, holder: Any) -> Contents:
-        keys, values = Attributes.read(holder) if hasattr(holder, "__dict__") else ([], [])
+        keys, values = Attributes.read(holder) if has_dict(cast("Any", type(holder))) else ([], [])
         for name, slot in slots_of(cast("Any", type(holder))):
             keys.append(name)
             try:
@@ -517,20 +525,27 @@ class Names(Held):
             cls.put(holder, key, value)
 
 
+ASKED = "requires_grad", "grad", "_backward_hooks", "_post_accumulate_grad_hooks"
+"""What every tensor is asked for, beside its `__dict__`."""
+
+
 class Tensor(Held):
     """A tensor: what Python can see of it, and which data it has."""
 
     @classmethod
     def read(cls, holder: Any) -> Contents:
         own = holder.__dict__
-        keys: list[Any] = ["requires_grad", "grad", "_backward_hooks"]
-        values: list[Any] = [holder.requires_grad, holder.grad if holder.is_leaf else None, holder._backward_hooks]
+        keys: list[Any] = [*ASKED]
+        values: list[Any] = [
+            holder.requires_grad,
+            holder.grad if holder.is_leaf else None,
+            holder._backward_hooks,
+            holder._post_accumulate_grad_hooks,
+        ]
         if not isinstance(holder, DistributedTensor) and holder.layout is torch.strided:
-            keys += ["_version", "data_ptr", "shape"]
-            values += [holder._version, _address(holder), holder.shape]
-            if not holder.untyped_storage().resizable():  # memory of an array, which can change it in silence
-                keys.append("bytes")
-                values.append(holder.detach().contiguous().numpy().tobytes())
+            keys += ["_version", "data_ptr", "shape", "bytes"]
+            address = _address(holder)
+            values += [holder._version, address, holder.shape, _bytes(holder) if address else b""]
         for key, value in own.items():
             keys.append(key)
             values.append(value)
@@ -538,7 +553,7 @@ class Tensor(Held):
 
     @classmethod
     def get(cls, holder: Any, key: Any) -> Any:
-        if key in ("requires_grad", "grad", "_backward_hooks"):
+        if key in ASKED:
             return getattr(holder, key)
         return Attributes.get(holder, key)
 
@@ -548,8 +563,8 @@ class Tensor(Held):
             holder.requires_grad_(value)
         elif key == "grad":
             holder.grad = value
-        elif key == "_backward_hooks":
-            holder._backward_hooks = value
+        elif key in ASKED:
+            setattr(holder, key, value)
         elif key not in _READ_ANEW:
             Attributes.put(holder, key, value)
 
@@ -572,6 +587,18 @@ def _address(tensor: torch.Tensor) -> int:
         return tensor.data_ptr()
     except RuntimeError:  # a tensor without storage
         return 0
+
+
+def _bytes(tensor: torch.Tensor) -> bytes:
+    """The content of a plain tensor, or of the memory that it is a part of: `tensor.data`, an array with the same
+    memory and another process change it and leave its version as it is. Empty where it is too large."""
+    start, size = tensor.data_ptr(), tensor.numel() * tensor.itemsize
+    if not tensor.is_contiguous():
+        memory = tensor.untyped_storage()
+        start, size = memory.data_ptr(), memory.nbytes()
+    if size > LARGE and tensor.untyped_storage().resizable():  # others have an array's memory
+        return b""
+    return ctypes.string_at(start, size) if tensor.device.type == "cpu" else b""
 
 
 class Array(Held):
@@ -609,24 +636,27 @@ class Memory(Array):
 
 
 class Logger(Held):
-    """A logger: which levels it logs."""
+    """A logger: which levels it logs, and to which handlers."""
 
     @classmethod
     def read(cls, holder: Any) -> Contents:
-        effective = holder.getEffectiveLevel()
-        return ["level", "effective", "disabled", "disable"], [
-            holder.level,
-            effective,
-            holder.disabled,
-            holder.manager.disable,
-        ]
+        found = {
+            "level": holder.level,
+            "disabled": holder.disabled,
+            "propagate": holder.propagate,
+            "effective": holder.getEffectiveLevel(),
+            "disable": getattr(holder.manager, "disable", 0),
+            "has": holder.hasHandlers(),
+        }
+        several = [*holder.handlers, *holder.filters]
+        return [*found, *range(len(several))], [*found.values(), *several]
 
     @classmethod
     def put(cls, holder: Any, key: Any, value: Any) -> None:
         if key == "level":
             holder.setLevel(value)
-        elif key == "disabled":
-            holder.disabled = value
+        elif key in ("disabled", "propagate"):
+            setattr(holder, key, value)
 
 
 CONTAINERS: tuple[tuple[type, type[Held]], ...] = (
@@ -656,5 +686,6 @@ def same_plain(first: Any, second: Any) -> bool:
 
 
 def is_users_module(module: ModuleType) -> bool:
-    file = getattr(module, "__file__", None)
-    return file is not None and is_users_file(file)
+    """Whether a module is the user's. One that no file and no importer has made is."""
+    file = module.__dict__.get("__file__")
+    return module.__dict__.get("__spec__") is None if file is None else is_users_file(file)

@@ -7,9 +7,10 @@ such object had. So the trace can be undone, what it has changed is known, and g
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterable
 from decimal import Decimal
-from types import ModuleType
+from types import BuiltinFunctionType, ModuleType
 from typing import Any
 
 from monarch.language.programs.classify import is_users_class, kind_of
@@ -28,6 +29,7 @@ from monarch.language.programs.settings import DECIMAL, Set
 
 MOST_HELD = 100_000
 """So many objects are looked at for one trace."""
+_BY_ANY_NAME = (getattr, hasattr, vars, dir, pickle.dumps, pickle.dump)
 MOST_PLAIN = 100
 """A list of a library's with more entries is taken for constant."""
 
@@ -38,7 +40,12 @@ class Snapshot:
     def __init__(self) -> None:
         self.held: dict[int, Held] = {}
         self.full = False
+        self.computes = False
+        """Whether the program has reached a function that reads attributes by names that no code shows."""
         self._named: set[tuple[int, int]] = set()
+        self._modules: dict[int, ModuleType] = {}
+        """The user's modules that objects hold."""
+        self._codes: list[tuple[str, ...]] = []
         self._keep: list[Any] = []
 
     def visit(self, value: Any) -> None:
@@ -49,9 +56,15 @@ class Snapshot:
             if type(value) in PLAIN or id(value) in self.held:
                 continue
             kind = kind_of(value)
+            if kind is Names and is_users_module(value) and id(value) not in self._modules:
+                self._modules[id(value)] = value
+                for names in self._codes:
+                    self.names(value, names, names)
             if kind is None or isinstance(kind, str) or kind is Names:
                 if type(value) is Decimal or value is Decimal:
                     self.note(Set(DECIMAL))
+                if type(value) is BuiltinFunctionType and value in _BY_ANY_NAME:
+                    self.computes = True
                 continue
             if len(self.held) >= MOST_HELD:
                 self.full = True
@@ -68,6 +81,17 @@ class Snapshot:
     def note(self, held: Held) -> None:
         """Note what is reached by no object."""
         self.held.setdefault(held.ident, held)
+
+    def enter(self, code: tuple[str, ...]) -> None:
+        """Note that the program runs code that uses these names."""
+        self._codes.append(code)
+        for module in [*self._modules.values()]:
+            self.names(module, code, code)
+
+    def compute(self) -> None:
+        """Note all names of the modules that objects hold, for code that computes the names that it reads."""
+        for module in [*self._modules.values()]:
+            self.names(module, [*vars(module)], ())
 
     def names(self, holder: Any, names: Iterable[str], inner: tuple[str, ...]) -> None:
         """Note names of a module or of globals, and of modules among their values the `inner` names. Of globals, names

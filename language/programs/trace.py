@@ -118,6 +118,8 @@ class Trace:
     """The plain arguments, by number, that the program has require a gradient, or none."""
     scope: Scope | None
     """The named sizes that it is valid for all values of, under conditions; None where it has none."""
+    large: list[tuple[weakref.ref[torch.Tensor], torch.Tensor]]
+    """The large plain tensors from outside that ops have read, each with its content."""
     cannot: tuple[str, Source | None] | None
     """Why a later call has to trace again, with the line, where no guards can say what it would do."""
     changes: list[Change]
@@ -284,6 +286,13 @@ def _trace(
                 stack.enter_context(symbols.tracing())
             stack.enter_context(entered.watching())
             returned = function(*args, **kwargs)
+        if entered.seeded is not None:
+            raise ProgramError(
+                "the program asks for the seed of PyTorch's generator",
+                hint="while it is traced the generator has another. Ask outside, and pass the seed as an argument:\n"
+                "step(x, torch.initial_seed()).",
+                source=entered.seeded,
+            )
         _check_containers(inputs_, call.spec, args, kwargs)
         attempt.asks_type = entered.asks_type
         del args, kwargs
@@ -351,6 +360,7 @@ def _trace(
     }
     if cannot is None and any(spot is None for spot, _ in sources.values()):
         cannot = "it makes an optimizer", None
+    large = [*recording.large.values()]
     recording.release()
     if symbols is not None:
         symbols.close()
@@ -378,6 +388,7 @@ def _trace(
         sources={label: (spot, index) for label, (spot, index) in sources.items() if spot is not None},
         requiring=requiring,
         scope=None if symbols is None else symbols.scope,
+        large=large,
         cannot=cannot,
         changes=changed,
         undo=undo,

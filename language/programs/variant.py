@@ -30,6 +30,7 @@ from monarch.language.programs.nodes import Live
 from monarch.language.programs.trace import Attempt, Trace
 from monarch.language.recorder.random import next_seed
 from monarch.language.tensors.mesh import Mesh
+from monarch.language.tensors.plain import same_content
 from monarch.language.tensors.shapes import make_fake
 from monarch.language.tensors.tensor import Cell, DistributedTensor, Failure, Ref
 
@@ -113,7 +114,7 @@ class Compiled:
             (self.template is None) == (trace.scope is None)
             and self.key == trace.key
             and len(self.constants) == len(trace.constants)
-            and all(_same_values(a, b) for a, b in zip(self.constants, trace.constants, strict=True))
+            and all(same_content(a, b) for a, b in zip(self.constants, trace.constants, strict=True))
         )
 
     def run(
@@ -210,18 +211,6 @@ class _Drawn:
                 torch.set_rng_state(self._before)
 
         return undo_all
-
-
-def _same_values(first: torch.Tensor, second: torch.Tensor) -> bool:
-    return (
-        first.dtype == second.dtype
-        and first.shape == second.shape
-        and bool(
-            torch.equal(first.contiguous().view(torch.uint8), second.contiguous().view(torch.uint8))
-            if first.numel() and first.ndim
-            else torch.equal(first, second)
-        )
-    )
 
 
 def first_run(compiled: Compiled, trace: Trace, leaves: list[Any], attempt: Attempt) -> Any:
@@ -327,6 +316,9 @@ class Variant:
             return None
         live, states = checked
         scalars = self._scalars(leaves, live) if self._has_numbers else {}
+        for ref, kept in self.trace.large:
+            if (tensor := ref()) is not None and not same_content(kept, tensor):
+                return None
         for expr, expected in self.trace.conditions:
             if not same_plain(evaluate(expr, scalars), expected):
                 return None

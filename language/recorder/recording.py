@@ -22,7 +22,7 @@ from monarch.language.recorder.scalar import Scalar
 from monarch.language.source import user_source
 from monarch.language.tensors.mesh import Mesh
 from monarch.language.tensors.operations import operations
-from monarch.language.tensors.plain import put_plain
+from monarch.language.tensors.plain import LARGE, put_plain, same_content
 from monarch.language.tensors.shapes import make_fake, to_fake
 from monarch.language.tensors.tensor import Cell, DistributedTensor, Ref
 
@@ -46,9 +46,12 @@ class Recording:
         self.tape = Tape() if symbols is None else Tape(sizes=symbols.shape)
         self.states: dict[int, StateInput] = {}
         self.made: list[tuple[weakref.ref[Cell], Value]] = []
-        self.constants: dict[int, tuple[torch.Tensor, int, DistributedTensor]] = {}
+        self.constants: dict[int, tuple[torch.Tensor, torch.Tensor | None, DistributedTensor]] = {}
+        """The plain tensors that were met, by id: with the content that was built in, and what stands for them."""
         self.plain: dict[int, torch.UntypedStorage] = {}
         """The memory of plain tensors that were made while the program was traced, which it may change in place."""
+        self.large: dict[int, tuple[weakref.ref[torch.Tensor], torch.Tensor]] = {}
+        """The large plain tensors from outside that a program's ops have read, by id, each with its content."""
         self.scalars: dict[str, float] = {}
         self.guards: list[tuple[Expr, Any]] = []
         self._by_handle: dict[int, Value] = {}
@@ -73,7 +76,7 @@ class Recording:
     def release(self) -> None:
         """Let go of cells and plain tensors: tensors keep the recording where they were last used."""
         self.states, self.made, self.constants, self._by_handle = {}, [], {}, {}
-        self.plain, self.steps, self.regions = {}, [], []
+        self.plain, self.large, self.steps, self.regions = {}, {}, [], []
 
     # -- values --------------------------------------------------------------------------------------------------
 
@@ -191,22 +194,24 @@ class Recording:
         """A plain tensor that meets distributed ones: replicated. A meta tensor, which has no data, is made of zeros by
         the workers."""
         known = self.constants.get(id(tensor))
-        if known is not None and known[1] == tensor._version:
+        if known is not None and (known[1] is None or same_content(known[1], tensor)):
             return known[2]
+        kept = None
         if tensor.is_meta:
             made = operations.zeros(self.mesh, tuple(tensor.shape), tensor.dtype)
         elif not self.program:
-            made = put_plain(tensor, self.mesh)
+            return put_plain(tensor, self.mesh)
         else:
             fake = to_fake(tensor)
             value = self.tape.value(fake)
             type_ = TensorType(value.dtype, value.shape)
             kept = tensor.detach().clone().resolve_conj().resolve_neg()
+            self.note_large(tensor, kept)
             self.tape.inputs.append(Input(value, "constant", f"c{len(self.constants)}", type_, None, kept))
             cell = Cell(self.mesh, type_)
             cell.recording = self
             made = DistributedTensor(fake, Ref(cell, fake, recording=self, value=value))
-        self.constants[id(tensor)] = (tensor, tensor._version, made)
+        self.constants[id(tensor)] = (tensor, kept, made)
         return made
 
     def is_own(self, tensor: torch.Tensor) -> bool:
@@ -216,9 +221,18 @@ class Recording:
     def computed(self, operands: list[torch.Tensor], result: Any) -> None:
         """Note what a plain op of plain tensors has made."""
         outside = {operand.untyped_storage()._cdata for operand in operands if not self.is_own(operand)}
+        for operand in operands:
+            known = self.large.get(id(operand))
+            if operand.nbytes > LARGE and (known is None or known[0]() is not operand):
+                self.note_large(operand, operand.detach().clone())
         for made in result if isinstance(result, (list, tuple)) else (result,):
             if isinstance(made, torch.Tensor) and (storage := made.untyped_storage())._cdata not in outside:
                 self.plain[storage._cdata] = storage
+
+    def note_large(self, tensor: torch.Tensor, content: torch.Tensor) -> None:
+        """Note a plain tensor that an op reads, for guards to compare its content, unless the program has made it."""
+        if content.nbytes > LARGE and not self.is_own(tensor):
+            self.large[id(tensor)] = weakref.ref(tensor), content
 
     def meet(self, tensor: DistributedTensor) -> None:
         """Look at an operand before it is recorded: regions do."""

@@ -44,7 +44,20 @@ def of_handle(tensor: torch.Tensor, mesh: Mesh, handle: Handle) -> DistributedTe
     return DistributedTensor(fake, Ref(Cell(mesh, handle.type, handle), fake))
 
 
-_Known = dict[int, tuple[Any, int, DistributedTensor]]
+LARGE = 2**20
+"""Guards look at the content of plain tensors of up to so many bytes, and of others where an op has read them."""
+
+
+def same_content(first: torch.Tensor, second: torch.Tensor) -> bool:
+    """Whether two plain tensors have the same dtype, shape and bits. Versions do not say: `tensor.data`, an array with
+    the same memory and another process change a tensor and leave its version."""
+    if first.dtype != second.dtype or first.shape != second.shape:
+        return False
+    bits = [each.detach().resolve_conj().resolve_neg().contiguous().view(-1) for each in (first, second)]
+    return not bits[0].numel() or torch.equal(*(each.view(torch.uint8) for each in bits))
+
+
+_Known = dict[int, tuple[Any, torch.Tensor, DistributedTensor]]
 _plain: weakref.WeakKeyDictionary[Mesh, _Known] = weakref.WeakKeyDictionary()
 
 
@@ -53,9 +66,9 @@ def put_plain(tensor: torch.Tensor, mesh: Mesh) -> DistributedTensor:
     that a mask used in every step travels once."""
     known = _plain.setdefault(mesh, {})
     found = known.get(id(tensor))
-    if found is not None and found[0]() is tensor and found[1] == tensor._version:
+    if found is not None and found[0]() is tensor and same_content(found[1], tensor):
         return found[2]
     made = put(tensor.detach(), mesh, TensorType(tensor.dtype, tuple(tensor.shape)))
-    key, version = id(tensor), tensor._version
-    known[key] = (weakref.ref(tensor, lambda _: known.pop(key, None)), version, made)
+    key, kept = id(tensor), tensor.detach().clone()
+    known[key] = (weakref.ref(tensor, lambda _: known.pop(key, None)), kept, made)
     return made

@@ -1,0 +1,293 @@
+"""Reads that no name in the code shows, and state that C code keeps: a change of either is seen at the next call."""
+
+from __future__ import annotations
+
+import builtins
+import ctypes
+import dataclasses
+import functools
+import logging
+import multiprocessing
+import operator
+import pickle
+import random
+import threading
+import types
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pydantic
+import pytest
+import torch
+
+from monarch.compiler.errors import ProgramError
+from monarch.language import Mesh, distribute, program
+
+Case = tuple[Callable[[], float], Callable[[int], Any]]
+"""What a program reads, and what changes it behind call number i."""
+
+
+def a_number_of_c() -> Case:
+    held = ctypes.c_double(1.0)
+    return lambda: held.value, lambda i: setattr(held, "value", i)
+
+
+def shared_memory() -> Case:
+    held = multiprocessing.Value("d", 1.0)
+    return lambda: held.value, lambda i: setattr(held, "value", i)
+
+
+def a_mapped_file(path: Any) -> Case:
+    held = np.memmap(path / "numbers", dtype=np.float32, mode="w+", shape=(4,))
+    return lambda: float(held[0]), lambda i: held.__setitem__(0, i)
+
+
+def records() -> Case:
+    held = np.array([(1.0,)], dtype=[("k", "f4")]).view(np.recarray)
+    return lambda: float(held.k[0]), lambda i: held.k.__setitem__(0, i)
+
+
+def one_record() -> Case:
+    held = np.array([(1.0,)], dtype=[("k", "f4")])[0]
+    return lambda: float(held["k"]), lambda i: held.__setitem__("k", i)
+
+
+def masked_numbers() -> Case:
+    held = np.ma.array([1.0, 2.0], mask=[0, 1])
+    return lambda: float(held.sum()), lambda i: held.__setitem__(0, i)
+
+
+def an_array_of_one_s_own_class() -> Case:
+    class Array(np.ndarray):
+        pass
+
+    held = np.ones(2).view(Array)
+    return lambda: float(held[0]), lambda i: held.__setitem__(0, i)
+
+
+def a_polynomial() -> Case:
+    held = np.poly1d([1.0, 2.0])
+    return lambda: float(held(2.0)), lambda i: held.coeffs.__setitem__(0, i)
+
+
+def a_generator_of_one_s_own_class() -> Case:
+    class Random(random.Random):
+        pass
+
+    held = Random(0)
+    return held.random, lambda i: None
+
+
+def a_thread_s_own() -> Case:
+    class Local(threading.local):
+        scale = 1.0
+
+    held = Local()
+    return lambda: held.scale, lambda i: setattr(held, "scale", i)
+
+
+def an_exception_s_arguments() -> Case:
+    class Stop(Exception):
+        pass
+
+    held = Stop(1.0)
+    return lambda: held.args[0], lambda i: setattr(held, "args", (i,))
+
+
+def a_weak_proxy_of_a_dict() -> Case:
+    class Dict(dict):
+        pass
+
+    held = Dict(k=1.0)
+    proxy = weakref.proxy(held)
+    return lambda: proxy["k"], lambda i: held.update(k=i)
+
+
+def a_plain_tensor_s_data() -> Case:
+    held = torch.ones(4)
+    return lambda: held, lambda i: held.data.fill_(i)
+
+
+def a_plain_tensor_s_memory() -> Case:
+    held = torch.ones(4).share_memory_()
+    return lambda: held, lambda i: held.untyped_storage().copy_(torch.full((4,), float(i)).untyped_storage())
+
+
+def a_large_tensor_s_data() -> Case:
+    held = torch.ones(2**17, 4)
+    return lambda: held[:, None].amax(0)[0] + held, lambda i: held.data.fill_(i)
+
+
+def a_strided_tensor_s_data() -> Case:
+    held = torch.ones(4, 3).t()
+    return lambda: held, lambda i: held.data.fill_(i)
+
+
+def a_model_of_pydantic() -> Case:
+    held = pydantic.create_model("Config", inner=(float, 1.0))()
+    return lambda: sum(held.model_dump().values()), lambda i: setattr(held, "inner", float(i))
+
+
+def getattr_by_another_name() -> Case:
+    held, get, name = types.SimpleNamespace(inner=1.0), getattr, ["inn" + "er"]
+    return lambda: get(held, name[0]), lambda i: setattr(held, "inner", i)
+
+
+def a_getter_made_elsewhere() -> Case:
+    held, get = types.SimpleNamespace(inner=1.0), operator.attrgetter("inner")
+    return lambda: get(held), lambda i: setattr(held, "inner", i)
+
+
+def a_format() -> Case:
+    held = types.SimpleNamespace(inner=1.0)
+    return lambda: float("{.inner}".format(held)), lambda i: setattr(held, "inner", i)  # noqa: UP032
+
+
+def equal_namespaces() -> Case:
+    held, other = types.SimpleNamespace(inner=0), types.SimpleNamespace(inner=2)
+    return lambda: float(held == other), lambda i: setattr(held, "inner", i)
+
+
+def a_namespace_as_text() -> Case:
+    held = types.SimpleNamespace(inner=0)
+    return lambda: len(repr(held)), lambda i: setattr(held, "inner", 10**i)
+
+
+def a_pickle() -> Case:
+    held, dump = types.SimpleNamespace(inner=0), pickle.dumps
+    return lambda: len(dump(held)), lambda i: setattr(held, "inner", 1000**i)
+
+
+def dataclass_as_a_tuple() -> Case:
+    @dataclasses.dataclass
+    class Config:
+        inner: float = 1.0
+
+    held, parts = Config(), dataclasses.astuple
+    return lambda: sum(parts(held)), lambda i: setattr(held, "inner", i)
+
+
+def a_builtin_of_one_s_own() -> Case:
+    builtins.monarch_scale = 1.0  # type: ignore[attr-defined]
+    return lambda: monarch_scale, lambda i: setattr(builtins, "monarch_scale", i)  # type: ignore[name-defined]
+
+
+def annotations() -> Case:
+    def held(a: int) -> None:
+        pass
+
+    return lambda: len(held.__annotations__), lambda i: held.__annotations__.update({f"b{i}": int})
+
+
+def a_logger_s_handlers() -> Case:
+    held = logging.Logger("of a test")
+    return lambda: len(held.handlers), lambda i: held.addHandler(logging.NullHandler())
+
+
+def whether_a_logger_propagates() -> Case:
+    held = logging.Logger("of a test")
+    return lambda: held.propagate, lambda i: setattr(held, "propagate", not held.propagate)
+
+
+def a_module_in_a_dict() -> Case:
+    module = types.ModuleType("settings")
+    module.inner = types.ModuleType("settings.inner")  # type: ignore[attr-defined]
+    module.inner.scale = 1.0
+    held = {"settings": module}
+    return lambda: held["settings"].inner.scale, lambda i: setattr(module.inner, "scale", i)
+
+
+def a_module_by_computed_names() -> Case:
+    module = types.ModuleType("settings")
+    module.inner = 1.0  # type: ignore[attr-defined]
+    name = ["inn" + "er"]
+    return lambda: getattr(module, name[0]), lambda i: setattr(module, "inner", i)
+
+
+CASES = [
+    a_number_of_c,
+    shared_memory,
+    a_mapped_file,
+    records,
+    one_record,
+    masked_numbers,
+    an_array_of_one_s_own_class,
+    a_polynomial,
+    a_generator_of_one_s_own_class,
+    a_thread_s_own,
+    an_exception_s_arguments,
+    a_weak_proxy_of_a_dict,
+    a_plain_tensor_s_data,
+    a_plain_tensor_s_memory,
+    a_large_tensor_s_data,
+    a_strided_tensor_s_data,
+    a_model_of_pydantic,
+    getattr_by_another_name,
+    a_getter_made_elsewhere,
+    a_format,
+    equal_namespaces,
+    a_namespace_as_text,
+    a_pickle,
+    dataclass_as_a_tuple,
+    a_builtin_of_one_s_own,
+    annotations,
+    a_logger_s_handlers,
+    whether_a_logger_propagates,
+    a_module_in_a_dict,
+    a_module_by_computed_names,
+]
+
+
+@pytest.mark.filterwarnings("ignore::monarch.language.errors.TracedAgainWarning")
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+def test_a_change_is_seen_at_the_next_call(case: Callable[..., Case], mesh: Mesh, tmp_path: Any) -> None:
+    made = functools.partial(case, tmp_path) if case.__code__.co_argcount else case
+    (theirs, change_theirs), (ours, change_ours) = made(), made()
+    step = program(lambda x: x * ours(), mesh=mesh)
+    x = distribute(torch.ones(4), mesh)
+    for call in range(5):
+        expected = torch.ones(4) * theirs()
+        assert torch.equal(step(x).full_tensor(), expected), call
+        change_theirs(call)
+        change_ours(call)
+
+
+def test_a_plain_tensor_s_data_outside_of_programs(mesh: Mesh) -> None:
+    x, array = distribute(torch.ones(4), mesh), np.ones(4, dtype=np.float32)
+    mask = torch.from_numpy(array)
+    first = x * mask
+    array[:] = 2
+    second = x * mask
+    mask.data.fill_(3)
+    third = x * mask
+    assert [y.full_tensor()[0].item() for y in (first, second, third)] == [1, 2, 3]
+
+
+def halve(parameter: torch.Tensor) -> None:
+    parameter.grad.mul_(0.5)  # type: ignore[union-attr]
+
+
+def test_hooks_of_gradients_come_and_go(mesh: Mesh) -> None:
+    weight = distribute(torch.ones(4), mesh).requires_grad_()
+    plain = torch.ones(4, requires_grad=True)
+
+    def step() -> None:
+        (weight * 2).sum().backward()
+
+    traced, handles = program(step, mesh=mesh), []
+    for call in range(5):
+        traced()
+        (plain * 2).sum().backward()
+        assert torch.equal(weight.grad.full_tensor(), plain.grad), call
+        if call == 1:
+            handles = [each.register_post_accumulate_grad_hook(halve) for each in (weight, plain)]
+        if call == 3:
+            for handle in handles:
+                handle.remove()
+
+
+def test_the_seed_is_none_of_a_program_s(mesh: Mesh) -> None:
+    with pytest.raises(ProgramError, match="asks for the seed of PyTorch's generator"):
+        program(lambda x: x * torch.initial_seed(), mesh=mesh)(distribute(torch.ones(4), mesh))
