@@ -36,7 +36,7 @@ _NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 
 
 @dataclass(frozen=True)
-class _Function:
+class Function:
     """An atom that is no symbol: `//`, `%`, `max` or `min` of two polynomials; `/` is a division that leaves nothing,
     as a condition says."""
 
@@ -52,7 +52,7 @@ class _Function:
         return f"{_enclosed(left)}{self.name}{_enclosed(right)}"
 
 
-_Atom = str | _Function
+_Atom = str | Function
 _Term = tuple[_Atom, ...]
 
 
@@ -135,7 +135,7 @@ class Poly:
                 if isinstance(atom, str):
                     factor *= values[atom]
                 else:
-                    factor *= _FUNCTIONS[atom.name](atom.left.at(values), atom.right.at(values))
+                    factor *= FUNCTIONS[atom.name](atom.left.at(values), atom.right.at(values))
             total += factor
         return total
 
@@ -169,7 +169,7 @@ class Poly:
         return text or "0"
 
 
-def atom_least(atom: _Function) -> int | None:
+def atom_least(atom: Function) -> int | None:
     """A bound from below for a function of sizes, if one is plain."""
     left, right = atom.left.least, atom.right.least
     if atom.name == "max":
@@ -186,7 +186,7 @@ def _enclosed(text: str) -> str:
     return text if text.isalnum() or _NAME.fullmatch(text) or text.startswith(("max(", "min(")) else f"({text})"
 
 
-_FUNCTIONS: dict[str, Callable[[int, int], int]] = {
+FUNCTIONS: dict[str, Callable[[int, int], int]] = {
     "//": lambda a, b: a // b,
     "/": lambda a, b: a // b,
     "%": lambda a, b: a % b,
@@ -242,7 +242,7 @@ class Scope:
         """Whether it is known that `by` divides a size: nothing is decided."""
         if all(factor % by == 0 for _, factor in poly.terms):
             return True
-        rest = Poly.of({(_Function("%", poly, Poly.number(by)),): 1})
+        rest = Poly.of({(Function("%", poly, Poly.number(by)),): 1})
         if Condition(rest, "==", True) in self.conditions:
             return True
         if len(poly.terms) == 1 and len(poly.terms[0][0]) > 1:
@@ -419,7 +419,7 @@ class Size(_Int):
             return NotImplemented
         if self.scope is not None and (by := found.value) and by > 0 and self.poly.divided(found) is None:
             if self.scope.is_multiple(self.poly, by):
-                return self._with(Poly.of({(_Function("/", self.poly, found),): 1}))
+                return self._with(Poly.of({(Function("/", self.poly, found),): 1}))
         return self._with(quotient(self.poly, found), other)
 
     def __rfloordiv__(self, other: Any) -> Any:
@@ -500,7 +500,7 @@ def quotient(left: Poly, right: Poly) -> Poly:
         # -(-n // by) is n divided and rounded up
         up = Poly.of({}).plus(left, -1).plus(Poly.number(by - 1))
         return Poly.of({}).plus(quotient(up, right), -1)
-    return exact if exact is not None else Poly.of({(_Function("//", left, right),): 1})
+    return exact if exact is not None else Poly.of({(Function("//", left, right),): 1})
 
 
 def remainder(left: Poly, right: Poly) -> Poly:
@@ -509,7 +509,7 @@ def remainder(left: Poly, right: Poly) -> Poly:
         raise ZeroDivisionError("division of a size by 0")
     if left.divided(right) is not None:
         return Poly.of({})
-    return Poly.of({(_Function("%", left, right),): 1})
+    return Poly.of({(Function("%", left, right),): 1})
 
 
 def symbol(name: str, scope: Scope | None = None) -> Size:
@@ -520,8 +520,8 @@ def symbol(name: str, scope: Scope | None = None) -> Size:
 def extreme(name: str, left: Poly, right: Poly) -> Poly:
     """The larger ("max") or the smaller ("min") of two."""
     if left.value is not None and right.value is not None:
-        return Poly.number(_FUNCTIONS[name](left.value, right.value))
-    return left if left == right else Poly.of({(_Function(name, left, right),): 1})
+        return Poly.number(FUNCTIONS[name](left.value, right.value))
+    return left if left == right else Poly.of({(Function(name, left, right),): 1})
 
 
 def is_named(value: object) -> bool:

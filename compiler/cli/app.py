@@ -104,6 +104,9 @@ def run(
     scalar: Annotated[
         list[str] | None, typer.Option("--scalar", metavar="NAME=VALUE", help="A number that the plan takes: lr=0.1.")
     ] = None,
+    named: Annotated[
+        list[str] | None, typer.Option("--size", metavar="NAME=VALUE", help="What a named size is: t=128.")
+    ] = None,
     fill: Annotated[str | None, typer.Option("--fill", metavar="zeros|random", help="Fill what is not given.")] = None,
     steps: Annotated[
         int, typer.Option("--steps", min=1, help="How often to run it: each step takes the last's state.")

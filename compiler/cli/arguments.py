@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from monarch.compiler.errors import LayoutError, MonarchError, ProgramError
-from monarch.compiler.symbols import has_names, is_named
+from monarch.compiler.symbols import is_named
 from monarch.compiler.text import parse_type
 from monarch.compiler.types import DTYPES, TensorType
 from monarch.language.layouts import from_annotation
@@ -30,9 +30,10 @@ _SEVERAL = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 def arguments_of(
     program: Program[Any, Any], path: str, module: ModuleType, given: Mapping[str, str]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments to trace `program` with; tensors without data where only a type is known. `path` is what errors
-    call it. Raises MonarchError for one that is missing, unknown or does not parse."""
+) -> tuple[tuple[Any, ...], dict[str, Any], dict[str, int]]:
+    """The arguments to trace `program` with, tensors without data where only a type is known; and the named sizes that
+    nothing gives a value, with an example of each. `path` is what errors call it. Raises MonarchError for one that is
+    missing, unknown or does not parse."""
     signature = inspect.signature(program.__wrapped__)
     parameters = {name: p for name, p in signature.parameters.items() if p.kind not in _SEVERAL}
     for name in given:
@@ -47,28 +48,32 @@ def arguments_of(
     example = _example(program, module, signature)
     bound = signature.bind_partial()
     bound.arguments.update(example)
+    examples: dict[str, int] = {}
     for name, parameter in parameters.items():
         if name in given:
             bound.arguments[name] = _argument(name, given[name], mesh, path)
         elif name not in example:
             type_ = _annotated(parameter)
-            if type_ is not None and has_names(type_.shape):
-                raise _unnamed(name, type_)
             if type_ is not None:
+                type_ = type_.at(_examples(type_, mesh, examples))
                 bound.arguments[name] = torch.empty(type_.shape, dtype=type_.dtype, device="meta")
             elif parameter.default is parameter.empty:
                 raise _missing(parameter, path, mesh)
-    return bound.args, bound.kwargs
+    return bound.args, bound.kwargs, examples
 
 
-def _unnamed(name: str, type: TensorType) -> ProgramError:
-    names = sorted({str(size) for size in type.shape if is_named(size)})
-    plural = "s" * (len(names) > 1)
-    return ProgramError(
-        f"the size{plural} {', '.join(names)} of '{name}' ({type}) {'have' if plural else 'has'} no value here",
-        hint=f"say which to compile for: --arg '{name}={type.at(dict.fromkeys(names, 64))}', "
-        "or return arguments from a function example_inputs() beside the program.",
-    )
+def _examples(type: TensorType, mesh: Mesh | None, known: dict[str, int]) -> dict[str, int]:
+    """Examples of the names of a type's sizes, beside those that are `known`: all different, and such that the mesh
+    divides them."""
+    for size in type.shape:
+        if is_named(size):
+            workers = 1 if mesh is None else mesh.spec.workers
+            known.setdefault(str(size), workers * (_LEAST // workers + 1 + len(known)))
+    return known
+
+
+_LEAST = 63
+"""Examples are larger, and so unlike most of the sizes that a program has itself."""
 
 
 def _example(program: Program[Any, Any], module: ModuleType, signature: inspect.Signature) -> dict[str, Any]:

@@ -117,6 +117,7 @@ def summary(plan: Plan, path: Path) -> dict[str, Any]:
         "hash": plan.hash,
         "mesh": dict(plan.mesh.dims),
         "workers": plan.mesh.workers,
+        **({} if plan.sizes is None else {"sizes": dict(plan.sizes["names"])}),
         "target": plan.target,
         "backend": plan.collectives,
         "ops": sum(len(ops_of(part.plan)) for part in plan.parts) if plan.parts else len(ops_of(plan)),
@@ -152,6 +153,7 @@ def _show(out: Console, plan: Plan, path: Path, words: list[str]) -> None:
     pairs(
         out,
         [
+            *([("sizes", _named(made["sizes"]))] if "sizes" in made else []),
             ("ops", f"{made['ops']:,}, with {count(together, 'collective')}"),
             ("peak memory of a worker", size(made["peak_bytes"]) + _limited(made)),
             *_machine_code(plan),
@@ -171,6 +173,10 @@ def _show(out: Console, plan: Plan, path: Path, words: list[str]) -> None:
     for text in words:
         line(out, text)
     line(out, f"wrote {path}, {size(made['file_bytes'])}; to see it: monarchc inspect {path}")
+
+
+def _named(sizes: dict[str, int]) -> str:
+    return f"all of {', '.join(sizes)}; below, for {', '.join(f'{name}={value}' for name, value in sizes.items())}"
 
 
 def _limited(made: dict[str, Any]) -> str:

@@ -29,9 +29,11 @@ from monarch.compiler.cli.without_workers import without_workers
 from monarch.compiler.cost.cluster import Cluster
 from monarch.compiler.errors import LayoutError, MonarchError, ProgramError, Source
 from monarch.compiler.graph import Graph
-from monarch.compiler.pipeline import compile_graph
+from monarch.compiler.pipeline import compile_graph, compile_template
 from monarch.compiler.plan import CompileOptions, MeshSpec, Plan
 from monarch.compiler.plan.file import load_plan
+from monarch.compiler.schedule.family import with_sizes
+from monarch.compiler.symbols import Scope
 from monarch.language.programs.environment import find_environment
 from monarch.language.programs.program import Program
 from monarch.language.source import belongs_to_user, outermost
@@ -51,12 +53,15 @@ class LoadedProgram:
     `path`   what stood after the colon: "train_step", "trainer.step"
     `graph`  the traced graph, with global types
     `options`  how it is compiled, if nothing else is asked for
+    `named`  where sizes have names and no values, the graph for all of them, and what was decided on them. `graph` is
+             for an example
     """
 
     file: Path
     path: str
     graph: Graph
     options: CompileOptions
+    named: tuple[Graph, Scope] | None = None
 
     @property
     def name(self) -> str:
@@ -83,7 +88,16 @@ class LoadedProgram:
         `binaries` are `compile_graph`'s."""
         options = self.options
         options = replace(options, target=target or options.target, strict=strict or options.strict)
-        return compile_graph(self.graph, options, report=True, progress=progress, cluster=cluster, binaries=binaries)
+        plan = compile_graph(self.graph, options, report=True, progress=progress, cluster=cluster, binaries=binaries)
+        if self.named is None:
+            return plan
+        graph, scope = self.named
+        try:
+            if options.target != "cpu" or options.memory_limit is not None:
+                raise MonarchError("a GPU's plan and one with a memory limit are for one size")
+            return with_sizes(plan, compile_template(graph, options, scope))
+        except MonarchError as error:
+            raise unnamed(self.path, scope.examples, error.message) from None
 
 
 def is_program(spec: str) -> bool:
@@ -125,15 +139,36 @@ def load_program(
         options = replace(program.options, memory_limit=memory_limit or program.options.memory_limit)
         program.options = replace(program.options, memory_limit=None)  # no call is made here but to trace
         with users_errors(f"tracing {path}"):
-            args, kwargs = arguments_of(program, path, module, given or {})
+            args, kwargs, examples = arguments_of(program, path, module, given or {})
             _check_mesh(program, args, kwargs, path)
             graph = program.trace(*args, **kwargs).graph
             if not first_call and graph.updates.keys() - graph.states.keys():
                 program(*args, **kwargs)
                 graph = program.trace(*args, **kwargs).graph
+            named = _named(program, path, args, kwargs, examples) if examples else None
     if mesh is not None:
         _check_dims(mesh, graph.mesh, path)
-    return LoadedProgram(file, path, graph, options)
+    return LoadedProgram(file, path, graph, options, named)
+
+
+def _named(
+    program: Program[Any, Any], path: str, args: Any, kwargs: Any, examples: Mapping[str, int]
+) -> tuple[Graph, Scope] | None:
+    try:
+        return program.trace_named(*args, **kwargs)
+    except Exception as error:  # whatever PyTorch says of an op whose shape function takes no names
+        why = getattr(error, "message", None) or str(error).partition("\n")[0] or type(error).__name__
+        raise unnamed(path, examples, why) from error
+
+
+def unnamed(path: str, examples: Mapping[str, int], why: str) -> ProgramError:
+    """An error for sizes without a value, for all of which there can be no plan."""
+    names = ", ".join(examples)
+    return ProgramError(
+        f"{path} cannot be compiled for all values of {names}: {why}",
+        hint="say for which: --arg 'x=f32[64, 8]', or return arguments from a function example_inputs() beside the "
+        "program.",
+    )
 
 
 def _split(spec: str) -> tuple[Path, str]:

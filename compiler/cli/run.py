@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,7 +21,9 @@ from monarch.compiler.cli.values import read_mesh, read_pairs
 from monarch.compiler.errors import MonarchError
 from monarch.compiler.execution.executor import Executor, Handle
 from monarch.compiler.execution.factories import executor_for
+from monarch.compiler.inspect.labels import input_names
 from monarch.compiler.plan import Plan
+from monarch.compiler.schedule.family import plan_at, sizes_of_inputs
 from monarch.compiler.types import TensorType
 
 PlanFile = Annotated[Path, typer.Argument(metavar="PLAN", help="A plan's file.", autocompletion=complete_program)]
@@ -32,6 +35,7 @@ def run(
     inputs: Path | None,
     outputs: Path | None,
     scalar: list[str] | None,
+    named: list[str] | None,
     fill: str | None,
     steps: int,
     seed: int,
@@ -42,7 +46,9 @@ def run(
     check_machine(loaded, mesh)
     if outputs is not None:
         feed.check_can_write(outputs)
-    fed = feed.feed(loaded, feed.read_tensors(inputs), numbers(scalar), fill)
+    tensors = feed.read_tensors(inputs)
+    loaded = _at_sizes(loaded, tensors, named)
+    fed = feed.feed(loaded, tensors, numbers(scalar), fill)
     feed.restart_seeds(seed)
     executor = executor_for(loaded.mesh)
     try:
@@ -61,6 +67,23 @@ def run(
         print_json(_summary(loaded, fed, returned, seconds))
     else:
         _show(loaded, fed, returned, seconds, outputs, len(results))
+
+
+def _at_sizes(plan: Plan, tensors: Mapping[str, torch.Tensor], texts: list[str] | None) -> Plan:
+    """The plan for the named sizes that are given, or that the given tensors have."""
+    given: dict[str, int] = {}
+    for name, text in read_pairs(texts, "--size").items():
+        if not text.isdecimal():
+            raise MonarchError(f"--size {name}: {text!r} is not a whole number")
+        given[name] = int(text)
+    if plan.sizes is None:
+        if given:
+            raise MonarchError(
+                f"--size {min(given)}: the sizes of the plan '{plan.name}' have no names",
+                hint='name them where the program is written, x: "f32[n, 8]", and compile it without --arg.',
+            )
+        return plan
+    return plan_at(plan, {**sizes_of_inputs(plan, input_names(plan), tensors), **given})
 
 
 def check_machine(plan: Plan, mesh: str | None) -> None:

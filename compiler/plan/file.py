@@ -2,7 +2,8 @@
 
 A file holds (see `container` for the bytes):
 
-    manifest               JSON: name, mesh, target, inputs, outputs, slots, source lines, costs, the plan's hash
+    manifest               JSON: name, mesh, target, inputs, outputs, slots, source lines, costs, the plan's hash; and
+                           what serves other values of named sizes, where it does
     program.jsonl          one instruction a line, a JSON array each (see `encode`)
     graph.txt              the partitioned graph, for people
     traced.txt             the traced graph, on which the passes can be run again; empty where it was not kept
@@ -102,6 +103,8 @@ def plan_bytes(plan: Plan) -> bytes:
         manifest = {"plan": head, "hash": _hash(head, program, constants, binaries), "costs": plan.costs}
         if options := encode_options(plan):
             manifest["options"] = options
+        if plan.sizes is not None:
+            manifest["sizes"] = plan.sizes
         contents = (program, plan.graph.encode(), plan.traced.encode(), report, constants, *binaries)
         return seal(manifest, dict(zip(MEMBERS, contents, strict=True)))
     except (TypeError, ValueError) as error:
@@ -117,6 +120,7 @@ def plan_from_bytes(data: bytes, name: str = "the plan", *, report: bool = True)
     manifest, members = unseal(data, name, MEMBERS)
     decoder = Decoder(name)
     rest = manifest.pop("options", {})  # where they are not the default's
+    sizes = manifest.pop("sizes", None)
     decoder.mapping(manifest, "the manifest", ("plan", "hash", "costs"))
     head = manifest["plan"]
     constants = _load_constants(members[CONSTANTS], decoder)
@@ -131,6 +135,7 @@ def plan_from_bytes(data: bytes, name: str = "the plan", *, report: bool = True)
         report=None if seen is None or plan.parts else _decode_report(seen, plan, decoder),
         parts=_with_reports(plan.parts, graph, seen, decoder),
         binaries=decode_binaries(members[BINARIES], members[CODE], decoder),
+        sizes=sizes,
         costs=decoder.costs(manifest["costs"]),
         hash=manifest["hash"],
     )
@@ -138,6 +143,13 @@ def plan_from_bytes(data: bytes, name: str = "the plan", *, report: bool = True)
         decoder.fail("its hash is not that of what it holds")
     check_plan(plan, decoder.fail)
     return plan
+
+
+def plan_of_json(head: Any, program: list[Any], constants: dict[str, torch.Tensor], decoder: Decoder) -> Plan:
+    """The plan of a head and instructions as `encode` writes them, checked as a file's is. Raises PlanError."""
+    made = _decode(head, program, constants, decoder, {})
+    check_plan(made, decoder.fail)
+    return replace(made, hash=hash_of(made))
 
 
 def _encode_reports(plan: Plan) -> Any:

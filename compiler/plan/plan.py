@@ -106,6 +106,8 @@ class Plan:
                several parts read is an input of each. Parts have no workers in common
     `transfers` the values that parts send to one another, in the global order of their instructions
     `binaries` machine code for its kernels, for a GPU, ahead of time; empty where they are compiled when it is loaded
+    `sizes`    where the program's sizes have names, what makes it a plan for other values of these, as JSON
+               (`compiler/schedule/family.py`); None where it is for its own alone
     `costs`    what the compiler reckoned: collectives and bytes by mesh dim, peak bytes, seconds by pass
     `hash`     of everything that a worker runs, hex; workers hold plans by it
     """
@@ -129,6 +131,7 @@ class Plan:
     parts: tuple[Part, ...] = ()
     transfers: tuple[Transfer, ...] = ()
     binaries: tuple[KernelBinary, ...] = ()
+    sizes: Any = None
     costs: dict[str, Any] = field(default_factory=dict)
     hash: str = ""
 

@@ -16,6 +16,7 @@ from monarch.compiler.graph import Graph
 from monarch.compiler.loading import load
 from monarch.compiler.plan import CompileOptions, Plan
 from monarch.compiler.sizes import parse_bytes
+from monarch.compiler.symbols import Scope
 from monarch.compiler.types import TensorType
 from monarch.language.compile import compile_graph, compiles_templates, full_collections_later, partition_graph
 from monarch.language.errors import TracedAgainWarning
@@ -258,7 +259,14 @@ class Program(Generic[P, R]):
 
     def trace(self, *args: P.args, **kwargs: P.kwargs) -> Traced:
         """The graph for these arguments, with global types. Traces the function, and changes nothing."""
-        return Traced(self._look(args, kwargs), self.options)
+        return Traced(self._look(self._call_of(args, kwargs), None), self.options)
+
+    def trace_named(self, *args: P.args, **kwargs: P.kwargs) -> tuple[Graph, Scope] | None:
+        """The graph for all values of the sizes that the annotations name, with these arguments as example, and what
+        was decided on them; None where they name none. Raises what says why it is traced for each value."""
+        call = self._call_of(args, kwargs)
+        symbols = symbols_for(call.values)
+        return None if symbols is None else (self._look(call, symbols), symbols.scope)
 
     def compile(self, *args: P.args, **kwargs: P.kwargs) -> Plan:
         """The plan for these arguments: `plan.save("step.mplan")`. Traces the function, and changes nothing."""
@@ -303,14 +311,17 @@ class Program(Generic[P, R]):
         )
         return html
 
-    def _look(self, args: Any, kwargs: Any) -> Graph:
+    def _call_of(self, args: Any, kwargs: Any) -> Call:
         args, kwargs = self._annotations.converted(args, kwargs)
         _, leaves, spec = signature(args, kwargs)
         call = Call(self.__wrapped__, self._name, self._annotations, args, kwargs, leaves, spec)
         call.check()
+        return call
+
+    def _look(self, call: Call, symbols: Any) -> Graph:
         attempt = Attempt()
         try:
-            found = self._trace(call, set(), None, attempt)
+            found = self._trace(call, set(), symbols, attempt)
             graph = found.graph
         finally:
             attempt.take_back()
