@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 from monarch.compiler.cli.load import LoadedProgram
 from monarch.compiler.cli.screen import count, duration, size
-from monarch.compiler.cli.sections.memory import alive_by_layer
 from monarch.compiler.cost.cluster import Cluster
 from monarch.compiler.errors import MonarchError
 from monarch.compiler.inspect.estimate import estimate
+from monarch.compiler.inspect.memory import alive_by_layer
 from monarch.compiler.plan import Plan
 from monarch.compiler.plan.report import peak
 

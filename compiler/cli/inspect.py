@@ -21,6 +21,7 @@ from monarch.compiler.cli.sections import why as of_value
 from monarch.compiler.cli.sections import worker as of_worker
 from monarch.compiler.cli.sections.dot import text as dot_text
 from monarch.compiler.errors import MonarchError
+from monarch.compiler.inspect.costs import costs_by
 from monarch.compiler.inspect.page import page
 from monarch.compiler.inspect.survival import Survival
 from monarch.compiler.inspect.trace import load_trace
@@ -186,7 +187,7 @@ def _tables(plan: Plan, by: list[str], sort: str) -> Iterator[tuple[str, tuple[C
         yield (
             f"by {group}",
             (
-                partial(by_group.data, plan, group, sort),
+                partial(costs_by, plan, group, sort),
                 partial(by_group.show, plan=plan, by=group, sort=sort),
             ),
         )

@@ -14,9 +14,10 @@ import pytest
 
 import monarch
 from monarch.compiler.cli.options import BY, SORTS
-from monarch.compiler.cli.sections.by import data as by
 from monarch.compiler.cli.sections.comms import data as comms
-from monarch.compiler.cli.sections.memory import WAITING, alive, alive_by_layer, curve, grouped, layer_of
+from monarch.compiler.cli.sections.memory import curve, grouped
+from monarch.compiler.inspect.costs import costs_by as by
+from monarch.compiler.inspect.memory import WAITING, alive, alive_by_layer, layer_of
 from monarch.compiler.inspect.values import report_of
 from monarch.compiler.plan import Plan
 from monarch.compiler.plan.file import load_plan, save_plan
