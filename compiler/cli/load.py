@@ -85,10 +85,12 @@ class LoadedProgram:
         binaries: bool = True,
     ) -> Plan:
         """The plan, with the report that the inspector shows. `strict` where the program is, too. `cluster` and
-        `binaries` are `compile_graph`'s."""
+        `binaries` are `compile_graph`'s; the plan's costs say the memory of a worker of the cluster's."""
         options = self.options
         options = replace(options, target=target or options.target, strict=strict or options.strict)
         plan = compile_graph(self.graph, options, report=True, progress=progress, cluster=cluster, binaries=binaries)
+        if cluster is not None and cluster.memory is not None:
+            plan = replace(plan, costs=plan.costs | {"machine": {"name": cluster.name, "memory": cluster.memory}})
         if self.named is None:
             return plan
         graph, scope = self.named

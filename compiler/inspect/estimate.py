@@ -20,7 +20,7 @@ class Estimate:
     `computing`      of these, the seconds in which the worker computes
     `communicating`  the seconds of collectives by the mesh dims that they run over ("data", "model,data"), whether or
                      not the worker computes meanwhile
-    `waiting`        seconds in which the worker waits for collectives, and does nothing else
+    `waiting`        seconds in which the worker waits for collectives, and does nothing else, by these mesh dims
     `sent`           bytes that it sends, by mesh dims
     `flops`          floating-point operations
     `used`           the part of the machine's peak rate that these come to
@@ -32,7 +32,7 @@ class Estimate:
     seconds: float
     computing: float
     communicating: dict[str, float]
-    waiting: float
+    waiting: dict[str, float]
     sent: dict[str, int]
     flops: float
     used: float
@@ -50,8 +50,9 @@ def estimate(plan: Plan, cluster: Cluster) -> Estimate:
     """
     values = report_of(plan).values
     ahead = {value.reads[0] for value in values if value.op == "wait" and value.reads}
-    now = free = computing = waiting = 0.0
-    ends: dict[int, float] = {}
+    now = free = computing = 0.0
+    ends: dict[int, tuple[float, str]] = {}
+    waiting: dict[str, float] = {}
     communicating: dict[str, float] = {}
     sent: dict[str, int] = {}
     for number, value in enumerate(values):
@@ -59,13 +60,15 @@ def estimate(plan: Plan, cluster: Cluster) -> Estimate:
             dims = ",".join(value.mesh_dims)
             communicating[dims] = communicating.get(dims, 0.0) + value.seconds
             sent[dims] = sent.get(dims, 0) + value.sent
-            ends[number] = free = max(now, free) + value.seconds
+            free = max(now, free) + value.seconds
+            ends[number] = free, dims
             if number in ahead:
                 continue
         if value.mesh_dims or value.op == "wait":
-            until = ends.get(number if value.mesh_dims else value.reads[0], now)
-            waiting += max(0.0, until - now)
-            now = max(now, until)
+            until, dims = ends.get(number if value.mesh_dims else value.reads[0], (now, ""))
+            if until > now:
+                waiting[dims] = waiting.get(dims, 0.0) + until - now
+                now = until
         else:
             computing += value.seconds
             now += value.seconds

@@ -11,6 +11,7 @@ from typing import Any, Generic, TypeVar
 
 from monarch.compiler.errors import MonarchError
 from monarch.compiler.inspect.differences import UNITS, differences
+from monarch.compiler.inspect.overview import overview
 from monarch.compiler.inspect.timeline import Stretch, critical_path, measured, runs, steps_of
 from monarch.compiler.inspect.values import call_of, further_results, kernel_of
 from monarch.compiler.kernels.cpp.emit import emit as emit_cpp
@@ -96,6 +97,7 @@ def plan_data(plan: Plan) -> dict[str, Any]:
             if (text := kernel_of(plan, value))
         ],
         "passes": plan.costs.get("seconds", {}),
+        "overview": asdict(overview(plan)),
     }
 
 

@@ -49,6 +49,38 @@ export interface PlanData {
   /** generated kernels: their values, the loops that they are, and what is written of them for the plan's target */
   kernels: [number, string, string][];
   passes: Record<string, number>;
+  overview: OverviewData;
+}
+
+/** The fields of overview.py, verdicts.py and blocks.py. */
+export interface OverviewData {
+  seconds: number;
+  time: Record<string, number>;
+  hidden: number;
+  memory: { held: number; kinds: Record<string, number>; value: string; where: string; there: number | null; machine: string };
+  lines: { name: string; code: string; seconds: number; sent: number; held: number }[];
+  blocks: BlockData[];
+  verdicts: VerdictData[];
+}
+
+export interface BlockData {
+  name: string;
+  path: string;
+  times: number;
+  ops: number;
+  flops: number;
+  computing: number;
+  communicating: number;
+  sent: number;
+  weights: number;
+  parts: BlockData[];
+}
+
+export interface VerdictData {
+  state: "good" | "note" | "bad";
+  text: string;
+  do: string;
+  value: string;
 }
 
 /** worker, start, end, and five numbers for each span: instruction, start from the end before, duration, waited, held */

@@ -5,7 +5,7 @@ import { add, h, replace, svg } from "./dom";
 import { clipped, seconds } from "./format";
 import { kindOf, swatch } from "./layouts";
 import { type Model, PHASES } from "./model";
-import { type Box, type Edge, HEADER, type Inner, keyOf, Placer } from "./place";
+import { type Box, type Edge, HEADER, type Inner, keyOf, Placer, titleOf } from "./place";
 import type { State, Store } from "./store";
 import { Group, type Item, type Tree } from "./tree";
 import { Zoom } from "./zoom";
@@ -18,7 +18,10 @@ interface Placed {
 }
 
 const TINY = 5;
-const READABLE = 0.78;
+/** The least scale at which names can be read. */
+const READABLE = 0.6;
+/** With so many boxes inside them groups are not open at first. */
+const FIRST = 48;
 
 export class GraphView {
   readonly element = h("div", { class: "graph" });
@@ -39,8 +42,7 @@ export class GraphView {
     private readonly store: Store,
   ) {
     this.placer = new Placer(model, tree);
-    this.open.add(tree.root);
-    this.openFirst();
+    this.openPhases();
     this.zoom = new Zoom(this.surface, () => this.moved());
     const marker = svg("marker", { id: "arrow", viewBox: "0 0 8 8", refX: 7, refY: 4, markerWidth: 8, markerHeight: 8, markerUnits: "userSpaceOnUse", orient: "auto-start-reverse" });
     marker.append(svg("path", { d: "M0,0.8 L7.5,4 L0,7.2 z" }));
@@ -65,23 +67,6 @@ export class GraphView {
     this.showCrumbs();
   }
 
-  /** The phases, and single groups inside them, are open at first, as far as that stays a view of a few boxes. */
-  private openFirst(): void {
-    let level: Group[] = [this.tree.root];
-    let boxes = this.tree.root.children.length;
-    while (level.length) {
-      const next = level.flatMap((group) => group.children.filter((child): child is Group => child instanceof Group));
-      const more = next.reduce((sum, group) => sum + group.children.length, 0);
-      if (boxes + more > 48) {
-        for (const group of next) if (group.depth === 1 && group.children.length <= 40) this.open.add(group);
-        return;
-      }
-      for (const group of next) this.open.add(group);
-      boxes += more;
-      level = next;
-    }
-  }
-
   private relayout(): void {
     this.root = this.placer.inside(this.tree.root, this.open);
     this.placed = new Map();
@@ -101,8 +86,11 @@ export class GraphView {
     if (!this.surface.clientWidth) return;
     this.fitted = true;
     const { value, group } = this.store.state;
-    if (value >= 0 || group) this.showItem(this.chosen()!, false);
-    else this.fitStart();
+    if (value >= 0 || group) return this.showItem(this.chosen()!, false);
+    this.closeUnreadable();
+    this.openReadable();
+    this.relayout();
+    this.fitStart();
   }
 
   /** At first: everything, if it can be read at that size; else the beginning. */
@@ -123,11 +111,50 @@ export class GraphView {
   }
 
   collapseAll(): void {
-    this.open.clear();
-    this.open.add(this.tree.root);
-    for (const child of this.tree.root.children) if (child instanceof Group && child.children.length <= 40) this.open.add(child);
+    this.openPhases();
+    this.closeUnreadable();
     this.relayout();
     this.fitAll();
+  }
+
+  private openPhases(): void {
+    this.open.clear();
+    this.open.add(this.tree.root);
+    for (const child of this.tree.root.children) if (child instanceof Group) this.open.add(child);
+  }
+
+  /** Phases stand beside or below each other, and are closed, the last first, until all can be read that is open. */
+  private closeUnreadable(): void {
+    for (const phase of [null, ...[...this.tree.root.children].reverse()]) {
+      if (phase instanceof Group) this.open.delete(phase);
+      if (this.turn() >= READABLE) return;
+    }
+  }
+
+  /** Opens what is in open groups, level by level, as far as all of it can still be read. */
+  private openReadable(): void {
+    const groupsIn = (level: Group[]) => level.flatMap((group) => group.drawn.filter((child): child is Group => child instanceof Group));
+    const phases = groupsIn([this.tree.root]).filter((phase) => this.open.has(phase));
+    for (let level = groupsIn(phases); level.length; level = groupsIn(level)) {
+      for (const group of level) this.open.add(group);
+      const boxes = level.reduce((sum, group) => sum + group.drawn.length, 0);
+      if (boxes > FIRST || this.turn() < READABLE) {
+        for (const group of level) this.open.delete(group);
+        break;
+      }
+    }
+    this.turn();
+  }
+
+  /** Puts the phases beside or below each other, as they are shown larger; how large that is. */
+  private turn(): number {
+    const [beside, below] = [true, false].map((across) => {
+      this.placer.across = across;
+      const { width, height } = this.placer.inside(this.tree.root, this.open);
+      return this.zoom.fitting(width, height);
+    }) as [number, number];
+    this.placer.across = beside >= below;
+    return Math.max(beside, below);
   }
 
   private moved(): void {
@@ -169,10 +196,9 @@ export class GraphView {
     }
     for (const port of inner.ports) {
       if (!this.visible(x + port.x, y + port.y, port.width, 20)) continue;
-      const name = this.model.name(port.value);
-      const chip = svg("g", { class: "port", "data-value": port.value, transform: `translate(${x + port.x} ${y + port.y})` });
-      chip.append(svg("title", {}, `%${name}, from outside this group`), svg("rect", { width: port.width, height: 20, rx: 10 }));
-      chip.append(svg("text", { x: port.width / 2, y: 14, "text-anchor": "middle" }, `%${clipped(name, 26)}`));
+      const chip = svg("g", { class: "port", "data-value": port.values[0], transform: `translate(${x + port.x} ${y + port.y})` });
+      chip.append(svg("title", {}, `${port.values.slice(0, 12).map((value) => `%${this.model.name(value)}`).join(", ")}${port.values.length > 12 ? ", …" : ""}, from outside this group`), svg("rect", { width: port.width, height: 20, rx: 10 }));
+      chip.append(svg("text", { x: port.width / 2, y: 14, "text-anchor": "middle" }, this.placer.portLabel(port.values)));
       parts.push(chip);
     }
   }
@@ -182,7 +208,7 @@ export class GraphView {
     const ys = edge.points.map((point) => point[1] + y);
     const [left, top] = [Math.min(...xs), Math.min(...ys)];
     if (!this.visible(left, top, Math.max(...xs) - left + 1, Math.max(TINY / this.drawn.scale + 1, Math.max(...ys) - top))) return;
-    parts.push(svg("path", { class: edge.values.some((at) => this.model.isCollective(at)) && edge.values.length === 1 ? "edge moved" : "edge", d: curve(xs, ys), "marker-end": "url(#arrow)" }));
+    parts.push(svg("path", { class: edge.values.some((at) => this.model.isCollective(at)) && edge.values.length === 1 ? "edge moved" : "edge", d: curve(xs, ys, edge.across), "marker-end": "url(#arrow)" }));
     if (edge.at && this.drawn.scale > 0.3) {
       labels.push(svg("text", { class: "type", x: edge.at[0] + x, y: edge.at[1] + y + 4, "text-anchor": "middle" }, edge.label));
     }
@@ -203,22 +229,38 @@ export class GraphView {
   private groupBox(group: Group, box: Box, x: number, y: number): SVGElement {
     const isOpen = box.inner !== null;
     const text = this.tree.describe(group);
-    const label = `${group.label}, ${PHASES[group.phase] ?? ""} group, ${text}`;
+    const label = `${titleOf(group)}, ${PHASES[group.phase] ?? ""} group, ${text}`;
     const element = svg("g", {
       id: `box-${keyOf(group)}`, class: this.classes(group, isOpen ? "group open" : "group"), "data-group": group.key, role: "treeitem",
       "aria-expanded": String(isOpen), "aria-selected": String(this.store.state.group === group.key), "aria-label": label, transform: `translate(${x} ${y})`,
     });
-    element.append(svg("title", {}, label), svg("rect", { class: "frame", width: box.width, height: box.height, rx: 8 }));
+    element.append(svg("title", {}, label));
+    // Those behind the first of a stack: it stands for several that are alike.
+    if (group.times > 1 && !isOpen) for (const behind of [6, 3]) element.append(svg("rect", { class: "frame behind", x: behind, y: behind, width: box.width, height: box.height, rx: 8 }));
+    element.append(svg("rect", { class: "frame", width: box.width, height: box.height, rx: 8 }));
     const toggle = svg("g", { class: "toggle", "data-toggle": group.key });
     toggle.append(svg("rect", { x: 8, y: 8, width: 18, height: 18, rx: 4 }), svg("path", { d: isOpen ? "M12,17 H22" : "M12,17 H22 M17,12 V22" }));
-    element.append(toggle, svg("text", { class: "title", x: 34, y: 22 }, clipped(group.label, 36)));
-    if (isOpen) {
+    element.append(toggle, svg("text", { class: "title", x: 34, y: 22 }, titleOf(group)));
+    if (isOpen && group.times > 1) element.append(...this.pages(group, box));
+    else if (isOpen) {
       const room = Math.floor((box.width - 60 - group.label.length * 8) / 6);
       if (room >= text.length) element.append(svg("text", { class: "stats", x: box.width - 12, y: 22, "text-anchor": "end" }, text));
     } else {
       element.append(svg("text", { class: "stats", x: 34, y: 38 }, text), this.mix(group, 34, 44, box.width - 46));
     }
     return element;
+  }
+
+  /** At the head of modules that are alike: which of them is drawn, and the ways to the others. */
+  private pages(group: Group, box: Box): SVGElement[] {
+    const shown = group.children[group.at] as Group;
+    const step = (way: number, text: string) => {
+      const x = box.width - (way < 0 ? 92 : 30);
+      const button = svg("g", { class: "toggle", "data-toggle": group.key, "data-step": way, "aria-label": way < 0 ? "the one before" : "the next one" });
+      button.append(svg("rect", { x, y: 8, width: 18, height: 18, rx: 4 }), svg("text", { x: x + 9, y: 21, "text-anchor": "middle" }, text));
+      return button;
+    };
+    return [step(-1, "‹"), svg("text", { class: "stats", x: box.width - 52, y: 22, "text-anchor": "middle" }, clipped(shown.label, 6)), step(1, "›")];
   }
 
   /** How the group's values lie, as shares of a bar. */
@@ -319,9 +361,17 @@ export class GraphView {
     }
     const around = item instanceof Group ? item.parent : this.tree.home[item]!;
     let opened = false;
-    for (const group of around?.ancestors() ?? []) {
-      opened ||= !this.open.has(group);
-      this.open.add(group);
+    for (const group of [...(item instanceof Group ? [item] : []), ...(around?.ancestors() ?? [])]) {
+      if (group !== item) {
+        opened ||= !this.open.has(group);
+        this.open.add(group);
+      }
+      const { parent } = group;
+      const at = parent && parent.at >= 0 ? parent.children.indexOf(group) : -1;
+      if (parent && at >= 0 && at !== parent.at) {
+        parent.at = at;
+        opened = true;
+      }
     }
     if (opened) this.relayout();
     else this.draw();
@@ -364,18 +414,21 @@ export class GraphView {
     }
   }
 
-  private target(event: Event): { group?: Group; value?: number; toggles: boolean } {
+  private target(event: Event): { group?: Group; value?: number; toggles: boolean; step?: number } {
     const hit = (event.target as Element).closest<SVGElement>("[data-toggle],[data-value],[data-group]");
     if (!hit) return { toggles: false };
-    const { toggle, group, value } = hit.dataset;
+    const { toggle, group, value, step } = hit.dataset;
     const found = this.tree.groups.get(toggle ?? group ?? " ");
-    return { ...(found ? { group: found } : {}), ...(value ? { value: Number(value) } : {}), toggles: toggle !== undefined };
+    return { ...(found ? { group: found } : {}), ...(value ? { value: Number(value) } : {}), toggles: toggle !== undefined, ...(step ? { step: Number(step) } : {}) };
   }
 
   private clicked(event: MouseEvent): void {
     if (this.zoom.dragged) return;
-    const { group, value, toggles } = this.target(event);
-    if (group && (toggles || (event.detail === 1 && !this.open.has(group)))) {
+    const { group, value, toggles, step } = this.target(event);
+    if (group && step) {
+      group.at = (group.at + step + group.times) % group.times;
+      this.relayout();
+    } else if (group && (toggles || (event.detail === 1 && !this.open.has(group)))) {
       this.toggle(group);
       if (!toggles) this.store.set({ group: group.key, value: -1 });
     } else if (group) this.store.set({ group: group.key, value: -1 });
@@ -463,14 +516,17 @@ export class GraphView {
   }
 }
 
-/** A smooth line through dagre's points. */
-function curve(xs: number[], ys: number[]): string {
+/** A line through points in pairs: straight within a pair, and in a bend that leaves and arrives straight between pairs. */
+function curve(xs: number[], ys: number[], across: boolean): string {
   let path = `M${xs[0]},${ys[0]}`;
-  if (xs.length === 2) return `${path} L${xs[1]},${ys[1]}`;
-  for (let at = 1; at < xs.length - 1; at += 1) {
-    const isLast = at === xs.length - 2;
-    const [x, y] = isLast ? [xs[at + 1]!, ys[at + 1]!] : [(xs[at]! + xs[at + 1]!) / 2, (ys[at]! + ys[at + 1]!) / 2];
-    path += ` Q${xs[at]},${ys[at]} ${x},${y}`;
+  for (let at = 1; at < xs.length; at += 1) {
+    const [x, y] = [xs[at]!, ys[at]!];
+    const [left, above] = [xs[at - 1]!, ys[at - 1]!];
+    if (x === left && y === above) continue; // an arrow at a line of no length has no direction
+    if (at % 2) path += ` L${x},${y}`;
+    else {
+      path += across ? ` C${(left + x) / 2},${above} ${(left + x) / 2},${y} ${x},${y}` : ` C${left},${(above + y) / 2} ${x},${(above + y) / 2} ${x},${y}`;
+    }
   }
   return path;
 }

@@ -4,7 +4,7 @@ import { h } from "./dom";
 
 const KEYS: [string, string][] = [
   ["/", "search; then ↓ and Enter choose a result"],
-  ["1 … 6", "graph, collectives, memory, timeline, source, compare"],
+  ["1 … 7", "overview, graph, collectives, memory, timeline, source, compare"],
   ["arrows", "graph: to the next box in that direction; tables and charts: to the next row or place"],
   ["Enter", "graph: open or close the selected group; tables: select the row"],
   ["Backspace", "graph: select the group around the selection"],

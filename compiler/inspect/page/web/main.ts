@@ -13,6 +13,7 @@ import { Measured } from "./measured";
 import { MemoryView } from "./memory";
 import { MeshStrip } from "./mesh";
 import { Model } from "./model";
+import { OverviewView } from "./overview";
 import type { Page, Shown } from "./page";
 import { Panel } from "./panel";
 import { Search } from "./search";
@@ -22,7 +23,7 @@ import { themeButton } from "./theme";
 import { TimelineView } from "./timeline";
 import { Tree } from "./tree";
 
-const TITLES: Record<View, string> = { graph: "Graph", collectives: "Collectives", memory: "Memory", timeline: "Timeline", source: "Source", compare: "Compare" };
+const TITLES: Record<View, string> = { overview: "Overview", graph: "Graph", collectives: "Collectives", memory: "Memory", timeline: "Timeline", source: "Source", compare: "Compare" };
 
 function start(): void {
   const data = JSON.parse(document.getElementById("plan")!.textContent!) as PageData;
@@ -38,7 +39,7 @@ function start(): void {
     comparison: data.comparison,
   };
   const views = VIEWS.filter((view) => view !== "compare" || page.comparison);
-  if (!views.includes(store.state.view)) store.set({ view: "graph" });
+  if (!views.includes(store.state.view)) store.set({ view: "overview" });
 
   const shown = new Map<View, Shown>();
   const main = h("main", { id: "main" });
@@ -71,6 +72,7 @@ function start(): void {
   );
 
   const make: Record<View, () => Shown> = {
+    overview: () => new OverviewView(page),
     graph: () => new GraphShown(page),
     collectives: () => new CollectivesView(page),
     memory: () => new MemoryView(page),
@@ -87,7 +89,10 @@ function start(): void {
       made.element.setAttribute("aria-labelledby", `tab-${view}`);
       main.append(made.element);
     }
+    document.body.dataset["view"] = view;
     for (const [name, each] of shown) each.element.hidden = name !== view;
+    // The overview says what the panel says of the whole plan.
+    panel.element.hidden = view === "overview" && store.state.value < 0 && !store.state.group;
     tabs.forEach((tab, at) => {
       const isOn = views[at] === view;
       tab.setAttribute("aria-selected", String(isOn));

@@ -2,7 +2,7 @@
 
 import type { Model } from "./model";
 
-export const VIEWS = ["graph", "collectives", "memory", "timeline", "source", "compare"] as const;
+export const VIEWS = ["overview", "graph", "collectives", "memory", "timeline", "source", "compare"] as const;
 export type View = (typeof VIEWS)[number];
 
 export interface State {
@@ -27,7 +27,7 @@ export class Store {
 
   constructor(private readonly model: Model) {
     const point = model.data.mesh.map(() => 0);
-    this.state = { view: "graph", value: -1, group: "", point, dim: -1, layout: "" };
+    this.state = { view: "overview", value: -1, group: "", point, dim: -1, layout: "" };
     this.state = { ...this.state, ...this.read() };
     window.addEventListener("hashchange", () => this.set(this.read()));
   }
@@ -52,6 +52,7 @@ export class Store {
     const found: Partial<State> = {};
     const view = fields.get("view");
     if (VIEWS.includes(view as View)) found.view = view as View;
+    else if (fields.has("value") || fields.has("group")) found.view = "graph";
     const value = this.model.byName.get(fields.get("value") ?? "");
     if (value !== undefined) Object.assign(found, { value, group: "" });
     const group = fields.get("group");

@@ -1,11 +1,14 @@
-// The plan as nested groups: phase, then the path of modules, then values. A group with very many members is folded into
-// runs in the order of the schedule, so that no view has to lay out more than LIMIT boxes.
+// The plan as nested groups: phase, then the path of modules, then values. Modules that are alike and follow one another
+// are one group, of which one is drawn; what belongs to no module is grouped by its line where it is much. A group with
+// very many members is folded into runs in the order of the schedule, so that no view has to lay out more than LIMIT boxes.
 
 import { count } from "./format";
-import { type Model, PHASES } from "./model";
+import { type Model, PHASES, place } from "./model";
 
 const LIMIT = 100;
 const RUNS = 40;
+/** So many ops of a line, without a module and one after the other, are a group. */
+const MUCH = 6;
 
 export type Item = Group | number;
 
@@ -13,6 +16,8 @@ export class Group {
   readonly children: Item[] = [];
   /** every value inside, in the order of the schedule */
   readonly members: number[] = [];
+  /** of a group of modules that are all alike the one that is drawn, by its place among them; else -1 */
+  at = -1;
 
   constructor(
     readonly key: string,
@@ -23,6 +28,16 @@ export class Group {
 
   get depth(): number {
     return this.parent ? this.parent.depth + 1 : 0;
+  }
+
+  /** The children that are drawn. */
+  get drawn(): Item[] {
+    return this.at < 0 ? this.children : [this.children[this.at]!];
+  }
+
+  /** For how many modules it stands, all alike: 1 for a group of different ones. */
+  get times(): number {
+    return this.at < 0 ? 1 : this.children.length;
   }
 
   *ancestors(): Iterable<Group> {
@@ -38,8 +53,10 @@ export class Tree {
 
   constructor(private readonly model: Model) {
     this.root = this.group("", model.data.name, -1, null);
-    for (const at of model.all()) this.insert(at);
+    const lines = this.lines();
+    for (const at of model.all()) this.insert(at, lines.get(at));
     this.merge(this.root);
+    this.repeat(this.root);
     this.fold(this.root);
     this.settle(this.root);
   }
@@ -51,10 +68,34 @@ export class Tree {
     return made;
   }
 
-  private insert(at: number): void {
+  /** For ops without a module the first of the ops of the same line that they follow, where these are many. */
+  private lines(): Map<number, number> {
+    const { model } = this;
+    const found = new Map<number, number>();
+    let run: number[] = [];
+    const end = () => {
+      if (run.length >= MUCH) for (const at of run) found.set(at, run[0]!);
+      run = [];
+    };
+    for (const at of model.all()) {
+      if (model.isInput(at)) continue;
+      const [first] = run;
+      const goesOn = first === undefined || (model.phase(first) === model.phase(at) && model.source(first) === model.source(at));
+      if (model.module(at) || !model.source(at) || !goesOn) end();
+      if (!model.module(at) && model.source(at)) run.push(at);
+    }
+    end();
+    return found;
+  }
+
+  private insert(at: number, line: number | undefined): void {
     const phase = this.model.phase(at);
     let key = PHASES[phase] ?? "";
     let group = this.groups.get(key) ?? this.group(key, key, phase, this.root);
+    if (line !== undefined) {
+      key = `${key}/:${line}`;
+      group = this.groups.get(key) ?? this.group(key, place(this.model.source(line)!), phase, group);
+    }
     const path = this.model.module(at);
     for (const part of path ? path.split(".") : []) {
       key = `${key}/${part}`;
@@ -80,8 +121,43 @@ export class Tree {
     });
   }
 
+  /** Modules that are alike and follow one another become one group; where all of a group's are, it is that group. */
+  private repeat(group: Group): void {
+    for (const child of group.children) if (child instanceof Group) this.repeat(child);
+    const found: Item[][] = [];
+    let before = "";
+    for (const child of group.children) {
+      const like = child instanceof Group && /^\d/.test(child.label) ? this.likeness(child) : "";
+      if (like && like === before) found[found.length - 1]!.push(child);
+      else found.push([child]);
+      before = like;
+    }
+    if (found.length === 1 && found[0]!.length > 1) group.at = 0;
+    else if (found.length < group.children.length) {
+      group.children.length = 0;
+      for (const run of found) {
+        if (run.length === 1) {
+          group.children.push(run[0]!);
+          continue;
+        }
+        const [first, last] = [run[0] as Group, run[run.length - 1] as Group];
+        const together = this.group(`${first.key}×`, `${first.label} … ${last.label}`, group.phase, group);
+        together.at = 0;
+        together.children.push(...run);
+        for (const each of run) (each as Group).parent = together;
+      }
+    }
+  }
+
+  /** What alike groups have in common: their ops, types and traffic, whatever the order of what could come in any. */
+  private likeness(item: Item): string {
+    if (item instanceof Group) return `${item.label.replace(/^\d+/, "")}(${item.children.map((child) => this.likeness(child)).sort().join(" ")})`;
+    const { op, types, dims } = this.model.data.values;
+    return `${op[item]}:${types[item]!.join(",")}:${dims[item]!.join(",")}`;
+  }
+
   private fold(group: Group): void {
-    if (group.children.length > LIMIT) {
+    if (group.at < 0 && group.children.length > LIMIT) {
       const least = group.children.length / RUNS;
       const step = [10, 20, 50, 100, 200, 500, 1000].find((size) => size >= least) ?? Math.ceil(least);
       const members = group.children.splice(0);
@@ -127,6 +203,7 @@ export class Tree {
   describe(group: Group): string {
     const collectives = group.members.filter((at) => this.model.isCollective(at)).length;
     const ops = group.members.filter((at) => this.model.isOp(at)).length;
+    if (group.at >= 0) return `×${group.times}: ${this.describe(group.children[group.at] as Group)} each`;
     return [ops ? count(ops, "op") : count(group.members.length, "input"), collectives ? count(collectives, "collective") : ""]
       .filter(Boolean)
       .join(" · ");

@@ -75,8 +75,14 @@ export class Zoom {
   fit(x: number, y: number, width: number, height: number, most: number, animated = true): void {
     const box = this.surface.getBoundingClientRect();
     if (!box.width || !box.height) return;
-    const scale = Math.max(LEAST, Math.min(most, (box.width - 48) / width, (box.height - 48) / height));
+    const scale = Math.max(LEAST, Math.min(most, this.fitting(width, height)));
     this.to(box.width / 2 - (x + width / 2) * scale, box.height / 2 - (y + height / 2) * scale, scale, animated);
+  }
+
+  /** How large something of this size can be shown whole. */
+  fitting(width: number, height: number): number {
+    const box = this.surface.getBoundingClientRect();
+    return Math.min((box.width - 48) / width, (box.height - 48) / height);
   }
 
   to(x: number, y: number, scale: number, animated: boolean): void {

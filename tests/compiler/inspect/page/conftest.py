@@ -13,6 +13,7 @@ from tests.compiler.inspect.page import chromium
 from tests.compiler.inspect.page.plans import small_plan, trace_of, training_plan
 
 Open = Callable[..., Page]
+GRAPH = "#view=graph"
 
 
 @pytest.fixture(scope="session")
@@ -40,12 +41,17 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture
 def open_page(browser: Browser, files: dict[str, Path]) -> Iterator[Open]:
-    """`open_page("small", fragment="", width=1280, height=800, theme="light")`; a Path is opened as it is."""
+    """`open_page("small", fragment=GRAPH, width=1280, height=800, theme="light")`; a Path is opened as it is."""
     said: list[str] = []
     pages: list[Page] = []
 
     def open_(
-        name: str | Path, fragment: str = "", width: int = 1280, height: int = 800, theme: str = "light", path: str = ""
+        name: str | Path,
+        fragment: str = GRAPH,
+        width: int = 1280,
+        height: int = 800,
+        theme: str = "light",
+        path: str = "",
     ) -> Page:
         page = browser.new_page(viewport={"width": width, "height": height}, color_scheme=theme)  # type: ignore[arg-type]
         pages.append(page)

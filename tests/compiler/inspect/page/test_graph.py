@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from playwright.sync_api import expect
 
+from monarch.compiler.inspect.page import page as html_of
 from tests.compiler.inspect.page.conftest import Open
+from tests.compiler.inspect.page.plans import PlanBuilder, f32
 
 
-def test_it_opens_on_the_graph_with_groups_of_modules_and_a_summary(open_page: Open) -> None:
+def test_the_graph_has_groups_of_modules_and_a_summary(open_page: Open) -> None:
     page = open_page("middle")
     expect(page).to_have_title("train_step")
     expect(page.locator("h1")).to_have_text("train_step")
@@ -97,12 +101,35 @@ def test_a_large_plan_is_laid_out_a_view_at_a_time(open_page: Open) -> None:
     page = open_page("large")
     assert page.locator("[data-value], [data-group]").count() < 100
     expect(page.locator(".top .name p")).to_contain_text("20,310 ops")
-    page.locator('[data-toggle="forward/blocks"]').click()
-    folded = page.locator('[data-group^="forward/blocks#"]')
-    expect(folded.first).to_be_visible()
+    expect(page.locator('[data-group="forward/blocks"] > .title')).to_have_text("blocks ×216")
     page.goto(page.url.split("#")[0] + "#value=all_reduce_300")
     expect(page.locator(".value.selected")).to_be_visible()
     assert page.locator("[data-value], [data-group]").count() < 400
+
+
+def test_blocks_that_are_alike_are_drawn_once_and_leafed_through(open_page: Open) -> None:
+    page = open_page("middle", "#group=forward/blocks/0")
+    assert page.locator('[data-group^="forward/blocks/"]').count() == 1
+    page.locator('[data-toggle="forward/blocks"][data-step="1"]').click()
+    expect(page.locator('[data-group="forward/blocks/1"]')).to_be_visible()
+    assert page.locator('[data-group^="forward/blocks/"]').count() == 1
+    page.goto(page.url.split("#")[0] + "#value=all_reduce_12")
+    expect(page.locator('[data-group="forward/blocks/6"]')).to_be_visible()
+
+
+def test_what_one_op_reads_from_everywhere_is_one_port(open_page: Open, tmp_path: Path) -> None:
+    """An optimizer's one kernel for all parameters reads hundreds of values: they are not drawn beside each other."""
+    b = PlanBuilder("one_kernel")
+    held = []
+    for number in range(40):
+        b.module = f"layers.{number}"
+        held.append(b.add("state", f32((8, 8), ((), ())), call=f'state "layers.{number}.weight"', name=f"w{number}"))
+    b.module, b.phase, b.line = "", "update", 43
+    b.add("aten.cat", f32((320, 8), ((), ())), tuple(held))
+    file = tmp_path / "one_kernel.html"
+    file.write_text(html_of(b.plan()))
+    page = open_page(file)
+    expect(page.locator(".port text")).to_have_text("%w0 and 39 more")
 
 
 def test_every_group_open_keeps_to_what_is_on_the_screen(open_page: Open) -> None:
@@ -111,7 +138,7 @@ def test_every_group_open_keeps_to_what_is_on_the_screen(open_page: Open) -> Non
         closed = page.locator('[aria-expanded="false"] [data-toggle]')
         if not closed.count():
             break
-        closed.first.click()
+        closed.first.dispatch_event("click")
     drawn = page.locator("[data-value]").count()
     page.keyboard.press("0")
     page.mouse.move(400, 400)

@@ -9,7 +9,7 @@ from playwright.sync_api import Page, expect
 
 from tests.compiler.inspect.page.conftest import Open
 
-VIEWS = ("graph", "collectives", "memory", "timeline", "source", "compare")
+VIEWS = ("overview", "graph", "collectives", "memory", "timeline", "source", "compare")
 
 
 def column(page: Page, view: str, number: int) -> list[str]:
@@ -113,7 +113,7 @@ def test_two_plans_are_compared(open_page: Open) -> None:
 def test_a_plan_that_is_alone_has_nothing_to_compare(open_page: Open) -> None:
     page = open_page("small", "#view=compare")
     expect(page.get_by_role("tab", name="Compare")).to_have_count(0)
-    expect(page.get_by_role("tab", name="Graph")).to_have_attribute("aria-selected", "true")
+    expect(page.get_by_role("tab", name="Overview")).to_have_attribute("aria-selected", "true")
 
 
 def test_the_keys(open_page: Open) -> None:
@@ -121,7 +121,7 @@ def test_the_keys(open_page: Open) -> None:
     for number, view in enumerate(VIEWS, start=1):
         page.keyboard.press(str(number))
         expect(page.get_by_role("tab", selected=True)).to_have_id(f"tab-{view}")
-    page.keyboard.press("1")
+    page.keyboard.press("2")
     page.keyboard.press("ArrowDown")
     expect(page.locator(".surface .selected")).to_have_count(1)
     page.keyboard.press("?")
@@ -148,7 +148,7 @@ def test_keys_walk_along_the_schedule_and_the_graph(open_page: Open) -> None:
 
 def test_the_fragment_leads_back_to_what_was_shown(open_page: Open) -> None:
     page = open_page("middle")
-    page.keyboard.press("2")
+    page.keyboard.press("3")
     page.locator(".collectives .space > .row").first.click()
     page.get_by_role("button", name="Worker 2").click()
     name = page.locator(".panel h2").inner_text()
