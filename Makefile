@@ -21,7 +21,7 @@ WEB := compiler/inspect/page/web
 MODULES := $(WEB)/node_modules/.package-lock.json
 PAGE := compiler/inspect/page/page.html
 
-.PHONY: help setup demo demo-hosts demo-ray test test-full test-ops chaos simulate check lint format format-check types imports bench bench-gpu bench-peers proto clean demo-rdma test-rdma
+.PHONY: help setup docs demo demo-hosts demo-ray test test-full test-ops chaos simulate check lint format format-check types imports bench bench-gpu bench-peers proto clean demo-rdma test-rdma
 
 help:
 	@echo "make setup    a virtual environment in $(VENV), with torch, this package, editable, what tests need, and the page"
@@ -37,6 +37,7 @@ help:
 	@echo "make test-rdma   run the tests of RDMA in that virtual machine"
 	@echo "make check    lint, formatting, types and import rules; make format mends what can be mended"
 	@echo "make proto    write the Python of the control plane's messages (runtime/control/monarch.proto) anew"
+	@echo "make docs     build the site of docs/ in out/site, and check it"
 	@echo "make bench    measure, and write benchmarks/results/<date>.md"
 	@echo "make bench-gpu  measure kernels on this machine's GPU, with the torch and Triton of PYTHON"
 	@echo "make bench-peers  measure actors against torchmonarch and ray, each in a virtual environment in $(PEERS)"
@@ -110,6 +111,12 @@ types: setup
 
 imports: setup
 	$(BIN)/lint-imports
+
+# The site of docs/ (mkdocs.yml): --strict refuses a page that is not listed, and a link that leads nowhere.
+docs: $(READY)
+	@$(BIN)/python -c 'import mkdocs, mkdocstrings' 2>/dev/null || bash .ci/setup "$(PYTHON)" "$(VENV)" "$(TORCH)" docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "out/site/index.html"
 
 bench: setup
 	$(BIN)/python -m benchmarks $(ARGS)

@@ -1,7 +1,7 @@
 """All settings, with their defaults: `settings.kernels`, or in the environment MONARCH_KERNELS.
 
-Code reads a setting where it needs the value, as an attribute of `settings`. Tests compare
-`docs/reference/settings.md` and the README with these definitions.
+Code reads a setting where it needs the value, as an attribute of `settings`. A test compares
+`docs/reference/settings.md` with these definitions.
 """
 
 from __future__ import annotations

@@ -7,7 +7,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-PAGE = Path(__file__).parents[2] / "docs" / "migrate" / "torchmonarch.md"
+PAGES = Path(__file__).parents[2] / "docs" / "migrate"
+PAGE = PAGES / "torchmonarch.md"
 
 
 def find(dotted: str) -> Any:
@@ -49,8 +50,10 @@ def test_what_is_not_here_is_not() -> None:
 def test_what_is_named_instead_is_here() -> None:
     named = [name for *_, here in rows() for name in re.findall(r"`@?(monarch\.[\w.]+)", here)]
     assert len(named) > 15
+    for page in {*PAGES.glob("*.md")} - {PAGE}:
+        named += re.findall(r"`@?(monarch\.[a-z_]+(?:\.[a-z_]+)*)", page.read_text())
     for name in named:
-        assert find(name) is not None
+        assert find(name) is not None, name
 
 
 def test_the_names_are_those_of_each_module_once() -> None:

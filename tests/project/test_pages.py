@@ -9,13 +9,18 @@ import pytest
 
 from tests import python
 
-GUIDE = Path(__file__).parents[2] / "docs" / "guide"
+DOCS = Path(__file__).parents[2] / "docs"
 PROGRAM = re.compile(r"^```python\n(.*?)^```\n\n^```\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-PAGES = {
-    name: (GUIDE / name).read_text()
-    for name in ("checkpoints.md", "data.md", "meshes.md", "models.md", "parallelism.md", "pipelines.md", "tools.md")
-}
-WARNS = ("models.md",)
+GUIDE = "checkpoints data eager layouts meshes models parallelism pipelines precision random tools".split()
+NAMES = [*(f"guide/{name}.md" for name in GUIDE), "reference/plan.md"]
+NAMES += [
+    str(path.relative_to(DOCS))
+    for folder in ("start", "howto", "migrate")
+    for path in sorted((DOCS / folder).glob("*.md"))
+    if "```python" in path.read_text()
+]
+PAGES = {name: (DOCS / name).read_text() for name in NAMES}
+WARNS = ("guide/models.md", "howto/hugging-face.md")
 """Of these pages programs say more on standard error: `transformers` does."""
 PROGRAMS = [(name, number) for name, page in PAGES.items() for number in range(len(PROGRAM.findall(page)))]
 
@@ -25,13 +30,14 @@ def test_a_program_prints_what_stands_below_it(
     name: str, number: int, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     program, output = PROGRAM.findall(PAGES[name])[number]
-    (tmp_path / "program.py").write_text(program)
-    result = python.run("program.py", cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    file = tmp_path / (re.match(r"# (\w+\.py)\n", program) or ["", "program.py"])[1]
+    file.write_text(program)
+    result = python.run(file.name, cwd=tmp_path, capture_output=True, text=True, timeout=100)
     assert result.returncode == 0, result.stderr
     assert not result.stderr or name in WARNS
     if request.config.getoption("--rewrite"):
-        before, page = f"```python\n{program}```\n\n```\n", (GUIDE / name).read_text()
-        (GUIDE / name).write_text(page.replace(f"{before}{output}```", f"{before}{result.stdout}```"))
+        before, page = f"```python\n{program}```\n\n```\n", (DOCS / name).read_text()
+        (DOCS / name).write_text(page.replace(f"{before}{output}```", f"{before}{result.stdout}```"))
         return
     assert result.stdout == output
 

@@ -16,7 +16,17 @@ from tests.compiler.cli.conftest import Run
 
 DOCS = Path(__file__).parents[3] / "docs"
 PAGE = DOCS / "reference" / "monarchc.md"
+PAGES = {
+    "reference/monarchc.md": "",
+    "guide/memory.md": "",
+    "guide/per-worker.md": "",
+    "guide/sizes.md": "",
+    "internals/kernels.md": "",
+    "start/read-the-page.md": "start/train-a-gpt.md",
+}
+"""Pages, and for some another page whose files they go on with."""
 BLOCK = re.compile(r"^```(python|console)( measured)?\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+FILE = re.compile(r"^```python\n(# (\w+\.py)\n.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
 def normal(text: str, measured: bool) -> list[str]:
@@ -56,10 +66,7 @@ def printed(command: str, monarchc: Run) -> str:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(
-    "name",
-    ["reference/monarchc.md", "guide/memory.md", "internals/kernels.md", "guide/sizes.md", "guide/per-worker.md"],
-)
+@pytest.mark.parametrize("name", PAGES)
 def test_a_page_shows_what_the_commands_print(
     name: str, tmp_path: Path, monarchc: Run, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
@@ -68,6 +75,8 @@ def test_a_page_shows_what_the_commands_print(
     page = (DOCS / name).read_text()
     rewrite = request.config.getoption("--rewrite")
     wrong = []
+    for content, file in FILE.findall((DOCS / PAGES[name]).read_text() if PAGES[name] else ""):
+        Path(file).write_text(content)
 
     def check(match: re.Match[str]) -> str:
         language, measured, block = match[1], bool(match[2]), match[3]
@@ -99,3 +108,23 @@ def test_the_page_names_every_command() -> None:
     headings = set(re.findall(r"^## (\w+)$", PAGE.read_text(), re.MULTILINE))
     assert commands <= headings
     assert commands == set(re.findall(r"^\| `monarchc (\w+)", PAGE.read_text(), re.MULTILINE))
+
+
+def test_the_command_line_reference_is_what_help_says(request: pytest.FixtureRequest) -> None:
+    import click
+    from typer.main import get_command
+
+    from monarch.compiler.cli import app, hosts
+
+    text = "# Command line\n\nWhat `--help` says of each command; [monarchc](monarchc.md) shows them at work.\n"
+    for program, made in (("monarchc", app.app), ("monarch", hosts.app)):
+        group: click.Group = get_command(made)  # type: ignore[assignment]
+        for name, command in [("", group), *sorted(group.commands.items())]:
+            context = click.Context(group, info_name=program, max_content_width=100, terminal_width=100)
+            if name:
+                context = click.Context(command, context, name, max_content_width=100, terminal_width=100)
+            text += f"\n## {program} {name}".rstrip() + f"\n\n```\n{command.get_help(context)}\n```\n"
+    page = DOCS / "reference" / "commands.md"
+    if request.config.getoption("--rewrite"):
+        page.write_text(text)
+    assert page.read_text() == text
