@@ -36,6 +36,10 @@ settings.load_profile("monarch")
 torch.set_num_threads(1)  # the workers share the machine with the dense run that they are compared with
 
 
+TOGETHER = ("tests/runtime/hosts/launch", "tests/compiler/inspect/page")
+"""Folders of tests that share what is long in the making."""
+
+
 @pytest.fixture(autouse=True)
 def forgotten_files() -> Iterator[None]:
     """The lines of a relative `train.py` are those of one test's folder: no other test may be shown them, nor look for
@@ -74,13 +78,14 @@ def pytest_xdist_auto_num_workers() -> int:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Of several processes, one runs all that needs a Ray cluster: there is one."""
+    """Of several processes, one runs all that needs a Ray cluster, and one all that needs a browser and pages of large
+    plans: there is one of each."""
     from xdist.scheduler import LoadFileScheduling
 
     class ByFile(LoadFileScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:
-            launchers = "tests/runtime/hosts/launch"
-            return launchers if nodeid.startswith(f"{launchers}/") else super()._split_scope(nodeid)
+            folder = nodeid.partition("::")[0].rpartition("/")[0]
+            return folder if folder in TOGETHER else super()._split_scope(nodeid)
 
     return ByFile(config, log)
 

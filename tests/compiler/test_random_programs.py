@@ -17,9 +17,10 @@ from monarch.compiler.text import parse_graph
 from monarch.compiler.types import VARYING
 from monarch.compiler.verify import verify
 from tests.compiler.programs import Program, programs
+from tests.sample import examples
 
 
-@settings(max_examples=300)
+@examples(100, 300)
 @given(programs())
 def test_partitioned_programs_give_the_dense_results(program: Program) -> None:
     partitioned = partition_graph(program.graph)
@@ -31,7 +32,7 @@ def test_partitioned_programs_give_the_dense_results(program: Program) -> None:
         torch.testing.assert_close(updates[label], dense[node.name])
 
 
-@settings(max_examples=300)
+@examples(100, 300)
 @given(programs(uneven=True))
 def test_sizes_that_the_mesh_does_not_divide_give_the_dense_results(program: Program) -> None:
     """Whatever padding holds that the compiler does not define, it is NaN here, and nothing shows it."""
@@ -46,7 +47,7 @@ def test_sizes_that_the_mesh_does_not_divide_give_the_dense_results(program: Pro
         torch.testing.assert_close(updates[label], dense[node.name], equal_nan=True)
 
 
-@settings(max_examples=100)
+@examples(40, 100)
 @given(programs())
 def test_collectives_that_are_started_ahead_give_the_same_bits(program: Program) -> None:
     partitioned = partition_graph(program.graph)

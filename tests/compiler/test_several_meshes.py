@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from monarch.compiler import ops
@@ -25,6 +25,7 @@ from monarch.compiler.text import parse_graph
 from monarch.compiler.types import MeshSpec
 from monarch.compiler.verify import verify
 from tests.compiler.programs import Program, programs
+from tests.sample import examples
 
 STEP = """\
 graph @step on mesh<stage=2, data=2> with a: mesh<data=2>, b: mesh<data=2> {
@@ -274,13 +275,13 @@ def agrees(program: Program, graph: Graph) -> None:
     assert wrong_parts(plan) is None
 
 
-@settings(max_examples=60)
+@examples(25, 60)
 @given(spread(uneven=False))
 def test_programs_on_two_meshes_give_the_dense_results(case: tuple[Program, Graph]) -> None:
     agrees(*case)
 
 
-@settings(max_examples=60)
+@examples(25, 60)
 @given(spread(uneven=True))
 def test_sizes_that_neither_mesh_divides_give_the_dense_results(case: tuple[Program, Graph]) -> None:
     agrees(*case)

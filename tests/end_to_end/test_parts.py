@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -24,6 +24,7 @@ from monarch.compiler.pipeline import compile_graph
 from monarch.compiler.plan import MeshSpec
 from monarch.distributed import Mesh
 from tests.compiler.programs import Program, programs
+from tests.sample import examples
 
 pytestmark = pytest.mark.sample(1, of="kernels")
 
@@ -52,7 +53,7 @@ def parts(draw: st.DrawFn, mesh: MeshSpec) -> Shape:
     return Shape(mesh.names, NDSlice(offset=offset, sizes=sizes, strides=strides))
 
 
-@settings(max_examples=20)
+@examples(8, 20)
 @given(data=st.data())
 def test_random_programs_on_random_parts(root: Executor, data: st.DataObject) -> None:
     """Several, all given before any result is read."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 
 import monarch  # noqa: F401  says how workers are started
 from monarch.compiler.blocks import whole_of
@@ -15,6 +15,7 @@ from monarch.compiler.execution.factories import executor_for
 from monarch.compiler.pipeline import compile_graph
 from monarch.compiler.types import MeshSpec
 from tests.compiler.programs import Program, programs
+from tests.sample import examples
 
 
 @pytest.fixture(scope="module")
@@ -26,13 +27,13 @@ def meshes() -> Iterator[dict[MeshSpec, Executor]]:
         executor.close()
 
 
-@settings(max_examples=60)
+@examples(20, 60)
 @given(program=programs(max_ops=10))
 def test_workers_give_the_dense_results(meshes: dict[MeshSpec, Executor], program: Program) -> None:
     check(meshes, program)
 
 
-@settings(max_examples=30)
+@examples(12, 30)
 @given(program=programs(max_ops=10, max_workers=4, uneven=True))
 def test_workers_give_the_dense_results_for_sizes_that_they_do_not_divide(
     meshes: dict[MeshSpec, Executor], program: Program

@@ -21,6 +21,7 @@ from monarch.compiler.plan.options import CompileOptions
 from monarch.compiler.text import parse_type
 from tests.compiler import strategies
 from tests.compiler.text.test_round_trip import plain
+from tests.sample import examples
 
 HINT = "\n  compile the program again, or copy the file again from where it was made."
 
@@ -154,7 +155,7 @@ def arguments() -> st.SearchStrategy[Any]:
 
 
 @given(strategies.meshes(), st.data())
-@settings(max_examples=100)
+@examples(30, 100)
 def test_any_plan_comes_back(mesh: MeshSpec, data: st.DataObject) -> None:
     inputs = tuple(
         ValueSpec(

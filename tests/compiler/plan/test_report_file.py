@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from monarch.compiler.errors import PlanError
@@ -22,6 +22,7 @@ from monarch.compiler.plan.file import MEMBERS, REPORT, plan_bytes, plan_from_by
 from monarch.compiler.plan.report import held, peak
 from monarch.compiler.text import parse_graph
 from tests.compiler.plan.test_hostile import HINT, JSON, LEAD, places, refused
+from tests.sample import examples
 
 TEXT = """graph @step on mesh<data=2, model=2> {
   %x = input 0 : f32[8@data, 4]
@@ -140,7 +141,7 @@ def test_reports_that_are_not_json(text: bytes) -> None:
 
 
 @given(st.data())
-@settings(max_examples=300)
+@examples(100, 300)
 def test_any_report_loads_or_is_refused_and_what_loads_can_be_looked_at(data: st.DataObject) -> None:
     parts = copy.deepcopy(report())
     for _ in range(data.draw(st.integers(1, 2))):

@@ -21,7 +21,8 @@ def test_every_process_compiles_the_same_bytes(tmp_path: Path) -> None:
     for folder in folders:
         folder.mkdir()
         command = [sys.executable, "-m", "tests.compiler.plan.every_way", str(folder)]
-        running.append(subprocess.Popen(command, cwd=ROOT, env={**os.environ, "PYTHONHASHSEED": folder.name}))
+        env = {**os.environ, "PYTHONHASHSEED": folder.name, "MONARCH_VERIFY": "0"}  # other tests verify such plans
+        running.append(subprocess.Popen(command, cwd=ROOT, env=env))
     assert [process.wait() for process in running] == [0, 0]
 
     one, other = ({file.name: file.read_bytes() for file in folder.iterdir()} for folder in folders)

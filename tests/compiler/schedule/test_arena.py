@@ -28,6 +28,7 @@ from monarch.runtime.worker.arena import Arena
 from monarch.runtime.worker.device.native import bind
 from monarch.runtime.worker.frame import Frame
 from tests.compiler.programs import Program, programs
+from tests.sample import examples
 
 SPANS = st.lists(
     st.builds(
@@ -177,7 +178,7 @@ def bare(instruction: Instruction) -> Instruction:
 
 
 @pytest.mark.parametrize("kernels", [False, True], ids=["by torch's ops", "in kernels"])
-@settings(max_examples=150)
+@examples(50, 150)
 @given(program=programs(max_ops=14, max_workers=1))
 def test_random_plans_compute_the_same_bits_in_the_arena(kernels: bool, program: Program) -> None:
     """Also when they are run again, by when what the first run gave must not have changed."""

@@ -14,6 +14,7 @@ from monarch.compiler.graph import Graph, Provenance
 from monarch.compiler.text import parse_graph, parse_layout, parse_mesh, parse_type, print_graph
 from monarch.compiler.text.comment import parse_comment, print_comment
 from tests.compiler import strategies
+from tests.sample import examples
 
 
 @given(strategies.meshes())
@@ -30,7 +31,7 @@ def test_types_and_layouts(data: st.DataObject) -> None:
 
 
 @given(strategies.graphs())
-@settings(max_examples=150)
+@examples(50, 150)
 def test_graphs(graph: Graph) -> None:
     text = print_graph(graph, paths=True)
     back = parse_graph(text)
