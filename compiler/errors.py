@@ -152,6 +152,14 @@ class DeviceMeshError(MonarchError, RuntimeError):
         return (*super().__reduce__(), self.facts)
 
 
+class AnomalyError(DeviceMeshError):
+    """In a block of `Mesh.detect_anomaly` a value has a NaN, or an infinity: the first one in the program's order.
+
+    `op`, `worker` and `coordinates` say what made it where, and `source` is the user's line; of what the program was
+    given, `op` is its kind ("input", "state", "constant"), and there is no line. The step is not applied.
+    """
+
+
 class ReplicaError(DeviceMeshError):
     """Workers that are to hold the same bits hold different ones: memory, a processor or a link has changed a value,
     and said nothing. `Mesh.check_replicas` raises it.

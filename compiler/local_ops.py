@@ -254,6 +254,56 @@ def check(position: Where, sizes: Where, tensor: torch.Tensor, valid: torch.Tens
     return tensor
 
 
+class AnomalyFound(RuntimeError):
+    """The first anomaly of a step: its place in the program, and the number of the worker that has it."""
+
+    def __init__(self, number: int, worker: int) -> None:
+        super().__init__(number, worker)
+        self.number, self.worker = number, worker
+
+
+_NO_ANOMALY = 1 << 62
+
+
+def find_anomaly(
+    position: Where,
+    sizes: Where,
+    tensor: torch.Tensor,
+    number: int,
+    op: str,
+    text: str,
+    inf: bool,
+    padding: Sequence[tuple[int, int, Sequence[str]]],
+) -> torch.Tensor:
+    for dim, size, mesh_dims in padding:
+        length = tensor.shape[dim]
+        own = min(max(size - nested_index(mesh_dims, position, sizes) * length, 0), length)
+        tensor = tensor.narrow(dim, 0, own)
+    if tensor.dtype.itemsize == 1:  # few ops know types of 8 bits
+        tensor = tensor.to(torch.float32)
+    return (~tensor.isfinite() if inf else tensor.isnan()).any()
+
+
+def number_anomaly(
+    position: Where, sizes: Where, flags: Sequence[torch.Tensor], mesh_dims: Sequence[str]
+) -> torch.Tensor:
+    workers = math.prod(sizes[name] for name in mesh_dims)
+    mine = nested_index(mesh_dims, position, sizes)
+    found = torch.stack(list(flags))
+    numbers = torch.arange(len(flags), device=found.device) * workers + mine
+    return torch.where(found, numbers, _NO_ANOMALY).amin()
+
+
+def raise_anomaly(
+    position: Where, sizes: Where, number: torch.Tensor, mesh_dims: Sequence[str], quiet: Sequence[int]
+) -> torch.Tensor:
+    if type(number) is torch.Tensor and not number.is_meta and (first := int(number)) != _NO_ANOMALY:
+        place, worker = divmod(first, math.prod(sizes[name] for name in mesh_dims))
+        if place not in quiet:
+            raise AnomalyFound(place, worker)
+    return number
+
+
 def kernel(
     position: Where, sizes: Where, tensors: Sequence[torch.Tensor], text: str, over: Sequence[int]
 ) -> tuple[torch.Tensor, ...]:
@@ -294,6 +344,9 @@ LOCAL_OPS: dict[str, Callable[..., Any]] = {
     "random": random,
     "sample": sample,
     "check": check,
+    "find_anomaly": find_anomaly,
+    "number_anomaly": number_anomaly,
+    "raise_anomaly": raise_anomaly,
     "kernel": kernel,
     "out_of_place": out_of_place,
 }

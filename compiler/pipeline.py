@@ -21,6 +21,7 @@ from monarch.compiler.ops.regions import each_region
 from monarch.compiler.partition import PartitionByMesh, nesting_order
 from monarch.compiler.partition.decide import mark_traced
 from monarch.compiler.partition.partition import drop_constraints
+from monarch.compiler.passes.anomalies import DetectAnomalies
 from monarch.compiler.passes.collectives import JoinCollectives, SimplifyReductions
 from monarch.compiler.passes.cut import cut, lay_out_received, sends_of
 from monarch.compiler.passes.decompose import DecomposeSplit
@@ -80,7 +81,8 @@ def lowering(context: Context) -> list[Pass]:
     kernels: the same kernels on the same values give the same bits, which other kernels of the same ops need not. What
     collectives are started ahead of is known last."""
     options = context.options
-    steps: list[Pass] = [FuseKernels()]
+    steps: list[Pass] = [DetectAnomalies()] if options.anomaly else []
+    steps.append(FuseKernels())
     if options.target != "cpu" and context.kernels != "off":
         steps.append(_for_gpus().FuseProducts())
     steps.append(CommitLast())

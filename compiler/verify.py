@@ -225,7 +225,7 @@ class _Verifier(_Check):
             self.cut(node, given, types)
         elif op in (ops.to_varying, ops.from_varying):
             self.per_worker(node, given, types)
-        elif op is not ops.axis_index:
+        elif op not in (ops.axis_index, ops.find_anomaly):
             self.placements(node, types)
 
     def kernel(self, node: fx.Node, given: dict[str, Any], types: Any) -> None:

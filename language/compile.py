@@ -57,10 +57,10 @@ def compiles_templates() -> bool:
     return _compile is None or _template is not None
 
 
-def eager_options() -> CompileOptions:
+def eager_options(anomaly: str = "") -> CompileOptions:
     """For ops that were recorded outside of any program, which get generated kernels only where all ops do: users who
     try things out should not wait for a compiler."""
-    return CompileOptions(kernels="off" if settings.kernels == "auto" else None)
+    return CompileOptions(kernels="off" if settings.kernels == "auto" else None).looking_for(anomaly)
 
 
 def partition_graph(graph: Graph, options: CompileOptions) -> Graph:

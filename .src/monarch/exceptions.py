@@ -2,6 +2,7 @@
 
 from monarch.compiler.config import ConfigError, ConfigTypeError
 from monarch.compiler.errors import (
+    AnomalyError,
     CheckpointError,
     DeviceCheckError,
     DeviceIndexError,
@@ -23,6 +24,7 @@ from monarch.runtime.actors.messages.message import MessageSizeError
 
 __all__ = [
     "ActorError",
+    "AnomalyError",
     "CheckpointError",
     "ConfigError",
     "ConfigTypeError",

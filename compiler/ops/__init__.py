@@ -127,6 +127,18 @@ check = _op("check", "(tensor, valid, message)")
 """The tensor, where all of `valid` (bools, of the same shape) are true; else the step fails, with the message. Runs
 whether or not its result is read."""
 
+find_anomaly = _op("find_anomaly", "(tensor, number, op, text, inf, padding)")
+"""Whether the worker's block of the tensor has a NaN (with `inf` also an infinity), as a bool[] of its own. `op` is
+what made the tensor, or the kind of what is given, of which `text` says what it is; `number` is its place in the
+program. `padding` has for each dim with padding the dim, its size without, and the mesh dims that shard it."""
+
+number_anomaly = _op("number_anomaly", "(flags, mesh_dims)")
+"""The place in the program of the first of a worker's flags that is set, times the number of workers along `mesh_dims`,
+plus the worker's own there; a larger number where none is."""
+
+raise_anomaly = _op("raise_anomaly", "(number, mesh_dims, quiet)")
+"""The number, where it is of no anomaly, or of one at a place among `quiet`; else the step fails, and says so."""
+
 kernel = _op("kernel", "(tensors, text, over)")
 """The outputs of the generated kernel whose text is `text` (`monarch.compiler.kernels`), a tuple of tensors. `over[i]`
 is the number of the tensor whose memory output i takes, or -1 for memory of its own."""
@@ -191,7 +203,7 @@ def is_collective(target: object) -> bool:
 def acts(target: object) -> bool:
     """Whether a node's target does something besides giving its result, so that it stays where nobody reads that. An op
     with regions may: `functionalize` has left out those that do not."""
-    return target in (commit, check, send, recv, *WITH_REGIONS)
+    return target in (commit, check, raise_anomaly, send, recv, *WITH_REGIONS)
 
 
 def by_name(name: str) -> MonarchOp | None:

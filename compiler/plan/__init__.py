@@ -4,6 +4,7 @@ Of the compiler the runtime imports this package, and little else; so what it ne
 """
 
 from monarch.compiler.errors import (
+    AnomalyError,
     DeviceIndexError,
     DeviceMeshError,
     LayoutError,
@@ -26,6 +27,7 @@ from monarch.compiler.types import DTYPE_NAMES, DTYPES, REDUCTIONS, Layout, Mesh
 
 __all__ = [
     "Alternative",
+    "AnomalyError",
     "BACKENDS",
     "Command",
     "CompileOptions",

@@ -16,7 +16,7 @@ import torch
 from monarch.compiler.errors import LayoutError, MonarchError, PlanError, Source
 from monarch.compiler.mesh import MeshShapeError, NDSlice, Shape
 from monarch.compiler.names import CONSTANT_NAMES, CONSTANTS
-from monarch.compiler.plan.options import BACKENDS, ROUNDINGS, TARGETS, CompileOptions, check_backend
+from monarch.compiler.plan.options import ANOMALIES, BACKENDS, ROUNDINGS, TARGETS, CompileOptions, check_backend
 from monarch.compiler.plan.plan import Instruction, Plan, Region, Slot, ValueSpec
 from monarch.compiler.plan.transfers import Transfer
 from monarch.compiler.types import DTYPE_NAMES, DTYPES, Layout, MeshSpec, TensorType
@@ -92,11 +92,12 @@ def _encode_source(source: Source) -> list[Any]:
 
 
 def encode_options(plan: Plan) -> dict[str, Any]:
-    """The options that are not the default's and no worker needs: "memory_limit", "rounding", "strict", "kernels"."""
+    """The options that are not the default's and no worker needs: "memory_limit", "rounding", "strict", "kernels",
+    "anomaly"."""
     return {key: value for key in _NOT_RUN if (value := getattr(plan.options, key)) != getattr(CompileOptions, key)}
 
 
-_NOT_RUN = ("memory_limit", "rounding", "strict", "kernels")
+_NOT_RUN = ("memory_limit", "rounding", "strict", "kernels", "anomaly")
 
 
 def _encode_value(spec: ValueSpec) -> list[Any]:
@@ -221,7 +222,7 @@ class Decoder:
             self.integer(given["memory_limit"], "its memory limit", 1)
         if given.get("strict", True) is not True:
             self.fail(f"its option 'strict' is {short(given['strict'])}")
-        for key, known in (("rounding", ROUNDINGS), ("kernels", ("auto", "all", "off"))):
+        for key, known in (("rounding", ROUNDINGS), ("kernels", ("auto", "all", "off")), ("anomaly", ANOMALIES[1:])):
             if key in given and self.string(given[key], f"its option '{key}'") not in known:
                 self.fail(f"its option '{key}' is {short(given[key])}, not one of {', '.join(known)}")
         return CompileOptions(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from monarch.compiler.errors import MonarchError
 from monarch.compiler.sizes import parse_bytes
@@ -28,6 +28,9 @@ ROUNDINGS: dict[str, str] = {"eager": "after every op", "chain": "once a kernel"
 """When values in bf16 and f16 are rounded in generated kernels."""
 
 
+ANOMALIES = ("", "nan", "inf")
+
+
 @dataclass(frozen=True)
 class CompileOptions:
     """How a program is compiled. Programs, traced graphs, the passes and plans carry one such value.
@@ -44,6 +47,9 @@ class CompileOptions:
     `kernels`       which ops become generated kernels: "auto" (those of a program in which that saves enough time),
                     "all" that can, or "off". None for what the setting `kernels` says.
 
+    `anomaly`       what the workers look for in every value: "" (nothing), "nan", or "inf" (both); the step fails at
+                    the first (`Mesh.detect_anomaly`). Goes with kernels="off"
+
     Raises MonarchError for a value that an option does not have. Whether the options go together `check` says, because
     a program's target can still be replaced (`monarchc compile --target`).
     """
@@ -55,6 +61,7 @@ class CompileOptions:
     cuda_graphs: bool = False
     strict: bool = False
     kernels: str | None = None
+    anomaly: str = ""
 
     def __post_init__(self) -> None:
         if self.rounding not in ROUNDINGS:
@@ -69,6 +76,15 @@ class CompileOptions:
             parse_bytes(self.memory_limit, "memory_limit")
         if self.kernels not in (None, "auto", "all", "off"):
             raise MonarchError(f"kernels={self.kernels!r}", hint="it is 'auto', 'all' or 'off'.")
+        if self.anomaly not in ANOMALIES:
+            raise MonarchError(f"anomaly={self.anomaly!r}", hint="it is '', 'nan' or 'inf'.")
+
+    def looking_for(self, anomaly: str) -> CompileOptions:
+        """These options for a program whose workers look for anomalies op by op: what is computed again, or recorded,
+        or stays within a kernel would not be seen."""
+        if not anomaly:
+            return self
+        return replace(self, anomaly=anomaly, kernels="off", memory_limit=None, cuda_graphs=False)
 
     def check(self) -> None:
         """Raise MonarchError where the target's workers cannot do what another option asks of them."""

@@ -22,6 +22,8 @@ _SAFE = {
     ops.arange_shard,
     ops.random,
     ops.sample,
+    ops.find_anomaly,
+    ops.number_anomaly,
     ops.constrain,
     ops.wait,
     ops.commit,

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from monarch.compiler.config import settings
-from monarch.compiler.errors import DeviceMeshError
+from monarch.compiler.errors import AnomalyError, DeviceMeshError
 from monarch.compiler.execution.executor import Bind, Handle, TakeBack
 from monarch.compiler.ops import check
 from monarch.compiler.passes.functionalize import functionalize
@@ -105,7 +105,9 @@ class _Job:
         if not graph.updates:
             return None
         failing = any(can_fail(call) for call in graph.calls)
-        return _Compiled(compile_graph(graph, eager_options()), _groups(aliases), failing)
+        anomaly = self.mesh._anomaly
+        plan = compile_graph(graph, eager_options(anomaly))
+        return _Compiled(plan, _groups(aliases), failing or bool(anomaly))
 
     def run(self, compiled: _Compiled, bind: Bind | None) -> list[Handle]:
         arguments: list[Any] = []
@@ -145,7 +147,7 @@ def _run(mesh: Mesh, recording: Recording, live: list[tuple[Cell, Value]]) -> Ex
     length = len(recording.tape.ops)
     job = _Job(mesh, recording, live)
     tape = job.tape
-    key = (mesh.spec, tape.key, tuple(op.source for op in tape.ops), tuple(value for _, value in live))
+    key = (mesh.spec, mesh._anomaly, tape.key, tuple(op.source for op in tape.ops), tuple(value for _, value in live))
     compiled = _plans.get(key)
     if compiled is None:
         compiled = job.compile(tape, job.updates)
@@ -189,12 +191,13 @@ def _undo(job: _Job, error: Exception) -> Exception | None:
     for label, cell in job.cells.items():
         cell.handle = job.before.get(label)
         cell.placed = cell.handle is not None
-    if isinstance(error, DeviceMeshError) and error.mesh_lost:  # nothing of it is applied
+    anomaly = error if isinstance(error, AnomalyError) else None
+    if anomaly or (isinstance(error, DeviceMeshError) and error.mesh_lost):  # nothing of it is applied
         made = [cell for label, cell in job.cells.items() if label not in job.before]
         for cell in made:
             cell.failure, cell.recording = Failure(error), None
         _take_back(job.steps, job.generator, set(map(id, made)))
-        return None
+        return anomaly
     lost: set[Value] = set()  # inputs that an earlier step was to make
     for entry in job.tape.inputs:
         if (earlier := job.failure_of(str(entry.label))) is not None:

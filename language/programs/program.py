@@ -30,7 +30,7 @@ from monarch.language.programs.trace import Attempt, Trace, trace
 from monarch.language.programs.variant import Compiled, Variant, first_run
 from monarch.language.recorder.recording import current_program, turns
 from monarch.language.source import user_source
-from monarch.language.tensors.mesh import Mesh, open_meshes
+from monarch.language.tensors.mesh import Mesh, looked_at, open_meshes
 from monarch.language.tensors.tensor import DistributedTensor
 
 if TYPE_CHECKING:
@@ -78,7 +78,8 @@ class Program(Generic[P, R]):
         self.__wrapped__ = function
         self._mesh = mesh
         self.options = options
-        self._memory = Memory(mesh)
+        self._known: dict[Any, Memory] = {(): Memory(mesh)}
+        """By the anomalies that its mesh may be looking for."""
         self._bound: dict[int, tuple[weakref.ref[Any], dict[str, Any]]] = {}
         """What its methods consist of, but for the object that each is bound to, by its id."""
         self._annotations = Annotations(function)
@@ -163,6 +164,11 @@ class Program(Generic[P, R]):
         return made
 
     @property
+    def _memory(self) -> Memory:
+        key = tuple(looked_at.items()) if looked_at else ()
+        return self._known.get(key) or self._known.setdefault(key, Memory(self._mesh))
+
+    @property
     def _name(self) -> str:
         return getattr(self, "__name__", "program")
 
@@ -170,7 +176,7 @@ class Program(Generic[P, R]):
     def _keeps_names(self) -> bool:
         """Whether its plans can be for all values of named sizes."""
         options = self.options
-        return options.target == "cpu" and options.memory_limit is None and compiles_templates()
+        return options.target == "cpu" and options.memory_limit is None and compiles_templates() and not looked_at
 
     def _trace_and_run(self, entry: Entry, call: Call) -> Any:
         """Run the function, which says what this call does; later calls do the same while its guards hold."""
@@ -233,7 +239,7 @@ class Program(Generic[P, R]):
         compiled = next((known for known in entry.compiled if known.serves(found)), None)
         if compiled is None and symbols is not None:
             compiled = self._memory.families.compiled(call, found)
-        return found, compiled or Compiled(found, self.options, call.values)
+        return found, compiled or Compiled(found, self.options.looking_for(found.mesh._anomaly), call.values)
 
     def _say(self, entry: Entry, place: Path | None, why: tuple[str, Source | None] | None) -> None:
         """Say once that a program is traced again at each call."""

@@ -56,6 +56,10 @@ def mesh_sizes(sizes: Mapping[str, int]) -> Iterator[None]:
         _sizes = before
 
 
+looked_at: dict[int, str] = {}
+"""For each started mesh whose programs look for anomalies, by its number, for what."""
+
+
 class State(Protocol):
     """A value on the workers that steps replace, as far as meshes know it."""
 
@@ -78,6 +82,9 @@ class _Workers:
         self.abstract = False
         self.executor: Executor | None = None
         self.names: weakref.WeakKeyDictionary[State, str] = weakref.WeakKeyDictionary()
+        self.number = next(_numbers)
+        self.anomaly = ""
+        """What its programs look for in every value (`CompileOptions.anomaly`)."""
         self.closed = False
         self._starting = threading.RLock()
 
@@ -453,6 +460,44 @@ class Mesh(MeshAlgebra):
             return [(label, cell.handle) for cell, label in list(names.items()) if cell.handle is not None]
 
         self.executor.check_replicas(every, named)
+
+    @contextmanager
+    def detect_anomaly(self, inf: bool = False) -> Iterator[None]:
+        """Within the block a step fails that makes a NaN, on this mesh or any part of it, in a program or outside:
+
+            with mesh.detect_anomaly():
+                train_step(tokens, targets).item()
+
+        The AnomalyError names the first op in the program's order, forward or backward, that makes one, with the worker
+        and your line; or the input or state that has one. With `inf` infinities count too. The step is not applied.
+
+        In the block programs are compiled anew, without generated kernels and memory limits, so that each op's result
+        is looked at: they take several times as long, and more memory. Outside of it nothing is slower. Of a branch or
+        a loop on values (`monarch.cond`, `scan`) the whole is named, and padding is not looked at.
+        """
+        workers, key = self._workers, self._workers.number
+        self._flush_family()
+        before, workers.anomaly = workers.anomaly, "inf" if inf else "nan"
+        looked_at[key] = workers.anomaly
+        try:
+            yield
+            self._flush_family()
+        finally:
+            workers.anomaly = before
+            if before:
+                looked_at[key] = before
+            else:
+                looked_at.pop(key, None)
+
+    @property
+    def _anomaly(self) -> str:
+        """What programs on it look for at present: "", "nan", or "inf"."""
+        return self._workers.anomaly
+
+    def _flush_family(self) -> None:
+        """Run what was recorded eagerly on this mesh and all parts of it."""
+        for mesh in self._family:
+            mesh.flush()
 
     def from_shards(self, shards: Returned, layout: LayoutLike | tuple[LayoutLike, ...]) -> Any:
         """Distributed tensors of what actors in this mesh's processes have returned, which stays where it is:

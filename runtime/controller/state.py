@@ -20,6 +20,7 @@ import torch
 
 from monarch.compiler.execution.executor import TakeBack
 from monarch.compiler.plan import (
+    AnomalyError,
     DeviceIndexError,
     DeviceMeshError,
     LostError,
@@ -507,6 +508,8 @@ class ControllerState:
             first = self._failures[cause.root]
             return fresh(first)
         place = self._whole if step is None else self._place_of(step)
+        if cause.anomaly:
+            return _anomaly(cause, place, step)
         who = f"worker {place.name_of(cause.rank)}"
         what = f" in {cause.op}" if cause.op else ""
         message = f"{who} failed{what}: {cause.error or 'another step has taken a value that it needs'}"
@@ -530,6 +533,15 @@ class ControllerState:
             kind = check_kind((cause.error or "").removeprefix(_CHECK))
         facts = _facts(place, cause.rank) | ({} if step is None else {"step": step.sequence, "program": step.name})
         return kind(message, hint="\n".join(hint), source=cause.source).knowing(**facts, op=cause.op)
+
+
+def _anomaly(report: Report, place: Place, step: Step | None) -> AnomalyError:
+    facts = _facts(place, report.where) | ({} if step is None else {"step": step.sequence, "program": step.name})
+    return AnomalyError(
+        f"worker {place.name_of(report.where)} {report.anomaly}",
+        hint="" if step is None else f"step {step.sequence} ('{step.name}') on {place.mesh}, which is not applied",
+        source=report.source,
+    ).knowing(**facts, op=report.op)
 
 
 def _facts(place: Place, rank: int) -> dict[str, Any]:

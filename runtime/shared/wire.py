@@ -127,6 +127,8 @@ class Report:
     `kind`       "failed": here; "dependent": a value that it needs is that of command `root`, which failed; "aborted":
                  a peer failed, or died
     `committed`  whether the step had passed its commit, so that the state before it is gone
+    `anomaly`    of a step that failed for a NaN: what has it, where all workers know that
+    `where`      the worker that has it
     """
 
     kind: str
@@ -139,6 +141,8 @@ class Report:
     operands: tuple[str, ...] = ()
     root: int = -1
     committed: bool = False
+    anomaly: str = ""
+    where: int = -1
 
     def encode(self) -> bytes:
         fields = asdict(self)

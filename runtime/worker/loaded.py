@@ -46,6 +46,9 @@ class Steps(Protocol):
     @property
     def me(self) -> int: ...
 
+    @property
+    def ranks(self) -> Sequence[int]: ...
+
     def over(self, mesh: MeshSpec, ranks: Sequence[int], joint: Sequence[int] | None = None) -> Steps: ...
 
     def transfers(self, plan: Plan, part: int, ranks: Sequence[Sequence[int]]) -> Any: ...
@@ -94,6 +97,7 @@ class LoadedPlan:
         self.failed = False
         self.shares = bool(whole.parts) and not any(whole.donated)
         """Whether it is one of several parts, which do not meet at a commit."""
+        self.ranks = collectives.ranks
         self.device = torch.device("cpu") if ready is None else ready.device
         self.name = plan.name
         self.instructions = plan.instructions

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from monarch.compiler.loading import load
+from monarch.compiler.local_ops import AnomalyFound
 from monarch.compiler.mesh import NDSlice
 from monarch.compiler.plan import DTYPE_NAMES, MeshSpec, Plan, PlanError
 from monarch.runtime.shared import wire
@@ -325,6 +326,8 @@ class WorkerState:
         return report
 
     def _explain(self, step: int, plan: LoadedPlan, error: Exception) -> Report:
+        if isinstance(error, AnomalyFound):
+            return self._anomaly(step, plan, error)
         report = Report(
             "failed",
             self.rank,
@@ -335,6 +338,16 @@ class WorkerState:
         )
         self._place(report, plan, error)
         return report
+
+    def _anomaly(self, step: int, plan: LoadedPlan, found: AnomalyFound) -> Report:
+        """Say which value of the plan has an anomaly, and on which worker."""
+        looking = next(each for each in plan.instructions if each.op == "find_anomaly" and each.args[1] == found.number)
+        _, _, op, text, inf, _ = looking.args
+        what = "a NaN or an infinity" if inf else "a NaN"
+        what = f"was given {what}, in {text}" if text else f"made {what}, the step's first, in {op}"
+        source = plan.sources[looking.source] if looking.source >= 0 else None
+        where = plan.ranks[found.worker]
+        return Report("failed", self.rank, step, op=op, source=source, anomaly=what, where=where)
 
     def _place(self, report: Report, plan: LoadedPlan, error: Exception) -> None:
         """Note from which op of the plan an error comes, and from which line of the user's."""

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from monarch.compiler.context import Context, Pass
 from monarch.compiler.partition import PartitionByMesh
 from monarch.compiler.passes import decompose
+from monarch.compiler.passes.anomalies import DetectAnomalies
 from monarch.compiler.passes.collectives import JoinCollectives, SimplifyReductions
 from monarch.compiler.passes.decompose import DecomposeSplit
 from monarch.compiler.passes.lookups import SimplifyLookups
@@ -17,6 +18,23 @@ from monarch.compiler.schedule.commit import CommitLast
 from monarch.compiler.text import parse_graph
 
 Expect = Callable[[str, Pass], None]
+
+
+def test_every_value_is_looked_at(expect: Expect) -> None:
+    """But a view, and what holds anything."""
+    expect(
+        """graph @f on mesh<data=2> partitioned<data> {
+          %w = state "w"                         : f32[8]
+          %x = input 0                           : f32[4@data, 8]
+          %i = input 1                           : i64[4@data]
+          %y = aten.log(%x)                      : f32[2, 8] of f32[4@data, 8]
+          %t = aten.permute(%y, [1, 0])          : f32[8, 2] of f32[8, 4@data]
+          %e = aten.empty_like(%y)               : f32[2, 8] of f32[4@data, 8]
+          %z = aten.add.Tensor(%t, 1)            : f32[8, 2] of f32[8, 4@data]
+          return %z, %e, %i
+        }""",
+        DetectAnomalies(),
+    )
 
 
 def test_views_that_undo_one_another_go(expect: Expect) -> None:

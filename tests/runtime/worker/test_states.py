@@ -43,6 +43,7 @@ class Alone:
         self.abort = False
 
     me = 2
+    ranks = range(4)
     mirror = None
 
     @property
