@@ -25,7 +25,7 @@ from monarch.compiler.shown import draw_with
 if TYPE_CHECKING:
     from torch.distributed.tensor import Partial, Replicate, Shard
 
-    from monarch import actor, builtins, config, data, distributed, exceptions, launch, rdma, spmd
+    from monarch import actor, builtins, config, data, distributed, exceptions, job, launch, rdma, spmd
     from monarch.compiler.errors import (
         CheckpointError,
         DeviceCheckError,
@@ -96,6 +96,7 @@ _HOMES = {
         "data",
         "distributed",
         "exceptions",
+        "job",
         "launch",
         "rdma",
         "spmd",
@@ -213,6 +214,7 @@ __all__ = [
     "heal_mesh",
     "hosts",
     "inspect",
+    "job",
     "launch",
     "layout",
     "load",

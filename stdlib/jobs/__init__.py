@@ -1,0 +1,1 @@
+"""Jobs: hosts that a program asks a scheduler for (`monarch.job`)."""

@@ -1,0 +1,194 @@
+"""Jobs: the hosts that a program asks a scheduler for, which outlive the program, and are found again by a file.
+
+    job.state()    a file remembers a job that can run this one   -> its hosts are attached
+                   else job.apply(): `_create`, and the file      -> its hosts are attached
+    job.kill()     the hosts end
+
+The file is a pickle of the job, in which each scheduler keeps what it needs to find and to end its hosts. Secrets are
+not in it: they lie in a folder that only this user can enter.
+"""
+
+from __future__ import annotations
+
+import atexit
+import io
+import logging
+import os
+import pickle
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from monarch.compiler.errors import MonarchError
+from monarch.runtime.actors.meshes import HostMesh
+
+DEFAULT_JOB_PATH = ".monarch/job_state.pkl"
+"""Where `JobTrait.state` looks for a job, and keeps it, if it is told nothing else."""
+
+log = logging.getLogger(__name__)
+
+
+class JobState:
+    """The hosts of a job, each mesh an attribute by its name: `job.state().trainers`."""
+
+    def __init__(self, hosts: Mapping[str, HostMesh]) -> None:
+        self._hosts = dict(hosts)
+
+    def __getattr__(self, name: str) -> HostMesh:
+        hosts: dict[str, HostMesh] = self.__dict__.get("_hosts", {})
+        if name not in hosts:
+            raise AttributeError(f"the job has no mesh '{name}': it has {', '.join(sorted(hosts)) or 'none'}")
+        return hosts[name]
+
+    def __repr__(self) -> str:
+        return f"JobState({self._hosts})"
+
+
+class JobTrait(ABC):
+    """Hosts that a program asks for, by the name of each mesh: what a scheduler's class is derived from.
+
+    A subclass has `_create` (ask the scheduler), `_state` (wait for the hosts, and attach them), `can_run` (whether
+    this job, which a file remembered, has what another asks for, and still runs) and `_kill`. Its attributes are
+    pickled.
+    """
+
+    def __init__(self) -> None:
+        self._running: JobTrait | None = None
+        """This one, or the one that a file remembered, once it is applied."""
+        self._apply_id: str | None = None
+        self._dumped = False
+        self._connected: list[HostMesh] = []
+
+    def apply(self) -> None:
+        """Ask the scheduler for the hosts. Once that was done it does nothing, until `kill`.
+
+        A job that no file remembers (`state(cached_path=None)`, no `dump`) ends with this program.
+        """
+        if self._running is None:
+            self._create(None)
+            self._apply_id = str(uuid.uuid4())
+            self._running = self
+            atexit.register(self._forget, os.getpid())
+
+    @property
+    def active(self) -> bool:
+        """Whether it was applied, or found in a file."""
+        return self._running is not None
+
+    @property
+    def apply_id(self) -> str | None:
+        """A name of its own for each time that the scheduler was asked."""
+        return None if self._running is None else self._running._apply_id
+
+    def state(self, cached_path: str | os.PathLike[str] | None = DEFAULT_JOB_PATH) -> JobState:
+        """The hosts, attached. Waits until they serve.
+
+        Where the file `cached_path` remembers a job that can run this one, these are its hosts. Otherwise the job is
+        applied, and remembered there; what the file remembered before is killed. Raises MonarchError where the
+        scheduler refuses, or hosts do not come.
+        """
+        if self._running is None and cached_path is not None:
+            self._running = self._remembered(Path(cached_path))
+        if self._running is None:
+            self.apply()
+            if cached_path is not None:
+                self.dump(cached_path)
+        assert self._running is not None
+        state = self._running._state()
+        self._connected += state._hosts.values()
+        return state
+
+    def kill(self) -> None:
+        """Stop what this program runs on the hosts, and end them."""
+        running, self._running = self._running, None
+        connected, self._connected = self._connected, []
+        for hosts in connected:
+            with suppress(RuntimeError, MonarchError):  # it was stopped, shut down or closed before, or is lost
+                hosts.stop().get()
+        if running is not None:
+            running._kill()
+            running._running = None
+
+    def dump(self, filename: str | os.PathLike[str]) -> None:
+        """Remember the job in a file, which only this user can read."""
+        path = Path(filename)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        new = path.with_name(f".{path.name}-{os.getpid()}")
+        with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
+            file.write(self.dumps())
+        new.replace(path)
+
+    def dumps(self) -> bytes:
+        """What `dump` writes."""
+        running = self._running or self
+        running._dumped = True
+        return pickle.dumps(running)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_connected": []}
+
+    def _remembered(self, path: Path) -> JobTrait | None:
+        try:
+            job = job_load(path)
+        except FileNotFoundError:
+            return None
+        if job._running is None:
+            return None
+        if job.can_run(self):
+            return job
+        log.warning("the job in %s has ended, or is another one: it is killed", path)
+        job.kill()
+        path.unlink(missing_ok=True)
+        return None
+
+    def _forget(self, pid: int) -> None:
+        if self._running is self and not self._dumped and pid == os.getpid():
+            self.kill()
+
+    @abstractmethod
+    def can_run(self, spec: JobTrait) -> bool:
+        """Whether the hosts of this job are there, and those that `spec` asks for."""
+
+    @abstractmethod
+    def _create(self, client_script: str | None) -> None:
+        """Ask the scheduler. `client_script` is None."""
+
+    @abstractmethod
+    def _state(self) -> JobState:
+        """Attach the hosts, as soon as they serve."""
+
+    @abstractmethod
+    def _kill(self) -> None:
+        """End the hosts. Idempotent, and without an error where they have ended."""
+
+
+def job_load(filename: str | os.PathLike[str] = DEFAULT_JOB_PATH) -> JobTrait:
+    """The job that `JobTrait.dump` wrote. Raises MonarchError for a file that others can write, for it is unpickled,
+    and for one that holds no job."""
+    with open(filename, "rb") as file:
+        about = os.fstat(file.fileno())
+        if about.st_uid != os.getuid() or about.st_mode & 0o022:
+            raise MonarchError(
+                f"{os.fspath(filename)} can be written by others"
+                f" (mode {about.st_mode & 0o777:o}, owner {about.st_uid})",
+                hint="a job's file is run as code: keep it where only you can write.",
+            )
+        return _job(file.read(), os.fspath(filename))
+
+
+def job_loads(data: bytes) -> JobTrait:
+    """The job that `JobTrait.dumps` gave. Unpickles: give it what you trust alone."""
+    return _job(data, "these bytes")
+
+
+def _job(data: bytes, where: str) -> JobTrait:
+    try:
+        job = pickle.load(io.BytesIO(data))
+    except (pickle.UnpicklingError, EOFError, AttributeError, ImportError) as error:
+        raise MonarchError(f"{where} cannot be read as a job: {error}") from error
+    if not isinstance(job, JobTrait):
+        raise MonarchError(f"{where}: this is no job, but {type(job).__name__}")
+    return job

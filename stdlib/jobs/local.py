@@ -1,0 +1,149 @@
+"""Jobs on this machine: its own host, or processes that each are one."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from secrets import token_hex
+from typing import Any
+
+from monarch.compiler.config import settings
+from monarch.compiler.errors import MonarchError
+from monarch.runtime.actors.hosts import hosts as attach_hosts
+from monarch.runtime.actors.meshes import this_host
+from monarch.stdlib.jobs.job import JobState, JobTrait
+
+COMMAND = "from monarch.compiler.cli.hosts import main; main()"
+"""What Python runs as `monarch`."""
+_SERVING = re.compile(r"^monarch host: serving on (\S+) ", re.MULTILINE)
+_LOOK_SECONDS = 0.02
+_END_SECONDS = 10.0
+_LAST_BYTES = 4096
+
+
+class LocalJob(JobTrait):
+    """This machine, as every mesh that is asked for: to run locally what else runs on a cluster."""
+
+    def __init__(self, hosts: Sequence[str] = ("hosts",)) -> None:
+        super().__init__()
+        self._names = tuple(hosts)
+
+    def can_run(self, spec: JobTrait) -> bool:
+        return False  # there is nothing to be found again
+
+    def _create(self, client_script: str | None) -> None:
+        pass
+
+    def _state(self) -> JobState:
+        return JobState({name: this_host() for name in self._names})
+
+    def _kill(self) -> None:
+        pass
+
+
+class ProcessJob(JobTrait):
+    """Hosts on this machine, each a process, so many for each mesh: to try out what runs over several.
+
+        state = ProcessJob({"trainers": 2, "loaders": 1}).state()
+        procs = state.trainers.spawn_procs(per_host={"gpus": 2})
+
+    They listen on loopback, and prove who they are with a token that is made for them. `env` is added to this
+    program's environment.
+    """
+
+    def __init__(self, meshes: Mapping[str, int], env: Mapping[str, str] | None = None) -> None:
+        super().__init__()
+        self._meshes = dict(meshes)
+        self._env = dict(env or {})
+        self._folder = ""
+        """The token, and what the hosts print."""
+        self._started: list[tuple[int, str]] = []
+        """The process id of each, and when it was started, by the kernel's count."""
+        self._children: dict[int, subprocess.Popen[bytes]] = {}
+        """Those that this program has started."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"_children": {}}
+
+    def _create(self, client_script: str | None) -> None:
+        folder = Path(tempfile.mkdtemp(prefix="monarch-job-"))
+        self._folder = str(folder)
+        token = folder / "token"
+        token.touch(mode=0o600)
+        token.write_text(token_hex(32))
+        command = [sys.executable, "-P", "-c", COMMAND, "host", "--listen", "127.0.0.1:0", "--token-file", str(token)]
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **self._env}
+        try:
+            for number in range(sum(self._meshes.values())):
+                with (folder / f"host{number}").open("w") as said:
+                    process = subprocess.Popen(
+                        command, env=env, stdin=subprocess.DEVNULL, stdout=said, stderr=said, start_new_session=True
+                    )
+                self._children[process.pid] = process
+                self._started.append((process.pid, _start_of(process.pid)))
+        except BaseException:
+            self._kill()
+            raise
+
+    def _state(self) -> JobState:
+        deadline = time.monotonic() + settings.host_spawn_ready_timeout
+        addresses = [self._serving(number, deadline) for number in range(len(self._started))]
+        token, meshes = Path(self._folder) / "token", {}
+        for name, count in self._meshes.items():
+            mine, addresses = addresses[:count], addresses[count:]
+            meshes[name] = attach_hosts(mine, token=token)
+        return JobState(meshes)
+
+    def _serving(self, number: int, deadline: float) -> str:
+        """Where a host listens, once it does."""
+        said = Path(self._folder) / f"host{number}"
+        while True:
+            alive = self._alive(number)
+            text = said.read_text(errors="replace") if said.exists() else ""
+            if found := _SERVING.search(text):
+                return found[1]
+            if not alive or time.monotonic() >= deadline:
+                how = "did not serve in time" if alive else "has ended"
+                raise MonarchError(f"host {number} of the job {how}", hint=text[-_LAST_BYTES:].strip())
+            time.sleep(_LOOK_SECONDS)
+
+    def can_run(self, spec: JobTrait) -> bool:
+        same = isinstance(spec, ProcessJob) and (spec._meshes, spec._env) == (self._meshes, self._env)
+        return same and self.active and all(self._alive(number) for number in range(len(self._started)))
+
+    def _alive(self, number: int) -> bool:
+        pid, since = self._started[number]
+        if pid in self._children:
+            self._children[pid].poll()
+        return since != "" and _start_of(pid) == since
+
+    def _kill(self) -> None:
+        numbers = range(len(self._started))
+        for end in (signal.SIGTERM, signal.SIGKILL):
+            left = [number for number in numbers if self._alive(number)]
+            for number in left:
+                with suppress(ProcessLookupError):
+                    os.kill(self._started[number][0], end)
+            deadline = time.monotonic() + _END_SECONDS
+            while any(map(self._alive, left)) and time.monotonic() < deadline:
+                time.sleep(_LOOK_SECONDS)
+        self._started = []
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _start_of(pid: int) -> str:
+    """When a process was started, which no other by that number was; "" where there is none."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return ""
+    return "" if fields[0] in ("Z", "X") else fields[19]

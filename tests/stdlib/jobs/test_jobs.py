@@ -1,0 +1,138 @@
+"""Jobs of hosts on this machine, and the file by which they are found again."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+import monarch
+from monarch.job import JobState, JobTrait, LocalJob, ProcessJob, job_load, job_loads
+from tests import python
+
+WAIT = 60.0
+
+FINDS = """
+import sys
+from monarch.job import ProcessJob, job_load
+
+path = None if sys.argv[1] == "none" else sys.argv[1]
+job = ProcessJob({"trainers": 1, "loaders": 1}, env={"MONARCH_TEST_JOB": "set"})
+state = job.state(path)
+procs = [hosts.spawn_procs() for hosts in (state.trainers, state.loaders)]
+assert all(each.initialized.get(60) for each in procs)
+print(job.apply_id, *(pid for pid, _ in job._running._started))
+"""
+
+
+def run(path: str) -> list[str]:
+    done = python.run("-c", FINDS, path, capture_output=True, text=True, timeout=2 * WAIT)
+    assert (done.returncode, done.stderr) == (0, "")
+    return str(done.stdout).split()
+
+
+def variable(name: str) -> str | None:
+    return os.environ.get(name)
+
+
+def test_a_file_remembers_a_job_and_whoever_asks_for_the_same_gets_its_hosts(tmp_path: Path) -> None:
+    path = tmp_path / "jobs" / "state.pkl"
+    first, *pids = run(str(path))
+    assert path.stat().st_mode & 0o777 == 0o600
+    again = ProcessJob({"trainers": 1, "loaders": 1}, env={"MONARCH_TEST_JOB": "set"})
+    state = again.state(path)
+    assert again.active and again.apply_id == first and [str(pid) for pid, _ in job_load(path)._started] == pids
+    with state.trainers.spawn_procs().activate():
+        assert monarch.remote(variable).call("MONARCH_TEST_JOB").get(WAIT).values() == ["set"]
+    for hosts in (state.trainers, state.loaders):
+        hosts.stop().get(WAIT)
+    other = ProcessJob({"trainers": 1})
+    try:
+        assert other.state(path).trainers.extent == {"hosts": 1}
+        assert other.apply_id != first and not any(Path(f"/proc/{pid}").exists() for pid in pids)
+    finally:
+        other.kill()
+    assert not other.active and not job_load(path).can_run(other)
+
+
+def test_a_job_that_no_file_remembers_ends_with_its_program() -> None:
+    _, *pids = run("none")
+    assert len(pids) == 2 and not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+def test_a_host_that_does_not_start_says_why(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import os\nprint('no luck today', flush=True)\nos._exit(3)\n")
+    job = ProcessJob({"trainers": 1}, env={"PYTHONPATH": str(tmp_path)})
+    with pytest.raises(monarch.MonarchError, match="host 0 of the job has ended") as raised:
+        job.state(None)
+    assert "no luck today" in str(raised.value)
+    job.kill()
+
+
+def test_a_local_job_is_this_machine() -> None:
+    job = LocalJob(["trainers", "loaders"])
+    state = job.state(None)
+    assert state.trainers.addresses == state.loaders.addresses == ("",)
+    with pytest.raises(AttributeError, match="the job has no mesh 'others': it has loaders, trainers"):
+        _ = state.others
+    assert not job.can_run(job)
+
+
+class Counted(JobTrait):
+    """Counts what is done with it."""
+
+    def __init__(self, size: int, alive: bool = True) -> None:
+        super().__init__()
+        self.size, self.alive, self.done = size, alive, list[str]()
+
+    def can_run(self, spec: JobTrait) -> bool:
+        return self.alive and isinstance(spec, Counted) and spec.size == self.size
+
+    def _create(self, client_script: str | None) -> None:
+        self.done.append("create")
+
+    def _state(self) -> JobState:
+        self.done.append("state")
+        return JobState({})
+
+    def _kill(self) -> None:
+        self.done.append("kill")
+
+
+def test_a_job_is_applied_once_until_it_is_killed(tmp_path: Path) -> None:
+    job = Counted(1)
+    first = [job.apply(), job.apply_id][1]
+    job.apply()
+    job.state(tmp_path / "state")
+    assert job.done == ["create", "state"] and job.apply_id == first
+    assert not (tmp_path / "state").exists()  # it was applied before: its program has it
+    job.kill()
+    assert job.done[-1] == "kill" and not job.active and job.apply_id is None
+    job.state(None)
+    assert job.done[-2:] == ["create", "state"] and job.apply_id != first
+
+
+def test_what_a_file_remembers_that_has_ended_is_made_anew(tmp_path: Path) -> None:
+    Counted(1, alive=False).state(tmp_path / "state")
+    job = Counted(1)
+    job.state(tmp_path / "state")
+    assert job.done == ["create", "state"] and job_load(tmp_path / "state").apply_id == job.apply_id
+    again = Counted(1)
+    again.state(tmp_path / "state")
+    assert again.done == [] and again.apply_id == job.apply_id
+    assert job_loads(again.dumps()).apply_id == job.apply_id
+
+
+def test_a_file_that_others_can_write_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "state"
+    Counted(1).state(path)
+    path.chmod(0o620)
+    with pytest.raises(monarch.MonarchError, match="can be written by others"):
+        job_load(path)
+    path.write_bytes(b"nothing")
+    path.chmod(0o600)
+    with pytest.raises(monarch.MonarchError, match="cannot be read as a job"):
+        Counted(1).state(path)
+    with pytest.raises(monarch.MonarchError, match="this is no job, but int"):
+        job_loads(b"K\x01.")

@@ -1,0 +1,135 @@
+"""Slurm's jobs, against stand-ins of its commands that answer as the real ones do, on addresses of loopback."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+import monarch
+from monarch.job import SlurmJob
+from monarch.stdlib.jobs import slurm
+
+WAIT = 60.0
+
+# The job's nodes are 127.0.0.2 and so on. The first question for it finds it in the queue; with `stuck` all do.
+STANDINS = {
+    "sbatch": """
+if [ -e refuse ]; then
+    echo "sbatch: error: Batch job submission failed: Invalid partition name specified" >&2
+    exit 1
+fi
+cat > script
+echo "$@" > asked
+touch pending
+if [ ! -e stuck ]; then
+    nodes=$(sed -n 's/^#SBATCH --nodes=//p' script)
+    SLURM_JOB_ID=77 SLURM_JOB_NODELIST="127.0.0.[2-$((nodes + 1))]" setsid bash script > out 2>&1 &
+    echo $! > pid
+    echo "127.0.0.[2-$((nodes + 1))]" > nodes
+fi
+echo "77;cluster"
+""",
+    "squeue": """
+if [ -e pending ]; then
+    [ -e stuck ] || rm pending
+    echo "PENDING|"
+elif [ ! -e cancelled ] && [ -e pid ] && grep -qs '^State:.[^ZX]' "/proc/$(cat pid)/status"; then
+    echo "RUNNING|$(cat nodes)"
+else
+    echo "slurm_load_jobs error: Invalid job id specified" >&2
+    exit 1
+fi
+""",
+    "scontrol": """
+eval "echo $(echo "$3" | sed 's/\\[\\([0-9]*\\)-\\([0-9]*\\)\\]/{\\1..\\2}/')" | tr ' ' '\\n'
+""",
+    "srun": """
+while [ "${1#-}" != "$1" ]; do shift; done
+for node in $(scontrol show hostnames "$SLURM_JOB_NODELIST"); do
+    SLURMD_NODENAME=$node "$@" &
+done
+wait
+""",
+    "scancel": """
+echo "$1" >> cancelled
+rm -f pending
+[ ! -e pid ] || kill -TERM -- "-$(cat pid)"
+""",
+}
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the stand-ins keep what they know."""
+    folder = tmp_path / "slurm"
+    folder.mkdir()
+    for name, text in STANDINS.items():
+        (folder / name).write_text(f"#!/bin/bash\ncd {folder}\n{text}")
+        (folder / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    monkeypatch.setattr(slurm, "_LOOK_SECONDS", 0.02)
+    return folder
+
+
+def job(tmp_path: Path, **options: object) -> SlurmJob:
+    given = {"python_exe": sys.executable, "log_dir": tmp_path / "logs", "monarch_port": 22427, "partition": "gpu"}
+    return SlurmJob({"trainers": 1, "loaders": 1}, **given | options)  # type: ignore[arg-type]
+
+
+def node() -> str | None:
+    return os.environ.get("SLURMD_NODENAME")
+
+
+def test_the_nodes_of_a_job_are_hosts_with_certificates_of_their_own(cluster: Path, tmp_path: Path) -> None:
+    mine = job(tmp_path, gpus_per_node=8, slurm_args=["--constraint=h100"])
+    try:
+        state = mine.state(tmp_path / "state")
+        asked = (cluster / "script").read_text()
+        for option in ("--nodes=2", "--partition=gpu", "--gpus-per-node=8", "--exclusive", "--constraint=h100"):
+            assert f"#SBATCH {option}\n" in asked
+        assert (cluster / "asked").read_text() == "--parsable\n"
+        assert state.trainers.addresses == ("127.0.0.2:22427",) and state.loaders.addresses == ("127.0.0.3:22427",)
+        with state.loaders.spawn_procs().activate():
+            assert monarch.remote(node).call().get(WAIT).values() == ["127.0.0.3"]
+        (folder,) = (tmp_path / "logs").glob(".monarch-*")
+        assert folder.stat().st_mode & 0o777 == 0o700
+        assert sorted(path.name for path in folder.iterdir()) == ["127.0.0.2", "127.0.0.3", "ca.pem", "controller"]
+        remembered = monarch.job.job_load(tmp_path / "state")
+        assert remembered.can_run(job(tmp_path, gpus_per_node=8, slurm_args=["--constraint=h100"]))
+        assert not remembered.can_run(job(tmp_path, gpus_per_node=4))
+    finally:
+        mine.kill()
+    assert (cluster / "cancelled").read_text() == "77\n" and not folder.exists()
+    assert not remembered.can_run(mine)
+
+
+def test_what_slurm_refuses_is_an_error_and_leaves_nothing(cluster: Path, tmp_path: Path) -> None:
+    (cluster / "refuse").touch()
+    with pytest.raises(monarch.MonarchError, match="sbatch failed with status 1: .*Invalid partition name"):
+        job(tmp_path).state(None)
+    assert list((tmp_path / "logs").iterdir()) == []
+
+
+def test_a_job_that_waits_too_long_is_cancelled(cluster: Path, tmp_path: Path) -> None:
+    (cluster / "stuck").touch()
+    with pytest.raises(monarch.MonarchError, match="Slurm's job 77 did not start within 0.1 s: it is cancelled"):
+        job(tmp_path, job_start_timeout=0.1).state(None)
+    assert (cluster / "cancelled").read_text() == "77\n"
+
+
+def test_a_job_that_has_ended_says_where_it_wrote(cluster: Path, tmp_path: Path) -> None:
+    ends = job(tmp_path, python_exe="false")
+    with pytest.raises(monarch.MonarchError, match="it is in no queue any more") as raised:
+        ends.state(None)
+    ends.kill()
+    assert "monarch-77.out" in str(raised.value)
+
+
+def test_without_slurm_that_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(monarch.MonarchError, match="there is no sbatch here"):
+        job(tmp_path).state(None)
