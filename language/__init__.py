@@ -4,7 +4,7 @@
 from monarch.language.optimizers import averaging, scaling  # noqa: F401  isort: skip
 from monarch.language.recorder import branchless, composites, foreach, forms, higher_order, questions, random  # noqa: F401  isort: skip
 from monarch.compiler.plan import CompileOptions
-from monarch.language.eager.flush import flush
+from monarch.language.eager.flush import discard, flush
 from monarch.language.errors import OperatorError
 from monarch.language.placing.distribute import distribute, module_to_mesh
 from monarch.language.placing.dtensors import from_dtensor, to_dtensor
@@ -65,6 +65,7 @@ operations.read_item = read_item
 operations.read_known = read_known
 operations.read_truth = read_truth
 operations.is_tracing = is_tracing
+operations.discard = discard
 operations.flush = flush
 operations.adopt = from_shards
 operations.position = position

@@ -51,16 +51,21 @@ _FAILED = (RuntimeError, IndexError)
 """The errors that workers raise, and those of an executor that runs a plan at once."""
 
 
-def flush(mesh: Mesh) -> None:
+def flush(mesh: Mesh, program: str = "") -> None:
     """Run what was recorded on `mesh`. Waits for it only where an op may fail for the values that it is given; such a
     failure is raised where its results are needed, and here that of a check, which has none. What is interrupted before
-    the workers have been given it stays recorded."""
+    the workers have been given it stays recorded.
+
+    Raises DeviceMeshError where the mesh is lost. Before the call of a `program`, which is then the step that fails,
+    what was recorded stays so: it runs once the mesh is healed. Otherwise it is what fails, and is not applied."""
     with turns:
         mesh.settle()
         while (recording := mesh.pending) is not None:
             live = [(cell, value) for ref, value in recording.made if (cell := ref()) is not None]
             try:
-                failed = _run(mesh, recording, live)
+                failed = _run(mesh, recording, live, program)
+            except _Kept as kept:
+                raise kept.error from None
             except Exception as error:
                 if mesh.pending is not recording:  # a signal's handler has run it meanwhile
                     return
@@ -71,6 +76,23 @@ def flush(mesh: Mesh) -> None:
                 raise
             if failed is not None:
                 raise failed
+
+
+class _Kept(Exception):
+    """The mesh is lost, and what was recorded stays so."""
+
+    def __init__(self, error: DeviceMeshError) -> None:
+        self.error = error
+
+
+def discard(mesh: Mesh, error: DeviceMeshError) -> None:
+    """Drop what was recorded on `mesh` and not run yet: it is not applied, and its results raise this error."""
+    with turns:
+        if (recording := mesh.pending) is not None:
+            live = [(cell, value) for ref, value in recording.made if (cell := ref()) is not None]
+            job = _Job(mesh, recording, live)
+            _ran(mesh, recording)
+            _undo(job, error)
 
 
 def _ran(mesh: Mesh, recording: Recording) -> None:
@@ -141,9 +163,9 @@ class _Job:
                 self.mesh.share(self.cells[name] for name in names)
 
 
-def _run(mesh: Mesh, recording: Recording, live: list[tuple[Cell, Value]]) -> Exception | None:
+def _run(mesh: Mesh, recording: Recording, live: list[tuple[Cell, Value]], program: str) -> Exception | None:
     """Run a recording, unless a signal's handler has added to it meanwhile, or has run it. Gives the error of a check
-    that was the first to fail."""
+    that was the first to fail, or that of the mesh's being lost. Raises _Kept."""
     length = len(recording.tape.ops)
     job = _Job(mesh, recording, live)
     tape = job.tape
@@ -179,6 +201,8 @@ def _run(mesh: Mesh, recording: Recording, live: list[tuple[Cell, Value]]) -> Ex
         try:
             job.run(compiled, bind)
         except _FAILED as error:
+            if program and isinstance(error, DeviceMeshError) and error.mesh_lost and mesh.pending is recording:
+                raise _Kept(error.knowing(program=program)) from None
             _ran(mesh, recording)
             return _undo(job, error)
     return None
@@ -187,17 +211,17 @@ def _run(mesh: Mesh, recording: Recording, live: list[tuple[Cell, Value]]) -> Ex
 def _undo(job: _Job, error: Exception) -> Exception | None:
     """After a failure, have every tensor as PyTorch would have left it when it raised at the failed op's line. Tensors
     that were made anew, and do not depend on the failed op, get their values; the others note the failure. Gives the
-    error of the first failed op if it is a check."""
+    error of the first failed op if it is a check, and that of a lost mesh or of an anomaly."""
     for label, cell in job.cells.items():
         cell.handle = job.before.get(label)
         cell.placed = cell.handle is not None
-    anomaly = error if isinstance(error, AnomalyError) else None
-    if anomaly or (isinstance(error, DeviceMeshError) and error.mesh_lost):  # nothing of it is applied
+    lost_mesh = isinstance(error, DeviceMeshError) and error.mesh_lost
+    if lost_mesh or isinstance(error, AnomalyError):  # nothing of it is applied
         made = [cell for label, cell in job.cells.items() if label not in job.before]
         for cell in made:
             cell.failure, cell.recording = Failure(error), None
         _take_back(job.steps, job.generator, set(map(id, made)))
-        return anomaly
+        return error
     lost: set[Value] = set()  # inputs that an earlier step was to make
     for entry in job.tape.inputs:
         if (earlier := job.failure_of(str(entry.label))) is not None:

@@ -99,12 +99,12 @@ class Program(Generic[P, R]):
         if memory.only is not None and memory.only.is_closed:
             memory.forget(self._mesh)
         args, kwargs = self._annotations.converted(args, kwargs)
-        key, leaves, spec = signature(args, kwargs)
+        key, leaves, spec = signature(args, kwargs, self._name)
         mesh = memory.resolved
         if mesh is not None and mesh.pending is not None:
-            mesh.flush()
+            mesh.flush(self._name)
         for other in memory.others:
-            other.flush()
+            other.flush(self._name)
         call: Call | None = None  # a call that is like the last needs no record
         entry = memory.last[1]
         if key != memory.last[0]:
@@ -319,7 +319,7 @@ class Program(Generic[P, R]):
 
     def _call_of(self, args: Any, kwargs: Any) -> Call:
         args, kwargs = self._annotations.converted(args, kwargs)
-        _, leaves, spec = signature(args, kwargs)
+        _, leaves, spec = signature(args, kwargs, self._name)
         call = Call(self.__wrapped__, self._name, self._annotations, args, kwargs, leaves, spec)
         call.check()
         return call

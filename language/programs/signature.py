@@ -23,7 +23,7 @@ _LEAVES = frozenset((DistributedTensor, torch.Tensor, torch.nn.Parameter, float,
 """Types of arguments that are known to hold no others."""
 
 
-def signature(args: Any, kwargs: Any) -> tuple[Any, list[Any], Any]:
+def signature(args: Any, kwargs: Any, program: str) -> tuple[Any, list[Any], Any]:
     """A key that is equal for calls that one trace serves, the flat arguments, and their pytree structure (None where
     the arguments are a flat tuple)."""
     leaves = list(args)
@@ -38,7 +38,7 @@ def signature(args: Any, kwargs: Any) -> tuple[Any, list[Any], Any]:
             ref = leaf._ref
             cell = ref.cell
             if cell.mesh.pending is not None:
-                cell.mesh.flush()
+                cell.mesh.flush(program)
             if cell.failure is not None:
                 cell.raise_failure()
             if ref.parent is not None or (cell.recording is not None and cell.handle is None):

@@ -251,7 +251,7 @@ def _trace(
     function, leaves = call.function, call.leaves
     types = call.types(mesh, None if symbols is None else symbols.scope)
     for part in mesh._family:
-        part.flush()
+        part.flush(call.name)
     before = current.recording
     recording = Recording(mesh, True, symbols)
     watch = OptimizerWatch(recording, environment.optimizers, varying)

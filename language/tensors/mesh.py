@@ -403,6 +403,8 @@ class Mesh(MeshAlgebra):
             return False
         gave_up = workers.executor.heal(self._named_handles(), give_up)
         for mesh in self._family:
+            if gave_up and mesh.pending is not None:
+                operations.discard(mesh, DeviceMeshError("ops outside of programs were dropped: state has gone back"))
             mesh.recover()
         for mesh in self._family:
             for cell in list(mesh._states):
@@ -550,10 +552,11 @@ class Mesh(MeshAlgebra):
         result: R = program(*args, **kwargs)
         return result
 
-    def flush(self) -> None:
-        """Run what was recorded eagerly on this mesh and not run yet."""
+    def flush(self, program: str = "") -> None:
+        """Run what was recorded eagerly on this mesh and not run yet. Before the call of a `program`, a lost mesh fails
+        that call alone, and what was recorded stays so."""
         if self.pending is not None:
-            operations.flush(self)
+            operations.flush(self, program)
 
     def close(self) -> None:
         """Stop the workers. Tensors on the mesh are lost, and those on all parts of it. Idempotent. Raises MonarchError

@@ -19,6 +19,7 @@ class Operations:
         "adopt",
         "clone",
         "constrain",
+        "discard",
         "dispatch",
         "flush",
         "is_tracing",
@@ -51,8 +52,10 @@ class Operations:
     """Records a tensor of zeros: (mesh, shape, dtype) -> tensor."""
     is_tracing: Callable[[], bool]
     """Whether this thread traces a program."""
-    flush: Callable[[Any], None]
+    flush: Callable[..., None]
     """Runs what is pending on a mesh."""
+    discard: Callable[[Any, Any], None]
+    """Drops what is pending on a mesh, whose results raise an error: (mesh, error)."""
     adopt: Callable[..., Any]
     """Makes distributed tensors of what actors hold: (mesh, shards, layout)."""
     activate: Callable[..., AbstractContextManager[None]]
