@@ -14,6 +14,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from monarch.compiler.cli.measure import measure
 from monarch.compiler.cli.screen import clean, console, heading, plain, print_json
 from monarch.compiler.config import settings
 from monarch.compiler.kernels.cache import BuildError, private_folder
@@ -28,8 +29,10 @@ SMALL_KERNEL = '#include <cmath>\n#include <cstdint>\nextern "C" int64_t one() {
 MARKS = {"good": ("✓", "green"), "absent": ("–", "dim"), "lacking": ("!", "yellow"), "broken": ("✗", "bold red")}
 
 
-def doctor(as_json: bool, tls: Path | None) -> None:
-    """Look at this machine, and print what is found."""
+def doctor(as_json: bool, tls: Path | None, describe: Path | None) -> None:
+    """Look at this machine, and print what is found; or measure it, and write its description."""
+    if describe is not None:
+        return measure(describe)
     facts = examine(tls)
     found = sections(facts)
     if as_json:

@@ -101,6 +101,14 @@ def doctor(
         Path | None,
         typer.Option(metavar="DIR", help="The certificates with which this host would listen; without it MONARCH_TLS."),
     ] = None,
+    describe: Annotated[
+        Path | None,
+        typer.Option(
+            "--measure",
+            metavar="FILE.toml",
+            help="Measure this machine's workers instead, and write their description, for monarchc's --machine.",
+        ),
+    ] = None,
 ) -> None:
     """See what this machine offers, from limits and devices to the bandwidth of its transports, and what it lacks.
 

@@ -7,6 +7,8 @@ A cluster is described by a small TOML file. Those that ship stand in `clusters/
     target = "cuda:90"            # its workers compute at the rates of this one (`machine.MACHINES`)
     memory = "80GB"               # of a worker
     memory_bandwidth = 3.35e12    # bytes a second, where it is not the target's
+    flops = { bf16 = 989e12 }     # operations a second, of dtypes in which it is not the target's
+    start = 4e-6                  # seconds to start an op, where it is not the target's
 
     [[links]]                     # the innermost first
     within = "a host"
@@ -39,7 +41,7 @@ from typing import Any
 from monarch.compiler.cost.machine import MACHINES, Link, Machine
 from monarch.compiler.errors import MonarchError
 from monarch.compiler.sizes import parse_bytes
-from monarch.compiler.types import MeshSpec
+from monarch.compiler.types import DTYPES, MeshSpec
 
 _SHIPPED = Path(__file__).parent / "clusters"
 
@@ -155,7 +157,7 @@ class _Wrong(Exception):
 
 
 def _cluster(name: str, data: Mapping[str, Any]) -> Cluster:
-    known = {"description", "sources", "target", "memory", "memory_bandwidth", "links"}
+    known = {"description", "sources", "target", "memory", "memory_bandwidth", "flops", "start", "links"}
     if unknown := sorted(data.keys() - known):
         raise _Wrong(f"unknown key {unknown[0]!r}; there are {', '.join(sorted(known))}")
     target = data.get("target")
@@ -164,6 +166,14 @@ def _cluster(name: str, data: Mapping[str, Any]) -> Cluster:
     machine = MACHINES[target]
     if "memory_bandwidth" in data:
         machine = replace(machine, memory=_number(data, "memory_bandwidth"))
+    if "start" in data:
+        machine = replace(machine, start=_number(data, "start"))
+    if "flops" in data:
+        rates = data["flops"]
+        if not isinstance(rates, dict) or rates.keys() - DTYPES.keys():
+            raise _Wrong(f"flops = {rates!r}: it has a rate for each dtype, of {', '.join(DTYPES)}")
+        given = {DTYPES[name]: _number(rates, name) for name in rates}
+        machine = replace(machine, flops={**machine.flops, **given})
     links = data.get("links")
     if not isinstance(links, list) or not links:
         raise _Wrong("no [[links]]: what connects its workers")

@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -109,7 +110,7 @@ def test_one_level_is_the_targets_own_link() -> None:
         ("x = ", "is no TOML"),
         ("target = 'cuda:91'", "which is none of cpu"),
         ("target = 'cpu'", "no [[links]]"),
-        ("target = 'cpu'\nflops = 3", "unknown key 'flops'"),
+        ("target = 'cpu'\nflop = 3", "unknown key 'flop'"),
         ("target = 'cpu'\n[[links]]\nbandwidth = 1\nlatency = 0", "latency = 0, which is not a number above 0"),
         ("target = 'cpu'\n[[links]]\nworkers = 8\nbandwidth = 1\nlatency = 1", "the last connects all"),
         ("target = 'cpu'\n[[links]]\nbandwidth = true\nlatency = 1", "bandwidth = True"),
@@ -130,3 +131,16 @@ def test_an_unknown_name_is_told_near_ones(tmp_path: Path) -> None:
         load_cluster("h100")
     with pytest.raises(MonarchError, match="cannot read"):
         load_cluster(str(tmp_path / "none.toml"))
+
+
+def test_a_file_has_rates_of_its_own(tmp_path: Path) -> None:
+    of_its_own = TWO.replace('memory = "80GB"', 'memory = "80GB"\nflops = { bf16 = 5e14 }\nstart = 9e-6')
+    machine, usual = load_cluster(written(tmp_path, of_its_own)).machine, MACHINES["cuda:90"]
+    assert (machine.rate(torch.bfloat16), machine.start) == (5e14, 9e-6)
+    assert machine.rate(torch.float32) == usual.rate(torch.float32)
+
+
+@pytest.mark.parametrize("flops", ["3", "{ f33 = 1e9 }", "{ f32 = 0 }", '{ f32 = "fast" }'])
+def test_rates_that_are_none_are_refused(tmp_path: Path, flops: str) -> None:
+    with pytest.raises(MonarchError, match="flops|f32"):
+        load_cluster(written(tmp_path, TWO.replace("[[links]]", f"flops = {flops}\n[[links]]", 1)))

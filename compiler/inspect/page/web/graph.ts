@@ -5,7 +5,7 @@ import { add, h, replace, svg } from "./dom";
 import { clipped, seconds } from "./format";
 import { kindOf, swatch } from "./layouts";
 import { type Model, PHASES } from "./model";
-import { type Box, type Edge, HEADER, type Inner, keyOf, Placer, titleOf } from "./place";
+import { type Box, type Edge, HEADER, type Inner, keyOf, NAME, Placer, titleOf } from "./place";
 import type { State, Store } from "./store";
 import { Group, type Item, type Tree } from "./tree";
 import { Zoom } from "./zoom";
@@ -35,6 +35,7 @@ export class GraphView {
   private placed = new Map<string, Placed>();
   private drawn = { x: 0, y: 0, width: -1, height: -1, scale: 0 };
   private fitted = false;
+  private before = { x: 0, y: 0, scale: 1 };
 
   constructor(
     private readonly model: Model,
@@ -104,6 +105,17 @@ export class GraphView {
 
   fitAll(): void {
     this.zoom.fit(0, 0, this.root.width, this.root.height, 1.2);
+  }
+
+  /** Everything on paper, and afterwards what was seen before. */
+  print(on: boolean): void {
+    const { x, y, scale } = this.zoom;
+    if (on) {
+      this.before = { x, y, scale };
+      this.zoom.fit(0, 0, this.root.width, this.root.height, 1.2, false);
+    } else this.zoom.to(this.before.x, this.before.y, this.before.scale, false);
+    this.moved();
+    this.draw();
   }
 
   zoomBy(factor: number): void {
@@ -293,9 +305,9 @@ export class GraphView {
     element.append(svg("title", {}, label), svg("rect", { class: "frame", width: box.width, height: box.height, rx: moves ? 21 : model.isInput(at) ? 3 : 6 }));
     const left = moves ? 16 : 0;
     element.append(swatch(kindOf(model, model.type(at)), left + 5, 6, 6, box.height - 12));
-    element.append(svg("text", { class: "title", x: left + 18, y: 18 }, `${moves ? "⇄ " : ""}${clipped(model.op(at), 34)}`));
+    element.append(svg("text", { class: "title", x: left + 18, y: 18 }, `${moves ? "⇄ " : ""}${clipped(model.op(at), NAME)}`));
     const cost = model.data.values.seconds[at]!;
-    const second = `%${clipped(model.name(at), 38)}`;
+    const second = `%${clipped(model.name(at), NAME)}`;
     element.append(svg("text", { class: "name", x: left + 18, y: 33 }, second));
     const room = box.width - left - 30 - second.length * 6.4 - 44;
     if (cost > 0 && room > 0) element.append(svg("text", { class: "cost", x: box.width - (moves ? 16 : 8), y: 33, "text-anchor": "end" }, seconds(cost)));

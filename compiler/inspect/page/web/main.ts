@@ -82,13 +82,7 @@ function start(): void {
   };
   const show = () => {
     const { view } = store.state;
-    if (!shown.has(view)) {
-      const made = make[view]();
-      shown.set(view, made);
-      made.element.setAttribute("role", "tabpanel");
-      made.element.setAttribute("aria-labelledby", `tab-${view}`);
-      main.append(made.element);
-    }
+    if (!visit(view).element.isConnected) main.append(visit(view).element);
     document.body.dataset["view"] = view;
     for (const [name, each] of shown) each.element.hidden = name !== view;
     // The overview says what the panel says of the whole plan.
@@ -100,6 +94,34 @@ function start(): void {
     });
     shown.get(view)!.update();
   };
+  // All views are printed, one after the other, with their names; the panel only where something is selected.
+  const visit = (view: View): Shown => {
+    if (!shown.has(view)) {
+      const made = make[view]();
+      shown.set(view, made);
+      made.element.setAttribute("role", "tabpanel");
+      made.element.setAttribute("aria-labelledby", `tab-${view}`);
+      made.element.dataset["name"] = TITLES[view];
+    }
+    return shown.get(view)!;
+  };
+  addEventListener("beforeprint", () => {
+    document.body.dataset["printing"] = "";
+    for (const view of views) {
+      const { element } = visit(view);
+      main.append(element);
+      element.hidden = false;
+    }
+    for (const each of shown.values()) {
+      each.update();
+      each.print?.(true);
+    }
+  });
+  addEventListener("afterprint", () => {
+    delete document.body.dataset["printing"];
+    for (const each of shown.values()) each.print?.(false);
+    show();
+  });
   document.body.append(patterns(), top, new MeshStrip(page).element, h("div", { class: "middle" }, main, panel.element), help.element);
   show();
   store.on(show);
@@ -147,6 +169,10 @@ class GraphShown implements Shown {
   }
 
   update(): void {}
+
+  print(on: boolean): void {
+    this.graph.print(on);
+  }
 
   focus(): void {
     this.graph.focus();

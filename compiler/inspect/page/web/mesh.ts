@@ -6,7 +6,8 @@ import { hue, kindOf } from "./layouts";
 import type { Page } from "./page";
 import { swatchIcon } from "./panel";
 
-const DRAWN = 16;
+/** So many workers are drawn in a row, and so many rows. */
+const [ACROSS, ROWS] = [16, 4];
 
 export class MeshStrip {
   readonly element = h("div", { class: "mesh", role: "group", "aria-label": "The mesh" });
@@ -52,17 +53,16 @@ export class MeshStrip {
     return h("div", { class: "dim-group" }, toggle, h("label", { class: "coordinate" }, place, h("span", { class: "muted" }, `of ${size}`)));
   }
 
-  /** The workers as a grid, where they are few. */
+  /** The workers as a grid, where they are few: the last mesh dim goes across, the others down. */
   private workers(): Child {
     const { model, store } = this.page;
     const mesh = model.data.mesh;
-    if (model.workers > DRAWN || !mesh.length) return h("span", { class: "muted many" }, count(model.workers, "worker"));
-    const across = mesh.at(-1)![1];
+    const across = mesh.at(-1)?.[1] ?? 1;
+    if (across > ACROSS || model.workers / across > ROWS || !mesh.length) return h("span", { class: "muted many" }, count(model.workers, "worker"));
     const grid = h("div", { class: "workers", role: "group", "aria-label": "Workers" });
-    // The longer side lies across: the strip is wider than it is high.
-    const rows = model.workers / across;
-    if (rows <= across) grid.style.gridTemplateColumns = `repeat(${across}, auto)`;
-    else Object.assign(grid.style, { gridTemplateRows: `repeat(${across}, auto)`, gridAutoFlow: "column" });
+    grid.style.gridTemplateColumns = `repeat(${across}, auto)`;
+    const down = mesh.slice(0, -1).map(([name]) => name).join(", ");
+    const axes = h("div", { class: "axes muted", "aria-hidden": "true" }, h("span", {}, `${mesh.at(-1)![0]} →`), down && h("span", {}, `${down} ↓`));
     for (let worker = 0; worker < model.workers; worker += 1) {
       const point: number[] = [];
       let rest = worker;
@@ -74,7 +74,7 @@ export class MeshStrip {
       const name = mesh.map(([dim], at) => `${dim}=${point[at]}`).join(", ");
       grid.append(h("button", { type: "button", class: "worker", "data-focus": `worker${worker}`, "aria-pressed": String(isHere), "aria-label": `Worker ${worker}: ${name}`, title: `Worker ${worker}: ${name}`, click: () => store.set({ point }) }, String(worker)));
     }
-    return grid;
+    return h("div", { class: "grid" }, axes, grid);
   }
 
   private updateLegend(): void {

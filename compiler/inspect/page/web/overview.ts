@@ -168,19 +168,21 @@ function table(heads: string[], rows: HTMLElement[], kind = ""): HTMLElement {
 /** Parts of a whole as a bar, each named below with what it comes to; `limit` is marked. */
 function bar(parts: Part[], whole: number, text: (amount: number) => string, limit?: number): HTMLElement {
   const strip = h("div", { class: "strip", "aria-hidden": "true" });
+  const sum = parts.reduce((total, each) => total + each.amount, 0) || 1;
+  const wide = Math.max(whole, sum);
   const named = h("ul", { class: "named" });
   for (const { name, amount, colour } of parts) {
     const filled = h("span", {});
-    filled.style.width = `${(100 * amount) / (whole || 1)}%`;
+    filled.style.width = `${(100 * amount) / wide}%`;
     filled.style.background = colour;
     strip.append(filled);
     const dot = h("span", { class: "dot", "aria-hidden": "true" });
     dot.style.background = colour;
-    named.append(h("li", {}, dot, `${name} `, h("b", {}, text(amount)), h("span", { class: "muted" }, ` ${share(amount / (parts.reduce((sum, each) => sum + each.amount, 0) || 1))}`)));
+    named.append(h("li", {}, dot, `${name} `, h("b", {}, text(amount)), h("span", { class: "muted" }, ` ${share(amount / sum)}`)));
   }
   if (limit !== undefined) {
     const mark = h("span", { class: "limit", title: `There are ${text(limit)}` });
-    mark.style.left = `${(100 * limit) / (whole || 1)}%`;
+    mark.style.left = `${(100 * limit) / wide}%`;
     strip.append(mark);
   }
   return h("div", { class: "parts" }, strip, named);

@@ -21,5 +21,7 @@ export interface Shown {
   readonly element: HTMLElement;
   /** called when the view comes onto the screen, and when something it shows may have changed */
   update(): void;
+  /** called when it stands on paper, in its size there, and when it is back on the screen */
+  print?(on: boolean): void;
   focus(): void;
 }

@@ -12,6 +12,8 @@ export const HEADER = 34;
 const PAD = 14;
 const STUB = 18;
 const LABEL = 42;
+/** Longer names are clipped. */
+export const NAME = 72;
 const GAP = 26;
 /** Of more edges at one box no labels are drawn, and more values from outside that one op reads are one port. */
 const MANY = 6;
@@ -135,7 +137,7 @@ export class Placer {
     if (item instanceof Group) {
       return [Math.max(170, textWidth(titleOf(item), 8) + 56, textWidth(this.tree.describe(item), 6) + 50), 54];
     }
-    const text = Math.max(textWidth(clipped(this.model.op(item), 34), 7.4), textWidth(clipped(this.model.name(item), 38), 6.3));
+    const text = Math.max(textWidth(clipped(this.model.op(item), NAME), 7.4), textWidth(clipped(this.model.name(item), NAME), 6.3));
     return [Math.max(130, text + (this.model.isCollective(item) ? 56 : 36)), 42];
   }
 
@@ -189,7 +191,7 @@ export class Placer {
   }
 
   portLabel(values: number[]): string {
-    const name = `%${clipped(this.model.name(values[0]!), 26)}`;
+    const name = `%${clipped(this.model.name(values[0]!), NAME)}`;
     return values.length > 1 ? `${name} and ${values.length - 1} more` : name;
   }
 

@@ -27,7 +27,6 @@ export class Table<Row> {
   private at = -1;
   private column = -1;
   private down = true;
-  private printing = false;
   private readonly template: string;
   private readonly least: string;
 
@@ -51,8 +50,6 @@ export class Table<Row> {
     this.body.addEventListener("scroll", draw, { passive: true });
     this.body.addEventListener("keydown", (event) => this.key(event));
     new ResizeObserver(draw).observe(this.body);
-    addEventListener("beforeprint", () => this.print(true));
-    addEventListener("afterprint", () => this.print(false));
     this.column = columns.findIndex((column) => column.name === options.sort);
     this.drawHead();
   }
@@ -72,11 +69,6 @@ export class Table<Row> {
   focus(): void {
     if (this.at < 0) this.move(0);
     this.body.focus();
-  }
-
-  private print(on: boolean): void {
-    this.printing = on;
-    this.draw();
   }
 
   private sort(): void {
@@ -114,11 +106,12 @@ export class Table<Row> {
 
   private draw(): void {
     this.body.setAttribute("aria-rowcount", String(this.sorted.length + 1));
-    const total = this.printing ? Math.min(this.sorted.length, PRINTED) : this.sorted.length;
+    const printing = document.body.dataset["printing"] !== undefined;
+    const total = printing ? Math.min(this.sorted.length, PRINTED) : this.sorted.length;
     this.space.style.height = `${total * HEIGHT}px`;
     if (!total) return replace(this.space, h("p", { class: "empty" }, this.options.empty ?? "Nothing to show."));
-    const first = this.printing ? 0 : Math.max(0, Math.floor(this.body.scrollTop / HEIGHT) - 6);
-    const last = this.printing ? total : Math.min(total, Math.ceil((this.body.scrollTop + this.body.clientHeight) / HEIGHT) + 6);
+    const first = printing ? 0 : Math.max(0, Math.floor(this.body.scrollTop / HEIGHT) - 6);
+    const last = printing ? total : Math.min(total, Math.ceil((this.body.scrollTop + this.body.clientHeight) / HEIGHT) + 6);
     const drawn: HTMLElement[] = [];
     for (let at = first; at < last; at += 1) drawn.push(this.row(this.sorted[at]!, at));
     replace(this.space, ...drawn);

@@ -1,5 +1,5 @@
-// The workers' time: for each a lane of computing and one of communicating, and the critical path through them. Without a
-// trace, the schedule as it is estimated, on one worker. Drawn on a canvas: a step can have hundreds of thousands of spans.
+// The workers' time: for each a lane of computing and one of communicating, and the critical path through them; above
+// them the schedule as it is estimated, which is all there is without a trace. Drawn on a canvas: a step can have hundreds of thousands of spans.
 
 import { framed, h, replace } from "./dom";
 import { bytes, clipped, count, seconds } from "./format";
@@ -7,7 +7,9 @@ import { hue } from "./layouts";
 import { emptyLane, type Lane, type Run } from "./measured";
 import type { Page, Shown } from "./page";
 
-const [HEAD, GAP, NAMES] = [30, 12, 150];
+const [HEAD, GAP, NAMES] = [30, 12, 190];
+/** The estimate's worker: none. */
+const ESTIMATE = -1;
 const [LOW, HIGH] = [20, 38];
 
 export class TimelineView implements Shown {
@@ -18,6 +20,9 @@ export class TimelineView implements Shown {
   private readonly stage = h("div", { class: "stage" }, this.canvas, this.tip);
   private readonly runs: Run[];
   private run: Run;
+  private readonly estimate: Run;
+  /** the run's lanes, with the estimate above them where they are measured */
+  private lanes: Lane[] = [];
   private from = 0;
   private to = 1;
   private top = 0;
@@ -28,15 +33,17 @@ export class TimelineView implements Shown {
 
   constructor(private readonly page: Page) {
     const { measured, store } = page;
-    this.runs = measured?.runs ?? [this.estimated()];
+    this.estimate = this.estimated();
+    this.runs = measured?.runs ?? [this.estimate];
     this.run = this.runs.at(-1)!;
+    this.lane = measured ? 1 : 0;
     const choose = h("select", { "aria-label": "Which run of the plan" }, ...this.runs.map((run, at) => h("option", { value: at, selected: run === this.run }, `run ${run.number}: ${seconds((run.end - run.start) * 1e-9)}`)));
     choose.addEventListener("change", () => this.choose(this.runs[Number(choose.value)]!));
     const button = (text: string, label: string, click: () => void) => h("button", { type: "button", class: "plain", title: label, "aria-label": label, click }, text);
     const bar = h(
       "p", { class: "key" },
       measured ? choose : h("span", { class: "chip" }, "estimated: there is no trace"),
-      h("span", { class: "compute" }, "computing"), h("span", { class: "communicate" }, "communicating over"), ...page.model.data.mesh.map(([name], dim) => dimKey(name, dim)), measured && h("span", { class: "critical" }, "critical path"),
+      h("span", { class: "compute" }, "computing"), h("span", { class: "communicate" }, "communicating over"), ...page.model.data.mesh.map(([name], dim) => dimKey(name, dim)), h("span", { class: "waiting" }, "waiting"), measured && h("span", { class: "critical" }, "critical path"),
       button("+", "Zoom in", () => this.zoom(0.5, 0.6)), button("−", "Zoom out", () => this.zoom(0.5, 1.6)), button("Whole", "Show the whole run", () => this.whole()),
     );
     this.element.append(bar, this.note, this.stage);
@@ -51,7 +58,7 @@ export class TimelineView implements Shown {
       this.press = null;
       if (found) {
         this.lane = found[0];
-        store.select(this.run.lanes[found[0]]!.values[found[1]]!);
+        store.select(this.lanes[found[0]]!.values[found[1]]!);
       }
     });
     this.canvas.addEventListener("pointerleave", () => (this.tip.hidden = true));
@@ -65,21 +72,33 @@ export class TimelineView implements Shown {
   private estimated(): Run {
     const { model } = this.page;
     const values = [...model.all()].filter((at) => model.data.values.seconds[at]! > 0);
-    const lane = emptyLane(0, values.length);
-    let clock = 0;
-    values.forEach((at, index) => {
-      lane.values[index] = at;
-      lane.starts[index] = clock;
-      clock += model.data.values.seconds[at]! * 1e9;
-      lane.ends[index] = clock;
+    const lane = emptyLane(ESTIMATE, values.length);
+    // Collectives that are started ahead pass while the worker computes, until their `wait`: see estimate.py.
+    const ahead = new Set([...model.all()].filter((at) => model.op(at) === "wait").map((at) => model.reads(at)[0]!));
+    const ends = new Map<number, number>();
+    let [clock, free] = [0, 0];
+    let index = 0;
+    for (const at of model.all()) {
+      if (model.op(at) === "wait") clock = Math.max(clock, ends.get(model.reads(at)[0]!) ?? clock);
+      const took = model.data.values.seconds[at]! * 1e9;
+      if (!(took > 0)) continue;
+      const isMoving = model.isCollective(at);
+      const start = isMoving ? Math.max(clock, free) : clock;
+      Object.assign(lane.values, { [index]: at });
+      lane.starts[index] = start;
+      lane.ends[index] = start + took;
       lane.held[index] = model.held[at]!;
-    });
-    return { number: 0, lanes: [lane], critical: [], start: 0, end: clock };
+      index += 1;
+      if (isMoving) ends.set(at, (free = start + took));
+      if (!isMoving || !ahead.has(at)) clock = start + took;
+    }
+    return { number: 0, lanes: [lane], critical: [], start: 0, end: Math.max(clock, free) };
   }
 
   private choose(run: Run): void {
     const { measured } = this.page;
     this.run = run;
+    this.lanes = measured ? [...this.estimate.lanes.map((lane) => shifted(lane, run.start)), ...run.lanes] : run.lanes;
     let [busy, waited] = [0, 0];
     for (const lane of run.lanes) {
       for (let span = 0; span < lane.values.length; span += 1) {
@@ -98,7 +117,7 @@ export class TimelineView implements Shown {
     const share = measured ? `${of(busy)} of the workers' time is computing, ${of(waited)} waiting for peers` : `${of(busy)} of it computing`;
     const path = `the critical path computes for ${seconds(computing)}, communicates for ${seconds(communicating)}, and is between ops for ${seconds(between)}`;
     const kept = measured && measured.data.runs > measured.runs.length ? `, the last ${measured.runs.length} of ${measured.data.runs} runs are here` : "";
-    replace(this.note, h("b", {}, seconds(total)), ` on ${count(run.lanes.length, "worker")}; ${share}${measured ? `; ${path}` : ""}${kept}.${measured ? " Thin lines are waiting." : ""}`);
+    replace(this.note, h("b", {}, seconds(total)), ` on ${count(run.lanes.length, "worker")}; ${share}${measured ? `; ${path}` : ""}${kept}.${measured ? ` Estimated: ${seconds(this.estimate.end * 1e-9)}.` : ""}`);
     this.whole();
   }
 
@@ -127,7 +146,7 @@ export class TimelineView implements Shown {
     const step = (dx * (this.to - this.from)) / (this.canvas.clientWidth - NAMES);
     this.from -= step;
     this.to -= step;
-    const tall = this.run.lanes.length * (2 * this.row + GAP) + HEAD;
+    const tall = this.lanes.length * (2 * this.row + GAP) + HEAD;
     this.top = Math.max(0, Math.min(tall - this.canvas.clientHeight, this.top - dy));
     this.redraw();
   }
@@ -152,7 +171,7 @@ export class TimelineView implements Shown {
     this.tip.hidden = !found;
     if (!found) return;
     const { model } = this.page;
-    const lane = this.run.lanes[found[0]]!;
+    const lane = this.lanes[found[0]]!;
     const at = lane.values[found[1]]!;
     const took = (lane.ends[found[1]]! - lane.starts[found[1]]!) * 1e-9;
     const waited = lane.waited[found[1]]! * 1e-9;
@@ -164,7 +183,7 @@ export class TimelineView implements Shown {
   private hit(x: number, y: number): [number, number] | null {
     const row = y - HEAD + this.top;
     const at = Math.floor(row / (2 * this.row + GAP));
-    const lane = this.run.lanes[at];
+    const lane = this.lanes[at];
     if (!lane || x < NAMES || y < HEAD) return null;
     const within = row - at * (2 * this.row + GAP);
     if (within > 2 * this.row) return null;
@@ -180,7 +199,7 @@ export class TimelineView implements Shown {
 
   private key(event: KeyboardEvent): void {
     const { store } = this.page;
-    const lane = this.run.lanes[this.lane];
+    const lane = this.lanes[this.lane];
     if (!lane) return;
     const span = lane.values.indexOf(store.state.value);
     const to: Record<string, number> = { ArrowRight: span + 1, ArrowLeft: span - 1, Home: 0, End: lane.values.length - 1 };
@@ -190,7 +209,7 @@ export class TimelineView implements Shown {
       const width = this.to - this.from;
       if (lane.starts[next]! < this.from || lane.ends[next]! > this.to) [this.from, this.to] = [lane.starts[next]! - width / 2, lane.starts[next]! + width / 2];
     } else if (event.key === "ArrowDown" || event.key === "ArrowUp") {
-      this.lane = Math.max(0, Math.min(this.run.lanes.length - 1, this.lane + (event.key === "ArrowDown" ? 1 : -1)));
+      this.lane = Math.max(0, Math.min(this.lanes.length - 1, this.lane + (event.key === "ArrowDown" ? 1 : -1)));
     } else if (event.key === "+" || event.key === "=") this.zoom(0.5, 0.6);
     else if (event.key === "-") this.zoom(0.5, 1.6);
     else if (event.key === "0") this.whole();
@@ -202,6 +221,10 @@ export class TimelineView implements Shown {
 
   update(): void {
     this.redraw();
+  }
+
+  print(): void {
+    this.draw();
   }
 
   focus(): void {
@@ -223,10 +246,10 @@ export class TimelineView implements Shown {
     paint.clearRect(0, 0, width, height);
     const font = style.fontFamily;
     // Few workers get higher lanes.
-    this.row = Math.max(LOW, Math.min(HIGH, Math.floor(((height - HEAD) / this.run.lanes.length - GAP) / 2)));
+    this.row = Math.max(LOW, Math.min(HIGH, Math.floor(((height - HEAD) / this.lanes.length - GAP) / 2)));
     const x = (time: number) => NAMES + ((time - this.from) / (this.to - this.from)) * (width - NAMES);
     const colours = { compute: colour("whole"), ...Object.fromEntries([0, 1, 2, 3, 4, 5].map((dim) => [`dim${dim}`, colour(`dim${dim}`)])), text: colour("text"), muted: colour("muted"), line: colour("line"), ground: colour("ground"), critical: colour("critical"), accent: colour("accent"), surface: colour("surface") };
-    this.run.lanes.forEach((lane, at) => {
+    this.lanes.forEach((lane, at) => {
       const y = HEAD + at * (2 * this.row + GAP) - this.top;
       if (y > height || y + 2 * this.row < HEAD) return;
       paint.fillStyle = colours.surface;
@@ -234,12 +257,17 @@ export class TimelineView implements Shown {
       this.drawLane(paint, lane, y, x, width, colours, font);
       paint.fillStyle = colours.ground;
       paint.fillRect(0, y - GAP / 2, NAMES, 2 * this.row + GAP);
-      paint.fillStyle = at === this.lane && this.runs.length && this.run.lanes.length > 1 ? colours.accent : colours.text;
+      paint.fillStyle = at === this.lane && this.lanes.length > 1 ? colours.accent : colours.text;
       paint.font = `600 12px ${font}`;
-      paint.fillText(this.page.measured ? `worker ${lane.worker}` : "one worker", 12, y + this.row - 6);
+      const isEstimate = lane.worker === ESTIMATE;
+      paint.fillText(isEstimate ? "estimate" : `worker ${lane.worker}`, 12, y + this.row / 2 + 3);
       paint.fillStyle = colours.muted;
       paint.font = `11px ${font}`;
-      if (this.page.measured) paint.fillText(clipped(this.where(lane.worker), 22), 12, y + 2 * this.row - 7);
+      paint.fillText(isEstimate ? "of any worker" : clipped(this.where(lane.worker), 20), 12, y + (3 * this.row) / 2 + 3);
+      paint.textAlign = "right";
+      paint.fillText("computes", NAMES - 8, y + this.row / 2 + 3);
+      paint.fillText("moves", NAMES - 8, y + (3 * this.row) / 2 + 3);
+      paint.textAlign = "left";
     });
     this.drawAxis(paint, x, width, colours, font);
   }
@@ -266,9 +294,14 @@ export class TimelineView implements Shown {
       const w = Math.max(0.8, right - left - (right - left > 3 ? 0.6 : 0));
       paint.globalAlpha = dim >= 0 && !(value >= 0 && model.data.values.dims[value]!.includes(dim)) ? 0.25 : 1;
       paint.fillStyle = row ? value < 0 ? colours["muted"]! : colours[`dim${model.data.values.dims[value]![0]! % 6}`]! : colours["compute"]!;
-      // Waiting for peers is a line, what follows it a block.
+      // Waiting for peers is a pale slice, and moving the full one behind it.
       const wait = lane.waited[span]! ? Math.min(w, Math.max(0, x(lane.starts[span]! + lane.waited[span]!) - left)) : 0;
-      if (wait) paint.fillRect(left, y + row * this.row + this.row / 2 - 3, wait, 3);
+      if (wait) {
+        const full = paint.globalAlpha;
+        paint.globalAlpha = 0.35 * full;
+        paint.fillRect(left, y + row * this.row + 2, wait, this.row - 6);
+        paint.globalAlpha = full;
+      }
       paint.fillRect(left + wait, y + row * this.row + 2, w - wait, this.row - 6);
       if (isChosen) {
         paint.strokeStyle = colours["text"]!;
@@ -276,10 +309,10 @@ export class TimelineView implements Shown {
         paint.strokeRect(left - 1, y + row * this.row + 1, Math.max(3, w + 2), this.row - 4);
       }
       if (wait > 46 && w - wait < 46) {
-        paint.fillStyle = colours["muted"]!;
-        if (this.row >= 28) paint.fillText(`${clipped(value < 0 ? "commit" : model.name(value), Math.floor((wait - 8) / 6.4))}`, left + 3, y + row * this.row + this.row / 2 - 7);
+        paint.fillStyle = colours["text"]!;
+        paint.fillText(`${clipped(value < 0 ? "commit" : model.name(value), Math.floor((wait - 8) / 6.4))}`, left + 4, y + row * this.row + this.row / 2 + 3);
       } else if (w > 46 && value >= 0) {
-        paint.fillStyle = row ? colours["ground"]! : colours["text"]!;
+        paint.fillStyle = readable(row ? colours[`dim${model.data.values.dims[value]![0]! % 6}`]! : colours["compute"]!);
         paint.fillText(clipped(model.name(value), Math.floor((w - wait - 8) / 6.2)), left + wait + 4, y + row * this.row + this.row / 2 + 3);
       }
       paint.globalAlpha = 1;
@@ -306,9 +339,23 @@ export class TimelineView implements Shown {
       paint.fillStyle = colours["line"]!;
       paint.fillRect(at, HEAD - 8, 1, this.canvas.clientHeight);
       paint.fillStyle = colours["muted"]!;
-      paint.fillText(seconds(time * 1e-9), at + 4, HEAD - 12);
+      if (at < width - 56) paint.fillText(seconds(time * 1e-9), at + 4, HEAD - 12);
     }
   }
+}
+
+/** The same lane, begun `by` nanoseconds later. */
+function shifted(lane: Lane, by: number): Lane {
+  return { ...lane, starts: lane.starts.map((start) => start + by), ends: lane.ends.map((end) => end + by) };
+}
+
+/** Black or white, whichever stands out more from a colour (WCAG's relative luminance): by 4.58 at least. */
+function readable(colour: string): string {
+  const [red, green, blue] = [1, 3, 5].map((at) => {
+    const part = Number.parseInt(colour.slice(at, at + 2), 16) / 255;
+    return part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4;
+  }) as [number, number, number];
+  return 0.2126 * red + 0.7152 * green + 0.0722 * blue > 0.179 ? "#000" : "#fff";
 }
 
 function dimKey(name: string, dim: number): HTMLElement {

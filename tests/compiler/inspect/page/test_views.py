@@ -184,14 +184,6 @@ def test_nothing_is_wider_than_the_window(open_page: Open, width: int, height: i
         assert page.locator("main").bounding_box()["height"] > 100, view  # type: ignore[index]
 
 
-def test_it_prints_the_view_and_the_panel(open_page: Open) -> None:
-    page = open_page("middle", "#view=collectives")
-    page.emulate_media(media="print")
-    expect(page.locator(".search")).to_be_hidden()
-    page.evaluate("dispatchEvent(new Event('beforeprint'))")
-    expect(page.locator(".collectives .space > .row")).to_have_count(71)
-
-
 def test_everything_that_can_be_pressed_has_a_name(open_page: Open) -> None:
     page = open_page("middle", "#value=mm_3")
     for view in VIEWS:
@@ -202,3 +194,40 @@ def test_everything_that_can_be_pressed_has_a_name(open_page: Open) -> None:
                 .map(e => e.outerHTML.slice(0, 120))"""
         )
         assert nameless == []
+
+
+def test_the_estimate_stands_above_what_was_measured(open_page: Open) -> None:
+    page = open_page("middle", "#view=timeline")
+    expect(page.locator(".timeline .summary")).to_contain_text(re.compile(r"Estimated: [\d.]+ ms"))
+    expect(page.locator(".timeline .key")).to_contain_text("waiting")
+    page.locator(".timeline canvas").focus()
+    page.keyboard.press("ArrowUp")
+    page.keyboard.press("End")
+    expect(page.locator(".panel h2")).to_have_text(re.compile("addcdiv"))
+
+
+def test_the_workers_have_axes(open_page: Open) -> None:
+    page = open_page("small")
+    expect(page.locator(".axes")).to_have_text("model →data ↓")
+    places = [page.get_by_role("button", name=f"Worker {number}:").bounding_box() for number in range(4)]
+    across, down = [place["x"] for place in places if place], [place["y"] for place in places if place]
+    assert across[0] == across[2] < across[1] == across[3]
+    assert down[0] == down[1] < down[2] == down[3]
+
+
+def test_all_views_are_printed_and_the_screen_is_as_before(open_page: Open) -> None:
+    page = open_page("middle", "#view=memory")
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    views = page.locator("main > .view")
+    expect(views).to_have_count(len(VIEWS))
+    for at in range(len(VIEWS)):
+        expect(views.nth(at)).to_be_visible()
+    assert page.evaluate(
+        "[...document.querySelectorAll('main > .view')].map((view) => view.dataset.name.toLowerCase())"
+    ) == [*VIEWS]
+    wide = "Math.max(...[...document.querySelectorAll('main *')].map((each) => each.getBoundingClientRect().right))"
+    assert page.evaluate(wide) <= page.evaluate("document.body.getBoundingClientRect().right") + 1
+    assert page.locator(".collectives .space > .row").count() == 71
+    page.evaluate("dispatchEvent(new Event('afterprint'))")
+    expect(page.locator("main > .view:visible")).to_have_count(1)
+    expect(page.get_by_role("tab", selected=True)).to_have_text("Memory")
