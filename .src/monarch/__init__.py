@@ -75,7 +75,6 @@ if TYPE_CHECKING:
         vary,
         while_loop,
     )
-    from monarch.runtime.actors.functions import remote
     from monarch.runtime.actors.hosts import hosts
     from monarch.runtime.actors.meshes import HostMesh, this_host
     from monarch.stdlib.checkpoints.loading import load
@@ -84,6 +83,7 @@ if TYPE_CHECKING:
     from monarch.stdlib.fetching import fetch_shard, inspect
     from monarch.stdlib.generation import generate
     from monarch.stdlib.logs import log, log_to
+    from monarch.stdlib.remote import remote
     from monarch.stdlib.syncing import sync, version
 
 __version__ = "0.1.0"
@@ -150,7 +150,6 @@ _HOMES = {
         "scan",
         "while_loop",
     ),
-    "monarch.runtime.actors.functions": ("remote",),
     "monarch.runtime.actors.hosts": ("hosts",),
     "monarch.runtime.actors.meshes": ("HostMesh", "this_host"),
     "monarch.stdlib.checkpoints.loading": ("load",),
@@ -159,6 +158,7 @@ _HOMES = {
     "monarch.stdlib.fetching": ("fetch_shard", "inspect"),
     "monarch.stdlib.generation": ("generate",),
     "monarch.stdlib.logs": ("log", "log_to"),
+    "monarch.stdlib.remote": ("remote",),
     "monarch.stdlib.syncing": ("sync", "version"),
     "torch.distributed.tensor": ("Partial", "Replicate", "Shard"),
 }
