@@ -25,8 +25,9 @@ from monarch.compiler.passes.anomalies import DetectAnomalies
 from monarch.compiler.passes.collectives import JoinCollectives, SimplifyReductions
 from monarch.compiler.passes.cut import cut, lay_out_received, sends_of
 from monarch.compiler.passes.decompose import DecomposeSplit
+from monarch.compiler.passes.drop_padding import DropPadding
 from monarch.compiler.passes.lookups import SimplifyLookups
-from monarch.compiler.passes.padding import DropPadding, PadForDivisibility, is_uneven
+from monarch.compiler.passes.padding import PadForDivisibility, is_uneven
 from monarch.compiler.passes.predicates import AgreeOnPredicates
 from monarch.compiler.passes.simplify import SimplifyViews
 from monarch.compiler.plan import Plan

@@ -21,6 +21,7 @@ from monarch.compiler.graph import Graph, args_of, provenance, tensor_type
 from monarch.compiler.ops.record import find
 from monarch.compiler.ops.schema import is_view
 from monarch.compiler.passes.decompose import composites, inline
+from monarch.compiler.passes.drop_padding import resized
 from monarch.compiler.rules import LocalCall, Rule, Strategy, localize, replace_operands, rule_for, tensor_operands
 from monarch.compiler.rules.call import Call, dims_of, result_types
 from monarch.compiler.rules.localize import Localized
@@ -232,7 +233,7 @@ class _Pad:
         """Give a call these operands, and results with padding: its arguments speak of sizes."""
         rule = needs.rule
         types = [
-            type_ if type_ is None or dims is None else _resized(type_, rule.resized(dims, type_.shape, sizes))
+            type_ if type_ is None or dims is None else resized(type_, rule.resized(dims, type_.shape, sizes))
             for type_, dims in zip(result_types(node), rule.results, strict=True)
         ]
         if sizes:
@@ -369,7 +370,7 @@ class _Pad:
         if size != logical and (made := self.remade(value, dim, size)) is not None:
             return made
         shape = tuple(size if each == dim else length for each, length in enumerate(type_.shape))
-        new = _resized(type_, shape)
+        new = resized(type_, shape)
         key = ("resized", value, dim, size)
         if key not in self.known:
             if size == logical:
@@ -414,7 +415,7 @@ class _Pad:
                 [size if at == dim else each for at, each in enumerate(args_of(value)[1])],
                 *made.args[2:],
             )
-            made.meta["type"] = _resized(
+            made.meta["type"] = resized(
                 tensor_type(value), rule.resized(rule.results[0] or (), tensor_type(value).shape, sizes)
             )
             self.needs[made] = needs
@@ -499,64 +500,6 @@ class _Pad:
         self.over.setdefault(made, self.over[value])
         if value in self.weights:
             self.weights.add(made)
-
-
-class DropPadding(Pass):
-    """Give results the blocks that their own layouts have: a result that lies whole along a dim has no padding there.
-
-    %y = aten.exp(%x)                           : f32[10+2]
-    return %y
-    -->
-    %y = aten.exp(%x)                           : f32[10+2]
-    %s = aten.slice.Tensor(%y, 0, 0, 10)        : f32[10]
-    return %s
-    """
-
-    name = "drop-padding"
-
-    def run(self, graph: Graph, context: Context) -> Graph:
-        states, output = graph.states, graph.fx.output_node()
-        known: dict[fx.Node, fx.Node] = {}
-
-        def dropped(node: fx.Node) -> fx.Node:
-            if node not in known:
-                with graph.fx.inserting_before(output):
-                    known[node] = _with_own_blocks(graph, node)
-            return known[node]
-
-        updates = {label: node if label in states else dropped(node) for label, node in graph.updates.items()}
-        graph.set_output([node and dropped(node) for node in graph.returns], updates)
-        return graph
-
-
-def _with_own_blocks(graph: Graph, node: fx.Node) -> fx.Node:
-    wanted = tensor_type(node).unpadded.padded(graph.mesh)
-    of = provenance(node)
-    for dim, names in enumerate(wanted.layout.shards):
-        type_ = tensor_type(node)
-        if type_.shape[dim] == wanted.shape[dim]:
-            continue
-        logical = type_.unpadded.shape[dim]
-        for name in reversed(names):
-            type_ = type_.place(name, None)
-            several = graph.call(ops.all_gather, [node], [name], [dim], type=(type_,), provenance=of)
-            node = graph.call(operator.getitem, several, 0, type=type_, provenance=of)
-        type_ = _resized(type_, (*type_.shape[:dim], logical, *type_.shape[dim + 1 :]))
-        node = graph.call(aten.slice.Tensor, node, dim, 0, logical, type=type_, provenance=of)
-        if names:
-            pads = [0] * (2 * (type_.ndim - dim) - 1) + [wanted.shape[dim] - logical]
-            type_ = _resized(type_, (*type_.shape[:dim], wanted.shape[dim], *type_.shape[dim + 1 :]))
-            node = graph.call(aten.constant_pad_nd.default, node, pads, 0, type=type_, provenance=of)
-        for name in names:
-            type_ = type_.place(name, dim)
-            node = graph.call(ops.shard, node, name, dim, type=type_, provenance=of)
-    return node
-
-
-def _resized(type_: TensorType, shape: Shape) -> TensorType:
-    """The type with other sizes with padding."""
-    padding = tuple(size - logical for size, logical in zip(shape, type_.unpadded.shape, strict=True))
-    return TensorType(type_.dtype, shape, type_.layout, padding)
 
 
 def _copy_of(graph: Graph, node: fx.Node) -> fx.Node:

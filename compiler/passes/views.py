@@ -14,7 +14,7 @@ from monarch.compiler.tape import Value
 from monarch.compiler.types import TensorType
 
 if TYPE_CHECKING:
-    from monarch.compiler.passes.functionalize import Emitter
+    from monarch.compiler.passes.emitter import Emitter
 
 aten = torch.ops.aten
 
