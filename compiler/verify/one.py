@@ -1,82 +1,35 @@
-"""The verifier: whether a graph is well formed. Runs between passes where MONARCH_VERIFY=1."""
+"""Whether a graph of one mesh is well formed."""
 
 from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import fx
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from monarch.compiler import ops
-from monarch.compiler.errors import GraphError, LayoutError, RuleError
-from monarch.compiler.graph import KINDS, Graph, args_of, provenance
-from monarch.compiler.local_ops import LOCAL_OPS
+from monarch.compiler.errors import LayoutError, RuleError
+from monarch.compiler.graph import KINDS, Graph
 from monarch.compiler.loops.ir import KernelError, may_overwrite
 from monarch.compiler.loops.text import parse_kernel
 from monarch.compiler.ops import MonarchOp
 from monarch.compiler.ops.record import find
-from monarch.compiler.passes.cut import cut
-from monarch.compiler.passes.predicates import AgreeOnPredicates, disagreeing
 from monarch.compiler.rules import rule_for, tensor_operands
-from monarch.compiler.text import op_name, parse_layout, print_node, print_type
+from monarch.compiler.text import op_name, print_type
 from monarch.compiler.types import REDUCTIONS, VARYING, Placement, TensorType, is_partial
+from monarch.compiler.verify.check import PARAMETERS, Check, is_tensor, types_of
 
-PARAMETERS = {
-    op: tuple(part.strip() for part in op.signature.strip("()").split(",") if part.strip()) for op in ops.OPS.values()
-}
 PER_WORKER = (ops.to_varying, ops.from_varying, ops.axis_index, ops.permute)
 """Ops that stand in a graph before it is partitioned over the mesh dims that they name."""
 
 
-def verify(graph: Graph, after: str = "", *, run: bool = False) -> None:
-    """Raise GraphError, naming the value and the pass `after` which it is wrong, unless `graph` is well formed:
+class Verifier(Check):
+    """Reads a graph once, in its order."""
 
-    - placeholders, calls of known, pure ops with arguments that these take, then one output; values stand before uses
-    - every value has a type that can lie on the mesh, and types fit along collectives and `getitem`
-    - over the dims partitioned so far, operands and results lie as the ops' rules allow
-    - collectives run over dims that are partitioned, and somebody reads what they give
-    - regions take and give what their ops do; a predicate is whole on every worker, and in the end the same to the bit
-    - states are updated with values of their own shape, dtype and layout
-    - in a graph of several meshes a value is computed from values of its own mesh, a transfer brings what another mesh
-      has as it is, and the graph of each part is well formed
-
-    `run` also computes each op's result on tensors without data of one worker's shapes, and compares (slower: some
-    0.2 ms an op).
-    """
-    if graph.parts:
-        _Parts(graph, after).verify(run)
-        return
-    _Verifier(graph, after).verify()
-    if after == AgreeOnPredicates.name and (node := disagreeing(graph)) is not None:
-        _Verifier(graph, after).fail("has a predicate that workers may round differently: no one tells them", node)
-    if run:
-        _Run(graph, after).run()
-
-
-class _Check:
-    def __init__(self, graph: Graph, after: str) -> None:
-        self.graph = graph
-        self.lead = f"after {after}: " if after else ""
-
-    def fail(self, message: str, node: fx.Node | None = None, hint: str = "") -> NoReturn:
-        """Raise GraphError with the value's line, as the graph prints it, below the message."""
-        if node is None:
-            raise GraphError(f"{self.lead}graph @{self.graph.name}: {message}", hint=hint)
-        try:
-            line = print_node(node, self.graph) if node.op != "output" else ""
-        except (GraphError, ValueError, KeyError):  # what is wrong may be what would be printed
-            line = f"%{node.name} = {node.target}"
-        hint = "\n".join(part for part in (line, hint) if part)
-        raise GraphError(f"{self.lead}%{node.name} {message}", hint=hint, source=provenance(node).source)
-
-
-class _Verifier(_Check):
     def __init__(self, graph: Graph, after: str) -> None:
         super().__init__(graph, after)
         sizes = graph.mesh.sizes
@@ -234,7 +187,7 @@ class _Verifier(_Check):
             kernel = parse_kernel(given["text"])
         except KernelError as error:
             self.fail(f"calls no kernel: {error.message}", node)
-        if not isinstance(tensors, list | tuple) or not all(_is_tensor(tensor) for tensor in tensors):
+        if not isinstance(tensors, list | tuple) or not all(is_tensor(tensor) for tensor in tensors):
             self.fail("has to take a list of tensors", node)
         if not isinstance(types, tuple):
             self.fail("gives a tuple, and its type is none", node)
@@ -256,7 +209,7 @@ class _Verifier(_Check):
         if unknown := [name for name in names if name not in self.graph.regions]:
             self.fail(f"names the region {unknown[0]!r}, which the graph does not have", node)
         lists = [given.get(name, []) for name in ("carried", "xs", "operands")]
-        if not all(isinstance(each, list | tuple) and all(map(_is_tensor, each)) for each in lists):
+        if not all(isinstance(each, list | tuple) and all(map(is_tensor, each)) for each in lists):
             self.fail("has to take lists of tensors", node)
         carried, xs, operands = ([self.graph.type_so_far(value) for value in each] for each in lists)
         takes = [*carried, *(_element(self, node, type_) for type_ in xs), *operands]
@@ -285,11 +238,11 @@ class _Verifier(_Check):
                 self.decides(region.returns[0], node)
             elif made != gives:
                 self.fail(f"has the region '{name}', which gives other values than it", node, _listed(gives, made))
-            _Verifier(region, self.lead.removeprefix("after ").removesuffix(": ")).verify()
+            Verifier(region, self.lead.removeprefix("after ").removesuffix(": ")).verify()
 
     def decides(self, predicate: Any, node: fx.Node) -> None:
         """Every worker has the whole of a predicate."""
-        if not _is_tensor(predicate):
+        if not is_tensor(predicate):
             self.fail("has to take a predicate", node)
         type_ = self.graph.type_so_far(predicate)
         if type_ != TensorType(torch.bool, ()):
@@ -300,7 +253,7 @@ class _Verifier(_Check):
 
     def collective(self, node: fx.Node, op: MonarchOp, given: dict[str, Any], types: Any) -> None:
         tensors = given["tensors"]
-        if not isinstance(tensors, list | tuple) or not tensors or not all(_is_tensor(tensor) for tensor in tensors):
+        if not isinstance(tensors, list | tuple) or not tensors or not all(is_tensor(tensor) for tensor in tensors):
             self.fail("has to take a list of tensors", node)
         if not isinstance(types, tuple) or len(types) != len(tensors):
             self.fail(f"takes {len(tensors)} tensors, so its type has to be a tuple of as many", node)
@@ -361,7 +314,7 @@ class _Verifier(_Check):
 
     def cut(self, node: fx.Node, given: dict[str, Any], types: Any) -> None:
         tensor, dim = given["tensor"], given["mesh_dim"]
-        if not _is_tensor(tensor):
+        if not is_tensor(tensor):
             self.fail("has to take a tensor", node)
         type_ = self.graph.type_so_far(tensor)
         if type_.layout.placement(dim) is not None:
@@ -383,7 +336,7 @@ class _Verifier(_Check):
         partitioned."""
         tensor, mesh_dim, begins = given["tensor"], given["mesh_dim"], node.target is ops.to_varying
         placement = given["dim" if begins else "placement"]
-        if not _is_tensor(tensor) or not isinstance(types, TensorType):
+        if not is_tensor(tensor) or not isinstance(types, TensorType):
             self.fail("has to take and to give one tensor", node)
         outside, inside = (tensor.meta["type"], types) if begins else (types, tensor.meta["type"])
         shape = list(inside.shape)
@@ -417,7 +370,7 @@ class _Verifier(_Check):
             if dim == but:
                 continue
             takes = [operand.meta["type"].layout.placement(dim) for operand in operands]
-            gives = [type_.layout.placement(dim) for type_ in _parts(types) if type_ is not None]
+            gives = [type_.layout.placement(dim) for type_ in types_of(types) if type_ is not None]
             if VARYING in takes and any(placement != VARYING for placement in gives):
                 self.fail(f"takes a value that varies along '{dim}', so its own has to vary as well", node)
             if VARYING in takes and any(placement not in (VARYING, None) for placement in takes):
@@ -443,7 +396,7 @@ class _Verifier(_Check):
             rule = rule_for(node, self.local_shape_of if local else _global_shape_of)
         except RuleError as error:
             self.fail(f"is not replicated on '{dim}', which a rule has to allow: {error.message}", node, error.hint)
-        made = [at for at, type_ in enumerate(_parts(node.meta["type"])) if type_ is not None]
+        made = [at for at, type_ in enumerate(types_of(node.meta["type"])) if type_ is not None]
         for strategy in rule.strategies(self.graph.mesh.sizes[dim]):
             if list(strategy.operands) == takes and [strategy.results[at] for at in made] == gives:
                 return
@@ -467,11 +420,11 @@ class _Verifier(_Check):
             case _:
                 self.fail("has to hold a tuple of returned values and a dict of updated states", node)
         for value in returns:
-            if value is not None and not _is_tensor(value):
+            if value is not None and not is_tensor(value):
                 self.fail(f"returns {value}, which is not one tensor", node)
         states = {p.meta["label"]: p.meta["type"] for p in self.graph.placeholders if p.meta["kind"] == "state"}
         for label, value in updates.items():
-            if not isinstance(label, str) or not _is_tensor(value):
+            if not isinstance(label, str) or not is_tensor(value):
                 self.fail(f"updates state {label!r} with {value}, which is not one tensor", node)
             state, new = states.get(label), value.meta["type"]
             if state is None:
@@ -487,143 +440,6 @@ class _Verifier(_Check):
                     )
 
 
-class _Parts(_Check):
-    """A graph of several meshes, whose parts are verified as graphs of one."""
-
-    def verify(self, run: bool) -> None:
-        graph = self.graph
-        for node in graph.fx.nodes:
-            if node.op == "output":
-                self.output(node)
-            elif node.op == "placeholder":
-                if node.meta.get("kind") == "state" and "mesh" not in node.meta:
-                    self.fail("is a state, and on no mesh", node)
-            elif node.target is ops.transfer:
-                self.transfer(node)
-            else:
-                where = {each.meta["mesh"] for each in node.all_input_nodes if "mesh" in each.meta}
-                if len(where) > 1:
-                    self.fail(f"has operands on several meshes: {', '.join(sorted(where))}", node)
-                if where != {node.meta[key] for key in ("mesh",) if key in node.meta}:
-                    self.fail(f"is computed on {', '.join(where) or 'any mesh'}, and its type says otherwise", node)
-        if not graph.fragments:
-            graph = cut(graph.copy())
-        for fragment in graph.fragments.values():
-            verify(fragment, self.lead.removeprefix("after ").removesuffix(": "), run=run)
-
-    def transfer(self, node: fx.Node) -> None:
-        if len(node.args) != 3 or node.kwargs or not _is_tensor(node.args[0]):
-            self.fail("has to give transfer just tensor, mesh, layout", node)
-        value, mesh, layout = args_of(node)
-        if mesh not in self.graph.parts or node.meta.get("mesh") != mesh:
-            self.fail(f"brings its operand to {mesh!r}, which is not the mesh that it is on", node)
-        if value.meta.get("mesh") == mesh:
-            self.fail(f"brings to {mesh!r} what is there", node)
-        type_ = node.meta.get("type")
-        if not isinstance(type_, TensorType) or (type_.dtype, type_.shape) != (
-            value.meta["type"].dtype,
-            value.meta["type"].shape,
-        ):
-            self.fail(f"gives {print_type(type_)} of %{value.name}, which is {value.meta['type']}", node)
-        if layout is not None:
-            try:
-                TensorType(type_.dtype, type_.shape, parse_layout(layout)).check(self.graph.mesh_of(node))
-            except LayoutError as error:
-                self.fail(f"asks for what cannot be: {error.message}", node, error.hint)
-
-    def output(self, node: fx.Node) -> None:
-        homes = {p.meta["label"]: p.meta.get("mesh") for p in self.graph.placeholders if p.meta.get("kind") == "state"}
-        for value in self.graph.returns:
-            if value is not None and "mesh" not in value.meta:
-                self.fail(f"returns %{value.name}, which is on no mesh", node)
-        for label, value in self.graph.updates.items():
-            if "mesh" not in value.meta or homes.get(label, value.meta["mesh"]) != value.meta["mesh"]:
-                self.fail(f"updates state '{label}' with %{value.name}, which is on another mesh", node)
-
-
-class _Run(_Check):
-    """Runs a graph's ops on fake tensors: shapes and dtypes, no data."""
-
-    def run(self) -> None:
-        values: dict[fx.Node, Any] = {}
-        with FakeTensorMode():
-            for node in self.graph.fx.nodes:
-                if node.op == "placeholder":
-                    values[node] = self.empty(node.meta["type"])
-                elif node.op == "call_function":
-                    self.compare(node, self.result(node, values))
-                    # From here on by the type, so that strides, which types leave open, do not depend on the op.
-                    types = node.meta["type"]
-                    values[node] = [self.empty(t) for t in types] if isinstance(types, tuple) else self.empty(types)
-
-    def empty(self, type_: TensorType | None) -> torch.Tensor | None:
-        return None if type_ is None else torch.empty(self.graph.local_shape(type_), dtype=type_.dtype)
-
-    def result(self, node: fx.Node, values: dict[fx.Node, Any]) -> Any:
-        target: Any = node.target
-        args: Any = fx.node.map_arg(node.args, lambda operand: values[operand])
-        kwargs: Any = fx.node.map_arg(node.kwargs, lambda operand: values[operand])
-        if isinstance(target, MonarchOp):
-            given: dict[str, Any] = {**dict(zip(PARAMETERS[target], args, strict=False)), **kwargs}
-            if target is ops.constrain:
-                return args[0]
-            if target in ops.WITH_REGIONS:
-                for name in given["regions"]:
-                    _Run(self.graph.regions[name], "").run()
-                return [self.empty(type_) for type_ in node.meta["type"]]
-            if target is ops.commit:
-                return None
-            if target is ops.send:
-                return args[0]
-            if target is ops.recv:
-                return torch.empty(given["shape"], dtype=given["dtype"])
-            if target is ops.wait:
-                return args[0]
-            if target.collective:
-                return [self.moved(target, given, at, tensor) for at, tensor in enumerate(given["tensors"])]
-            if target is ops.kernel:
-                return [torch.empty(buffer.shape, dtype=buffer.dtype) for buffer in parse_kernel(given["text"]).outputs]
-            sizes = self.graph.mesh.sizes
-            target = _bind(LOCAL_OPS[target.name], dict.fromkeys(sizes, 0), sizes)
-        try:
-            return target(*args, **kwargs)
-        except (RuntimeError, TypeError, IndexError, ValueError) as error:
-            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-            self.fail(f"cannot be computed on one worker's shapes: {reason}", node, self.operands(node))
-
-    def moved(self, op: MonarchOp, given: dict[str, Any], at: int, tensor: torch.Tensor) -> torch.Tensor:
-        shape = list(tensor.shape)
-        count = 1
-        for dim in given["mesh_dims"]:
-            count *= self.graph.mesh.sizes[dim]
-        if op in (ops.all_gather, ops.all_to_all):
-            shape[given["dims" if op is ops.all_gather else "source_dims"][at]] *= count
-        if op in (ops.reduce_scatter, ops.all_to_all):
-            shape[given["dims" if op is ops.reduce_scatter else "target_dims"][at]] //= count
-        return tensor.new_empty(shape)
-
-    def compare(self, node: fx.Node, result: Any) -> None:
-        types = node.meta["type"]
-        made = list(result) if isinstance(types, tuple) and isinstance(result, list | tuple) else [result]
-        expected = _parts(types)
-        if len(made) < len(expected):
-            self.fail(f"gives {len(made)} results, and its type has {len(expected)}", node)
-        for tensor, type_ in zip(made, expected, strict=False):
-            if type_ is None:
-                continue
-            if not isinstance(tensor, torch.Tensor):
-                self.fail(f"gives {tensor!r}, which is no tensor", node)
-            if (tuple(tensor.shape), tensor.dtype) != (self.graph.local_shape(type_), type_.dtype):
-                computed = TensorType(tensor.dtype, tuple(tensor.shape))
-                self.fail(f"is {computed} when it is computed on one worker's shapes", node, self.operands(node))
-
-    def operands(self, node: fx.Node) -> str:
-        lines = [
-            f"%{operand.name} : {print_type(operand.meta['type'], self.graph)}" for operand in node.all_input_nodes
-        ]
-        return "\n".join(lines)
-
-
 @cache
 def _arguments(target: torch._ops.OpOverload) -> tuple[list[str], list[str], list[str]]:
     """The names of an op's arguments: those that can be given by position, all of them, and those without a default."""
@@ -635,7 +451,7 @@ def _arguments(target: torch._ops.OpOverload) -> tuple[list[str], list[str], lis
     )
 
 
-def _element(check: _Check, node: fx.Node, type_: TensorType) -> TensorType:
+def _element(check: Check, node: fx.Node, type_: TensorType) -> TensorType:
     """The type of an element along dim 0."""
     layout = type_.layout
     if not type_.ndim or layout.shards[0]:
@@ -647,18 +463,6 @@ def _listed(first: list[Any], second: list[Any]) -> str:
     return "\n".join(f"{', '.join(map(print_type, each))}" for each in (first, second))
 
 
-def _bind(function: Callable[..., Any], position: dict[str, int], sizes: Any) -> Callable[..., Any]:
-    return lambda *args, **kwargs: function(position, sizes, *args, **kwargs)
-
-
 def _global_shape_of(node: fx.Node) -> Any:
     type_ = node.meta["type"]
     return type_.shape if isinstance(type_, TensorType) else tuple(() if part is None else part.shape for part in type_)
-
-
-def _is_tensor(value: Any) -> bool:
-    return isinstance(value, fx.Node) and isinstance(value.meta.get("type"), TensorType)
-
-
-def _parts(types: Any) -> list[TensorType | None]:
-    return list(types) if isinstance(types, tuple) else [types]

@@ -1,0 +1,105 @@
+"""Whether a graph's ops give what its types say, on tensors without data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from monarch.compiler import ops
+from monarch.compiler.local_ops import LOCAL_OPS
+from monarch.compiler.loops.text import parse_kernel
+from monarch.compiler.ops import MonarchOp
+from monarch.compiler.text import print_type
+from monarch.compiler.types import TensorType
+from monarch.compiler.verify.check import PARAMETERS, Check, types_of
+
+
+class Run(Check):
+    """Runs a graph's ops on fake tensors: shapes and dtypes, no data."""
+
+    def run(self) -> None:
+        values: dict[fx.Node, Any] = {}
+        with FakeTensorMode():
+            for node in self.graph.fx.nodes:
+                if node.op == "placeholder":
+                    values[node] = self.empty(node.meta["type"])
+                elif node.op == "call_function":
+                    self.compare(node, self.result(node, values))
+                    # From here on by the type, so that strides, which types leave open, do not depend on the op.
+                    types = node.meta["type"]
+                    values[node] = [self.empty(t) for t in types] if isinstance(types, tuple) else self.empty(types)
+
+    def empty(self, type_: TensorType | None) -> torch.Tensor | None:
+        return None if type_ is None else torch.empty(self.graph.local_shape(type_), dtype=type_.dtype)
+
+    def result(self, node: fx.Node, values: dict[fx.Node, Any]) -> Any:
+        target: Any = node.target
+        args: Any = fx.node.map_arg(node.args, lambda operand: values[operand])
+        kwargs: Any = fx.node.map_arg(node.kwargs, lambda operand: values[operand])
+        if isinstance(target, MonarchOp):
+            given: dict[str, Any] = {**dict(zip(PARAMETERS[target], args, strict=False)), **kwargs}
+            if target is ops.constrain:
+                return args[0]
+            if target in ops.WITH_REGIONS:
+                for name in given["regions"]:
+                    Run(self.graph.regions[name], "").run()
+                return [self.empty(type_) for type_ in node.meta["type"]]
+            if target is ops.commit:
+                return None
+            if target is ops.send:
+                return args[0]
+            if target is ops.recv:
+                return torch.empty(given["shape"], dtype=given["dtype"])
+            if target is ops.wait:
+                return args[0]
+            if target.collective:
+                return [self.moved(target, given, at, tensor) for at, tensor in enumerate(given["tensors"])]
+            if target is ops.kernel:
+                return [torch.empty(buffer.shape, dtype=buffer.dtype) for buffer in parse_kernel(given["text"]).outputs]
+            sizes = self.graph.mesh.sizes
+            target = _bind(LOCAL_OPS[target.name], dict.fromkeys(sizes, 0), sizes)
+        try:
+            return target(*args, **kwargs)
+        except (RuntimeError, TypeError, IndexError, ValueError) as error:
+            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            self.fail(f"cannot be computed on one worker's shapes: {reason}", node, self.operands(node))
+
+    def moved(self, op: MonarchOp, given: dict[str, Any], at: int, tensor: torch.Tensor) -> torch.Tensor:
+        shape = list(tensor.shape)
+        count = 1
+        for dim in given["mesh_dims"]:
+            count *= self.graph.mesh.sizes[dim]
+        if op in (ops.all_gather, ops.all_to_all):
+            shape[given["dims" if op is ops.all_gather else "source_dims"][at]] *= count
+        if op in (ops.reduce_scatter, ops.all_to_all):
+            shape[given["dims" if op is ops.reduce_scatter else "target_dims"][at]] //= count
+        return tensor.new_empty(shape)
+
+    def compare(self, node: fx.Node, result: Any) -> None:
+        types = node.meta["type"]
+        made = list(result) if isinstance(types, tuple) and isinstance(result, list | tuple) else [result]
+        expected = types_of(types)
+        if len(made) < len(expected):
+            self.fail(f"gives {len(made)} results, and its type has {len(expected)}", node)
+        for tensor, type_ in zip(made, expected, strict=False):
+            if type_ is None:
+                continue
+            if not isinstance(tensor, torch.Tensor):
+                self.fail(f"gives {tensor!r}, which is no tensor", node)
+            if (tuple(tensor.shape), tensor.dtype) != (self.graph.local_shape(type_), type_.dtype):
+                computed = TensorType(tensor.dtype, tuple(tensor.shape))
+                self.fail(f"is {computed} when it is computed on one worker's shapes", node, self.operands(node))
+
+    def operands(self, node: fx.Node) -> str:
+        lines = [
+            f"%{operand.name} : {print_type(operand.meta['type'], self.graph)}" for operand in node.all_input_nodes
+        ]
+        return "\n".join(lines)
+
+
+def _bind(function: Callable[..., Any], position: dict[str, int], sizes: Any) -> Callable[..., Any]:
+    return lambda *args, **kwargs: function(position, sizes, *args, **kwargs)
