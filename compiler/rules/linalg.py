@@ -1,4 +1,5 @@
-"""Linear algebra: the matrices of a batch are apart, so batch dims shard; rows and columns stay whole."""
+"""Linear algebra: the matrices of a batch are apart, so batch dims shard; rows and columns stay whole, but for those of
+what a matrix is solved for."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from monarch.compiler.rules.register import sharding_rule
 from monarch.compiler.rules.views import tensor_text
 
 _MATRIX, _VECTOR, _NUMBER = "... _ _", "... _", "..."
+_COLUMNS, _ROWS = "... _ n", "... n _"  # of a right side, which are apart: to the right of the matrix, or to its left
 
 for _names, _line in (
     ("cholesky cholesky_inverse linalg_matrix_exp", f"{_MATRIX} -> {_MATRIX}"),
@@ -25,13 +27,25 @@ for _names, _line in (
     ("triangular_solve", f"{_MATRIX}, {_MATRIX} -> {_MATRIX}, {_MATRIX}"),
     ("linalg_householder_product", f"{_MATRIX}, {_VECTOR} -> {_MATRIX}"),
     ("ormqr", f"{_MATRIX}, {_VECTOR}, {_MATRIX} -> {_MATRIX}"),
-    ("cholesky_solve linalg_solve_triangular", f"{_MATRIX}, {_MATRIX} -> {_MATRIX}"),
-    ("linalg_lu_solve linalg_ldl_solve", f"{_MATRIX}, {_VECTOR}, {_MATRIX} -> {_MATRIX}"),
+    ("cholesky_solve", f"{_COLUMNS}, {_MATRIX} -> {_COLUMNS}"),
+    ("linalg_ldl_solve", f"{_MATRIX}, {_VECTOR}, {_COLUMNS} -> {_COLUMNS}"),
 ):
     sharding_rule(" ".join(f"aten.{name}" for name in _names.split()), _line)
 
 sharding_rule("aten._cdist_forward", "... p _, ... r _ -> ... p r")
 sharding_rule("aten._cdist_backward", "... p r, ... p _, ... r _, ... p r -> ... p _", linear=[{0}])
+
+
+@sharding_rule("aten.linalg_solve_triangular")
+def _solve_triangular(call: Call) -> Line:
+    right = _COLUMNS if call["left"] else _ROWS
+    return line(f"{_MATRIX}, {right} -> {right}")
+
+
+@sharding_rule("aten.linalg_lu_solve")
+def _lu_solve(call: Call) -> Line:
+    right = _COLUMNS if call["left"] else _ROWS
+    return line(f"{_MATRIX}, {_VECTOR}, {right} -> {right}")
 
 
 @sharding_rule("aten.linalg_cross")

@@ -37,6 +37,8 @@ def linalg_samples() -> list[Sample]:
         call(aten.cholesky_solve.default, right, factor),
         call(aten.linalg_solve_triangular.default, factor, right, upper=False),
         call(aten.linalg_solve_triangular.default, factor[0, 0], right, upper=False),
+        call(aten.linalg_solve_triangular.default, factor, right.mT.contiguous(), upper=False, left=False),
+        call(aten.linalg_lu_solve.default, lu, pivots, right.mT.contiguous(), left=False),
         call(aten.lu_unpack.default, lu, pivots),
         call(aten.linalg_lu_solve.default, lu, pivots, right),
         call(aten.linalg_ldl_solve.default, ld, ld_pivots, right),
