@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from monarch.compiler.errors import MonarchError, ProgramError, Source
 from monarch.language.rewritten import rewritten
 
@@ -17,6 +19,17 @@ class TracedAgainWarning(UserWarning):
     """A program depends on Python state that no guard can follow, and is traced at each call."""
 
 
+_CALLS = {
+    "allclose": "torch.isclose(a, b).all()",
+    "equal": "(a == b).all()",
+    "one_hot": "F.one_hot(x, num_classes=10)",
+    "tensor_split": "x * (torch.arange(x.shape[0]) < at)",
+    "cov": "centred = x - (x * w).sum(1, True) / w.sum(); (centred * w) @ centred.T / (w.sum() - 1)",
+}
+"""What to write in place of functions of PyTorch's that read a value themselves."""
+_CALLED = re.compile(rf"\b({'|'.join(_CALLS)})\(")
+
+
 def branch_error(source: Source | None) -> ProgramError:
     """A tensor's value was asked for (`if t`, `float(t)`, `t.item()`, `range(t)`, `print(t)`) while a program was
     traced."""
@@ -24,6 +37,8 @@ def branch_error(source: Source | None) -> ProgramError:
     instead = rewritten(source)
     right = instead or ["y = torch.where(loss > 0.1, a, b)"]
     why = "the workers decide" if instead else "both sides are computed, the workers choose"
+    if not instead and (known := _CALLS.get(called := next(iter(_CALLED.findall(line)), ""))):
+        right, why = [known], f"{called}() reads the value, and this does not"
     width = max(map(len, (line, *right))) + 2
     rows = [
         (line, "# wrong: the value lives on the workers, and this line runs once, when the program is traced"),

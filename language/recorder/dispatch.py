@@ -413,6 +413,14 @@ _WAYS_OUT: dict[Any, str] = {
     "torch.linalg.solve_triangular(r, q.mT @ b, upper=True);",
     aten._ctc_loss: "give the lengths as tuples of numbers;",
     aten._unique: "write torch.where(mask, value, x) in place of index_fill with a tensor;",
+    **dict.fromkeys(
+        (aten._unique2, aten.unique_consecutive, aten.unique_dim),
+        "mark the first of equal entries: y = x.sort()[0], and torch.cat([torch.ones(1, dtype=torch.bool), "
+        "y.diff() != 0]);",
+    ),
+    aten.nonzero: "count with torch.count_nonzero(x), or keep the shape: torch.where(mask, x, other), x * mask;",
+    aten.masked_select: "keep the shape: torch.where(mask, x, other), x * mask; torch.combinations(x) is "
+    "torch.stack([x[i], x[j]], 1) of i, j = torch.triu_indices(n, n, 1);",
 }
 """What to write in place of ops whose results' shapes depend on values."""
 
