@@ -116,7 +116,7 @@ imports: setup
 docs: $(READY)
 	@$(BIN)/python -c 'import mkdocs, mkdocstrings' 2>/dev/null || bash .ci/setup "$(PYTHON)" "$(VENV)" "$(TORCH)" docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
-	@echo "out/site/index.html"
+	@echo "out/site/index.html; its search needs a server: python3 -m http.server -d out/site"
 
 bench: setup
 	$(BIN)/python -m benchmarks $(ARGS)

@@ -44,7 +44,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     here = up.removeprefix("../")
     markdown = re.sub(rf"\]\({re.escape(up)}examples/(\w+)\.py\)", rf"]({here}examples/\1.md)", markdown)
     markdown = re.sub(rf"\[([^]]+)\]\({re.escape(up)}[^)]*\)", r"\1", markdown)
-    return re.sub(r"^```(\w+) measured$", r"```\1", markdown, flags=re.MULTILINE)
+    return re.sub(r"^```console( measured)?$", "```text", markdown, flags=re.MULTILINE)  # most of it is output
 
 
 def on_post_page(output: str, page: Any, **_: Any) -> str:
