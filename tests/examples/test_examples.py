@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
+import nbformat
 import pytest
+from nbclient import NotebookClient
 
 from monarch.compiler.inspect.trace import load_trace
 from monarch.compiler.plan import Plan
@@ -207,6 +210,18 @@ def test_a_marimo_notebook_shows_the_loss(tmp_path: Path) -> None:
         r"^loss (\S+), after (\d+) steps (\S+)$", run("live_loss.py", cwd=tmp_path), re.MULTILINE
     )
     assert int(steps) == 20 and float(last) < float(first) / 100
+
+
+def test_the_notebook(tmp_path: Path) -> None:
+    notebook = nbformat.read(EXAMPLES / "notebook.ipynb", as_version=4)
+    path = os.pathsep.join([str(ROOT / ".src"), os.environ.get("PYTHONPATH", "")])
+    client = NotebookClient(notebook, timeout=150, resources={"metadata": {"path": str(tmp_path)}})
+    client.execute(env={**os.environ, "PYTHONPATH": path, "IPYTHONDIR": str(tmp_path)})
+    mesh, x, losses, page, _ = (cell.outputs for cell in notebook.cells if cell.cell_type == "code")
+    assert "<svg" in mesh[0].data["text/html"] and "<svg" in x[0].data["text/html"]
+    found = re.fullmatch(r"loss (\S+), after 50 steps (\S+)\n", losses[0].text)
+    assert found and float(found[2]) < float(found[1]) / 4
+    assert page[0].data["text/html"].startswith("<iframe srcdoc=")
 
 
 def test_the_replay_buffer_has_moves_of_all_players(tmp_path: Path) -> None:
