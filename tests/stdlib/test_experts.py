@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-import transformers as hf
 from torch import nn
 
 import monarch
@@ -18,6 +17,9 @@ from monarch.stdlib.experts import load_balancing_loss, router_logits, router_z_
 from monarch.stdlib.models.moe import Experts, MixtureOfExperts
 from monarch.stdlib.parallel import combine, expert_parallel, fully_shard
 from tests.language.partitioned import partitioned_mesh
+from tests.later import Later
+
+hf = Later("transformers")
 
 EXPERTS, WIDTH, INNER = 4, 8, 12
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-import lightning
 import pytest
 import torch
 import torch.nn.functional as F
@@ -14,35 +14,43 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from monarch.distributed import DistributedTensor, Mesh
-from monarch.lightning import FabricMeshStrategy, MeshStrategy
 from monarch.stdlib.parallel import fully_shard
+from tests.later import Later
+
+lightning, strategies = Later("lightning", "pytorch"), Later("monarch.lightning")
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning's advice, and what it uses of old PyTorch
 
 
-class Classifier(lightning.LightningModule):
-    """As people write them."""
+@cache
+def classifier() -> Any:
+    """A class of modules, which needs Lightning."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
-        self.losses: list[torch.Tensor] = []
+    class Classifier(lightning.LightningModule):
+        """As people write them."""
 
-    def training_step(self, batch: Any, number: int) -> torch.Tensor:
-        x, y = batch
-        loss = F.cross_entropy(self.net(x), y)
-        self.log("loss", loss, on_epoch=True)
-        self.losses.append(loss.detach())
-        return loss
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+            self.losses: list[torch.Tensor] = []
 
-    def validation_step(self, batch: Any, number: int) -> None:
-        x, y = batch
-        self.log("val", F.cross_entropy(self.net(x), y))
+        def training_step(self, batch: Any, number: int) -> torch.Tensor:
+            x, y = batch
+            loss = F.cross_entropy(self.net(x), y)
+            self.log("loss", loss, on_epoch=True)
+            self.losses.append(loss.detach())
+            return loss
 
-    def configure_optimizers(self) -> Any:
-        optimizer = torch.optim.AdamW(self.parameters(), lr=1e-2)
-        return {"optimizer": optimizer, "lr_scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)}
+        def validation_step(self, batch: Any, number: int) -> None:
+            x, y = batch
+            self.log("val", F.cross_entropy(self.net(x), y))
+
+        def configure_optimizers(self) -> Any:
+            optimizer = torch.optim.AdamW(self.parameters(), lr=1e-2)
+            return {"optimizer": optimizer, "lr_scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)}
+
+    return Classifier
 
 
 def loader(shuffle: bool = True) -> DataLoader[Any]:
@@ -51,8 +59,8 @@ def loader(shuffle: bool = True) -> DataLoader[Any]:
     return DataLoader(TensorDataset(torch.randn(55, 8), torch.randint(4, (55,))), batch_size=16, shuffle=shuffle)
 
 
-def fit(strategy: Any, folder: Path, epochs: int, checkpoint: str | None = None) -> Classifier:
-    module = Classifier()
+def fit(strategy: Any, folder: Path, epochs: int, checkpoint: str | None = None) -> Any:
+    module = classifier()()
     trainer = lightning.Trainer(
         accelerator="cpu",
         devices=1,
@@ -71,7 +79,7 @@ def fit(strategy: Any, folder: Path, epochs: int, checkpoint: str | None = None)
     return module
 
 
-def same(ours: Classifier, theirs: Classifier) -> None:
+def same(ours: Any, theirs: Any) -> None:
     found, expected = (torch.stack([torch.as_tensor(float(loss)) for loss in each.losses]) for each in (ours, theirs))
     torch.testing.assert_close(found, expected)
     for (name, mine), other in zip(ours.named_parameters(), theirs.parameters(), strict=True):
@@ -87,8 +95,8 @@ def mesh() -> Iterator[Mesh]:
 
 @pytest.mark.parametrize("sharded", [False, True])
 def test_a_module_trains_unchanged_and_goes_on_from_its_checkpoint(sharded: bool, mesh: Mesh, tmp_path: Path) -> None:
-    def strategy() -> MeshStrategy:
-        return MeshStrategy(mesh, (lambda module: fully_shard(module, mesh, "data")) if sharded else None)
+    def strategy() -> Any:
+        return strategies.MeshStrategy(mesh, (lambda module: fully_shard(module, mesh, "data")) if sharded else None)
 
     theirs = fit("auto", tmp_path / "theirs", 2)
     ours = fit(strategy(), tmp_path / "ours", 2)
@@ -122,12 +130,14 @@ def test_a_fabric_loop_is_the_same(mesh: Mesh, tmp_path: Path) -> None:
         return found, torch.load(tmp_path / "saved.ckpt", weights_only=True)["model"]
 
     theirs, expected = losses("auto")
-    ours, saved = losses(FabricMeshStrategy(mesh))
+    ours, saved = losses(strategies.FabricMeshStrategy(mesh))
     assert ours == pytest.approx(theirs, rel=1e-5)
     torch.testing.assert_close(saved, expected)
 
 
 def test_batches_come_in_the_layout_that_is_asked_for(mesh: Mesh) -> None:
-    fabric = lightning.Fabric(accelerator="cpu", devices=1, strategy=FabricMeshStrategy(mesh, batch="[-, @data]"))
+    fabric = lightning.Fabric(
+        accelerator="cpu", devices=1, strategy=strategies.FabricMeshStrategy(mesh, batch="[-, @data]")
+    )
     for x, _ in fabric.setup_dataloaders(DataLoader(TensorDataset(torch.ones(4, 2), torch.ones(4, 2)), batch_size=4)):
         assert isinstance(x, DistributedTensor) and str(x.sharding) == "[-, @data]"
