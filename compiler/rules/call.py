@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any
@@ -91,20 +91,19 @@ def tensor_operands(node: fx.Node) -> list[fx.Node]:
     found: list[fx.Node] = []
     _collect(node.args, found)
     if node.kwargs:
-        _collect(node.kwargs, found)
+        _collect(node.kwargs.values(), found)
     return found
 
 
-def _collect(value: Any, found: list[fx.Node]) -> None:
-    if isinstance(value, fx.Node):
-        if isinstance(value.meta.get("type"), TensorType):
-            found.append(value)
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            _collect(item, found)
-    elif isinstance(value, dict):
-        for item in value.values():
-            _collect(item, found)
+def _collect(values: Iterable[Any], found: list[fx.Node]) -> None:
+    for value in values:
+        if isinstance(value, fx.Node):
+            if isinstance(value.meta.get("type"), TensorType):
+                found.append(value)
+        elif isinstance(value, (list, tuple)):
+            _collect(value, found)
+        elif isinstance(value, dict):
+            _collect(value.values(), found)
 
 
 def replace_operands(value: Any, replacements: Sequence[Any]) -> Any:
@@ -216,7 +215,7 @@ class Call:
             for keyword, other in self.node.kwargs.items():
                 if keyword == name:
                     break
-                _collect(other, before)
+                _collect((other,), before)
         return len(before)
 
     def given_in_order(self, names: Sequence[str]) -> bool:

@@ -27,25 +27,25 @@ for _names, _line in (
     ("triangular_solve", f"{_MATRIX}, {_MATRIX} -> {_MATRIX}, {_MATRIX}"),
     ("linalg_householder_product", f"{_MATRIX}, {_VECTOR} -> {_MATRIX}"),
     ("ormqr", f"{_MATRIX}, {_VECTOR}, {_MATRIX} -> {_MATRIX}"),
-    ("cholesky_solve", f"{_COLUMNS}, {_MATRIX} -> {_COLUMNS}"),
-    ("linalg_ldl_solve", f"{_MATRIX}, {_VECTOR}, {_COLUMNS} -> {_COLUMNS}"),
 ):
     sharding_rule(" ".join(f"aten.{name}" for name in _names.split()), _line)
 
 sharding_rule("aten._cdist_forward", "... p _, ... r _ -> ... p r")
 sharding_rule("aten._cdist_backward", "... p r, ... p _, ... r _, ... p r -> ... p _", linear=[{0}])
+sharding_rule("aten.cholesky_solve", f"{_COLUMNS}, {_MATRIX} -> {_COLUMNS}", linear=[{0}])
+sharding_rule("aten.linalg_ldl_solve", f"{_MATRIX}, {_VECTOR}, {_COLUMNS} -> {_COLUMNS}", linear=[{2}])
 
 
 @sharding_rule("aten.linalg_solve_triangular")
 def _solve_triangular(call: Call) -> Line:
     right = _COLUMNS if call["left"] else _ROWS
-    return line(f"{_MATRIX}, {right} -> {right}")
+    return line(f"{_MATRIX}, {right} -> {right}", linear=[{1}])
 
 
 @sharding_rule("aten.linalg_lu_solve")
 def _lu_solve(call: Call) -> Line:
     right = _COLUMNS if call["left"] else _ROWS
-    return line(f"{_MATRIX}, {_VECTOR}, {right} -> {right}")
+    return line(f"{_MATRIX}, {_VECTOR}, {right} -> {right}", linear=[{2}])
 
 
 @sharding_rule("aten.linalg_cross")

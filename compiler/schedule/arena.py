@@ -125,8 +125,11 @@ class Placing:
     def results_of_kernel(self, at: int, call: fx.Node) -> list[TensorType | None]:
         _, text, over = args_of(call)
         found: list[TensorType | None] = []
+        takers: dict[int, list[fx.Node]] = {}
+        for user in call.users:
+            takers.setdefault(args_of(user)[1], []).append(user)
         for output, (buffer, operand) in enumerate(zip(parse_kernel(text).outputs, over, strict=True)):
-            taken = [user for user in call.users if args_of(user)[1] == output]
+            taken = takers.get(output, [])
             dense = is_row_major(buffer.shape, buffer.strides)
             if dense:
                 self.dense.update(taken)
