@@ -56,6 +56,34 @@ def worker_bytes(type: TensorType, mesh: MeshSpec) -> int:
     return math.prod(type.local_shape(mesh)) * type.dtype.itemsize
 
 
+COPY_EVERY = 10
+"""After so many steps another worker gets the next copies (`Mesh.snapshots`)."""
+
+
+@dataclass(frozen=True)
+class Copies:
+    """What has state survive any single loss of a worker or a host.
+
+    `tensors`  those that some such loss takes a block of: another worker, on another host where there are several,
+               keeps copies of their blocks
+    `memory`   the bytes that a worker holds for that, at most: the last copies and the next, of what it keeps for
+               another and of all state, which goes back with them
+    `sent`     the bytes that a worker sends once in `COPY_EVERY` steps
+    """
+
+    tensors: tuple[str, ...] = ()
+    memory: int = 0
+    sent: int = 0
+
+
+def copies_for(states: Mapping[str, TensorType], cluster: Cluster) -> Copies:
+    """The cheapest copies by which a program's state survives any single loss; none where its layouts do."""
+    lost = [name for name, type_ in states.items() if any(cluster.fatal(type_)[loss].count for loss in cluster.single)]
+    sent = sum(worker_bytes(states[name], cluster.mesh) for name in lost)
+    held = sum(worker_bytes(type_, cluster.mesh) for type_ in states.values())
+    return Copies(tuple(lost), 2 * (held + sent), sent) if lost else Copies()
+
+
 class Cluster:
     """A mesh's workers, in equal blocks in order on `hosts` hosts, or on the hosts that `hosts` names for each, in
     order. Raises ValueError where they do not divide."""
@@ -86,6 +114,11 @@ class Cluster:
             found |= {"1 host": hosts, "1 host, 1 worker": hosts * (workers - each), "2 hosts": math.comb(hosts, 2)}
         taken = dict(zip(LOSSES, (1, 2, each, each + 1, 2 * each), strict=True))
         return {loss: count for loss, count in found.items() if taken[loss] < workers}
+
+    @property
+    def single(self) -> list[str]:
+        """The kinds of losses of one worker or one host."""
+        return [loss for loss in self.losses if loss in ("1 worker", "1 host")]
 
     def fatal(self, type: TensorType) -> Mapping[str, Fatal]:
         """For each kind of loss those that take all copies of some block of a value."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from functools import reduce
 from operator import or_
 from typing import Any
@@ -10,7 +11,15 @@ from typing import Any
 from monarch.compiler.errors import MonarchError
 from monarch.compiler.plan import Plan, TensorType
 from monarch.compiler.sizes import format_bytes
-from monarch.compiler.survival import Cluster, Fatal, value_line, worker_bytes
+from monarch.compiler.survival import (
+    COPY_EVERY,
+    Cluster,
+    Copies,
+    Fatal,
+    copies_for,
+    value_line,
+    worker_bytes,
+)
 
 _SHOWN = 16
 
@@ -20,6 +29,7 @@ class Survival:
     tensors do not. Prints as a table.
 
     `states`  every tensor of state with its type
+    `copies`  with `redundancy=1` what other workers keep besides, so that no single loss is fatal
     `fatal`   for each kind of loss ("1 worker", "2 workers", "1 host", ...), which of them take all copies of a block
     """
 
@@ -30,8 +40,8 @@ class Survival:
             self.cluster = Cluster(plan.mesh, hosts)
         except ValueError as error:
             raise MonarchError(str(error), hint="give the number of hosts that have the workers.") from None
-        specs = [spec for spec in (*plan.inputs, *plan.outputs) if spec.kind == "state"]
-        self.states: Mapping[str, TensorType] = {str(spec.label): spec.type for spec in specs}
+        self.states: Mapping[str, TensorType] = plan.states
+        self.copies = copies_for(self.states, self.cluster) if plan.options.redundancy else None
         none = {loss: Fatal(total) for loss, total in self.cluster.losses.items()}
         found = [none, *map(self.cluster.fatal, self.states.values())]
         self.fatal: Mapping[str, Fatal] = {loss: reduce(or_, (each[loss] for each in found)) for loss in none}
@@ -50,6 +60,7 @@ class Survival:
                 loss: {"of": fatal.total, "fatal": fatal.count, "tensors": self.lost(loss)}
                 for loss, fatal in self.fatal.items()
             },
+            "copies": None if self.copies is None else asdict(self.copies) | {"every": COPY_EVERY},
             "states": {
                 name: {"type": str(type_), "bytes": worker_bytes(type_, mesh)} for name, type_ in self.states.items()
             },
@@ -69,9 +80,20 @@ class Survival:
             lines.append(f"lost with {losses}: {self._count(names)}")
             lines += [f"  {value_line(name, self.states[name], mesh)}" for name in names[:_SHOWN]]
             lines += [f"  and {len(names) - _SHOWN:,} more"] * (len(names) > _SHOWN)
+        if self.copies is not None:
+            lines += self._copies(self.copies)
         return "\n".join(lines)
 
     __repr__ = __str__
+
+    def _copies(self, copies: Copies) -> list[str]:
+        if not copies.tensors:
+            return ["redundancy=1: no single loss is fatal without copies"]
+        return [
+            f"redundancy=1: another worker keeps {self._count(copies.tensors)}, so that no single loss is fatal",
+            f"  a worker holds {format_bytes(copies.memory)} more at most, and sends {format_bytes(copies.sent)} every "
+            f"{COPY_EVERY} steps",
+        ]
 
     def _groups(self) -> dict[str, list[str]]:
         """The tensors that some loss takes, by all the losses that do."""

@@ -93,11 +93,11 @@ def _encode_source(source: Source) -> list[Any]:
 
 def encode_options(plan: Plan) -> dict[str, Any]:
     """The options that are not the default's and no worker needs: "memory_limit", "rounding", "strict", "kernels",
-    "anomaly"."""
+    "redundancy", "anomaly"."""
     return {key: value for key in _NOT_RUN if (value := getattr(plan.options, key)) != getattr(CompileOptions, key)}
 
 
-_NOT_RUN = ("memory_limit", "rounding", "strict", "kernels", "anomaly")
+_NOT_RUN = ("memory_limit", "rounding", "strict", "kernels", "redundancy", "anomaly")
 
 
 def _encode_value(spec: ValueSpec) -> list[Any]:
@@ -222,6 +222,8 @@ class Decoder:
             self.integer(given["memory_limit"], "its memory limit", 1)
         if given.get("strict", True) is not True:
             self.fail(f"its option 'strict' is {short(given['strict'])}")
+        if given.get("redundancy", 1) != 1:
+            self.fail(f"its option 'redundancy' is {short(given['redundancy'])}")
         for key, known in (("rounding", ROUNDINGS), ("kernels", ("auto", "all", "off")), ("anomaly", ANOMALIES[1:])):
             if key in given and self.string(given[key], f"its option '{key}'") not in known:
                 self.fail(f"its option '{key}' is {short(given[key])}, not one of {', '.join(known)}")

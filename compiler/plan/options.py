@@ -47,6 +47,8 @@ class CompileOptions:
     `kernels`       which ops become generated kernels: "auto" (those of a program in which that saves enough time),
                     "all" that can, or "off". None for what the setting `kernels` says.
 
+    `redundancy`    1 where the program's state is to survive any single loss of a worker or a host: another worker
+                    keeps copies of what the layouts replicate nowhere else (`survival.copies_for`)
     `anomaly`       what the workers look for in every value: "" (nothing), "nan", or "inf" (both); the step fails at
                     the first (`Mesh.detect_anomaly`). Goes with kernels="off"
 
@@ -61,6 +63,7 @@ class CompileOptions:
     cuda_graphs: bool = False
     strict: bool = False
     kernels: str | None = None
+    redundancy: int = 0
     anomaly: str = ""
 
     def __post_init__(self) -> None:
@@ -76,6 +79,8 @@ class CompileOptions:
             parse_bytes(self.memory_limit, "memory_limit")
         if self.kernels not in (None, "auto", "all", "off"):
             raise MonarchError(f"kernels={self.kernels!r}", hint="it is 'auto', 'all' or 'off'.")
+        if type(self.redundancy) is not int or self.redundancy not in (0, 1):
+            raise MonarchError(f"redundancy={str(self.redundancy)[:60]!r}", hint="it is 0, or 1 for any single loss.")
         if self.anomaly not in ANOMALIES:
             raise MonarchError(f"anomaly={self.anomaly!r}", hint="it is '', 'nan' or 'inf'.")
 

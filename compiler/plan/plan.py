@@ -147,6 +147,11 @@ class Plan:
         return self.arena - max((function.arena for function in self.functions.values()), default=0)
 
     @property
+    def states(self) -> dict[str, TensorType]:
+        """Every tensor of its state, as it is or as the plan makes it, with its type."""
+        return {str(spec.label): spec.type for spec in (*self.inputs, *self.outputs) if spec.kind == "state"}
+
+    @property
     def all_instructions(self) -> Iterator[Instruction]:
         """Its instructions, and those of its functions and parts."""
         yield from self.instructions

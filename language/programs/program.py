@@ -25,6 +25,7 @@ from monarch.language.programs.environment import Environment, find_environment
 from monarch.language.programs.memory import PLANS, SIGNATURES, VARIANTS, Entry, Memory, Remembered
 from monarch.language.programs.named import symbols_for
 from monarch.language.programs.nodes import Path
+from monarch.language.programs.redundancy import keep_copies
 from monarch.language.programs.signature import parameters, signature, written
 from monarch.language.programs.trace import Attempt, Trace, trace
 from monarch.language.programs.variant import Compiled, Variant, first_run
@@ -197,6 +198,8 @@ class Program(Generic[P, R]):
             if compiled in entry.compiled:
                 entry.compiled.remove(compiled)
             entry.compiled = [compiled, *entry.compiled[: PLANS - 1]]
+            if self.options.redundancy:
+                keep_copies(compiled.plan, found.mesh, found.meshes)
             result = first_run(compiled, found, leaves, attempt)
         except BaseException:
             attempt.take_back()
@@ -388,6 +391,7 @@ def program(
     target: str = "cpu",
     cuda_graphs: bool = False,
     strict: bool = False,
+    redundancy: int = 0,
 ) -> Program[P, R]: ...
 @overload
 def program(
@@ -399,6 +403,7 @@ def program(
     target: str = "cpu",
     cuda_graphs: bool = False,
     strict: bool = False,
+    redundancy: int = 0,
 ) -> Callable[[Callable[P, R]], Program[P, R]]: ...
 def program(
     function: Callable[..., Any] | None = None,
@@ -411,6 +416,7 @@ def program(
     target: str = "cpu",
     cuda_graphs: bool = False,
     strict: bool = False,
+    redundancy: int = 0,
 ) -> Any:
     """Make a function a program: traced once for each signature, compiled, and run on the workers by one command a
     call.
@@ -461,6 +467,10 @@ def program(
     `strict` makes an op that every worker would compute whole, for want of a sharding rule, an error with its line and
     the way out (RuleError). Without it the op runs, and a PerformanceWarning says once what was gathered for it.
 
+    `redundancy=1` has its state survive any single loss of a worker, or of a host where the mesh has several: what a
+    loss would take, another worker keeps copies of, from the first call on (`Mesh.snapshots`, unless you have called
+    it), and `heal_mesh` loses no step. `program.survives()` and `monarchc inspect --survives` say what that costs.
+
     The function itself runs when it is traced: on the first call of a signature, and whenever something that it has
     read in Python is no longer what it was: an attribute, a global, an entry of a list, a tensor bound anew. What it
     writes into Python (`self.average = ...`, `history.append(loss)`) is there after every call, whether traced or not;
@@ -475,6 +485,7 @@ def program(
         collectives=collectives,
         cuda_graphs=cuda_graphs,
         strict=strict,
+        redundancy=redundancy,
     )
     if function is None:
         return lambda inner: Program(inner, mesh, options)

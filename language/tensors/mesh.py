@@ -83,6 +83,8 @@ class _Workers:
         self.executor: Executor | None = None
         self.names: weakref.WeakKeyDictionary[State, str] = weakref.WeakKeyDictionary()
         self.number = next(_numbers)
+        self.copies: int | None = None
+        """How many copies `snapshots` keeps; None where nobody has said."""
         self.anomaly = ""
         """What its programs look for in every value (`CompileOptions.anomaly`)."""
         self.closed = False
@@ -437,6 +439,7 @@ class Mesh(MeshAlgebra):
         if every < 0 or isinstance(every, bool):
             raise MonarchError(f"snapshots every {every} steps", hint="give a number of steps; 0 for none.")
         self.executor.snapshots(every, copies)
+        self._workers.copies = copies if every else 0
 
     def check_replicas(self, every: int | None = None) -> None:
         """Find out whether workers that are to hold the same bits do, on this mesh and all parts of it:

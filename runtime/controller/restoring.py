@@ -110,7 +110,9 @@ class Restoring(ABC):
                 raise MonarchError(
                     f"{copies} copies cannot be kept on {what} other than a worker's own: there are {most} others"
                 )
-            size = snapshot_bytes(self._handles.live(), copies) * self._mesh.workers
+            hosts = self._connection.hosts
+            each = self._mesh.workers // hosts if hosts > 1 else 1
+            size = snapshot_bytes(self._handles.live(), copies, each) * self._mesh.workers
             memory.require(size, f"snapshots on {self._mesh.workers} workers", memory.available_bytes)
             self._snapshots = Snapshots(self._state, self._connection.hosts, every, copies)
             self._snapshot_now()

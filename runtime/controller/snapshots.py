@@ -67,8 +67,8 @@ class Snapshots:
         self.every, self.copies = every, copies
         self._state, self._mesh = state, state.mesh
         mesh = state.mesh
-        each = mesh.workers // hosts
-        step = each if hosts > 1 else 1
+        each = self._each = mesh.workers // hosts if hosts > 1 else 1
+        step = each
         self._keepers = [[(rank + step * at) % mesh.workers for at in range(1, copies + 1)] for rank in _ranks(mesh)]
         """By rank, the workers that keep copies of its blocks: on other hosts, where there are several."""
         self.due = True
@@ -140,7 +140,7 @@ class Snapshots:
                 if made.error is None and (gone is None or (gone.error is not None and not gone.lost))
             }
             pieces = deque[bytes]()
-            for place, alone in _alone_by_place(values).items():
+            for place, alone in _alone_by_place(values, self._each).items():
                 for at in range(self.copies):
                     pairs = tuple((rank, self._keepers[rank][at]) for rank in place.ranks)
                     pieces.extend(copies(alone, place.mesh, pairs, wire.SEND, [taken.number]))
@@ -199,14 +199,14 @@ class Snapshots:
             kept = all(keepers.get(rank, rank) is not None for rank in value.place.ranks)
             if pairs:
                 by_pairs.setdefault((pairs, value.place.mesh), {})[id] = value.type
-            elif pairs is None and _is_alone(value) and kept:
+            elif pairs is None and _is_alone(value, self._each) and kept:
                 alone[id] = value
             elif pairs is None:
                 return None
         records = [wire.numbers(wire.BACK, whole.number)]
         for (pairs, mesh), values in by_pairs.items():
             records += copies(values, mesh, pairs)
-        for place, types in _alone_by_place(alone).items():
+        for place, types in _alone_by_place(alone, self._each).items():
             for rank, keeper in keepers.items():
                 if keeper is not None and rank in place.members:
                     records += copies(types, place.mesh, ((keeper, rank),), wire.GIVE, [whole.number])
@@ -237,22 +237,28 @@ class Snapshots:
         return [step for step, _ in since]
 
 
-def snapshot_bytes(live: Sequence[Remote], copies: int) -> int:
-    """How much a worker holds at most for snapshots of such values: the last that is whole, and one under way."""
+def snapshot_bytes(live: Sequence[Remote], copies: int, each: int) -> int:
+    """How much a worker holds at most for snapshots of such values: the last that is whole, and one under way. `each`
+    is as for `_is_alone`."""
     values = map(located, live)
-    return 2 * sum(worker_bytes(value.type, value.place.mesh) * (1 + copies * _is_alone(value)) for value in values)
+    return 2 * sum(
+        worker_bytes(value.type, value.place.mesh) * (1 + copies * _is_alone(value, each)) for value in values
+    )
 
 
-def _is_alone(value: Located) -> bool:
-    """Whether each worker's block of such a value is no other's."""
-    return len(set(blocks_by_rank(*value).values())) == value.place.mesh.workers
+def _is_alone(value: Located, each: int) -> bool:
+    """Whether some block of such a value is with one worker alone, or of several hosts, with `each` workers, on one."""
+    homes: dict[tuple[int, ...], set[int]] = {}
+    for rank, block in blocks_by_rank(*value).items():
+        homes.setdefault(block, set()).add(rank // each)
+    return any(len(found) == 1 for found in homes.values())
 
 
-def _alone_by_place(values: Mapping[int, Located]) -> dict[Place, dict[int, TensorType]]:
-    """Those of the values of which each worker's block is no other's, by where they are."""
+def _alone_by_place(values: Mapping[int, Located], each: int) -> dict[Place, dict[int, TensorType]]:
+    """Those of the values that a single loss would take a block of, by where they are."""
     found: dict[Place, dict[int, TensorType]] = {}
     for id, value in values.items():
-        if _is_alone(value):
+        if _is_alone(value, each):
             found.setdefault(value.place, {})[id] = value.type
     return found
 

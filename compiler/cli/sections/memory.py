@@ -15,6 +15,7 @@ from monarch.compiler.inspect.memory import KINDS, WAITING, alive_by_layer
 from monarch.compiler.inspect.values import report_of, where
 from monarch.compiler.plan import Plan
 from monarch.compiler.plan.report import PHASES, held, peak
+from monarch.compiler.survival import Cluster, Copies, copies_for
 
 _BARS = " ▁▂▃▄▅▆▇█"
 _ROWS = 8
@@ -38,8 +39,14 @@ def data(plan: Plan) -> dict[str, Any]:
         "limit": plan.options.memory_limit,
         "recomputed": plan.costs.get("recomputed"),
         "arena": plan.costs.get("arena"),
+        **({"copies": copies_of(plan).memory} if plan.options.redundancy else {}),
         **({"kept_by_graphs": graphs_of(plan)["kept_bytes"]} if plan.cuda_graphs else {}),
     }
+
+
+def copies_of(plan: Plan) -> Copies:
+    """What workers keep for one another with `redundancy=1`, on one host."""
+    return copies_for(plan.states, Cluster(plan.mesh))
 
 
 def limits_of(plan: Plan) -> tuple[int | None, Recomputed | None]:
@@ -94,6 +101,8 @@ def show(out: Console, plan: Plan) -> None:
         line(out, f"  the peak is at %{found['value']}{place} ({found['phase']})")
     if arena := arena_of(plan):
         line(out, f"  {arena}")
+    if plan.options.redundancy:
+        line(out, f"  copies for redundancy=1 take at most {size(found['copies'])} more")
     if plan.cuda_graphs:
         line(out, f"  CUDA graphs keep at most {size(found['kept_by_graphs'])} more, for what they read and leave,")
         line(out, "  and between steps what they need while they run")
