@@ -204,6 +204,13 @@ def _(scene: Scene) -> Iterator[None]:
         yield
 
 
+@kind("a bit changes in a worker's memory", ends=True)
+def _(scene: Scene) -> Iterator[None]:
+    chaos.flip(scene.mesh, scene.worker(), scene.training.done, scene.chance.randrange(64))
+    yield
+    scene.mesh.check_replicas()
+
+
 @kind("a link between hosts is cut", ends=True, across=True)
 def _(scene: Scene) -> Iterator[None]:
     chaos.cut(scene.mesh, scene.worker(), scene.instruction())

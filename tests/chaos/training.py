@@ -39,7 +39,7 @@ class Training:
         self.mesh, self.workers = mesh, 4
         if small:
             plain: nn.Module = Small()
-            layouts: Any = {"layers.*.weight": "[@model, -]", "*": None}
+            layouts: Any = {"*": None, "layers.*.weight": "[@model, -]"}
         else:
             plain = GPT(vocabulary=VOCABULARY, width=32, heads=4, layers=2, sequence=SEQUENCE)
             layouts = tensor_parallel(plain, mesh, "model")
