@@ -82,6 +82,7 @@ if TYPE_CHECKING:
     from monarch.stdlib.elastic import elastic
     from monarch.stdlib.fetching import fetch_shard, inspect
     from monarch.stdlib.generation import generate
+    from monarch.stdlib.gradients import grad_generator
     from monarch.stdlib.logs import log, log_to
     from monarch.stdlib.remote import remote
     from monarch.stdlib.syncing import sync, version
@@ -157,6 +158,7 @@ _HOMES = {
     "monarch.stdlib.elastic": ("elastic",),
     "monarch.stdlib.fetching": ("fetch_shard", "inspect"),
     "monarch.stdlib.generation": ("generate",),
+    "monarch.stdlib.gradients": ("grad_generator",),
     "monarch.stdlib.logs": ("log", "log_to"),
     "monarch.stdlib.remote": ("remote",),
     "monarch.stdlib.syncing": ("sync", "version"),
@@ -211,6 +213,7 @@ __all__ = [
     "generate",
     "get_global_config",
     "get_runtime_config",
+    "grad_generator",
     "heal_mesh",
     "hosts",
     "inspect",

@@ -17,8 +17,11 @@ print(counters.add.call(3).get())
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import monarch.runtime.actors.processes.host as _host
 from monarch import config
+from monarch.compiler.loading import load
 from monarch.compiler.mesh import Extent, NDSlice, Point, Shape
 from monarch.runtime.actors.accumulate import Accumulator
 from monarch.runtime.actors.actor import Actor
@@ -41,6 +44,14 @@ from monarch.runtime.actors.processes.host import shutdown_context
 from monarch.runtime.actors.shards import Shards
 from monarch.runtime.actors.values import ValueMesh
 from monarch.runtime.future import Future
+
+if TYPE_CHECKING:
+    from monarch.runtime.actors.joining import (
+        attach_to_workers,
+        enable_transport,
+        run_worker_loop_forever,
+        run_worker_loop_until_shutdown,
+    )
 
 unhandled_fault_hook = _host.fault_hook
 """Called with a `MeshFailure` that no actor dealt with; assign another to `monarch.actor.unhandled_fault_hook`.
@@ -70,6 +81,7 @@ __all__ = [
     "SupervisionError",
     "ValueMesh",
     "as_endpoint",
+    "attach_to_workers",
     "config",
     "concurrent_endpoint",
     "context",
@@ -77,12 +89,25 @@ __all__ = [
     "current_rank",
     "current_size",
     "debug",
+    "enable_transport",
     "endpoint",
     "get_or_spawn_controller",
     "report_slow_calls",
+    "run_worker_loop_forever",
+    "run_worker_loop_until_shutdown",
     "send",
     "shutdown_context",
     "this_host",
     "this_proc",
     "unhandled_fault_hook",
 ]
+
+_JOINING = ("attach_to_workers", "enable_transport", "run_worker_loop_forever", "run_worker_loop_until_shutdown")
+
+
+def __getattr__(name: str) -> Any:
+    """What attaches hosts loads the control plane, and is loaded when it is first used."""
+    if name not in _JOINING:
+        raise AttributeError(f"module 'monarch.actor' has no attribute {name!r}")
+    value = globals()[name] = load(f"monarch.runtime.actors.joining:{name}")
+    return value

@@ -2,22 +2,11 @@
 
 from __future__ import annotations
 
-import logging
-import signal
-import threading
 from pathlib import Path
 
-import typer
-
 from monarch.compiler.errors import MonarchError
-from monarch.runtime.actors.processes.agent import AgentOfHost
-from monarch.runtime.control.agent import serve
-from monarch.runtime.control.host_info import cores
-from monarch.runtime.control.message import Reply
-from monarch.runtime.control.records import HostInfo
+from monarch.runtime.actors.serving import serve_host
 from monarch.runtime.control.security import Security, split_address
-from monarch.runtime.hosts.service import HostService
-from monarch.runtime.processes.parent import warm_parent
 
 _WILDCARDS = ("0.0.0.0", "::")
 
@@ -53,25 +42,4 @@ def host(
     security.check(listen)
     if data_bind is not None:  # without TLS, what workers send each other is not encrypted either
         security.check(f"[{data_bind}]:0" if ":" in data_bind else f"{data_bind}:0")
-    _serve(listen, security, bind, advertise, tls)
-
-
-def _serve(listen: str, security: Security, bind: str, advertise: str | None, tls: Path | None) -> None:
-    # What workers are forked from has to be there before gRPC starts its threads.
-    warm_parent()
-    logging.basicConfig(format="monarch host: %(asctime)s %(levelname)s: %(message)s", level=logging.INFO)
-    folder = None if tls is None else str(tls.resolve())
-    ended = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: ended.set())
-
-    def service(reply: Reply, _: HostInfo) -> HostService:
-        return HostService(reply, bind, folder, advertise, AgentOfHost(), ended.set)
-
-    agent = serve(listen, security, service, advertise=advertise or "", data_bind=bind)
-    typer.echo(f"monarch host: serving on {agent.address} ({security}), {cores()} cores")
-    ended.wait()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, signal.SIG_DFL)  # a second one does not wait for anything
-    agent.close()
-    typer.echo("monarch host: ended")
+    serve_host(listen, security, bind, advertise, tls)

@@ -54,6 +54,7 @@ from monarch.runtime.future import Future
 if TYPE_CHECKING:
     from typing import Self
 
+    from monarch.runtime.actors.processes.identity import Instance
     from monarch.runtime.actors.processes.process import Process
     from monarch.runtime.hosts.attached import AttachedHosts
     from monarch.runtime.hosts.launch.launcher import LaunchedHosts
@@ -280,6 +281,8 @@ class ProcMesh(Owned):
         self._id = group.id
         self._name = group.name
         self._addresses = group.addresses
+        self._origin: tuple[Instance, bytes] | None = None
+        """What actors that were spawned here last know of where they come from, and by whom."""
 
     @property
     def name(self) -> str:
@@ -322,7 +325,9 @@ class ProcMesh(Owned):
             if address in process.dead:
                 raise process.lost(address, f"{name}.__init__")
         classes.renew(cls)
-        payload = Payload.of((mesh, self, instance.as_creator(), args, kwargs), members)
+        if self._origin is None or self._origin[0] is not instance:
+            self._origin = instance, instance.originates(self)
+        payload = Payload.of((mesh, self._origin[1], args, kwargs), members)
         process.owns(instance.actor_id, mesh, processes=False)
         gone = mesh._audience.send(process, lambda rank: (SPAWN, actor_id, None, rank, name, instance.owner), payload)
         for rank in gone:  # of whose end nobody has told this process, which may be younger

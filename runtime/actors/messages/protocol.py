@@ -20,7 +20,7 @@ CALL = 0
 REPLY = 1
 """(port, place, whether it went well) and the value, or the exception"""
 SPAWN = 2
-"""(actor, reply, rank, name, owner) and (mesh, its processes, who spawned it, args, kwargs)"""
+"""(actor, reply, rank, name, owner) and (mesh, `Instance.originates`, args, kwargs)"""
 STOP = 3
 """(actor, reply, reason)"""
 PLACE_ENDED = 4

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from monarch.compiler.mesh import Extent, Point
@@ -43,14 +45,21 @@ class Instance:
         self.name = name
         self.rank = Point(0, Extent([], []))
         self.mesh: ActorMesh[Any] | None = None
-        self.creator: Creator | None = None
         self._process = process
-        self._procs: ProcMesh | None = None
+        self._origin = b""
 
-    def becomes(self, mesh: ActorMesh[Any], rank: int, procs: ProcMesh, creator: Creator) -> None:
-        """It is the actor at this place of a mesh."""
+    def becomes(self, mesh: ActorMesh[Any], rank: int, origin: bytes) -> None:
+        """It is the actor at this place of a mesh; `origin` is what `originates` said of its processes and creator."""
         self.mesh, self.rank = mesh, mesh.extent.point_of_rank(rank)
-        self._procs, self.creator = procs, creator
+        self._origin = origin
+
+    def originates(self, procs: ProcMesh) -> bytes:
+        """What the actors that this one spawns in these processes know of both: pickled, for few of them ever ask."""
+        return pickle.dumps((procs, Creator(self.name, self.class_name, self.rank, self.proc_mesh, self.creator)))
+
+    @cached_property
+    def _read(self) -> tuple[ProcMesh, Creator | None]:
+        return pickle.loads(self._origin) if self._origin else (self._process.this_proc(), None)
 
     @property
     def label(self) -> str:
@@ -68,15 +77,15 @@ class Instance:
 
     @property
     def proc_mesh(self) -> ProcMesh:
-        return self._process.this_proc() if self._procs is None else self._procs
+        return self._read[0]
+
+    @property
+    def creator(self) -> Creator | None:
+        return self._read[1]
 
     @property
     def owner(self) -> Owner:
         return self._process.address, self.actor_id
-
-    def as_creator(self) -> Creator:
-        """What the actors that it spawns know of it."""
-        return Creator(self.name, self.class_name, self.rank, self.proc_mesh, self.creator)
 
     def stop(self, reason: str | None = None) -> None:
         """Have this actor end, once it has handled the messages that are there. Raises RuntimeError outside actors."""

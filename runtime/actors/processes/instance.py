@@ -241,9 +241,9 @@ class LocalActor:
     def _load(self) -> None:
         """Read the class and the arguments. Raises whatever unpickling raises."""
         assert self._payload is not None
-        mesh, procs, creator, self._args, self._kwargs = self._payload.decode()
+        mesh, origin, self._args, self._kwargs = self._payload.decode()
         self._payload = None
-        self.instance.becomes(mesh, self.rank, procs, creator)
+        self.instance.becomes(mesh, self.rank, origin)
         self._interface = ActorInterface.of(mesh._cls)
         self._enter()
 

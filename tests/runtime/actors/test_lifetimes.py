@@ -463,7 +463,7 @@ def test_a_call_that_is_faster_than_what_spawns_its_actor_waits_for_it(faults: F
     early = call_early(actor)
     mesh = ActorMesh(actor, "late", Worker, (first,), Shape.unity())
     process.owns("", mesh, processes=False)
-    payload = Payload.of((mesh, procs, process.client.as_creator(), ("late",), {}))
+    payload = Payload.of((mesh, process.client.originates(procs), ("late",), {}))
     process.router.send(first, (SPAWN, actor, None, 0, "late", (process.address, "")), payload)
     assert early.future.get(WAIT) == "early"
     never = call_early(f"{second}.77")
