@@ -11,7 +11,7 @@ from tests import python
 
 DOCS = Path(__file__).parents[2] / "docs"
 PROGRAM = re.compile(r"^```python\n(.*?)^```\n\n^```\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-GUIDE = "checkpoints data eager layouts meshes models parallelism pipelines precision random tools".split()
+GUIDE = "checkpoints data eager layouts meshes models ops parallelism pipelines precision random tools".split()
 NAMES = [*(f"guide/{name}.md" for name in GUIDE), "reference/plan.md"]
 NAMES += [
     str(path.relative_to(DOCS))
