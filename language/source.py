@@ -49,7 +49,8 @@ def is_users_file(file: str) -> bool:
 
 
 @functools.cache
-def _is_installed(file: str) -> bool:
+def is_installed(file: str) -> bool:
+    """Whether a file is an installed library's."""
     real = os.path.realpath(file)
     return any(part in real for part in _INSTALLED)
 
@@ -79,7 +80,7 @@ def user_source() -> Source | None:
     frame = user_frame()
     if frame is None:
         return None
-    caller = _caller(frame) if _is_installed(frame.f_code.co_filename) else None
+    caller = _caller(frame) if is_installed(frame.f_code.co_filename) else None
     code, lasti = frame.f_code, frame.f_lasti
     key = (code.co_filename, code, lasti, caller)
     source = _sources.get(key)
@@ -92,7 +93,7 @@ def _caller(frame: FrameType | None) -> Source | None:
     """The line of the user's own files that called into the library in which a frame is, or None."""
     while frame is not None and frame.f_code.co_filename not in _outermost:
         code = frame.f_code
-        if belongs_to_user(code) and not _is_installed(code.co_filename):
+        if belongs_to_user(code) and not is_installed(code.co_filename):
             key = (code.co_filename, code, frame.f_lasti, None)
             if (source := _sources.get(key)) is None:
                 source = _sources[key] = _locate(code, frame.f_lasti, frame.f_lineno)

@@ -253,10 +253,20 @@ class _Writer:
     def by_name(self, number: int, node: Node, h: str) -> None:
         entries = h if node.kind is Names and not issubclass(node.type, ModuleType) else f"{h}.__dict__"
         self.lines.append(f"d = {entries}")
+        missing = [at for at, role in enumerate(self.roles[number]) if role == _PLAIN and node.plain[at] is MISSING]
+        if node.kind is Names and len(missing) > _MANY:
+            absent = self.constant(f"a{number}", frozenset(node.keys[at] for at in missing))
+            self.lines.append(f"if not d.keys().isdisjoint({absent}): return None")
+        else:
+            missing = []
+        if node.kind is Names and node.length:
+            self.lines.append(f"if len(d) != {node.length}: return None")
         if node.kind is Class:
             self.lines.append(f"if not {self.constant(f'a{number}', node.absent)}.isdisjoint(d): return None")
             self.lines.append(f"if len(d) != {node.length}: return None")
         for position, key in enumerate(node.keys):
+            if position in missing:
+                continue
             self.expect(number, position, f"{h}.{key[1:]}" if key in TOLD else f"d.get({key!r}, MISSING)")
 
     def of_function(self, number: int, node: Node, h: str) -> None:

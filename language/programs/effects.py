@@ -275,7 +275,7 @@ class Effects:
         """Have the traced call return the objects that it leaves."""
         for number, leaf in enumerate(leaves):
             if not isinstance(leaf, (Value, Expr, Again)):
-                leaves[number] = self._settled(leaf)
+                leaves[number] = self._settled(leaf, returned=True)
 
     def returned(self, leaves: list[Any]) -> dict[int, Make]:
         """How another call finds or makes the objects among a program's results that are not tensors or plain."""
@@ -283,20 +283,20 @@ class Effects:
         for number, leaf in enumerate(leaves):
             if type(leaf) not in PLAIN and not isinstance(leaf, (Value, Expr, Again)) and not is_named(leaf):
                 try:
-                    found[number] = self._make(leaf)
+                    found[number] = self._make(leaf, returned=True)
                 except CannotRepeat as reason:
                     self.cannot = self.cannot or (f"{reason} and returns it", "")
         return found
 
-    def _make(self, value: Any) -> Make:
+    def _make(self, value: Any, returned: bool = False) -> Make:
         known = self._memo.get(id(value))
         if known is None:
-            known = self._memo[id(value)] = self._make_new(value)
+            known = self._memo[id(value)] = self._make_new(value, returned)
         else:
             self._alone.pop(known, None)
         return known
 
-    def _make_new(self, value: Any) -> Make:
+    def _make_new(self, value: Any, returned: bool) -> Make:
         if type(value) in PLAIN:
             return lambda outcome: value
         if isinstance(value, (torch.SymInt, torch.SymBool)):
@@ -317,7 +317,7 @@ class Effects:
             taken = self._inputs.get(id(value._ref))
             if taken is not None:
                 return lambda outcome: outcome.arguments[taken].detach()
-            return self._once(self._tensor(value))
+            return self._once(self._tensor(value, cut=not returned and value.grad_fn is not None))
         if isinstance(value, torch.Tensor):
             kept = value.detach().clone()
             return self._once(lambda outcome: kept.clone())
@@ -340,11 +340,10 @@ class Effects:
         self._alone[once] = make
         return once
 
-    def _tensor(self, value: DistributedTensor) -> Make:
+    def _tensor(self, value: DistributedTensor, cut: bool) -> Make:
         make = self._ref(value._ref)
         looking = DistributedTensor.looking(value._ref.fake, value.requires_grad and value.is_leaf)
         parameter = getattr(value, "_is_param", False)
-        cut = value.grad_fn is not None
 
         def tensor(outcome: Outcome) -> DistributedTensor:
             ref = make(outcome)
@@ -404,16 +403,16 @@ class Effects:
             if before.get(key, MISSING) is not value and (new := self._settled(value)) is not value:
                 held.put(held.holder, key, new)
 
-    def _settled(self, value: Any) -> Any:
+    def _settled(self, value: Any, returned: bool = False) -> Any:
         if type(value) in PLAIN or isinstance(value, Ref):
             return value
         known = self._left.get(id(value))
         if known is None:
-            known = self._left[id(value)] = self._settle_new(value)
+            known = self._left[id(value)] = self._settle_new(value, returned)
             self._keep.append(value)
         return known
 
-    def _settle_new(self, value: Any) -> Any:
+    def _settle_new(self, value: Any, returned: bool) -> Any:
         number = self._symbols.get(id(value))
         if isinstance(value, torch.SymFloat):
             if value.node.hint is None:
@@ -426,7 +425,7 @@ class Effects:
             if number is not None:
                 return self._arguments[number].detach()
             if value.grad_fn is not None:
-                value._ref.cell.cut = True
+                value._ref.cell.cut = value._ref.cell.cut or not returned  # `h`, where `h.detach()` is what is left
                 return DistributedTensor(value._ref.fake, value._ref)
             return value
         kind = kind_of(value)

@@ -270,7 +270,7 @@ class Entered:
         self.shows = self.shows or known.shows
         self.compares = self.compares or known.compares
         self.library.names(known.names)
-        self.snapshot.enter(known.names)
+        self.snapshot.enter((*known.names, *filter(str.isidentifier, known.texts)))
         self.snapshot.names(frame.f_globals, known.globals, known.names)
         self.snapshot.names(frame.f_builtins, [name for name in known.globals if name not in frame.f_globals], ())
         if "initial_seed" in known.names and "default_generator" in known.names:

@@ -191,6 +191,8 @@ class Guards:
             node.others = [key for key in held.before[0] if key not in self.entered.attributes]
         if isinstance(held, Attributes):
             node.is_ordered = self._reads_all(held)
+        if isinstance(held, Names):
+            node.length = len(vars(held.holder)) if self.entered.computes and held.is_users_own else 0
         if isinstance(held, Class):
             node.absent = frozenset(self.entered.attributes.difference(held.before[0], CLASS_MACHINERY))
             hidden = len(CLASS_MACHINERY.intersection(vars(held.holder)))

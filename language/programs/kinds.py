@@ -20,7 +20,7 @@ from typing import Any, ClassVar, cast
 import numpy as np
 import torch
 
-from monarch.language.source import is_users_file
+from monarch.language.source import is_installed, is_users_file
 from monarch.language.tensors.plain import LARGE
 from monarch.language.tensors.tensor import DistributedTensor
 
@@ -473,6 +473,7 @@ class Names(Held):
     def __init__(self, holder: Any) -> None:
         self.holder = holder
         self.before = [], []
+        self._noted: set[str] = set()
 
     @property
     def ident(self) -> int:
@@ -482,13 +483,20 @@ class Names(Held):
     @property
     def is_librarys(self) -> bool:
         """Whether it is a module of Python's, PyTorch's or ours."""
-        return isinstance(self.holder, ModuleType) and not is_users_module(self.holder)
+        return isinstance(self.holder, ModuleType) and not (
+            is_users_module(self.holder) or is_users_own_module(self.holder)
+        )
+
+    @property
+    def is_users_own(self) -> bool:
+        return isinstance(self.holder, ModuleType) and is_users_own_module(self.holder)
 
     def note(self, name: str) -> Any:
         """The value of a name, noted once."""
         keys, values = self.before
-        if name in keys:
+        if name in self._noted:
             return MISSING
+        self._noted.add(name)
         (value,) = self.look(self.holder, [name])
         keys.append(name)
         values.append(value)
@@ -686,6 +694,12 @@ def same_plain(first: Any, second: Any) -> bool:
 
 
 def is_users_module(module: ModuleType) -> bool:
-    """Whether a module is the user's. One that no file and no importer has made is."""
+    """Whether a module is the user's or an installed library's."""
     file = module.__dict__.get("__file__")
-    return module.__dict__.get("__spec__") is None if file is None else is_users_file(file)
+    return file is not None and is_users_file(file)
+
+
+def is_users_own_module(module: ModuleType) -> bool:
+    """Whether a module is the user's own. One that no file and no importer has made is."""
+    file = module.__dict__.get("__file__")
+    return module.__dict__.get("__spec__") is None if file is None else is_users_file(file) and not is_installed(file)

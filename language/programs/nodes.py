@@ -122,6 +122,8 @@ class Node:
                 return None
             return [entries.get(key, MISSING) for key in self.keys]
         if kind is Names:
+            if self.length and len(vars(holder)) != self.length:
+                return None
             return Names.look(holder, self.keys)
         if kind is Class:
             entries = vars(holder)

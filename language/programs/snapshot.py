@@ -24,6 +24,7 @@ from monarch.language.programs.kinds import (
     Names,
     Own,
     is_users_module,
+    is_users_own_module,
 )
 from monarch.language.programs.settings import DECIMAL, Set
 
@@ -44,8 +45,9 @@ class Snapshot:
         """Whether the program has reached a function that reads attributes by names that no code shows."""
         self._named: set[tuple[int, int]] = set()
         self._modules: dict[int, ModuleType] = {}
-        """The user's modules that objects hold."""
+        """The user's own modules that were met."""
         self._codes: list[tuple[str, ...]] = []
+        """What each code that was entered names."""
         self._keep: list[Any] = []
 
     def visit(self, value: Any) -> None:
@@ -56,10 +58,8 @@ class Snapshot:
             if type(value) in PLAIN or id(value) in self.held:
                 continue
             kind = kind_of(value)
-            if kind is Names and is_users_module(value) and id(value) not in self._modules:
-                self._modules[id(value)] = value
-                for names in self._codes:
-                    self.names(value, names, names)
+            if kind is Names:
+                self._module(value)
             if kind is None or isinstance(kind, str) or kind is Names:
                 if type(value) is Decimal or value is Decimal:
                     self.note(Set(DECIMAL))
@@ -82,41 +82,45 @@ class Snapshot:
         """Note what is reached by no object."""
         self.held.setdefault(held.ident, held)
 
-    def enter(self, code: tuple[str, ...]) -> None:
-        """Note that the program runs code that uses these names."""
-        self._codes.append(code)
+    def enter(self, names: tuple[str, ...]) -> None:
+        """Note that the program runs code that uses these names: of the user's own modules it may read any of them."""
+        self._codes.append(names)
         for module in [*self._modules.values()]:
-            self.names(module, code, code)
+            self.names(module, names, ())
+
+    def _module(self, module: ModuleType) -> None:
+        if id(module) not in self._modules and is_users_own_module(module):
+            self._modules[id(module)] = module
+            self.names(module, ("__getattr__",), ())
+            for names in self._codes:
+                self.names(module, names, ())
 
     def compute(self) -> None:
-        """Note all names of the modules that objects hold, for code that computes the names that it reads."""
+        """Note all names of the user's own modules, for code that computes the names that it reads."""
         for module in [*self._modules.values()]:
             self.names(module, [*vars(module)], ())
 
     def names(self, holder: Any, names: Iterable[str], inner: tuple[str, ...]) -> None:
-        """Note names of a module or of globals, and of modules among their values the `inner` names. Of globals, names
-        that are not there are noted too."""
+        """Note names of a module or of globals, and of modules among their values the `inner` names. Of globals and
+        the user's own modules, names that are not there are noted too."""
         held = self.held.setdefault((new := Names(holder)).ident, new)
         assert isinstance(held, Names)
         entries = vars(holder) if isinstance(holder, ModuleType) else holder
+        own = not isinstance(holder, ModuleType) or id(holder) in self._modules
         for name in names:
             if name not in entries:
-                if not isinstance(holder, ModuleType) or (type(holder) is not ModuleType and hasattr(holder, name)):
+                if own or (type(holder) is not ModuleType and hasattr(holder, name)):
                     held.note(name)
                 continue
             held.note(name)
             value = entries[name]
             if isinstance(value, ModuleType):
-                if (id(value), id(inner)) not in self._named:
+                self._module(value)
+                if id(value) not in self._modules and (id(value), id(inner)) not in self._named:
                     self._named.add((id(value), id(inner)))
                     self._keep.append(inner)
                     self.names(value, inner, inner)
-            elif (
-                not isinstance(holder, ModuleType)
-                or is_users_module(holder)
-                or name == "environ"
-                or _holds_plain(value)
-            ):
+            elif own or is_users_module(holder) or name == "environ" or _holds_plain(value):
                 self.visit(value)
 
     def restore(self) -> None:

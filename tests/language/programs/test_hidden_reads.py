@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import copy
 import ctypes
 import dataclasses
 import functools
@@ -23,7 +24,7 @@ import pytest
 import torch
 
 from monarch.compiler.errors import ProgramError
-from monarch.language import Mesh, distribute, program
+from monarch.language import Mesh, distribute, module_to_mesh, program
 
 Case = tuple[Callable[[], float], Callable[[int], Any]]
 """What a program reads, and what changes it behind call number i."""
@@ -206,7 +207,37 @@ def a_module_by_computed_names() -> Case:
     return lambda: getattr(module, name[0]), lambda i: setattr(module, "inner", i)
 
 
+settings = types.ModuleType("settings of a user")
+
+
+def a_name_that_a_module_has_not_yet() -> Case:
+    vars(settings).pop("later", None)
+    return lambda: getattr(settings, "later", 7.0), lambda i: setattr(settings, "later", i)
+
+
+def an_attribute_that_a_module_has_not_yet() -> Case:
+    vars(settings).pop("added", None)
+
+    def read() -> float:
+        try:
+            return settings.added  # type: ignore[no-any-return]
+        except AttributeError:
+            return 7.0
+
+    return read, lambda i: setattr(settings, "added", i)
+
+
+def a_global_module_by_computed_names() -> Case:
+    settings.inner = 1.0  # type: ignore[attr-defined]
+    return lambda: sum(getattr(settings, name) for name in dir(settings) if name == "inner"), lambda i: setattr(
+        settings, "inner", i
+    )
+
+
 CASES = [
+    a_name_that_a_module_has_not_yet,
+    an_attribute_that_a_module_has_not_yet,
+    a_global_module_by_computed_names,
     a_number_of_c,
     shared_memory,
     a_mapped_file,
@@ -286,6 +317,26 @@ def test_hooks_of_gradients_come_and_go(mesh: Mesh) -> None:
         if call == 3:
             for handle in handles:
                 handle.remove()
+
+
+def test_a_state_that_is_returned_too_is_read_without_history(mesh: Mesh) -> None:
+    cell = torch.nn.GRUCell(4, 4)
+    ours = module_to_mesh(copy.deepcopy(cell), mesh, {})
+
+    def steps(cell: torch.nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
+        state: dict[str, torch.Tensor | None] = {"h": None}
+
+        def step(x: torch.Tensor) -> torch.Tensor:
+            h = cell(x, state["h"])
+            state["h"] = h.detach()
+            return h
+
+        return step
+
+    traced, plain = program(steps(ours), mesh=mesh), steps(cell)
+    for call in range(4):
+        x = torch.full((3, 4), float(call))
+        torch.testing.assert_close(traced(x).full_tensor(), plain(x).detach())
 
 
 def test_the_seed_is_none_of_a_program_s(mesh: Mesh) -> None:
