@@ -2,12 +2,11 @@
 and a judge in each process that looks at the model's weights. No tensor passes through this process.
 """
 
-import torch
-from torch import nn
-
 import monarch
+import torch
 from monarch.actor import Actor, current_rank, endpoint, this_host
 from monarch.distributed import Mesh
+from torch import nn
 
 STEPS, BATCH = 60, 32
 

@@ -5,10 +5,9 @@ Without running it: monarchc inspect examples/compiled_training.py:train_step --
 
 from typing import Annotated
 
+import monarch
 import torch
 import torch.nn.functional as F
-
-import monarch
 from monarch.distributed import Mesh
 from monarch.stdlib.data import batches, corpus
 from monarch.stdlib.models.gpt import GPT

@@ -1,12 +1,11 @@
 """An ordinary PyTorch training loop over a mesh: each op is recorded, and runs when a value is needed."""
 
+import monarch
 import torch
 import torch.nn.functional as F
-from torch import nn
-
-import monarch
 from monarch.distributed import Mesh
 from monarch.stdlib.models.gpt import Block
+from torch import nn
 
 
 class SimpleTransformer(nn.Module):

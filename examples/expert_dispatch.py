@@ -1,9 +1,8 @@
 """A mixture of experts: each worker has one expert, and tokens go to their experts and back by all_to_all."""
 
+import monarch
 import torch
 import torch.nn.functional as F
-
-import monarch
 from monarch.distributed import Mesh
 
 mesh = Mesh(expert=4)
@@ -44,5 +43,6 @@ y = mixture(*placed)
 y.square().sum().backward()
 torch.testing.assert_close(y.detach().full_tensor(), expected.detach())
 for found, wanted in zip(placed, dense, strict=True):
+    assert found.grad is not None
     torch.testing.assert_close(found.grad.full_tensor(), wanted.grad)
 print("as the dense mixture, gradients included")

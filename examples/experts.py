@@ -2,10 +2,9 @@
 
 from typing import Annotated
 
+import monarch
 import torch
 import torch.nn.functional as F
-
-import monarch
 from monarch.distributed import Mesh
 from monarch.stdlib.experts import load_balancing_loss, router_logits
 from monarch.stdlib.models.moe import MixtureOfExperts

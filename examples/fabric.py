@@ -7,12 +7,11 @@ import logging
 import lightning
 import torch
 import torch.nn.functional as F
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
-
 from monarch.distributed import Mesh
 from monarch.lightning import FabricMeshStrategy
 from monarch.stdlib.parallel import fully_shard
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 
 def main() -> None:
@@ -27,6 +26,7 @@ def main() -> None:
     model = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 2))
     model, optimizer = fabric.setup(model, torch.optim.AdamW(model.parameters(), lr=1e-2))
 
+    losses = []
     for epoch in range(4):
         for batch, labels in loader:
             optimizer.zero_grad()
@@ -34,7 +34,8 @@ def main() -> None:
             fabric.backward(loss)
             fabric.clip_gradients(model, optimizer, max_norm=1.0)
             optimizer.step()
-        print(f"epoch {epoch}: loss {loss.item():.3f}")
+            losses.append(loss.detach())
+        print(f"epoch {epoch}: loss {losses[-1].item():.3f}")
 
     weight = next(model.parameters())
     print(f"{type(weight).__name__} {list(weight.shape)}, sharded {weight.sharding}")

@@ -4,14 +4,13 @@ import sys
 import warnings
 from typing import Annotated
 
+import monarch
 import torch
 import transformers
-from peft import LoraConfig, get_peft_model
-
-import monarch
 from monarch.distributed import Mesh
 from monarch.stdlib.data import batches, corpus
 from monarch.stdlib.parallel import fully_shard
+from peft import LoraConfig, get_peft_model
 
 warnings.filterwarnings("ignore", category=FutureWarning)  # peft calls transformers by old names
 steps = int(sys.argv[1]) if len(sys.argv) > 1 else 60
@@ -46,6 +45,7 @@ for step, (tokens, _) in enumerate(batches(corpus(200_000), batch=8, sequence=64
     if step % 20 == 0:
         print(f"step {step}: loss {loss.item():.3f}")
 
-adapter = {name: value.full_tensor() for name, value in model.named_parameters() if value.requires_grad}
+adapter = {name: value for name, value in model.state_dict().items() if "lora_" in name}
+adapter = {name: value.full_tensor() for name, value in adapter.items()}
 torch.save(adapter, "adapter.pt")  # a few kilobytes, for any machine
 print(f"adapter.pt holds {len(adapter)} tensors")

@@ -3,10 +3,9 @@
 import argparse
 from typing import Annotated
 
+import monarch
 import torch
 import torch.nn.functional as F
-
-import monarch
 from monarch.distributed import Mesh
 from monarch.stdlib.data import batches, corpus
 from monarch.stdlib.models.llama import Llama

@@ -9,10 +9,9 @@ Generators and reward talk to each other; the program only says what is next.
 from dataclasses import dataclass
 
 import torch
-from torch import nn
-
 from monarch.actor import Actor, current_rank, endpoint, this_host
 from monarch.rdma import RDMABuffer
+from torch import nn
 
 DIGITS, LENGTH = 10, 6
 PROMPTS, GROUP = 8, 16  # for each generator and step

@@ -10,12 +10,11 @@ import random
 import signal
 from typing import Annotated
 
+import monarch
 import torch
+from monarch.distributed import Mesh
 from torch import nn
 from torch.nn import functional as F
-
-import monarch
-from monarch.distributed import Mesh
 
 Inputs = Annotated[torch.Tensor, "f32[16@data, 8]"]
 Labels = Annotated[torch.Tensor, "i64[16@data]"]
@@ -50,21 +49,20 @@ def train(deaths: bool) -> dict[str, torch.Tensor]:
             optimizer.step()
             return loss
 
+        losses = []
         for i, batch in enumerate(loader):
             if i % 10 == 0:
                 monarch.resize_mesh(mesh, data=4)  # back to the full size, if it has shrunk
             if deaths and i % 10 == 5:
                 os.kill(random.choice(mesh.executor.worker_pids()), signal.SIGKILL)
             try:
-                loss = train_step(*batch)
-                value = loss.item()
+                losses.append(train_step(*batch).item())
             except monarch.exceptions.DeviceMeshError as error:
                 print(f"step {i}: {error.message}")
                 mesh = monarch.heal_mesh(mesh, policy)
                 print(f"goes on with {len(mesh)} workers")
-                loss = train_step(*batch)  # the failed step again: nothing was half applied
-                value = loss.item()
-        print(f"loss {value:.6f}")
+                losses.append(train_step(*batch).item())  # the failed step again: nothing was half applied
+        print(f"loss {losses[-1]:.6f}")
         return {name: value.full_tensor() for name, value in model.state_dict().items()}
 
 

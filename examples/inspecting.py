@@ -3,14 +3,13 @@
 import sys
 from typing import Annotated
 
+import monarch
 import torch
 import torch.nn.functional as F
-from torch import nn
-
-import monarch
 from monarch.distributed import Mesh
 from monarch.stdlib.models.gpt import MLP
 from monarch.stdlib.parallel import combine, fully_shard, tensor_parallel
+from torch import nn
 
 Inputs = Annotated[torch.Tensor, "f32[64@data, 64]"]
 Labels = Annotated[torch.Tensor, "i64[64@data]"]
@@ -39,7 +38,7 @@ inspection = train_step.inspect(x, labels)  # in a notebook this shows the page
 print(inspection)
 
 # The compiler's report has every value of the plan: where it comes from, how it lies, what it costs.
-report = inspection.plan.report
+report = inspection.report
 dearest = max(report.values, key=lambda value: value.sent)
 print(f"most bytes: {dearest.name}, {dearest.sent:,} a worker, over {' and '.join(dearest.mesh_dims)}: {dearest.why}")
 line = report.lines[dearest.source].strip()

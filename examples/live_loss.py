@@ -8,9 +8,8 @@ app = marimo.App()
 @app.cell
 def _():
     import marimo as mo
-    import torch
-
     import monarch
+    import torch
     from monarch.distributed import Mesh
 
     mesh = Mesh(data=2)

@@ -2,10 +2,9 @@
 
 from typing import Annotated
 
+import monarch
 import torch
 import torch.nn.functional as F
-
-import monarch
 from monarch.distributed import Mesh
 from monarch.stdlib.context import context_parallel
 from monarch.stdlib.models.llama import Llama

@@ -1,8 +1,7 @@
 """Tensors on a mesh: eight local workers, and arithmetic that looks local."""
 
-import torch
-
 import monarch
+import torch
 from monarch.distributed import Mesh
 
 mesh = Mesh(shape=(4, 2), mesh_dim_names=("data_parallel", "model_parallel"))  # or Mesh(data=4, model=2)

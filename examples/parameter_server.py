@@ -6,10 +6,9 @@ another.
 """
 
 import torch
-from torch import nn
-
 from monarch.actor import Actor, current_rank, endpoint, this_host
 from monarch.rdma import RDMABuffer
+from torch import nn
 
 STEPS, RATE = 150, 0.5
 

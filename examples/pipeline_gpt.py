@@ -7,10 +7,9 @@ import copy
 import sys
 from typing import Annotated
 
+import monarch
 import torch
 import torch.nn.functional as F
-
-import monarch
 from monarch import Mesh
 from monarch.stdlib.models.gpt import GPT
 from monarch.stdlib.pipeline import pipeline
@@ -29,12 +28,13 @@ def loss_fn(logits, targets):
 
 def train_whole(model):
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    losses = []
     for _ in range(STEPS):
         optimizer.zero_grad()
-        loss = loss_fn(model(x), y)
-        loss.backward()
+        losses.append(loss_fn(model(x), y))
+        losses[-1].backward()
         optimizer.step()
-    return loss.item()
+    return losses[-1].item()
 
 
 def train_pipelined(model, mesh, **options):

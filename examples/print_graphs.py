@@ -3,14 +3,13 @@
 import sys
 from typing import Annotated
 
+import monarch
 import torch
 import torch.nn.functional as F
-from torch import nn
-
-import monarch
 from monarch.distributed import Mesh
 from monarch.stdlib.models.gpt import MLP
 from monarch.stdlib.parallel import tensor_parallel
+from torch import nn
 
 Inputs = Annotated[torch.Tensor, "f32[16@data, 32]"]
 Labels = Annotated[torch.Tensor, "i64[16@data]"]

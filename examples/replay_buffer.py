@@ -9,8 +9,14 @@ import random
 from collections import deque
 
 import torch
-
-from monarch.actor import Actor, concurrent_endpoint, current_rank, endpoint, this_host, this_proc
+from monarch.actor import (
+    Actor,
+    concurrent_endpoint,
+    current_rank,
+    endpoint,
+    this_host,
+    this_proc,
+)
 
 ROOMS, LEFT, RIGHT = 10, 0, 1
 BATCHES = 400
@@ -61,7 +67,8 @@ class Player(Actor):
     @endpoint
     def play(self, me: "Player") -> None:
         """One game. It then tells itself to play another, behind the messages that wait already."""
-        room, moves = 0, []
+        room = 0
+        moves: list[tuple[int, int, float, int]] = []
         while room < ROOMS - 1 and len(moves) < 100:
             left, right = self.table[room]
             explore = self.random.random() < 0.3 or left == right
@@ -90,8 +97,8 @@ def main() -> None:
         if step % 20 == 0:
             players.learn.broadcast(table)
 
-    for player, count in sorted(buffer.counts.call_one().get().items()):
-        print(f"player {player} made {count} moves")
+    for rank, count in sorted(buffer.counts.call_one().get().items()):
+        print(f"player {rank} made {count} moves")
     way = "".join("<>"[int(right > left)] for left, right in table[: ROOMS - 1])
     print(f"learnt in {BATCHES} batches: {way}")
 

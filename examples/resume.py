@@ -5,12 +5,11 @@ python examples/resume.py
 
 import tempfile
 
+import monarch
 import torch
+from monarch.distributed import Mesh
 from torch import nn
 from torch.nn import functional as F
-
-import monarch
-from monarch.distributed import Mesh
 
 
 def training(mesh, layouts):
@@ -34,12 +33,13 @@ def training(mesh, layouts):
 
 
 def train(state, step, until):
+    losses = []
     for number in range(state["step"], until):
         data = torch.Generator().manual_seed(number)
-        loss = step(torch.randn(8, 10, generator=data), torch.randint(3, (8,), generator=data))
+        losses.append(step(torch.randn(8, 10, generator=data), torch.randint(3, (8,), generator=data)))
         state["scheduler"].step()
     state["step"] = until
-    return loss.item()
+    return losses[-1].item()
 
 
 folder = tempfile.mkdtemp()

@@ -2,9 +2,8 @@
 
 from typing import Annotated
 
-import torch
-
 import monarch
+import torch
 from monarch.distributed import Mesh
 
 Rows = Annotated[torch.Tensor, "f32[32@data, 6]"]

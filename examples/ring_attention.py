@@ -1,9 +1,8 @@
 """Causal attention over a sequence that is cut into blocks: keys and values go around a ring of workers."""
 
+import monarch
 import torch
 import torch.nn.functional as F
-
-import monarch
 from monarch.distributed import Mesh
 
 mesh = Mesh(seq=4)
@@ -41,7 +40,7 @@ attend_by_heads = monarch.local(with_all_to_all, in_layouts="[-, @seq, -]", out_
 inputs = [torch.randn(HEADS, LENGTH, WIDTH) for _ in range(3)]
 weight = torch.randn(HEADS, LENGTH, WIDTH)
 dense = [x.clone().requires_grad_() for x in inputs]
-expected = F.scaled_dot_product_attention(*dense, is_causal=True)
+expected = F.scaled_dot_product_attention(dense[0], dense[1], dense[2], is_causal=True)
 (expected * weight).sum().backward()
 for attention in (attend, attend_by_heads):
     placed = [monarch.distribute(x, mesh, "[-, @seq, -]").requires_grad_() for x in inputs]
@@ -49,5 +48,6 @@ for attention in (attend, attend_by_heads):
     (y * monarch.distribute(weight, mesh, "[-, @seq, -]")).sum().backward()
     torch.testing.assert_close(y.detach().full_tensor(), expected.detach())
     for found, wanted in zip(placed, dense, strict=True):
+        assert found.grad is not None
         torch.testing.assert_close(found.grad.full_tensor(), wanted.grad)
 print("both as dense attention, gradients included")

@@ -5,10 +5,9 @@ from __future__ import annotations
 import tempfile
 
 import duckdb
+import monarch
 import torch
 import torch.nn.functional as F
-
-import monarch
 from monarch.distributed import Mesh
 
 QUERY = """
@@ -42,15 +41,14 @@ def main() -> None:
         return monarch.data.stream(source, mesh, "[@data]", batch=500, shuffle=7, epochs=4, last="drop")
 
     with stream() as batches:
-        for _ in range(20):
-            loss = train_step(**next(batches))
+        losses = [train_step(**next(batches)) for _ in range(20)]
         state = batches.state_dict()
-    print(f"stopped in epoch {state['epoch']}, after {state['row']:,} of its rows: loss {loss.item():.4f}")
+    print(f"stopped in epoch {state['epoch']}, after {state['row']:,} of its rows: loss {losses[-1].item():.4f}")
 
     with stream() as batches:
         batches.load_state_dict(state)
         for batch in batches:
-            loss = train_step(**batch)
+            train_step(**batch)
     print(f"after epoch {batches.epoch}: weight {[round(each, 3) for each in weight.detach().tolist()]}")
 
 

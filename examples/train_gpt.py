@@ -14,19 +14,24 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
+import monarch
 import torch
 import torch.nn.functional as F
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
-
-import monarch
 from monarch.compiler.inspect.page import TEMPLATE, page
 from monarch.compiler.inspect.trace import load_trace
 from monarch.distributed import Mesh
 from monarch.stdlib.data import batches, corpus, decode, encode
 from monarch.stdlib.models.gpt import GPT, Block
 from monarch.stdlib.parallel import tensor_parallel
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+)
+from rich.table import Table
 
 BATCH, SEQUENCE, RATE, WARMUP = 16, 128, 1e-3, 20
 PLAN, TRACE, PAGE = "train_step.mplan", "train_step.trace.json", "train_step.html"
@@ -94,6 +99,7 @@ def train_on_mesh(options: argparse.Namespace, text: torch.Tensor) -> tuple[list
                 show(losses)
         trained = make_model(options)
         trained.load_state_dict({name: value.full_tensor() for name, value in training.model.state_dict().items()})
+        tokens, targets = next(data(options, text))
         write_plan(training, tokens, targets, options.out)
     return losses, trained
 

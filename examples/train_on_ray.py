@@ -11,14 +11,14 @@ import os
 from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
-
-import ray
-from ray.cluster_utils import Cluster
-from train_gpt import Training, comparison, console, data, parser, train_plainly
+from typing import Any
 
 import monarch
+import ray
 from monarch.distributed import Mesh
 from monarch.stdlib.data import corpus
+from ray.cluster_utils import Cluster
+from train_gpt import Training, comparison, console, data, parser, train_plainly
 
 
 def train(hosts: monarch.HostMesh, options: Namespace) -> list[float]:
@@ -37,12 +37,12 @@ def connected(address: str | None) -> Iterator[None]:
     """Connected to a cluster: the one at an address, or two nodes on this machine, which report nothing to anybody."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     logging.getLogger("ray").setLevel(logging.ERROR)  # of what another cluster here has left, for one
-    quiet = {"log_to_driver": False, "logging_level": "ERROR"}
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     if address is not None:
         with ray.init(address=address, **quiet):
             yield
         return
-    node = {"num_cpus": 2, "object_store_memory": 80_000_000, "include_dashboard": False}
+    node: dict[str, Any] = {"num_cpus": 2, "object_store_memory": 80_000_000, "include_dashboard": False}
     cluster = Cluster(initialize_head=True, head_node_args={**node, "node_ip_address": "127.0.0.2"})
     try:
         cluster.add_node(**node, node_ip_address="127.0.0.3")

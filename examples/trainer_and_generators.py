@@ -1,12 +1,11 @@
 """A trainer and two generators on meshes of their own: after each step both get the new parameters, and write on."""
 
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Annotated
 
+import monarch
 import torch
 import torch.nn.functional as F
-
-import monarch
 from monarch import Mesh
 from monarch.stdlib.models.llama import Llama
 from monarch.stdlib.parallel import fully_shard
@@ -42,14 +41,15 @@ def write(each):  # in a thread of its own: the trainer goes on meanwhile
 
 
 with ThreadPoolExecutor() as pool:
-    writing = []
+    writing: list[Future[str]] = []
+    losses = []
     for number in range(1, STEPS + 1):
         start = torch.randint(16, (16, 1))
         text = (start + 3 * torch.arange(9)) % 16  # each token is the last one plus 3
-        loss = train(text[:, :-1], text[:, 1:])  # beside what the generators write
+        losses.append(train(text[:, :-1], text[:, 1:]))  # beside what the generators write
         for line in [each.result() for each in writing]:
             print(line)
         for generator in generators:
             monarch.sync(trainer, generator, version=number)  # returns at once: workers send it behind the step
         writing = [pool.submit(write, each) for each in range(2)] if number % 4 == 0 else []
-    print(*[each.result() for each in writing], f"loss {loss.item():.2f}", sep="\n")
+    print(*[each.result() for each in writing], f"loss {losses[-1].item():.2f}", sep="\n")

@@ -3,12 +3,11 @@ second, all with one optimizer and one backward pass."""
 
 from typing import Annotated
 
+import monarch
 import torch
 import torch.nn.functional as F
-from torch import nn
-
-import monarch
 from monarch import Mesh
+from torch import nn
 
 torch.manual_seed(0)
 root = Mesh(stage=2, data=2)  # four workers, and two meshes of two of them each
@@ -24,8 +23,8 @@ optimizer = torch.optim.AdamW(parameters, lr=0.01)
 @monarch.program
 def step(x: Annotated[torch.Tensor, "f32[32@data, 16]"], y: Annotated[torch.Tensor, "i64[32@data]"]):
     optimizer.zero_grad()
-    h = torch.relu(encoder(x))  # on the first mesh
-    deep = torch.relu(body(h.to(second)))  # h comes to the second, from worker to worker
+    h = encoder(x).relu()  # on the first mesh
+    deep = body(h.to(second)).relu()  # h comes to the second, from worker to worker
     loss = F.cross_entropy(head(h + deep.to(first)), y)
     loss.backward()  # gradients go the same ways back
     optimizer.step()

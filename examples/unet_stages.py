@@ -1,12 +1,11 @@
 """A U-Net in three stages: what goes down is read again on the way up, past the stage between."""
 
+import monarch
 import torch
 import torch.nn.functional as F
-from torch import nn
-
-import monarch
 from monarch import Mesh
 from monarch.stdlib.pipeline import pipeline
+from torch import nn
 
 
 class UNet(nn.Module):

@@ -63,6 +63,9 @@ class TypesOnly:
     ) -> list[torch.Tensor]:
         raise _needs_workers("a tensor's value is needed")
 
+    def worker_pids(self) -> list[int]:
+        raise _needs_workers("a worker's process is asked for")
+
     def wait(self, handle: Handle) -> None:
         """There is nothing to wait for."""
 

@@ -112,6 +112,10 @@ class Executor(Protocol):
         failure raised by a `quiet` call does not count as told: `heal` gives the failed step again."""
         ...
 
+    def worker_pids(self) -> list[int]:
+        """The workers' process ids on their hosts, by rank, once all have started."""
+        ...
+
     def wait(self, handle: Handle) -> None:
         """Wait until every worker has finished the step that makes the value, which may be on a part of the mesh; raise
         what went wrong there."""

@@ -14,7 +14,7 @@ from monarch.compiler.inspect.places import Place, explain_any
 from monarch.compiler.inspect.values import collectives_of, ops_of
 from monarch.compiler.inspect.why import Explanation
 from monarch.compiler.plan.plan import Plan
-from monarch.compiler.plan.report import peak
+from monarch.compiler.plan.report import Report, peak
 
 
 class Inspection:
@@ -30,6 +30,17 @@ class Inspection:
                 f"plan '{plan.name}' has no report", hint="compile it with program.compile() or monarchc compile."
             )
         self.plan = plan
+
+    @property
+    def report(self) -> Report:
+        """The compiler's report on the plan: each value with its cause and its cost. Raises MonarchError for a program
+        of several meshes, each of whose parts has its own."""
+        if self.plan.report is None:
+            raise MonarchError(
+                f"'{self.plan.name}' is of several meshes, and has a report for each",
+                hint="they are in plan.parts: plan.parts[0].plan.report.",
+            )
+        return self.plan.report
 
     def html(self) -> str:
         """The inspector's page, whole. Raises MonarchError for a program of several meshes, which it does not show:

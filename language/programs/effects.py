@@ -276,6 +276,8 @@ class Effects:
         for number, leaf in enumerate(leaves):
             if not isinstance(leaf, (Value, Expr, Again)):
                 leaves[number] = self._settled(leaf, returned=True)
+        self._left.clear()
+        del self._keep[1:]  # a tensor with its history would keep all that autograd has saved
 
     def returned(self, leaves: list[Any]) -> dict[int, Make]:
         """How another call finds or makes the objects among a program's results that are not tensors or plain."""

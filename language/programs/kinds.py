@@ -702,4 +702,6 @@ def is_users_module(module: ModuleType) -> bool:
 def is_users_own_module(module: ModuleType) -> bool:
     """Whether a module is the user's own. One that no file and no importer has made is."""
     file = module.__dict__.get("__file__")
+    if str(module.__dict__.get("__name__")).partition(".")[0] == "monarch":  # it loads names when they are first used
+        return False
     return module.__dict__.get("__spec__") is None if file is None else is_users_file(file) and not is_installed(file)

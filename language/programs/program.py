@@ -7,9 +7,11 @@ import functools
 import inspect
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, overload
+
+import torch
 
 from monarch.compiler.errors import ProgramError, Source
 from monarch.compiler.graph import Graph
@@ -42,7 +44,7 @@ Rounding = Literal["eager", "chain"]
 Backend = Literal["monarch", "gloo", "nccl"]
 
 P = ParamSpec("P")
-R = TypeVar("R")
+R = TypeVar("R", covariant=True)
 
 
 @dataclass(frozen=True)
@@ -87,12 +89,24 @@ class Program(Generic[P, R]):
 
     # -- calls ---------------------------------------------------------------------------------------------------
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+    @overload
+    def __call__(self: Program[P, torch.Tensor], *args: P.args, **kwargs: P.kwargs) -> DistributedTensor: ...
+    @overload
+    def __call__(
+        self: Program[P, tuple[torch.Tensor, ...]], *args: P.args, **kwargs: P.kwargs
+    ) -> tuple[DistributedTensor, ...]: ...
+    @overload
+    def __call__(
+        self: Program[P, Mapping[Any, torch.Tensor]], *args: P.args, **kwargs: P.kwargs
+    ) -> dict[Any, DistributedTensor]: ...
+    @overload
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R: ...
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
         """Run one step on the workers. Returns at once: tensors in the result are waited for when they are read."""
         if current_program() is not None:
             return self.__wrapped__(*args, **kwargs)  # a program within a program is part of it
         with turns:
-            result: R = self._call(args, kwargs)  # a `return` here would leave the block before a tracer hears of it
+            result = self._call(args, kwargs)  # a `return` here would leave the block before a tracer hears of it
         return result
 
     def _call(self, args: Any, kwargs: Any) -> Any:

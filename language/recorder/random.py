@@ -330,7 +330,7 @@ def _multinomial(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
         return (x / _exponentials(x, 1.0)).topk(count).indices  # the first of races at these rates
     sums = x.cumsum(-1)
     total = sums[..., -1:]
-    at = _draw("uniform", (*x.shape[:-1], count), x.dtype, x) * total
+    at: torch.Tensor = _draw("uniform", (*x.shape[:-1], count), x.dtype, x) * total
     at = torch.minimum(at, torch.nextafter(total, torch.zeros_like(total)))  # the product may have been rounded up
     return torch.searchsorted(sums, at, right=True)
 

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from copy import copy
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -22,6 +22,11 @@ from monarch.language.layouts import LayoutLike, as_layout
 from monarch.language.source import user_source
 from monarch.language.tensors.mesh import Mesh
 from monarch.language.tensors.operations import operations
+
+if TYPE_CHECKING:
+    from monarch.language.tensors.typed import TypedTensor as _Base
+else:
+    _Base = torch.Tensor
 
 
 class Recorded(Protocol):
@@ -152,7 +157,7 @@ def _is_row_major(fake: torch.Tensor) -> bool:
     return fake.storage_offset() == 0
 
 
-class DistributedTensor(torch.Tensor):
+class DistributedTensor(_Base):
     """A tensor whose blocks the workers of a mesh hold. Its shape and dtype are those of the whole tensor.
 
     Ops on it are recorded and run on the workers: at once as part of a `@monarch.program`, or, outside one, when a
@@ -443,7 +448,7 @@ class DistributedTensor(torch.Tensor):
         return made
 
     def __copy__(self) -> DistributedTensor:
-        made: DistributedTensor = self.detach().requires_grad_(self.requires_grad)  # type: ignore[assignment]
+        made: DistributedTensor = self.detach().requires_grad_(self.requires_grad)
         if getattr(self, "_is_param", False):
             made._is_param = True
         return made

@@ -27,7 +27,7 @@ class MeshSlice:
         for dim, at in self.positions.items():
             if dim in varying_of(tensor):
                 row: Any = tensor.unsqueeze(0)
-                tensor = from_varying(row, dim, 0).select(0, at)  # type: ignore[assignment]
+                tensor = from_varying(row, dim, 0).select(0, at)
         return tensor
 
 

@@ -69,7 +69,7 @@ def source_of(name: str, tensor: torch.Tensor) -> Source:
 def relaid(tensor: DistributedTensor, layout: Layout) -> DistributedTensor:
     """A tensor in another layout, without history."""
     with torch.no_grad():
-        return tensor.detach().redistribute(layout)  # type: ignore[attr-defined]
+        return tensor.detach().redistribute(layout)
 
 
 def key_of(tensor: torch.Tensor) -> Any:
