@@ -12,21 +12,9 @@ from typing import Any
 
 import torch
 
-from monarch.language.programs.kinds import (
-    ASKED,
-    MISSING,
-    TOLD,
-    Attributes,
-    Class,
-    Defaulting,
-    Function,
-    Mapping,
-    Members,
-    Names,
-    Parts,
-    Sequence,
-    Tensor,
-)
+from monarch.language.programs.containers import Defaulting, Mapping, Members, Sequence
+from monarch.language.programs.held import MISSING, Attributes
+from monarch.language.programs.kinds import ASKED, TOLD, Class, Function, Names, Parts, Tensor
 from monarch.language.programs.nodes import MODULE, Aliases, Live, Node, Spot
 from monarch.language.tensors.tensor import DistributedTensor
 

@@ -19,25 +19,9 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from monarch.language.programs.kinds import (
-    CONTAINERS,
-    PLAIN,
-    Array,
-    Attributes,
-    Class,
-    Function,
-    Held,
-    Logger,
-    Memory,
-    Names,
-    Own,
-    Parts,
-    Slots,
-    Tensor,
-    Variable,
-    has_dict,
-    slots_of,
-)
+from monarch.language.programs.containers import CONTAINERS, Own
+from monarch.language.programs.held import PLAIN, Attributes, Held, Slots, has_dict, slots_of
+from monarch.language.programs.kinds import Array, Class, Function, Logger, Memory, Names, Parts, Tensor, Variable
 
 MOST_ENTRIES = 10_000
 """A container with more entries is not looked through."""

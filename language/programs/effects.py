@@ -15,15 +15,17 @@ from monarch.compiler.execution.executor import Handle, TakeBack
 from monarch.compiler.symbols import is_named
 from monarch.compiler.tape import Expr, Value, evaluate
 from monarch.language.errors import branch_error
-from monarch.language.programs import kinds
+from monarch.language.programs import containers, kinds
 from monarch.language.programs.classify import CONSTANT, kind_of
 from monarch.language.programs.guards import Guards
-from monarch.language.programs.kinds import MISSING, PLAIN, Contents, Held, same_entries
+from monarch.language.programs.held import MISSING, PLAIN, Attributes, Contents, Held, Slots, same_entries
 from monarch.language.programs.nodes import Live, Spot
 from monarch.language.recorder.recording import Recording
 from monarch.language.source import user_source
 from monarch.language.tensors.mesh import Mesh
 from monarch.language.tensors.tensor import Cell, DistributedTensor, Ref
+
+_ENTRIES = (containers.Mapping, containers.Sequence, containers.Members, containers.Own)
 
 
 @dataclass
@@ -97,7 +99,7 @@ class Change:
                     self.kind.put(self.holder, key, was)
             return
         keys, now = self.kind.read(self.holder)
-        count = len(self.after[1]) if issubclass(self.kind, kinds.Sequence) else len(now)
+        count = len(self.after[1]) if issubclass(self.kind, containers.Sequence) else len(now)
         if same_entries((keys[:count], now[:count]), self.after):
             values = [*self.before[1], *now[count:]]
             self.kind.fill(self.holder, self.before[0] + keys[count:], values)
@@ -105,10 +107,10 @@ class Change:
 
 def _in_order(kind: type[Held], before: list[Any], after: list[Any]) -> bool:
     """Whether new contents of these keys are put as a whole, so that their order is that of the trace."""
-    if issubclass(kind, (kinds.Sequence, kinds.Members, kinds.Own)):
+    if issubclass(kind, (containers.Sequence, containers.Members, containers.Own)):
         return True
     stay = len(before) <= len(after) and all(a is b for a, b in zip(before, after, strict=False))
-    return issubclass(kind, kinds.Mapping) and not stay
+    return issubclass(kind, containers.Mapping) and not stay
 
 
 @dataclass(slots=True)
@@ -391,14 +393,14 @@ class Effects:
         the history that autograd has of them."""
         keys, values = now
         before = dict(zip(*held.before, strict=True))
-        if isinstance(held, (kinds.Sequence, kinds.Members, kinds.Own)):
+        if isinstance(held, (containers.Sequence, containers.Members, containers.Own)):
             settled = [self._settled(value) for value in values]
             if any(a is not b for a, b in zip(settled, values, strict=True)):
                 if not isinstance(held.holder, tuple):
                     held.holder.clear()
                 held.fill(held.holder, keys, settled)
             return
-        if isinstance(held, kinds.Mapping) and any(isinstance(key, torch.SymFloat) for key in keys):
+        if isinstance(held, containers.Mapping) and any(isinstance(key, torch.SymFloat) for key in keys):
             held.fill(held.holder, [*map(self._settled, keys)], [*map(self._settled, values)])
             return
         for key, value in zip(keys, values, strict=True):
@@ -439,7 +441,9 @@ class Effects:
             if all(a is b for a, b in zip(entries, value, strict=True)):
                 return value
             return type(value)(*entries) if hasattr(value, "_fields") else type(value)(entries)
-        if issubclass(kind, (kinds.Mapping, kinds.Sequence, kinds.Members, kinds.Own, kinds.Attributes, kinds.Slots)):
+        if issubclass(
+            kind, (containers.Mapping, containers.Sequence, containers.Members, containers.Own, Attributes, Slots)
+        ):
             empty = kind.__new__(kind)
             empty.holder, empty.before = value, ([], [])
             self.settle(empty, kind.read(value))

@@ -22,21 +22,10 @@ import torch
 from monarch.compiler.errors import Source
 from monarch.language.programs.checks import Found, compile_check
 from monarch.language.programs.classify import OPAQUE, kind_of
+from monarch.language.programs.containers import HAS_CLASS
 from monarch.language.programs.entered import Entered
-from monarch.language.programs.kinds import (
-    CLASS_MACHINERY,
-    HAS_CLASS,
-    PLAIN,
-    TOLD,
-    Attributes,
-    Class,
-    Contents,
-    Function,
-    Held,
-    Names,
-    Slots,
-    Tensor,
-)
+from monarch.language.programs.held import PLAIN, Attributes, Contents, Held, Slots
+from monarch.language.programs.kinds import CLASS_MACHINERY, TOLD, Class, Function, Names, Tensor
 from monarch.language.programs.nodes import MODULE, Aliases, Key, Live, Node, Path, Spot
 from monarch.language.programs.settings import Set
 from monarch.language.programs.snapshot import Snapshot

@@ -6,18 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from monarch.language.programs.kinds import (
-    MISSING,
-    TOLD,
-    Attributes,
-    Class,
-    Function,
-    Held,
-    Names,
-    Slots,
-    Tensor,
-    same_plain,
-)
+from monarch.language.programs.held import MISSING, Attributes, Held, Slots, same_plain
+from monarch.language.programs.kinds import TOLD, Class, Function, Names, Tensor
 
 Path = tuple[Any, ...]
 """How a place is reached: where it starts, and a key for each step."""

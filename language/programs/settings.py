@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from monarch.language.programs.kinds import Contents, Held
+from monarch.language.programs.held import Contents, Held
 
 
 @dataclass(frozen=True, eq=False)

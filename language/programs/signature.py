@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 from monarch.compiler.errors import MonarchError, Source
 from monarch.compiler.types import TensorType
 from monarch.language.layouts import from_annotation
-from monarch.language.programs.kinds import PLAIN
+from monarch.language.programs.held import PLAIN
 from monarch.language.tensors.mesh import Mesh
 from monarch.language.tensors.plain import check_dense
 from monarch.language.tensors.tensor import DistributedTensor

@@ -14,18 +14,9 @@ from types import BuiltinFunctionType, ModuleType
 from typing import Any
 
 from monarch.language.programs.classify import is_users_class, kind_of
-from monarch.language.programs.kinds import (
-    HAS_CLASS,
-    PLAIN,
-    Class,
-    Contents,
-    Held,
-    Mapping,
-    Names,
-    Own,
-    is_users_module,
-    is_users_own_module,
-)
+from monarch.language.programs.containers import HAS_CLASS, Mapping, Own
+from monarch.language.programs.held import PLAIN, Contents, Held
+from monarch.language.programs.kinds import Class, Names, is_users_module, is_users_own_module
 from monarch.language.programs.settings import DECIMAL, Set
 
 MOST_HELD = 100_000

@@ -27,7 +27,8 @@ from monarch.language.programs.effects import Again, Change, Effects, Make, Spec
 from monarch.language.programs.entered import Entered
 from monarch.language.programs.environment import Environment, state_names
 from monarch.language.programs.guards import Guards, views_of
-from monarch.language.programs.kinds import PLAIN, Contents, Held, Tensor
+from monarch.language.programs.held import PLAIN, Contents, Held
+from monarch.language.programs.kinds import Tensor
 from monarch.language.programs.modules import module_paths
 from monarch.language.programs.nodes import Path, Spot
 from monarch.language.programs.snapshot import Snapshot

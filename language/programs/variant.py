@@ -25,7 +25,7 @@ from monarch.compiler.types import TensorType
 from monarch.language.compile import compile_graph, compile_template
 from monarch.language.programs.effects import Again, Change, Gradients, Outcome, undoing
 from monarch.language.programs.guards import views_of
-from monarch.language.programs.kinds import same_plain
+from monarch.language.programs.held import same_plain
 from monarch.language.programs.nodes import Live
 from monarch.language.programs.trace import Attempt, Trace
 from monarch.language.recorder.random import next_seed
