@@ -80,7 +80,8 @@ def inspect(
         read = _part(read, part, after)
     elif read.parts:
         asked = {
-            "--html": html,
+            "--trace": trace,
+            "--against": against,
             "--worker": worker,
             "--survives": survives or None,
             "--emit": emit,

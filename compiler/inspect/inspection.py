@@ -43,14 +43,7 @@ class Inspection:
         return self.plan.report
 
     def html(self) -> str:
-        """The inspector's page, whole. Raises MonarchError for a program of several meshes, which it does not show:
-        `Inspection(plan.parts[0].plan)` shows what one of them runs."""
-        if self.plan.parts:
-            names = ", ".join(part.name for part in self.plan.parts)
-            raise MonarchError(
-                f"the page shows programs of one mesh, and '{self.plan.name}' is of {names}",
-                hint="look at one of them: Inspection(plan.parts[0].plan); or monarchc inspect FILE --part NAME.",
-            )
+        """The inspector's page, whole."""
         return page(self.plan)
 
     def save(self, path: str | Path) -> None:
@@ -70,9 +63,7 @@ class Inspection:
                 return explain_any(plan, name)
         return explain_any(last, name)
 
-    def _repr_html_(self) -> str | None:
-        if self.plan.parts:
-            return None  # then a notebook shows the summary
+    def _repr_html_(self) -> str:
         return frame_html(self.html(), f"{self.plan.name} on {self.plan.mesh}")
 
     def __repr__(self) -> str:

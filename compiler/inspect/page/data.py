@@ -11,6 +11,7 @@ from typing import Any, Generic, TypeVar
 
 from monarch.compiler.errors import MonarchError
 from monarch.compiler.inspect.differences import UNITS, differences
+from monarch.compiler.inspect.labels import schedule_text
 from monarch.compiler.inspect.overview import overview
 from monarch.compiler.inspect.timeline import Stretch, critical_path, measured, runs, steps_of
 from monarch.compiler.inspect.values import call_of, further_results, kernel_of
@@ -20,6 +21,7 @@ from monarch.compiler.loops.text import parse_kernel
 from monarch.compiler.plan.plan import Plan
 from monarch.compiler.plan.report import PHASES, Decision, Report, Value
 from monarch.compiler.plan.trace import Step, Trace
+from monarch.compiler.plan.transfers import moved_bytes
 from monarch.compiler.types import DTYPE_NAMES, TensorType
 
 T = TypeVar("T", bound=Hashable)
@@ -98,6 +100,31 @@ def plan_data(plan: Plan) -> dict[str, Any]:
         ],
         "passes": plan.costs.get("seconds", {}),
         "overview": asdict(overview(plan)),
+    }
+
+
+def several_data(plan: Plan) -> dict[str, Any]:
+    """The page's part for a plan of several meshes: what each of them runs, what they send one another in a step (with
+    the bytes that all workers receive), and what is known of a pipeline's schedule. Raises MonarchError where a part
+    has no report."""
+    facts = plan.costs.get("schedule")
+    return {
+        "schedule": schedule_text(facts),
+        "bubble": facts["bubble"] if schedule_text(facts) and isinstance(facts, dict) else 0.0,
+        "parts": [
+            {"name": part.name, "workers": part.place.ranks(), "plan": plan_data(part.plan)} for part in plan.parts
+        ],
+        "transfers": [
+            {
+                "name": transfer.name,
+                "from": plan.parts[transfer.source].name,
+                "to": plan.parts[transfer.target].name,
+                "type": str(transfer.received.unpadded),
+                "bytes": moved_bytes(plan.routes(number), transfer.sent.dtype.itemsize),
+                "line": "" if transfer.line is None else str(transfer.line),
+            }
+            for number, transfer in enumerate(plan.transfers)
+        ],
     }
 
 

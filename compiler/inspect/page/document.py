@@ -16,7 +16,7 @@ from pathlib import Path
 
 from monarch.compiler.errors import MonarchError
 from monarch.compiler.inspect import palette
-from monarch.compiler.inspect.page.data import comparison_data, plan_data, trace_data
+from monarch.compiler.inspect.page.data import comparison_data, plan_data, several_data, trace_data
 from monarch.compiler.plan.plan import Plan
 from monarch.compiler.plan.trace import Trace
 
@@ -33,7 +33,8 @@ def page(plan: Plan, *, trace: Trace | None = None, against: Plan | None = None,
     against  another plan, with which this one is compared (this one is the new, `against` the old)
     title    the page's heading; the plan's name if it is ""
 
-    Raises MonarchError where a plan has no report, and where the page has not been built.
+    Of a plan of several meshes it shows what each runs, and what they send one another. Raises MonarchError where a
+    plan has no report, for a trace of several meshes, and where the page has not been built.
     """
     try:
         template = TEMPLATE.read_text(encoding="utf-8")
@@ -43,9 +44,15 @@ def page(plan: Plan, *, trace: Trace | None = None, against: Plan | None = None,
             hint="in a clone of the repository, run 'make setup': it builds the page with npm.",
         ) from error
     title = title or plan.name
+    if plan.parts and (trace is not None or against is not None):
+        raise MonarchError(
+            "a trace and another plan stand beside what one mesh runs",
+            hint=f"show one of them: --part {plan.parts[0].name}.",
+        )
     data = {
         "title": title,
-        "plan": plan_data(plan),
+        "plan": None if plan.parts else plan_data(plan),
+        "several": several_data(plan) if plan.parts else None,
         "trace": None if trace is None else trace_data(trace, plan),
         "comparison": None if against is None else comparison_data(against, plan),
     }

@@ -10,6 +10,7 @@ import pytest
 
 from monarch.compiler.errors import MonarchError
 from monarch.compiler.inspect.inspection import Inspection
+from monarch.compiler.inspect.page import page
 from monarch.compiler.plan import Plan
 from monarch.compiler.plan.file import load_plan
 from tests.compiler.cli.conftest import Run
@@ -82,10 +83,13 @@ def test_the_text_is_that_of_all_meshes(step: Plan, monarchc: Run) -> None:
 
 
 def test_what_shows_one_mesh_asks_which(step: Plan, folder: Path, monarchc: Run) -> None:
-    for option in (["--html", "p.html"], ["--worker", "data=0"], ["--survives"], ["--dot"], ["--emit", "cpp"]):
+    for option in (["--worker", "data=0"], ["--survives"], ["--dot"], ["--emit", "cpp"]):
         err = monarchc("inspect", "step.mplan", *option, code=2).err
         assert f"{option[0]} shows what one mesh runs, and 'step' is of stage0, stage1" in err
-    monarchc("inspect", "step.mplan", "--part", "stage0", "--html", "p.html")
+    err = monarchc("inspect", "step.mplan", "--html", "p.html", "--against", "step.mplan", code=2).err
+    assert "--against shows what one mesh runs" in err
+    monarchc("inspect", "step.mplan", "--part", "stage0", "--html", "p.html", "--against", "step.mplan", code=2)
+    monarchc("inspect", "step.mplan", "--html", "p.html")
     assert (folder / "p.html").stat().st_size > 1000
     err = monarchc("inspect", "step.mplan", "--part", "stage2", code=2).err
     assert "has no part 'stage2'" in err and "its parts are stage0, stage1" in err
@@ -94,7 +98,7 @@ def test_what_shows_one_mesh_asks_which(step: Plan, folder: Path, monarchc: Run)
 def test_an_inspection_says_what_each_mesh_runs(step: Plan) -> None:
     inspection = Inspection(step)
     assert "2 parts, 2 transfers" in repr(inspection) and "step.stage1 on mesh<data=2>" in repr(inspection)
-    assert inspection._repr_html_() is None
+    assert "stage1" in inspection._repr_html_()
     assert "it comes from another mesh" in str(inspection.explain("transfer"))
-    with pytest.raises(MonarchError, match="the page shows programs of one mesh"):
-        inspection.html()
+    with pytest.raises(MonarchError, match="a trace and another plan stand beside what one mesh runs"):
+        page(step, against=step)

@@ -138,9 +138,20 @@ export interface Comparison {
   ops: Moved[];
 }
 
+/** A program of several meshes: what each runs, and what they send one another in a step. */
+export interface Several {
+  /** of a pipeline, in words; "" for none */
+  schedule: string;
+  bubble: number;
+  parts: { name: string; workers: number[]; plan: PlanData }[];
+  transfers: { name: string; from: string; to: string; type: string; bytes: number; line: string }[];
+}
+
 export interface PageData {
   title: string;
-  plan: PlanData;
+  /** null where the program is of several meshes */
+  plan: PlanData | null;
+  several: Several | null;
   trace: TraceData | null;
   comparison: Comparison | null;
 }

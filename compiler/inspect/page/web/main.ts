@@ -25,10 +25,18 @@ import { Tree } from "./tree";
 
 const TITLES: Record<View, string> = { overview: "Overview", graph: "Graph", collectives: "Collectives", memory: "Memory", timeline: "Timeline", source: "Source", compare: "Compare" };
 
-function start(): void {
-  const data = JSON.parse(document.getElementById("plan")!.textContent!) as PageData;
-  const model = new Model(data.plan);
-  const store = new Store(model);
+const data = JSON.parse(document.getElementById("plan")!.textContent!) as PageData;
+let live = new AbortController();
+
+/** Shows the plan; of a program of several meshes what one of them runs. */
+function start(part: number): void {
+  live.abort();
+  live = new AbortController();
+  const { signal } = live;
+  for (const each of [...document.body.children]) if (!["SCRIPT", "NOSCRIPT"].includes(each.tagName)) each.remove();
+  const shownPart = data.several?.parts[part];
+  const model = new Model(shownPart?.plan ?? data.plan!);
+  const store = new Store(model, shownPart?.name ?? "", signal);
   const page: Page = {
     title: data.title,
     model,
@@ -37,6 +45,13 @@ function start(): void {
     alive: new Alive(model),
     measured: data.trace && new Measured(model, data.trace),
     comparison: data.comparison,
+    several: data.several,
+    part,
+    choose: (other) => {
+      // What was selected is another mesh's.
+      if (location.protocol !== "about:") history.replaceState(null, "", "#");
+      start(other);
+    },
   };
   const views = VIEWS.filter((view) => view !== "compare" || page.comparison);
   if (!views.includes(store.state.view)) store.set({ view: "overview" });
@@ -61,10 +76,16 @@ function start(): void {
   const theme = themeButton();
   const panel = new Panel(page);
   const ops = [...model.all()].filter((at) => model.isOp(at)).length;
+  const parts = data.several && h(
+    "select",
+    { class: "part", "aria-label": "Which mesh is shown", change: (event: Event) => page.choose(Number((event.target as HTMLSelectElement).value)) },
+    ...data.several.parts.map(({ name }, at) => h("option", { value: at, selected: at === part }, name)),
+  );
   const top = h(
     "header",
     { class: "top" },
     h("div", { class: "name" }, h("h1", { title: data.title }, data.title), h("p", { class: "muted" }, `${count(ops, "op")}, ${count(model.workers, "worker")}, ${model.data.madeFor}`)),
+    parts,
     bar,
     search.element,
     theme,
@@ -116,12 +137,12 @@ function start(): void {
       each.update();
       each.print?.(true);
     }
-  });
+  }, { signal });
   addEventListener("afterprint", () => {
     delete document.body.dataset["printing"];
     for (const each of shown.values()) each.print?.(false);
     show();
-  });
+  }, { signal });
   document.body.append(patterns(), top, new MeshStrip(page).element, h("div", { class: "middle" }, main, panel.element), help.element);
   show();
   store.on(show);
@@ -154,7 +175,7 @@ function start(): void {
     } else if (act) act();
     else return;
     event.preventDefault();
-  });
+  }, { signal });
   document.documentElement.dataset["ready"] = "true";
   performance.mark("monarch-ready");
 }
@@ -179,4 +200,5 @@ class GraphShown implements Shown {
   }
 }
 
-start();
+const named = new URLSearchParams(location.hash.slice(1)).get("part");
+start(Math.max(0, data.several?.parts.findIndex(({ name }) => name === named) ?? 0));

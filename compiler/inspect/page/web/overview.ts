@@ -22,13 +22,30 @@ export class OverviewView implements Shown {
 
   constructor(private readonly page: Page) {
     this.data = page.model.data.overview;
-    add(this.element, this.verdicts(), h("div", { class: "columns" }, this.time(), this.memory()), this.lines(), this.blocks());
+    add(this.element, this.meshes(), this.verdicts(), h("div", { class: "columns" }, this.time(), this.memory()), this.lines(), this.blocks());
   }
 
   update(): void {}
 
   focus(): void {
     this.element.focus();
+  }
+
+  /** Of a program of several meshes: each with its time and memory, the schedule, and what they send one another. */
+  private meshes(): HTMLElement | null {
+    const { several, part: shown, choose } = this.page;
+    if (!several) return null;
+    const longest = Math.max(...several.parts.map(({ plan }) => plan.overview.seconds), 1e-30);
+    const rows = several.parts.map(({ name, workers, plan }, at) => {
+      const filled = h("span", { class: "bar", "aria-hidden": "true" });
+      filled.style.width = `${(100 * plan.overview.seconds) / longest}%`;
+      const go = h("button", { type: "button", class: "link", "aria-pressed": String(at === shown), click: () => choose(at) }, name);
+      return h("tr", {}, h("th", { scope: "row" }, h("span", { class: "indented" }, at === shown ? h("b", {}, `${name}, shown below`) : go), filled), cell(`mesh<${plan.mesh.map(([dim, size]) => `${dim}=${size}`).join(", ")}>`), cell(count(workers.length, "worker")), cell(seconds(plan.overview.seconds)), cell(bytes(plan.overview.memory.held)));
+    });
+    const sent = several.transfers.map((each) => h("tr", {}, h("th", { scope: "row" }, h("code", {}, each.type)), cell(`${each.from} → ${each.to}`), cell(bytes(each.bytes)), cell(each.line)));
+    const schedule = several.schedule && h("p", {}, several.schedule);
+    const idle = several.bubble > 0 && bar([{ name: "busy", amount: 1 - several.bubble, colour: "var(--muted)" }, { name: "bubble", amount: several.bubble, colour: "var(--whole)" }], 1, share);
+    return part("Meshes", "what each runs in a step, as estimated, and the most that a worker of it holds", schedule, idle, table(["mesh", "", "", "a step", "at the peak"], rows, "model"), sent.length ? h("details", { open: sent.length <= 12 }, h("summary", {}, `${count(sent.length, "transfer")} in a step`), table(["received as", "", "bytes", "line"], sent)) : null);
   }
 
   private verdicts(): HTMLElement | null {

@@ -1,7 +1,7 @@
 // What every view is given, and what the page expects of a view.
 
 import type { Alive } from "./alive";
-import type { Comparison } from "./data";
+import type { Comparison, Several } from "./data";
 import type { Measured } from "./measured";
 import type { Model } from "./model";
 import type { Store } from "./store";
@@ -15,6 +15,10 @@ export interface Page {
   store: Store;
   measured: Measured | null;
   comparison: Comparison | null;
+  several: Several | null;
+  /** which of several meshes is shown */
+  part: number;
+  choose: (part: number) => void;
 }
 
 export interface Shown {

@@ -25,11 +25,16 @@ export class Store {
   state: State;
   private readonly listeners: Listener[] = [];
 
-  constructor(private readonly model: Model) {
+  constructor(
+    private readonly model: Model,
+    /** the mesh that is shown, of a program of several; else "" */
+    private readonly part: string,
+    signal: AbortSignal,
+  ) {
     const point = model.data.mesh.map(() => 0);
     this.state = { view: "overview", value: -1, group: "", point, dim: -1, layout: "" };
     this.state = { ...this.state, ...this.read() };
-    window.addEventListener("hashchange", () => this.set(this.read()));
+    window.addEventListener("hashchange", () => this.set(this.read()), { signal });
   }
 
   on(listener: Listener): void {
@@ -69,7 +74,7 @@ export class Store {
 
   private write(): void {
     const { view, value, group, point, dim } = this.state;
-    const fields = new URLSearchParams({ view });
+    const fields = new URLSearchParams({ view, ...(this.part ? { part: this.part } : {}) });
     if (value >= 0) fields.set("value", this.model.name(value));
     if (group) fields.set("group", group);
     if (point.some(Boolean)) fields.set("worker", point.join(","));
