@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from rich.console import Console
 
 from monarch.compiler.cli.screen import amount, count, duration, heading, line, pairs, plain, size, table
 from monarch.compiler.cli.sections.memory import limits_of
+from monarch.compiler.cost.cluster import cluster_of
+from monarch.compiler.inspect.estimate import estimate
 from monarch.compiler.inspect.graphs import graphs_of, sentence
 from monarch.compiler.inspect.labels import input_names, schedule_text
 from monarch.compiler.inspect.values import computed, further_results, kind_of, local_bytes
+from monarch.compiler.inspect.verdicts import verdicts
 from monarch.compiler.plan import Plan, TensorType, ValueSpec
 from monarch.compiler.plan.report import PHASES, peak
 from monarch.compiler.plan.transfers import moved_bytes
 from monarch.compiler.text import parse_type
 
 _SHOWN = 12
+_MARKS = {"good": "✓", "note": "!", "bad": "✗"}
 
 
 def data(plan: Plan) -> dict[str, Any]:
@@ -39,8 +44,12 @@ def data(plan: Plan) -> dict[str, Any]:
         "costs": plan.costs,
         **({"parts": _parts(plan), "transfers": _transfers(plan)} if plan.parts else {}),
         **({"cuda_graphs": graphs_of(plan)} if plan.cuda_graphs else {}),
-        **({"phases": _phases(plan)} if plan.report is not None else {}),
+        **({"phases": _phases(plan), "verdicts": _verdicts(plan)} if plan.report is not None else {}),
     }
+
+
+def _verdicts(plan: Plan) -> list[dict[str, str]]:
+    return [asdict(verdict) for verdict in verdicts(plan, estimate(plan, cluster_of(plan.target)))]
 
 
 def _type(plan: Plan, spec: ValueSpec) -> dict[str, Any]:
@@ -118,6 +127,12 @@ def show(out: Console, plan: Plan) -> None:
     if seconds := _seconds(plan.costs):
         totals.append(("compiled in", duration(sum(took for _, took in seconds))))
     pairs(out, totals)
+    if found.get("verdicts"):
+        heading(out, "in words")
+        for each in found["verdicts"]:
+            line(out, plain(f"  {_MARKS[each['state']]} {each['text']}"))
+            if each["do"]:
+                line(out, plain(f"    {each['do']}", "dim"))
     if plan.report is not None:
         out.print()
         more = "--by line --why train.py:18 --comms --kernels --memory --survives --worker data=0 --html p.html"
