@@ -75,7 +75,7 @@ class TypesOnly:
     def undo(self) -> None:
         """No step fails."""
 
-    def heal(self, states: Sequence[tuple[str, Handle]], give_up: bool = False) -> bool:
+    def heal(self, states: Sequence[tuple[str, Handle]], give_up: bool = False, elsewhere: str = "") -> bool:
         return False  # no worker can die
 
     def snapshots(self, every: int, copies: int) -> None:

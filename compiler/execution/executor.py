@@ -132,14 +132,15 @@ class Executor(Protocol):
         where the mesh is lost."""
         ...
 
-    def heal(self, states: Sequence[tuple[str, Handle]], give_up: bool = False) -> bool:
+    def heal(self, states: Sequence[tuple[str, Handle]], give_up: bool = False, elsewhere: str = "") -> bool:
         """Where the mesh has lost workers, start others in their places, and have all be as if every step had been
         called but the first that was said to have failed, and those behind it: their handles raise DeviceMeshError.
         Waits for that. `states` are values without which the mesh is of no use, with their names.
 
         Raises LostError where one of these is lost, and MonarchError where the workers cannot be started. With
         `give_up` the mesh is healed without what is lost, and no step is called again that had not ended: True then,
-        for all state is to go back to one time."""
+        for all state is to go back to one time. `elsewhere` says where workers of lost hosts go: on "spare" hosts, on
+        "any host" that is left, or nowhere, which raises."""
         ...
 
     def snapshots(self, every: int, copies: int) -> None:
@@ -187,6 +188,8 @@ class Loss:
     """How each has ended, by its number in the started mesh."""
     lost: tuple[str, ...]
     """The states that no worker holds whole and no snapshot has, as lines: name, type, and size on a worker."""
+    hosts: Mapping[int, str]
+    """The address of the host on which each was that has ended; empty for this machine."""
 
 
 @runtime_checkable

@@ -45,7 +45,7 @@ class MeshFailure:
     size on a worker."""
 
 
-Policy = Literal["respawn", "shrink"] | Shrink | Mapping[str, int]
+Policy = Literal["respawn", "spare", "shrink"] | Shrink | Mapping[str, int]
 """What `heal_mesh` does. A mapping has the sizes of mesh dims with which the mesh is to go on."""
 
 
@@ -69,11 +69,14 @@ def heal_mesh(
     workers that hold the same, along mesh dims that replicate it, or from snapshots (`Mesh.snapshots`); where it came
     from is logged (logger `monarch`, INFO). Then `policy` says how the mesh goes on:
 
-    - `"respawn"`: as it was, with the same bits as without the failure;
+    - `"respawn"`: as it was, with the same bits as without the failure; each host starts the workers that it lost, so
+      a host that is lost itself is an error;
+    - `"spare"`: likewise, and a spare host (`monarch.hosts(..., spares=1)`) takes the place of one that is lost;
     - `"shrink"`: smaller, without the slices that have lost a worker along one mesh dim: of those along which not all
       have, the one that loses the fewest, the first of several; as it was, where each slice of all dims has lost one.
       `Shrink("data")` names the dim. Where the slices that are left do not stand at equal distances, the first so many
-      are taken, with new workers among them;
+      are taken, with new workers among them. In the places of a lost host, spare or other hosts have workers that
+      hold and run nothing behind it;
     - `{"data": 3}`: with these sizes (`resize_mesh`);
     - a function, which gets a `MeshFailure` before anything is healed, and returns one of these.
 
@@ -100,14 +103,16 @@ def heal_mesh(
     for a policy that cannot be.
     """
     shape: Shape | None = None
+    elsewhere = ""
     if policy != "respawn":
         failure = _failure(mesh)
         if failure is not None:
             chosen = policy(failure) if callable(policy) else policy
             shape = _shape(mesh, chosen, failure)
+            elsewhere = {"respawn": "", "spare": "spare"}.get(chosen if isinstance(chosen, str) else "", "any host")
     gave_up = False
     for _ in range(_TRIES):
-        gave_up = mesh.heal(restore is not None) or gave_up
+        gave_up = mesh.heal(restore is not None, elsewhere) or gave_up
         try:
             if shape is not None:
                 reshape(mesh, shape)
@@ -147,14 +152,12 @@ def _failure(mesh: Mesh) -> MeshFailure | None:
     ranks = mesh.ranks
     gone = [number for number, rank in enumerate(ranks) if rank in loss.ended]
     points = mesh.coordinates()
-    addresses = getattr(mesh._workers.where, "addresses", [""])
-    hosts = mesh._hosts
     return MeshFailure(
         mesh,
         tuple(gone),
         tuple(points[number] for number in gone),
         tuple(loss.ended[ranks[number]] for number in gone),
-        tuple(addresses[hosts[number]] for number in gone),
+        tuple(loss.hosts[ranks[number]] for number in gone),
         loss.lost,
     )
 
@@ -163,12 +166,13 @@ def _shape(mesh: Mesh, policy: object, failure: MeshFailure) -> Shape | None:
     """The workers of the mesh behind the healing; None for all that it has now."""
     if isinstance(policy, Mapping):
         return sized(mesh, policy)
-    if policy == "respawn":
+    if policy in ("respawn", "spare"):
         return None
     if policy != "shrink" and not isinstance(policy, Shrink):
         raise MonarchError(
             f"no policy {policy!r} to heal a mesh",
-            hint='there are "respawn", "shrink", monarch.Shrink("data"), {"data": 3}, and functions that return one.',
+            hint='there are "respawn", "spare", "shrink", monarch.Shrink("data"), {"data": 3}, and functions that\n'
+            "return one of these.",
             source=user_source(),
         )
     sizes = mesh.spec.sizes

@@ -397,13 +397,13 @@ class Mesh(MeshAlgebra):
         """Note what programs call their state: for errors."""
         self._workers.names.update((cell, label) for label, cell in states)
 
-    def heal(self, give_up: bool = False) -> bool:
+    def heal(self, give_up: bool = False, elsewhere: str = "") -> bool:
         """Have new workers take the places of those that have ended (see `placing.healing`); with `give_up` also where
         state is lost, and then True."""
         workers = self._workers
         if workers.executor is None or self.is_abstract:
             return False
-        gave_up = workers.executor.heal(self._named_handles(), give_up)
+        gave_up = workers.executor.heal(self._named_handles(), give_up, elsewhere)
         for mesh in self._family:
             if gave_up and mesh.pending is not None:
                 operations.discard(mesh, DeviceMeshError("ops outside of programs were dropped: state has gone back"))

@@ -26,6 +26,7 @@ def hosts(
     transports: Sequence[str] | None = None,
     fan_out: int = 8,
     timeout: float | None = None,
+    spares: int = 0,
 ) -> HostMesh:
     """Attach hosts on which `monarch host` runs.
 
@@ -42,7 +43,9 @@ def hosts(
     `fan_out`          how many hosts each host (and this process) speaks to directly; the others are reached over them
     `timeout`          seconds after which a host that does not answer counts as lost; the setting `host_timeout`
                        without it
+    `spares`           so many of them, the last, run nothing until `heal_mesh(mesh, policy="spare")` puts one in the
+                       place of a host that is lost
 
     Raises MonarchError where a host cannot be attached, with the reason for each.
     """
-    return mesh_of(attach(addresses, tls, token, trusted_network, transports, fan_out, timeout))
+    return mesh_of(attach(addresses, tls, token, trusted_network, transports, fan_out, timeout, spares))

@@ -73,6 +73,8 @@ class Connection(ABC):
         self._patience = 0.0  # until when they are waited for
         self.actor_processes: ActorProcesses | None = None
         self.hosts = 1
+        self.elsewhere = ""
+        """Where healing puts the places of lost hosts: see `Executor.heal`."""
         self.results: list[Results] = []
         """Where each worker copies small results to, if all are on this host."""
         self._next_answer = -1

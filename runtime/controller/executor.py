@@ -365,8 +365,9 @@ class MeshExecutor(Restoring, Fetching, Storing, Lending, Moving):
         if self._log:
             self._say(f"load {record.name} as {record.number}: {len(blob)} bytes")
 
-    def heal(self, states: Sequence[tuple[str, Handle]], give_up: bool = False) -> bool:
+    def heal(self, states: Sequence[tuple[str, Handle]], give_up: bool = False, elsewhere: str = "") -> bool:
         """See `Executor.heal`."""
+        self._connection.elsewhere = elsewhere
         if self.restore(states, give_up) and self._recorder is None:
             started(self)
         return self._gave_up

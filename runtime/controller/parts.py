@@ -64,8 +64,8 @@ class PartExecutor:
     def undo(self) -> None:
         self.whole.undo(self)
 
-    def heal(self, states: Sequence[tuple[str, Handle]], give_up: bool = False) -> bool:
-        return self.whole.heal(states, give_up)
+    def heal(self, states: Sequence[tuple[str, Handle]], give_up: bool = False, elsewhere: str = "") -> bool:
+        return self.whole.heal(states, give_up, elsewhere)
 
     def snapshots(self, every: int, copies: int) -> None:
         self.whole.snapshots(every, copies)

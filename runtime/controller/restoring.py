@@ -272,7 +272,8 @@ class Restoring(ABC):
             found = self._survey()
             lost = [] if found.way_back is not None else self._lost_states(found.lost, states)
             lines = [value_line(name, value.type, value.place.mesh) for name, value in lost]
-            return Loss(dict(sorted(self._state.gone.items())), tuple(lines))
+            gone = dict(sorted(self._state.gone.items()))
+            return Loss(gone, tuple(lines), {rank: self._connection.host_of(rank) for rank in gone})
 
     def _survey(self) -> _Survey:
         """Find out who is left, and with what; give up the steps that are not to be applied."""

@@ -26,6 +26,7 @@ def attach(
     transports: Sequence[str] | None,
     fan_out: int,
     timeout: float | None,
+    spares: int,
 ) -> AttachedHosts:
     """See `monarch.hosts`."""
     for name in transports or ():
@@ -33,9 +34,12 @@ def attach(
             raise MonarchError(f"no transport is called {name!r}", hint=f"there are {', '.join(TRANSPORTS)}.")
     timeout = settings.host_timeout if timeout is None else timeout
     security = security_from(tls, token, trusted_network)
-    tree = HostTree(parse_hosts(addresses), security, fan_out, timeout)
-    connect = partial(RemoteConnection, tree, tuple(transports or default_transports(security)), timeout)
-    return AttachedHosts(tree, security, connect)
+    parsed = parse_hosts(addresses)
+    if not 0 <= spares < len(parsed):
+        raise MonarchError(f"{spares} spare hosts of {len(parsed)}", hint="at least one host is no spare.")
+    tree = HostTree(parsed, security, fan_out, timeout)
+    known = tuple(transports or default_transports(security))
+    return AttachedHosts(tree, security, partial(RemoteConnection, tree, known, timeout, spares=spares), spares)
 
 
 def default_transports(security: Security) -> list[str]:

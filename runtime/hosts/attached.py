@@ -20,13 +20,15 @@ if TYPE_CHECKING:  # gRPC is loaded where hosts are attached
 class AttachedHosts:
     """`monarch.compiler.plan.Hosts` over a tree of hosts."""
 
-    def __init__(self, tree: HostTree, security: Security, connect: Callable[..., Connection]) -> None:
-        """`connect(mesh, lost, actor_processes=...)` starts the workers of a mesh on these hosts."""
+    def __init__(self, tree: HostTree, security: Security, connect: Callable[..., Connection], spares: int) -> None:
+        """`connect(mesh, lost, actor_processes=...)` starts the workers of a mesh on these hosts, of which the last are
+        `spares`."""
         self.tree = tree
         self.security = security
         self.before_close: list[Callable[[], None]] = []
         """What is to be done while the hosts can still be told something."""
         self._connect = connect
+        self._spares = spares
 
     @property
     def attached(self) -> AttachedHosts:
@@ -35,7 +37,8 @@ class AttachedHosts:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        return tuple(host.address for host in self.tree.hosts)
+        hosts = self.tree.hosts
+        return tuple(host.address for host in hosts[: len(hosts) - self._spares])
 
     def start(self, mesh: MeshSpec, actor_processes: ActorProcesses | None = None) -> Executor:
         """With `actor_processes`, the workers are in processes of actors there."""

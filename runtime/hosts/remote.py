@@ -9,6 +9,7 @@ how far these have come, and all hosts are told of a worker's end.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import secrets
 import sys
@@ -49,6 +50,8 @@ _Item = tuple[str, bytes, dict[str, Any]]
 
 _meshes = count(1)
 
+logger = logging.getLogger("monarch")
+
 
 class Host(Protocol):
     @property
@@ -69,18 +72,25 @@ class Tree(Protocol):
 
 
 class Inbox:
-    """What the hosts have said about one mesh, and has not been read yet."""
+    """What the hosts have said about one mesh, and has not been read yet; and which hosts these are."""
 
-    def __init__(self, tree: Tree, number: int) -> None:
+    def __init__(self, tree: Tree, number: int, hosts: Sequence[int]) -> None:
         self._tree = tree
-        self._number = number
+        self.number = number
+        """By which its hosts know the mesh."""
+        self.hosts = list(hosts)
+        """By place in the mesh, the number of the host in the tree. One host can have several places."""
         self._messages: deque[Message] = deque()
         self._changed = threading.Condition()
         self._released = 0
         self._finished = self._passed = self._behind = 0  # commands that all have finished; told of; to be told of
         self._dead = False
         self.lost: set[int] = set()
-        """Hosts that are out of reach."""
+        """Hosts that are out of reach, by their numbers in the tree."""
+
+    def send(self, kind: str, head: dict[str, Any] | None = None, data: Any = b"") -> None:
+        """To all hosts of the mesh."""
+        self._tree.send(Message(kind, self.number, head=head or {}, data=data), hosts=sorted(set(self.hosts)))
 
     def receive(self, message: Message) -> None:
         if message.kind == "behind":
@@ -93,24 +103,26 @@ class Inbox:
             self._tell_passed()
             if over > max(finished, self._released):
                 self._released = over
-                self._tree.send(Message("release", self._number, head={"step": over}))
+                self.send("release", {"step": over})
         elif message.kind in ("exited", "lost") and not self._dead:
             self._dead = True
-            self._tree.send(Message("dead", self._number, head={"rank": message.head["rank"]}))
+            self.send("dead", {"rank": message.head["rank"]})
         self._put(message)
 
     def _tell_passed(self) -> None:
         if self._finished >= self._behind > self._passed:
             self._passed = self._finished
-            self._tree.send(Message("passed", self._number, head={"command": self._finished}))
+            self.send("passed", {"command": self._finished})
 
     def host_lost(self, host: int, why: str) -> None:
         self.lost.add(host)
-        self._put(Message("host lost", self._number, host, {"why": why}))
+        if host not in self.hosts:
+            return
+        self._put(Message("host lost", self.number, host, {"why": why}))
         if not self._dead:
             self._dead = True
             with suppress(MonarchError):  # it was the last host
-                self._tree.send(Message("dead", self._number, head={"rank": 0}))
+                self.send("dead", {"rank": 0})
 
     def renew(self, first: int) -> None:
         """A new session begins, whose first command has this number."""
@@ -156,8 +168,10 @@ class RemoteConnection(Connection):
         mesh: MeshSpec,
         lost: Callable[[], None],
         actor_processes: ActorProcesses | None = None,
+        spares: int = 0,
     ) -> None:
-        hosts = len(tree.hosts)
+        """The last `spares` hosts of the tree have no place in the mesh as long as no other host is lost."""
+        hosts = len(tree.hosts) - spares
         if mesh.workers % hosts:
             raise MonarchError(
                 f"{mesh} has {mesh.workers} workers, which cannot be divided evenly over {hosts} hosts",
@@ -167,9 +181,8 @@ class RemoteConnection(Connection):
         self.actor_processes = actor_processes
         self._tree = tree
         self.hosts = hosts
-        self._number = next(_meshes)
         self._each = mesh.workers // hosts
-        self._inbox = inbox = Inbox(tree, self._number)
+        self._inbox = inbox = Inbox(tree, next(_meshes), range(hosts))
         self._ring = Space(RING_BYTES, restart=False)  # what is free in the hosts' rings, which are all alike
         self._items: list[_Item] = []  # what is to be sent to the hosts
         self._pids: dict[int, int] = {}
@@ -178,8 +191,8 @@ class RemoteConnection(Connection):
         self._suspect: tuple[float, str] | None = None  # a broken link, whose cause may still be told
         self.links: list[dict[str, Any]] = [{} for _ in range(mesh.workers)]
         """By worker and host: the transport that joins the worker to its counterpart there, and why."""
-        tree.subscribe(self._number, inbox.receive, inbox.host_lost)
-        self._stop = weakref.finalize(self, _stop, tree, self._number, inbox, hosts, os.getpid())
+        tree.subscribe(inbox.number, inbox.receive, inbox.host_lost)
+        self._stop = weakref.finalize(self, _stop, tree, inbox, os.getpid())
         try:
             self._start(transports)
         except BaseException:
@@ -189,32 +202,33 @@ class RemoteConnection(Connection):
     # -- starting --------------------------------------------------------------------------------------------------
 
     def _start(self, transports: Sequence[str]) -> None:
-        hosts = len(self._tree.hosts)
-        head = {
+        self._head = {
             "dims": [list(dim) for dim in self.mesh.dims],
-            "hosts": hosts,
+            "hosts": self.hosts,
             "secret": secrets.token_hex(32),
             "transports": list(transports),
             "timeout": self._timeout,
             "settings": for_spawned(),
         }
-        for host in range(hosts):
-            here = {"host": host, "actor_processes": self._actor_processes(host)}
-            self._tree.send(Message("start", self._number, head={**head, **here}), hosts=[host])
+        for place in range(self.hosts):
+            self._start_at(place, 0)
         self._join()
+
+    def _start_at(self, place: int, first: int) -> None:
+        """Have the host of a place start its workers, for a session whose first command has this number."""
+        head = {"host": place, "first": first, "actor_processes": self._actor_processes(place)}
+        host = self._inbox.hosts[place]
+        self._tree.send(Message("start", self._inbox.number, head={**self._head, **head}), hosts=[host])
 
     def _join(self) -> None:
         """Have the workers on different hosts find each other."""
         deadline = time.monotonic() + self._timeout
-        everyone: dict[int, Any] = {}
-        for part in self._told_by_all("workers", deadline):
-            everyone |= {int(rank): what for rank, what in part.items()}
+        everyone = self._told_by_all("workers", deadline)
         self._pids = {rank: what["pid"] for rank, what in everyone.items()}
         peers = [{name: everyone[rank][name] for name in ("address", "region")} for rank in range(self.mesh.workers)]
-        self._tree.send(Message("peers", self._number, data=json.dumps(peers).encode()))
-        for part in self._told_by_all("links", deadline):
-            for rank, links in part.items():
-                self.links[int(rank)] = links
+        self._inbox.send("peers", data=json.dumps(peers).encode())
+        for rank, links in self._told_by_all("links", deadline).items():
+            self.links[rank] = links
         if wanted("commands"):
             self._say_links()
 
@@ -231,17 +245,18 @@ class RemoteConnection(Connection):
             for host, link in links.items():
                 pairs.setdefault((rank // self._each, int(host), "; ".join(link["reasons"])), []).append(rank)
         for (here, there, reasons), ranks in pairs.items():
-            ends = f"{self._address(here)} to {self._address(there)}"
+            ends = f"{self._address_at(here)} to {self._address_at(there)}"
             say("commands", f"{self.mesh}: workers {ranks}, {ends}: {reasons}")
 
-    def _told_by_all(self, kind: str, deadline: float) -> list[Any]:
+    def _told_by_all(self, kind: str, deadline: float) -> dict[int, Any]:
+        """What all hosts say of their workers, by rank."""
         told: dict[int, Any] = {}
-        while len(told) < len(self._tree.hosts):
+        while True:
             for message in self._inbox.take():
-                where = self._tree.hosts[message.host].address if message.host >= 0 else ""
                 if message.kind == kind:
-                    told[message.host] = json.loads(bytes(message.data))
+                    told |= {int(rank): what for rank, what in json.loads(bytes(message.data)).items()}
                 elif message.kind == "refused":
+                    where = self._address(message.host) if message.host >= 0 else ""
                     raise MonarchError(
                         f"cannot start {self.mesh} on host {where}: {message.head['message']}",
                         hint=message.head["hint"],
@@ -249,17 +264,16 @@ class RemoteConnection(Connection):
                 else:
                     self._handle(message)
             self.ready()
-            if len(told) == len(self._tree.hosts):
-                break
+            if len(told) == self.mesh.workers:
+                return told
             if time.monotonic() > deadline:
-                late = [host.address for at, host in enumerate(self._tree.hosts) if at not in told]
+                late = [self._address_at(at) for at in range(self.hosts) if at * self._each not in told]
                 raise MonarchError(
                     f"cannot start {self.mesh}: no answer in time from {', '.join(late)}",
                     hint="look at what `monarch host` prints there; attach with a longer timeout= where starting takes "
                     "long.",
                 )
             self._inbox.wait(SLEEP_MILLISECONDS / 1000)
-        return list(told.values())
 
     # -- commands --------------------------------------------------------------------------------------------------
 
@@ -306,7 +320,7 @@ class RemoteConnection(Connection):
 
     def _send(self, kind: str, data: Any = b"", **head: Any) -> None:
         try:
-            self._tree.send(Message(kind, self._number, head=head, data=data))
+            self._inbox.send(kind, head, data)
         except MonarchError as error:  # what comes after it would be out of order
             self.state.give_up(f"the mesh {self.mesh} has lost its hosts: {error.message}", error.hint)
             self.ready()
@@ -331,22 +345,26 @@ class RemoteConnection(Connection):
                 [Exit(head["rank"], head["how"], head.get("status"), head.get("log", ""))], self._address(message.host)
             )
         elif message.kind == "host lost":
-            first = message.host * self._each
-            for rank in range(first, first + self._each):
+            places = [at for at, host in enumerate(self._inbox.hosts) if host == message.host]
+            ranks = [rank for at in places for rank in range(at * self._each, (at + 1) * self._each)]
+            for rank in ranks:
                 self.state.gone.setdefault(rank, f"was on host {self._address(message.host)}, which is lost")
             self.state.give_up(
-                f"the mesh {self.mesh} has lost host {self._address(message.host)}, with workers {first} to "
-                f"{first + self._each - 1}: {head['why']}",
-                "All values on the mesh are lost with it. Attach the hosts again, make a new mesh, and start again\n"
-                "from the last checkpoint.",
+                f"the mesh {self.mesh} has lost host {self._address(message.host)}, with workers "
+                f"{', '.join(map(str, ranks))}: {message.head['why']}",
+                'monarch.heal_mesh(mesh, policy="spare") puts a spare host in its place, and policy="shrink" goes on\n'
+                "without it.",
             )
         elif message.kind == "lost" and self._suspect is None:
             link = f"worker {head['rank']} (host {self._address(message.host)}) and worker {head['peer']} (host "
-            link += f"{self._address(head['peer'] // self._each)})"
+            link += f"{self._address_at(head['peer'] // self._each)})"
             self._suspect = (time.monotonic() + _EXPLAIN_SECONDS, f"the connection between {link}: {head['why']}")
 
     def _address(self, host: int) -> str:
         return self._tree.hosts[host].address
+
+    def _address_at(self, place: int) -> str:
+        return self._address(self._inbox.hosts[place])
 
     def news(self) -> None:
         """A broken link is most often a sign of something worse, of which hosts tell as soon as they notice."""
@@ -381,10 +399,11 @@ class RemoteConnection(Connection):
         best: dict[int, tuple[int, int]] = {}
         for _ in range(_CLOCK_ROUNDS):
             self._send("clock", sent=clock())
-            for message in self._answers("clock", len(self._tree.hosts)):
+            for message in self._answers("clock", self.hosts):
                 sent, here, now = message.head["sent"], message.head["here"], clock()
                 best[message.host] = min(best.get(message.host, (now, 0)), (now - sent, (sent + now) // 2 - here))
-        return {rank: best[host][1] for rank in range(self.mesh.workers) if (host := rank // self._each) in best}
+        hosts = {rank: self._inbox.hosts[rank // self._each] for rank in range(self.mesh.workers)}
+        return {rank: best[host][1] for rank, host in hosts.items() if host in best}
 
     def measured(self, buffers: dict[int, torch.Tensor]) -> None:
         if self.closing:  # filled then, and its hosts know the mesh no more
@@ -398,7 +417,7 @@ class RemoteConnection(Connection):
     def link_messages(self) -> int:
         """How many handshakes, registrations and the like the workers have sent each other so far."""
         self._send("links")
-        return sum(message.head["messages"] for message in self._answers("counted", len(self._tree.hosts)))
+        return sum(message.head["messages"] for message in self._answers("counted", self.hosts))
 
     def _answers(self, kind: str, number: int) -> Iterator[Message]:
         """So many messages of a kind, as they come; fewer where a host does not answer in time."""
@@ -437,65 +456,99 @@ class RemoteConnection(Connection):
     def seen(self) -> Mapping[int, Seen]:
         found: dict[int, Seen] = {}
         try:
-            self._tree.send(Message("look", self._number))
+            self._inbox.send("look")
         except MonarchError:  # all hosts are lost, which is told elsewhere
             return found
-        for message in self._answers("seen", len(self._tree.hosts)):
+        for message in self._answers("seen", self.hosts):
             found |= {int(rank): Seen(*seen) for rank, seen in json.loads(bytes(message.data)).items()}
         return found
 
     def host_of(self, rank: int) -> str:
-        return self._address(rank // self._each)
+        return self._address_at(rank // self._each)
 
     def lose(self, rank: int, how: str) -> None:
         self.state.died([Exit(rank, how)], self.host_of(rank))
         with suppress(MonarchError):
-            self._tree.send(Message("dead", self._number, head={"rank": rank}))
+            self._inbox.send("dead", {"rank": rank})
 
     # -- the end ---------------------------------------------------------------------------------------------------
 
     # -- after a death -----------------------------------------------------------------------------------------------
 
     def say(self, rank: int, packet: bytes) -> None:
-        self._tree.send(Message("say", self._number, head={"rank": rank}, data=packet), hosts=[rank // self._each])
+        host = self._inbox.hosts[rank // self._each]
+        self._tree.send(Message("say", self._inbox.number, head={"rank": rank}, data=packet), hosts=[host])
 
     def _hear(self) -> None:
         self.refresh()
 
     def _stop_all(self) -> None:
-        self._tree.send(Message("dead", self._number, head={"rank": min(self.state.gone, default=0)}))
+        self._inbox.send("dead", {"rank": min(self.state.gone, default=0)})
 
     def _renew(self, first: int, ranks: Sequence[int]) -> None:
-        if lost := sorted(self._inbox.lost):
-            raise MonarchError(
-                f"the mesh {self.mesh} cannot be healed: host {self._address(lost[0])} is out of reach",
-                hint="attach the hosts again, make a new mesh, and start again from the last checkpoint.",
-            )
+        inbox = self._inbox
+        lost = {place: host for place, host in enumerate(inbox.hosts) if host in inbox.lost}
+        hosts = self._with_others(lost)
         self._items.clear()
         self._ring = Space(RING_BYTES, restart=False)
         self._suspect = None
-        self._inbox.renew(first)
-        self._tree.send(Message("renew", self._number, head={"first": first, "ranks": list(ranks)}))
-        self._join()
+        inbox.renew(first)
+        head = {"first": first, "ranks": list(ranks), "of": inbox.number}
+        if not lost:
+            inbox.send("renew", head)
+            self._join()
+        else:  # by another number: of this one hosts still have what the lost ones had said
+            there = sorted({host for place, host in enumerate(hosts) if place not in lost})
+            before, inbox.number, inbox.hosts = inbox.number, next(_meshes), hosts
+            self._tree.subscribe(inbox.number, inbox.receive, inbox.host_lost)
+            self._tree.send(Message("renew", inbox.number, head=head), hosts=there)
+            for place in lost:
+                self._start_at(place, first)
+                logger.info("healing %s: host %s has the place of a lost one", self.mesh, self._address_at(place))
+            try:
+                self._join()
+            finally:
+                self._tree.unsubscribe(before)
+
+    def _with_others(self, lost: Mapping[int, int]) -> list[int]:
+        """The host of each place, with other hosts in those of lost ones, as `elsewhere` allows. Raises
+        MonarchError."""
+        inbox = self._inbox
+        hosts = list(inbox.hosts)
+        if not lost:
+            return hosts
+        alive = [host for host in range(len(self._tree.hosts)) if host not in inbox.lost]
+        spares = [host for host in alive if host not in hosts]
+        crowded = [host for host in alive if host in hosts] if self.elsewhere == "any host" else []
+        names = ", ".join(self._address(host) for host in lost.values())
+        if not self.elsewhere or len(spares) + len(crowded) == 0 or (not crowded and len(spares) < len(lost)):
+            raise MonarchError(
+                f"the mesh {self.mesh} cannot be healed as it was: out of reach is {names}",
+                hint=f'policy="spare" takes spare hosts: there are {len(spares)} (monarch.hosts(..., spares=1) has one);\n'
+                'policy="shrink" goes on without the lost hosts.',
+            )
+        for turn, place in enumerate(lost):
+            hosts[place] = spares[turn] if turn < len(spares) else crowded[turn % len(crowded)]
+        return hosts
 
     def _close(self) -> None:
         self._stop()
 
 
-def _stop(tree: Tree, number: int, inbox: Inbox, hosts: int, owner: int) -> None:
+def _stop(tree: Tree, inbox: Inbox, owner: int) -> None:
     """End the workers, and wait until the hosts say so, or are lost. In a forked child of the controller: nothing."""
     if os.getpid() != owner:
         return
     stopped: set[int] = set()
     deadline = time.monotonic() + _STOP_SECONDS
     try:
-        tree.send(Message("stop", number))
+        inbox.send("stop")
         while (left := deadline - time.monotonic()) > 0:
             stopped |= {message.host for message in inbox.take() if message.kind == "stopped"}
-            if len(stopped | inbox.lost) == hosts:
+            if set(inbox.hosts) <= stopped | inbox.lost:
                 break
             inbox.wait(left)
     except MonarchError:  # the hosts are gone, and have ended what ran for this controller
         pass
     finally:
-        tree.unsubscribe(number)
+        tree.unsubscribe(inbox.number)

@@ -1,7 +1,8 @@
 """What a host does for a controller: it starts its part of a mesh's workers, hands them their commands, and tells how
 far they are.
 
-    down   start     dims, host (this one's number in the mesh), hosts, secret, transports, timeout, actor_processes:
+    down   start     dims, host (the number of its place in the mesh), hosts, first (the number of the first command),
+                     secret, transports, timeout, actor_processes:
                      null, or the actors' processes in which the workers run, with the mesh's name there and its owner
            peers     data: for every worker of the mesh its endpoint and memory, as JSON
            load      command, number; data: the plan's bytes
@@ -11,8 +12,8 @@ far they are.
            passed    command: all of them have finished so many
            dead      rank: a worker elsewhere has ended
            say       rank; data: a packet for that worker
-           renew     first, ranks: a session without those that have ended begins, with new workers for these places;
-                     then `workers`, `peers` and `links` as at the start
+           renew     first, ranks, of: a session without those that have ended begins, with new workers for these
+                     places, of the mesh that had the number `of`; then `workers`, `peers` and `links` as at the start
            clock     sent: the controller's clock, which comes back with this host's
            measured  what workers have measured is to be sent
            links     how many control messages workers have sent to peers on other hosts is to be told
@@ -100,7 +101,9 @@ class HostService:
         between workers are to use, or None. Without `actors` this host runs workers alone. `end` has the host end."""
         self._reply = reply
         self._across = {"bind": bind, "advertise": advertise, "tls": tls}
-        self._parts: dict[int, _Part] = {}
+        self._parts: dict[int, list[_Part]] = {}
+        """By mesh. A host can have several places of one, where others are lost."""
+        self._progress = threading.Lock()
         self._actors = actors
         self._end = end
         self._last = False
@@ -108,13 +111,13 @@ class HostService:
 
     def receive(self, message: Message) -> None:
         if message.kind == "start":
+            parts = self._parts.setdefault(message.mesh, [])
             try:
-                self._parts[message.mesh] = _Part(message.mesh, message.head, self._reply, self._across, self._actors)
+                parts.append(_Part(message.mesh, message.head, self._tell, self._across, self._actors))
             except (MonarchError, OSError, RuntimeError) as error:
                 self._refuse(message.mesh, error)
         elif message.kind == "stop":
-            part = self._parts.pop(message.mesh, None)
-            if part is not None:
+            for part in self._parts.pop(message.mesh, []):
                 part.stop()
             self._reply(Message("stopped", message.mesh))
         elif message.kind == "actors":
@@ -124,9 +127,20 @@ class HostService:
         elif message.kind == "end":
             self._last = True
         else:
-            part = self._parts.get(message.mesh)
-            if part is not None:  # one that could not start is told the rest as well
+            if message.kind == "renew":
+                self._parts[message.mesh] = self._parts.pop(int(message.head["of"]), [])
+            for part in self._parts.get(message.mesh, ()):  # one that could not start is told the rest as well
                 part.receive(message)
+
+    def _tell(self, message: Message) -> None:
+        """What a part says: of progress the least of all parts of its mesh."""
+        parts = self._parts.get(message.mesh, ())
+        if message.progress and len(parts) > 1:
+            with self._progress:
+                least = tuple(map(min, *[part.told for part in parts]))
+                self._reply(Message(message.kind, message.mesh, progress=least))
+        else:
+            self._reply(message)
 
     def _start_actors(self, message: Message) -> None:
         try:
@@ -151,7 +165,8 @@ class HostService:
     def detached(self) -> None:
         self._end_actors()
         while self._parts:
-            self._parts.popitem()[1].stop()
+            for part in self._parts.popitem()[1]:
+                part.stop()
         if self._last:
             self._end()
 
@@ -190,15 +205,21 @@ class _Part:
             **own,
         }
         self._workers = Workers(
-            spec, ranks, across, _processes(head["actor_processes"], ranks, actors), head["settings"]
+            spec,
+            ranks,
+            across,
+            _processes(head["actor_processes"], ranks, actors),
+            head["settings"],
+            int(head["first"]),
         )
         self._buffers: dict[int, mmap.mmap] = {}  # what workers measure into, by rank
         self._joined: dict[int, dict[str, Any]] = {}
         self._links: dict[int, dict[str, Any]] = {}
         self._stopping = False
-        self._told = (-1, -1)
+        self.told = (-1, -1)
+        """How far the workers here are, as the controller knows it."""
         self._behind = 0
-        self._next = 0  # the first command that has not come yet
+        self._next = int(head["first"])  # the first command that has not come yet
         self._listener = threading.Thread(target=self._listen, name=f"mesh {number}", daemon=True)
         self._listener.start()
         self._handlers: dict[str, Callable[[dict[str, Any], Any], None]] = {
@@ -223,6 +244,7 @@ class _Part:
         handler = self._handlers.get(message.kind)
         if handler is None:
             raise MonarchError(f"a controller sent a message of an unknown kind, {message.kind!r}")
+        self._number = message.mesh
         try:
             handler(message.head, message.data)
         except _Stopping:  # a worker has died, which is told by the listener: the mesh takes no commands
@@ -299,10 +321,12 @@ class _Part:
         self._workers.mark_dead(int(head["rank"]))
 
     def _say_to(self, head: dict[str, Any], data: Any) -> None:
-        self._workers.send(int(head["rank"]), bytes(data))
+        if int(head["rank"]) in self._workers.ranks:
+            self._workers.send(int(head["rank"]), bytes(data))
 
     def _renew(self, head: dict[str, Any], data: Any) -> None:
         self._joined, self._links, self._next = {}, {}, int(head["first"])
+        self.told = (-1, -1)  # it may go by another number
         try:
             self._workers.renew(self._next, [int(rank) for rank in head["ranks"]])
         except MonarchError as error:
@@ -338,8 +362,8 @@ class _Part:
                 finished = self._workers.finished()
                 self._look()
                 over = self._workers.over()
-                if (finished, over) != self._told:
-                    self._told = (finished, over)
+                if (finished, over) != self.told:
+                    self.told = (finished, over)
                     self._reply(Message("progress", self._number, progress=(finished, over)))
                 self._workers.wait(finished + 1, self._while_waiting)
         except _Stopping:
@@ -349,11 +373,11 @@ class _Part:
             raise
 
     def _while_waiting(self, seen: int) -> None:
-        finished, over = self._told
+        finished, over = self.told
         self._look()
         if self._workers.over() > over:
-            self._told = (finished, self._workers.over())
-            self._reply(Message("progress", self._number, progress=self._told))
+            self.told = (finished, self._workers.over())
+            self._reply(Message("progress", self._number, progress=self.told))
 
     def _look(self) -> None:
         if self._stopping:

@@ -88,8 +88,10 @@ class Workers:
         across: dict[str, Any] | None = None,
         processes: Processes | None = None,
         settings: dict[str, Any] | None = None,
+        first: int = 0,
     ) -> None:
-        """`settings` are those of the program that the workers run for: this process's, unless given."""
+        """`settings` are those of the program that the workers run for: this process's, unless given. `first` is the
+        number of their first command."""
         self.mesh = mesh
         self.ranks = range(mesh.workers) if ranks is None else ranks
         geometry = Geometry.of(mesh.workers)
@@ -103,7 +105,8 @@ class Workers:
         fd = Window.create(geometry)
         try:
             self.window = Window(geometry, fd)
-            number, ends = self._fork(self.ranks, fd)
+            self._begin(first)
+            number, ends = self._fork(self.ranks, fd, first)
         finally:
             os.close(fd)
         self.pids: dict[int, int] = {}
@@ -153,13 +156,8 @@ class Workers:
     def renew(self, first: int, ranks: Sequence[int]) -> None:
         """Begin a session of the workers that have ended theirs, with new ones for `ranks`. Its first command has this
         number. The memory is the same: nobody writes there now."""
-        words, geometry = self.window.words, self.window.geometry
-        words[:] = memoryview(bytes(words.nbytes)).cast("q")
-        words[signals.RELEASED] = first
-        for rank in range(self.mesh.workers):
-            line = signals.line_of(rank)
-            words[line + signals.PROGRESS] = first << signals.STEP_BITS
-            words[line + signals.DONE] = words[line + signals.OVER] = first
+        geometry = self.window.geometry
+        self._begin(first)
         self.ring = RingWriter(self.window.bytes[geometry.ring : geometry.ring + RING_BYTES], self.signals)
         here = [rank for rank in ranks if rank in self.ranks]
         if here:
@@ -176,6 +174,16 @@ class Workers:
         for rank in self.ranks:
             if rank not in ranks:
                 self.send(rank, wire.numbers(wire.SESSION, first))
+
+    def _begin(self, first: int) -> None:
+        """Set the words that workers share to those of a session whose first command has this number."""
+        words = self.window.words
+        words[:] = memoryview(bytes(words.nbytes)).cast("q")
+        words[signals.RELEASED] = first
+        for rank in range(self.mesh.workers):
+            line = signals.line_of(rank)
+            words[line + signals.PROGRESS] = first << signals.STEP_BITS
+            words[line + signals.DONE] = words[line + signals.OVER] = first
 
     # -- down ------------------------------------------------------------------------------------------------------
 

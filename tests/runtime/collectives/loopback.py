@@ -32,6 +32,8 @@ class LoopbackTree:
     def __init__(self, hosts: int) -> None:
         self.hosts = [Named(f"host{number}:4242") for number in range(hosts)]
         self.sent: list[str] = []
+        self.lost: set[int] = set()
+        self._members: dict[int, set[int]] = {}
         self._subscribers: dict[int, tuple[Callable[[Message], None], Callable[[int, str], None]]] = {}
         self._least: dict[int, dict[int, tuple[int, ...]]] = {}
         self._lock = threading.Lock()
@@ -43,7 +45,9 @@ class LoopbackTree:
 
     def send(self, message: Message, hosts: Sequence[int] | None = None) -> None:
         self.sent.append(message.kind)
-        for host in range(len(self.hosts)) if hosts is None else hosts:
+        to = set(range(len(self.hosts)) if hosts is None else hosts) - self.lost
+        self._members.setdefault(message.mesh, set()).update(to)
+        for host in to:
             self._queues[host].put(message)
 
     def subscribe(self, mesh: int, receive: Callable[[Message], None], lost: Callable[[int, str], None]) -> None:
@@ -53,7 +57,9 @@ class LoopbackTree:
         self._subscribers.pop(mesh, None)
 
     def lose(self, host: int, why: str) -> None:
-        """As if the host were out of reach."""
+        """As if the host were out of reach, and had noticed that too."""
+        self.lost.add(host)
+        self._queues[host].put(None)
         for _, lost in list(self._subscribers.values()):
             lost(host, why)
 
@@ -65,11 +71,14 @@ class LoopbackTree:
     def _reply(self, number: int) -> Callable[[Message], None]:
         def reply(message: Message) -> None:
             with self._lock:
+                if number in self.lost:
+                    return
                 if message.progress:
                     told = self._least.setdefault(message.mesh, {})
-                    before = self._combined(told)
+                    members = self._members[message.mesh]
+                    before = self._combined(told, members)
                     told[number] = message.progress
-                    after = self._combined(told)
+                    after = self._combined(told, members)
                     if after == before:
                         return
                     message = replace(message, progress=after)
@@ -79,8 +88,8 @@ class LoopbackTree:
 
         return reply
 
-    def _combined(self, told: dict[int, tuple[int, ...]]) -> tuple[int, ...]:
-        if len(told) < len(self.hosts):
+    def _combined(self, told: dict[int, tuple[int, ...]], members: set[int]) -> tuple[int, ...]:
+        if len(told) < len(members):
             return ()
         return tuple(min(column) for column in zip(*told.values(), strict=True))
 

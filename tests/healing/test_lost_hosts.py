@@ -1,0 +1,118 @@
+"""A mesh that has lost a whole host goes on with a spare one, or without it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import monarch
+from monarch.compiler.plan import MeshSpec
+from monarch.distributed import Mesh
+from monarch.exceptions import DeviceMeshError, MonarchError
+from monarch.runtime.controller.executor import MeshExecutor
+from monarch.runtime.hosts.remote import RemoteConnection
+from tests.runtime.collectives.loopback import LoopbackTree
+
+STEPS = 6
+BATCHES = [torch.randn(8, 4) for _ in range(STEPS)]
+
+
+class Hosts:
+    """`monarch.hosts` without a network."""
+
+    def __init__(self, hosts: int, spares: int) -> None:
+        self.tree, self.spares = LoopbackTree(hosts + spares), spares
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        return tuple(host.address for host in self.tree.hosts[: len(self.tree.hosts) - self.spares])
+
+    def start(self, mesh: MeshSpec) -> MeshExecutor:
+        return MeshExecutor(mesh, partial(RemoteConnection, self.tree, ["tcp"], 30.0, spares=self.spares))
+
+    def close(self) -> None:
+        self.tree.close()
+
+
+@contextmanager
+def mesh_on(hosts: int, spares: int, **dims: int) -> Iterator[tuple[Mesh, LoopbackTree]]:
+    made = Hosts(hosts, spares)
+    try:
+        with Mesh(hosts=made, **dims) as mesh:
+            yield mesh, made.tree
+    finally:
+        made.close()
+
+
+class Training:
+    def __init__(self, mesh: Mesh) -> None:
+        torch.manual_seed(0)
+        self.model = monarch.module_to_mesh(nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 3)), mesh, {"*": None})
+        optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
+
+        @monarch.program
+        def step(x: "f32[8@data, 4]") -> torch.Tensor:  # type: ignore[name-defined, valid-type]
+            optimizer.zero_grad()
+            loss = self.model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        self.step: Any = step
+
+    def run(self, mesh: Mesh, lose: dict[int, Any], policy: Any) -> list[torch.Tensor]:
+        """The losses and the parameters; `lose` is called before a step."""
+        losses: list[torch.Tensor] = []
+        while len(losses) < STEPS:
+            lose.pop(len(losses), lambda: None)()
+            try:
+                losses.append(self.step(BATCHES[len(losses)]).full_tensor())
+            except DeviceMeshError as error:
+                assert error.mesh_lost
+                monarch.heal_mesh(mesh, policy)
+        return [*losses, *(each.detach().full_tensor() for each in self.model.parameters())]
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[torch.Tensor]:
+    with Mesh(data=2, model=2) as mesh:
+        return Training(mesh).run(mesh, {}, "respawn")
+
+
+def test_a_spare_host_takes_the_place_of_a_lost_one(expected: list[torch.Tensor]) -> None:
+    with mesh_on(2, 2, data=2, model=2) as (mesh, tree):
+        lose = {2: partial(tree.lose, 1, "cut"), 4: partial(tree.lose, 2, "cut")}
+        found = Training(mesh).run(mesh, lose, "spare")
+        assert all(map(torch.equal, found, expected))
+        with pytest.raises(MonarchError, match="host3:4242") as info:
+            tree.lose(3, "cut")
+            Training(mesh).run(mesh, {}, "spare")
+        assert "spare hosts: there are 0" in info.value.hint
+
+
+def test_a_mesh_shrinks_without_a_lost_host(expected: list[torch.Tensor]) -> None:
+    with mesh_on(2, 0, data=2, model=2) as (mesh, tree):
+        training = Training(mesh)
+        with pytest.raises(MonarchError, match="out of reach is host1:4242") as info:
+            training.run(mesh, {1: partial(tree.lose, 1, "cut")}, "respawn")
+        assert 'policy="shrink"' in info.value.hint
+        monarch.heal_mesh(mesh, "shrink")
+        assert mesh.spec.sizes == {"data": 1, "model": 2}
+        monarch.resize_mesh(mesh, data=2)  # on the one host, which has both places now
+        assert mesh.spec.sizes == {"data": 2, "model": 2}
+        found = training.step(BATCHES[0]).full_tensor()
+        assert torch.isfinite(found)
+
+
+def test_numbers_are_close_without_a_lost_host(expected: list[torch.Tensor]) -> None:
+    with mesh_on(2, 0, data=2, model=2) as (mesh, tree):
+        found = Training(mesh).run(mesh, {3: partial(tree.lose, 0, "cut")}, "shrink")
+        assert mesh.spec.sizes == {"data": 1, "model": 2}
+        for one, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(one, other)
