@@ -523,8 +523,8 @@ class RemoteConnection(Connection):
         names = ", ".join(self._address(host) for host in lost.values())
         if not self.elsewhere or len(spares) + len(crowded) == 0 or (not crowded and len(spares) < len(lost)):
             raise MonarchError(
-                f"the mesh {self.mesh} cannot be healed as it was: out of reach is {names}",
-                hint=f'policy="spare" takes spare hosts: there are {len(spares)} (monarch.hosts(..., spares=1) has one);\n'
+                f"the mesh {self.mesh} cannot be healed as it was: host {names} is out of reach",
+                hint=f'policy="spare" takes spare hosts: there are {len(spares)} (monarch.hosts(..., spares=1));\n'
                 'policy="shrink" goes on without the lost hosts.',
             )
         for turn, place in enumerate(lost):

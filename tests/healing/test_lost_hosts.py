@@ -99,7 +99,7 @@ def test_a_spare_host_takes_the_place_of_a_lost_one(expected: list[torch.Tensor]
 def test_a_mesh_shrinks_without_a_lost_host(expected: list[torch.Tensor]) -> None:
     with mesh_on(2, 0, data=2, model=2) as (mesh, tree):
         training = Training(mesh)
-        with pytest.raises(MonarchError, match="out of reach is host1:4242") as info:
+        with pytest.raises(MonarchError, match="host1:4242 is out of reach") as info:
             training.run(mesh, {1: partial(tree.lose, 1, "cut")}, "respawn")
         assert 'policy="shrink"' in info.value.hint
         monarch.heal_mesh(mesh, "shrink")
