@@ -38,7 +38,8 @@ def workers_of(executor: MeshExecutor) -> list[Workers]:
     connection: Any = executor._connection
     if isinstance(connection, LocalConnection):
         return [connection.workers]
-    return [part._workers for service in connection._tree._services for part in service._parts.values()]
+    services = connection._tree._services
+    return [part._workers for service in services for parts in service._parts.values() for part in parts]
 
 
 class Ahead:
