@@ -90,9 +90,9 @@ def test_a_spare_host_takes_the_place_of_a_lost_one(expected: list[torch.Tensor]
         lose = {2: partial(tree.lose, 1, "cut"), 4: partial(tree.lose, 2, "cut")}
         found = Training(mesh).run(mesh, lose, "spare")
         assert all(map(torch.equal, found, expected))
-        with pytest.raises(MonarchError, match="host3:4242") as info:
-            tree.lose(3, "cut")
-            Training(mesh).run(mesh, {}, "spare")
+        tree.lose(3, "cut")
+        with pytest.raises(MonarchError, match="host3:4242 is out of reach") as info:
+            monarch.heal_mesh(mesh, "spare")
         assert "spare hosts: there are 0" in info.value.hint
 
 
