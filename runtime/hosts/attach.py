@@ -26,7 +26,7 @@ def attach(
     transports: Sequence[str] | None,
     fan_out: int,
     timeout: float | None,
-    spares: int,
+    spares: int = 0,
 ) -> AttachedHosts:
     """See `monarch.hosts`."""
     for name in transports or ():

@@ -111,7 +111,7 @@ def launch(
         addresses = launcher.start(credentials)
         tls = None if folder is None else folder / CONTROLLER
         try:
-            attached = attach(addresses, tls, token, trusted_network, transports, fan_out, timeout, 0)
+            attached = attach(addresses, tls, token, trusted_network, transports, fan_out, timeout)
         except MonarchError as error:
             for number, how in launcher.ended().items():
                 raise MonarchError(f"host {number} ({addresses[number]}) has ended: {how}") from error
