@@ -135,8 +135,7 @@ def test_it_works_in_a_sandboxed_frame(open_page: Open, tmp_path: Path) -> None:
     frame = f'<iframe sandbox="allow-scripts" width="900" height="600" srcdoc="{inner}"></iframe>'
     path.write_text(f"<!doctype html><html data-ready><title>a notebook</title>{frame}</html>")
     shown = open_page(path).frame_locator("iframe")
-    shown.get_by_role("tab", name="Graph").click()
-    shown.locator('.value[aria-label^="%mm,"]').click()
-    expect(shown.locator(".panel h2")).to_have_text("%mm")
+    shown.locator(".overview .value-link", has_text="%relu").click()
+    expect(shown.locator(".panel h2")).to_have_text("%relu")
     shown.get_by_role("button", name="Dark colours (T)").click()
     expect(shown.locator("html")).to_have_attribute("data-theme", "dark")
