@@ -18,6 +18,7 @@ import ray
 from monarch.distributed import Mesh
 from monarch.stdlib.data import corpus
 from ray.cluster_utils import Cluster
+
 from train_gpt import Training, comparison, console, data, parser, train_plainly
 
 

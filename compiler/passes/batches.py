@@ -14,7 +14,9 @@ in it, cannot be sharded.
 What lies between products (scales, masks, softmax, transposes) is kept apart with them.
 
 Linear layers and losses do the same with batch and sequence, of which blocks of a sequence are shards of the lower one.
-There the product of matrices is one with more rows, and that of a weight's gradient sums over two dims:
+There the product of matrices is one with more rows, and that of a weight's gradient sums over two dims. Not where the
+weight is sharded over the same mesh dim: one of the two is gathered then, and rows that are one dim say which, so that
+shards of the weight are not gathered again and again, here, in the backward pass and with their gradients.
 
     %g = aten.view(%x, [32, 64])          : f32[32, 64]        # %x is f32[4, 8@seq, 64]
     %y = aten.mm(%g, %w)                  : f32[32, 16]
@@ -57,7 +59,12 @@ def keep_split(graph: Graph, options: Options) -> bool:
     """Keep dims apart that views merge for products and sums where a layout shards the lower of them; whether there
     are any."""
     split = find_split(graph, options)
-    kept = bool(split) and find_merged(graph, rows=True).keep(lambda view: view in split)
+    kept = bool(split) and find_merged(graph, rows=True).keep(
+        lambda view: view in split,
+        lambda weight: any(
+            direct and isinstance(placement, int) for placement, direct in options.reach[weight][0].items()
+        ),
+    )
     if kept:
         SimplifyViews().run(graph, Context())
     return kept
@@ -127,9 +134,12 @@ class Merged:
             if at is not None and operand not in self.reduced and self.several.get(operand) == _Several(at, sizes)
         ]
 
-    def keep(self, is_split: Callable[[fx.Node], bool]) -> bool:
-        """Take apart the merged values that have to do with a call that wants it and with a source that `is_split`;
-        whether there are any. The merged values stand beside them, as views, for other readers."""
+    def keep(
+        self, is_split: Callable[[fx.Node], bool], is_sharded: Callable[[fx.Node], bool] = lambda weight: False
+    ) -> bool:
+        """Take apart the merged values that have to do with a call that wants it and with a source that `is_split`,
+        and with no weight that `is_sharded`; whether there are any. The merged values stand beside them, as views, for
+        other readers."""
         groups: dict[fx.Node, set[fx.Node]] = {}
         for node in self.several:
             group = {node}
@@ -139,7 +149,9 @@ class Merged:
         chosen = {
             id(group)
             for group in groups.values()
-            if not group.isdisjoint(self.wanting) and any(node in group and is_split(node) for node in self.sources)
+            if not group.isdisjoint(self.wanting)
+            and any(node in group and is_split(node) for node in self.sources)
+            and not any(is_sharded(weight) for node in group for weight in self._weights(node))
         }
         apart: dict[fx.Node, fx.Node] = {}
         for node in self.several:
@@ -150,6 +162,12 @@ class Merged:
             with self.graph.fx.inserting_before(node):
                 node.replace_all_uses_with(self._view(node, made, tensor_type(node).shape))
         return bool(apart)
+
+    def _weights(self, node: fx.Node) -> list[fx.Node]:
+        """What rows are multiplied by."""
+        if node.target not in _OF_ROWS:
+            return []
+        return [tensor_operands(node)[-1]] if self.places[node][-1] is None else []
 
     def _call(self, node: fx.Node, shape: Sequence[int], op: Any, *args: Any, **kwargs: Any) -> fx.Node:
         """A call in the place of `node`."""

@@ -75,6 +75,8 @@ class Names:
             function = self.file.functions[node]
             if any(self.makes_program(decorator, scope) for decorator in node.decorator_list):
                 return Value(Kind.PROGRAM, function=function)
+            if any(self._makes_op(decorator, scope) for decorator in node.decorator_list):
+                return UNKNOWN
             return Value(Kind.FUNCTION, function=function)
         if binding.how == "class" and binding.node is not None:
             return Value(Kind.CLASS, cls=self.file.classes[binding.node])
@@ -274,6 +276,11 @@ class Names:
                 return False
             expression = expression.func
         return is_monarch(self.file.dotted(expression, scope), "program")
+
+    def _makes_op(self, expression: ast.expr, scope: Scope) -> bool:
+        """Whether a decorator makes an op of a function, which then runs on plain tensors."""
+        dotted = self.file.dotted(expression.func if isinstance(expression, ast.Call) else expression, scope)
+        return is_monarch(dotted, "remote") or dotted == "torch.library.custom_op"
 
     def mesh(self, call: ast.Call, scope: Scope) -> MeshSpec | None:
         """The mesh that a call makes, where its dims are written out: `Mesh(data=4)`, `Mesh.abstract(data=4)`,

@@ -127,7 +127,9 @@ class _Writer:
         source += ["  except (AttributeError, KeyError, IndexError, TypeError, ValueError): return None"]
         source += [f"  return dict(zip(SPOTS, {values[0]})), {values[1]}"]
         exec(compile("\n".join(source), "<guards>", "exec"), self.names)
-        return self.names["check"]
+        check: Callable[[list[Any]], Found | None] = self.names["check"]
+        assert self.names.keys().isdisjoint(check.__code__.co_varnames), "a constant is assigned to"
+        return check
 
     # -- nodes ---------------------------------------------------------------------------------------------------
 
@@ -243,14 +245,14 @@ class _Writer:
         self.lines.append(f"d = {entries}")
         missing = [at for at, role in enumerate(self.roles[number]) if role == _PLAIN and node.plain[at] is MISSING]
         if node.kind is Names and len(missing) > _MANY:
-            absent = self.constant(f"a{number}", frozenset(node.keys[at] for at in missing))
+            absent = self.constant(f"m{number}", frozenset(node.keys[at] for at in missing))
             self.lines.append(f"if not d.keys().isdisjoint({absent}): return None")
         else:
             missing = []
         if node.kind is Names and node.length:
             self.lines.append(f"if len(d) != {node.length}: return None")
         if node.kind is Class:
-            self.lines.append(f"if not {self.constant(f'a{number}', node.absent)}.isdisjoint(d): return None")
+            self.lines.append(f"if not {self.constant(f'm{number}', node.absent)}.isdisjoint(d): return None")
             self.lines.append(f"if len(d) != {node.length}: return None")
         for position, key in enumerate(node.keys):
             if position in missing:

@@ -359,6 +359,7 @@ def is_users_module(module: ModuleType) -> bool:
 def is_users_own_module(module: ModuleType) -> bool:
     """Whether a module is the user's own. One that no file and no importer has made is."""
     file = module.__dict__.get("__file__")
-    if str(module.__dict__.get("__name__")).partition(".")[0] == "monarch":  # it loads names when they are first used
+    # Ours load names when they are first used, and `torch.ops` makes a module of each name that it is asked for.
+    if str(module.__dict__.get("__name__")).partition(".")[0] in ("monarch", "torch"):
         return False
     return module.__dict__.get("__spec__") is None if file is None else is_users_file(file) and not is_installed(file)

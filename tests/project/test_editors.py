@@ -56,6 +56,7 @@ def check(folder: Path, *command: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.full
 @pytest.mark.timeout(600)
 def test_mypy(folder: Path) -> None:
     # The types that it needs of our modules and PyTorch's take a minute to find, and are kept for the next time.

@@ -397,6 +397,14 @@ def test_a_layout_that_may_be_right_is_passed(code: str) -> None:
     assert found(code) == []
 
 
+@pytest.mark.parametrize(
+    "decorator", ['torch.library.custom_op("l::g", mutates_args=())', 'monarch.remote(propagate="mocked")']
+)
+def test_the_body_of_an_op_is_no_part_of_the_program(decorator: str) -> None:
+    code = f"@{decorator}\ndef g(x): return torch.from_numpy(x.numpy() * 2)\n@program\ndef f(x: 'f32[4]'): return g(x)"
+    assert found(code) == []
+
+
 def test_meshes_are_read_in_all_their_forms() -> None:
     for made in (
         'Mesh(shape=(2, 2), mesh_dim_names=("a", "b"))',
