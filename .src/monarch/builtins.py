@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from monarch.runtime.actors.functions import remote
+from monarch.runtime.actors.functions import Remote
 
 __all__ = [
     "get_rng_state_remote",
@@ -29,37 +29,37 @@ __all__ = [
 _log = logging.getLogger(__name__)
 
 
-@remote
+@Remote
 def log_remote(*args: Any, level: int = logging.WARNING, **kwargs: Any) -> None:
     """Log a message there, as `logging.Logger.log` does; the record reaches the program's own handlers."""
     _log.log(level, *args, **kwargs)
 
 
-@remote
+@Remote
 def set_logging_level_remote(level: int) -> None:
     """From which level on `log_remote` logs there."""
     _log.setLevel(level)
 
 
-@remote
+@Remote
 def set_manual_seed_remote(seed: int, process_idx: int = 0) -> None:
     """`torch.manual_seed(seed ^ process_idx)` there."""
     torch.manual_seed(seed ^ process_idx)
 
 
-@remote
+@Remote
 def seed_remote() -> int:
     """`torch.seed()` there: a seed that nobody can predict, which is returned."""
     return torch.seed()
 
 
-@remote
+@Remote
 def get_rng_state_remote() -> torch.Tensor:
     """The state of PyTorch's CPU generator there: u8[n]."""
     return torch.get_rng_state()
 
 
-@remote
+@Remote
 def set_rng_state_remote(new_state: torch.Tensor) -> None:
     """Set that state: what `get_rng_state_remote` gave."""
     torch.set_rng_state(new_state)

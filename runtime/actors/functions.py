@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import inspect
 import weakref
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from typing import Any, Generic, ParamSpec, TypeVar, overload
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any, Generic, ParamSpec, TypeVar
 
 from monarch.compiler.plan import MonarchError
 from monarch.runtime.actors.actor import Actor
@@ -80,22 +80,3 @@ class Remote(Generic[P, R]):
 
     def __repr__(self) -> str:
         return f"<remote {self.__name__}{self._signature}>"
-
-
-@overload
-def remote(function: Callable[P, Coroutine[Any, Any, R]], /) -> Remote[P, R]: ...
-@overload
-def remote(function: Callable[P, R], /) -> Remote[P, R]: ...
-def remote(function: Callable[P, Any], /) -> Remote[P, Any]:
-    """A function that can be run in every process of a mesh, also as a decorator.
-
-        @monarch.remote
-        def free_memory(device: int) -> int: ...
-
-        with procs.activate():
-            free_memory.call(0).get()
-
-    Arguments and results are sent as an endpoint's are; `current_rank()` is the process' place in the mesh. What it
-    raises in a `call` is raised at the caller, as `ActorError`.
-    """
-    return Remote(function)
